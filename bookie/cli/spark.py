@@ -78,6 +78,15 @@ Create = Annotated[
     bool, typer.Option("--create", help="Make the log if it does not exist, transactional.")
 ]
 
+TakeOver = Annotated[
+    bool,
+    typer.Option(
+        "--take-over",
+        help="Go on with a checkpoint that was used before, though nothing says that it belongs to "
+        "this target.",
+    ),
+]
+
 
 @contextmanager
 def spark_session(
@@ -349,14 +358,15 @@ def export(
         str | None,
         typer.Option("--password-file", metavar="FILE", help="A file on every machine."),
     ] = None,
+    take_over: TakeOver = False,
     master: Master = "local[*]",
     conf: Conf = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
     """Write what is new in a log as Parquet, each record once.
 
-    The next run with the same checkpoint goes on where this one ended. Rows whose value does not
-    fit the schema go to DIR/quarantine.
+    The next run with the same checkpoint goes on where this one ended. DIR belongs to this log and
+    this checkpoint. Rows whose value does not fit the schema go to DIR/quarantine.
     """
     with spark_session("export", metadata, master, conf) as spark:
         from bookie.spark.jobs.export import ExportPlan, export_log, parse_schema
@@ -364,7 +374,13 @@ def export(
         columns = None if schema is None else parse_schema(schema)
         plan = ExportPlan(target, value_format, columns, tuple(partition_by or ()))
         rows = export_log(
-            spark, metadata, log, plan, checkpoint=checkpoint, password_file=password_file
+            spark,
+            metadata,
+            log,
+            plan,
+            checkpoint=checkpoint,
+            password_file=password_file,
+            takes_over=take_over,
         )
     print_record({"rows": rows}, output)
 
@@ -385,6 +401,7 @@ def ingest(
         str | None, typer.Option("--key", metavar="COLUMN", help="The column that is the key.")
     ] = None,
     create: Create = False,
+    take_over: TakeOver = False,
     master: Master = "local[*]",
     conf: Conf = None,
     output: Output = OutputFormat.TABLE,
@@ -406,6 +423,7 @@ def ingest(
             checkpoint=checkpoint,
             key=key,
             create=create,
+            takes_over=take_over,
         )
     print_record({"rows": rows}, output)
 
@@ -427,6 +445,7 @@ def migrate_from_kafka(
         typer.Option("--keep-partitions", help="Records keep the number of their partition."),
     ] = False,
     create: Create = False,
+    take_over: TakeOver = False,
     master: Master = "local[*]",
     conf: Conf = None,
     output: Output = OutputFormat.TABLE,
@@ -447,5 +466,6 @@ def migrate_from_kafka(
             checkpoint=checkpoint,
             keeps_partitions=keep_partitions,
             create=create,
+            takes_over=take_over,
         )
     print_record({"rows": rows}, output)

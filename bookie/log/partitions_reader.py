@@ -49,6 +49,11 @@ class PartitionsReader:
         return f"<PartitionsReader {list(self._readers.values())}>"
 
     @property
+    def log_id(self) -> str:
+        """`LogReader.log_id`."""
+        return next(iter(self._readers.values())).log_id
+
+    @property
     def next_offsets(self) -> Mapping[int, int | None]:
         """By partition: `LogReader.next_offset`. A batch that is kept ready counts as read."""
         return {number: reader.next_offset for number, reader in self._readers.items()}

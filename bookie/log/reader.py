@@ -126,6 +126,11 @@ class LogReader:
         return f"<LogReader of {self.partition}, next_offset={self.next_offset}>"
 
     @property
+    def log_id(self) -> str:
+        """The id of the log that it reads, which a later log of the name does not have."""
+        return self._definition.log_id
+
+    @property
     def position(self) -> LogPosition | None:
         """Where the record is that was handed out last; None before the first one."""
         return None if self._last is None else self._last.position

@@ -67,7 +67,7 @@ def decide(
         CookieError: the bookie must not start; one sentence says why.
     """
     if recorded is None:
-        return _decide_unrecorded(bookie_id, roots)
+        return _decide_unrecorded(expected, roots)
     _refuse_difference(expected, recorded, "the metadata store")
     for root in roots:
         if root.cookie is not None:
@@ -79,23 +79,35 @@ def decide(
             _refuse_difference(recorded, root.cookie, root.path, with_unique_id=True)
         elif recorded.state is CookieState.READY:
             raise CookieError(
-                f"{root.path} has no cookie although bookie {bookie_id} had stamped it: "
-                "the disk was lost or replaced"
+                f"{root.path} has no cookie although bookie {bookie_id} had stamped it: the disk "
+                "was lost or replaced; bring it back, or empty all directories of the bookie, type "
+                f"`bookie cookie delete {bookie_id}`, and start it again"
             )
         elif not root.empty:
-            raise CookieError(f"{root.path} has no cookie but is not empty")
+            raise CookieError(
+                f"{root.path} has no cookie but is not empty; give bookie {bookie_id} an empty "
+                "directory"
+            )
     return Decision.START if recorded.state is CookieState.READY else Decision.RESUME
 
 
-def _decide_unrecorded(bookie_id: str, roots: list[Root]) -> Decision:
+def _decide_unrecorded(expected: Cookie, roots: list[Root]) -> Decision:
     for root in roots:
-        if root.cookie is not None:
+        found = root.cookie
+        if found is not None:
+            remedy = "give it its own cluster, or empty directories"
+            if (found.bookie_id, found.instance_id) == (expected.bookie_id, expected.instance_id):
+                remedy = "type `bookie cookie restore` with all of its directories"
             raise CookieError(
-                f"{root.path} has a cookie of bookie {root.cookie.bookie_id} in cluster "
-                f"{root.cookie.instance_id}, but this cluster has no cookie of {bookie_id}"
+                f"{root.path} has a cookie of bookie {found.bookie_id} in cluster "
+                f"{found.instance_id}, but this cluster has no cookie of {expected.bookie_id}; "
+                f"{remedy}"
             )
         if not root.empty:
-            raise CookieError(f"{root.path} is not empty and has no cookie")
+            raise CookieError(
+                f"{root.path} is not empty and has no cookie; give bookie {expected.bookie_id} an "
+                "empty directory"
+            )
     return Decision.STAMP
 
 

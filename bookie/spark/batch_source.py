@@ -7,21 +7,22 @@ load it again to see later records.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from bookie.errors import LogTruncatedError
+from bookie.errors import NoSuchLogError
 from bookie.spark.columns import LedgerBatches, LogBatches, joined
 from bookie.spark.ledger_reading import find_ledgers, require_named
+from bookie.spark.loss import lose_deleted, lose_made_anew, telling_of_loss
 from bookie.spark.places import resolve
 from bookie.spark.selection import Surveys, survey
 from bookie.spark.source_options import READ_SECONDS_MAX, LedgerSource, LogSource
 from bookie.spark.splits import LogSlice, cut, cut_ids, task_bytes
 from bookie.spark.stream_offsets import LogOffsets
+from bookie.sync import SyncLogReader
 
 
 @dataclass
@@ -29,9 +30,12 @@ class LogSplit(InputPartition):
     """What one task reads of a log."""
 
     slice: LogSlice
+    log_id: str
+    """Of the log that was planned; a later one of its name has other records."""
 
-    def __init__(self, part: LogSlice) -> None:
+    def __init__(self, part: LogSlice, log_id: str) -> None:
         self.slice = part
+        self.log_id = log_id
 
 
 @dataclass
@@ -65,15 +69,16 @@ class LogBatchReader(DataSourceReader):
         assert source.end is not None, "a batch has an end"
         client, password = source.connection.client(), source.connection.password()
         surveys = survey(client, source.selection, password)
+        surveys.require_named()
         start, end = resolve(source.start, surveys), resolve(source.end, surveys)
-        return [LogSplit(one) for one in plan(source, surveys, start, end)]
+        return plan(source, surveys, start, end)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """In a task: the records of a split. Nothing is fenced or written."""
         return read_split(self.source, partition)
 
 
-def plan(source: LogSource, surveys: Surveys, start: LogOffsets, end: LogOffsets) -> list[LogSlice]:
+def plan(source: LogSource, surveys: Surveys, start: LogOffsets, end: LogOffsets) -> list[LogSplit]:
     """Cut what lies between two offsets into tasks; what `start` leaves out begins at 0.
 
     Raises:
@@ -89,46 +94,62 @@ def plan(source: LogSource, surveys: Surveys, start: LogOffsets, end: LogOffsets
                 spans[log, partition] = surveys.by_log[log].spans(partition, first, last)
     total = sum(one.size_bytes for found in spans.values() for one in found)
     size_bytes = task_bytes(total, source.split_bytes, source.tasks_min)
-    return [part for (log, at), found in spans.items() for part in cut(log, at, found, size_bytes)]
+    return [
+        LogSplit(part, surveys.by_log[log].definition.log_id)
+        for (log, at), found in spans.items()
+        for part in cut(log, at, found, size_bytes)
+    ]
 
 
 def read_split(source: LogSource, partition: InputPartition) -> Iterator[pa.RecordBatch]:
     """The records of a split, in Arrow batches.
 
     Raises:
-        LogTruncatedError: they were truncated meanwhile, and `failOnDataLoss` is set.
+        LogTruncatedError: they were truncated meanwhile, or their log was deleted, and
+            `failOnDataLoss` is set.
         BookieError: what a read raises; Spark tries the task again.
     """
     if not isinstance(partition, LogSplit):
         return  # Spark makes one task although there is nothing to read
-    part = partition.slice
-    client = source.connection.client()
-    batches = LogBatches(source.columns, part.log, part.partition)
-    reader = client.log_reader(
-        part.log,
-        partition=part.partition,
-        start=part.start,
-        end=part.end,
-        # The planner knew these to be confirmed. A bookie that this task asks may learn it later.
-        follow=True,
-        password=source.connection.password(),
-        on_truncated="raise" if source.fail_on_data_loss else "skip",
-        timeout=READ_SECONDS_MAX,
-    )
+    reader = _open_reader(source, partition)
+    if reader is None:
+        return
+    batches = LogBatches(source.columns, partition.slice.log, partition.slice.partition)
     with reader, telling_of_loss():
         yield from joined(chain.from_iterable(map(batches.encode, reader.batches())))
 
 
-@contextmanager
-def telling_of_loss() -> Iterator[None]:
-    """Records that are gone are an error, which says how to go on without them."""
+def _open_reader(source: LogSource, split: LogSplit) -> SyncLogReader | None:
+    """A reader of the log that was planned; None if it is gone and `failOnDataLoss` is not set.
+
+    Raises:
+        LogTruncatedError: it is gone.
+    """
+    client, part = source.connection.client(), split.slice
+    password = source.connection.password()
     try:
-        yield
-    except LogTruncatedError as error:
-        raise LogTruncatedError(
-            f"{error}; set failOnDataLoss to false to go on without what is lost",
-            earliest_offset=error.earliest_offset,
-        ) from error
+        found = client.survey_log(part.log, password=password).definition.log_id
+        if found == split.log_id:
+            reader = client.log_reader(
+                part.log,
+                partition=part.partition,
+                start=part.start,
+                end=part.end,
+                # The planner knew these to be confirmed. A bookie that this task asks may learn it
+                # later.
+                follow=True,
+                password=password,
+                on_truncated="raise" if source.fail_on_data_loss else "skip",
+                timeout=READ_SECONDS_MAX,
+            )
+            if reader.log_id == split.log_id:
+                return reader
+            reader.close()
+    except NoSuchLogError:
+        lose_deleted(source, part.log)
+    else:
+        lose_made_anew(source, f"the log {part.log} was deleted and made anew")
+    return None
 
 
 class LedgerBatchReader(DataSourceReader):
@@ -173,12 +194,18 @@ class LedgerBatchReader(DataSourceReader):
 def check_exists(source: LogSource | LedgerSource) -> None:
     """Look for what the options name.
 
+    A stream without `failOnDataLoss` may go on without a log that was deleted. So a missing log is
+    told later then: by the first action of a batch, or at the start of a new stream.
+
     Raises:
         NoSuchLogError, NoSuchLedgerError: it does not exist.
         BadRequestError: a log has no such partition.
     """
     client = source.connection.client()
     if isinstance(source, LogSource):
-        survey(client, source.selection, source.connection.password())
+        found = survey(client, source.selection, source.connection.password())
+        if source.fail_on_data_loss:
+            found.require_named()
+        found.check_partitions()
     else:
         require_named(client, source.selection)

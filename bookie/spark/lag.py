@@ -46,4 +46,4 @@ def rows_read(query: Any) -> int:
 
 def _offsets(given: Any) -> LogOffsets:
     """Spark gives them as text or as what the text says."""
-    return from_json(json.loads(given) if isinstance(given, str) else given or {})
+    return from_json(json.loads(given) if isinstance(given, str) else given or {}).offsets

@@ -15,7 +15,6 @@ option                  values                           meaning
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bookie.env import Moment
@@ -23,7 +22,7 @@ from bookie.env.clock import parse_moment
 from bookie.errors import BadRequestError
 from bookie.spark.options import SparkOptions
 from bookie.spark.selection import Surveys
-from bookie.spark.stream_offsets import EARLIEST, LATEST, LogOffsets, parse_offsets
+from bookie.spark.stream_offsets import EARLIEST, LATEST, LogOffsets, StreamOffset, parse_offsets
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +32,7 @@ class ReadPlace:
     option: str
     everywhere: int | None = None
     """`EARLIEST` or `LATEST`."""
-    offsets: Mapping[tuple[str, int], int] | None = None
+    offsets: StreamOffset | None = None
     time: Moment | None = None
 
 
@@ -53,7 +52,7 @@ def take_end(options: SparkOptions) -> ReadPlace:
         BadRequestError: that is no place, or a batch cannot end there.
     """
     end = _take(options, "endingOffsets", "endingTimestamp", LATEST)
-    offsets = end.offsets or {}
+    offsets = {} if end.offsets is None else end.offsets.offsets
     if end.everywhere == EARLIEST or EARLIEST in offsets.values():
         raise BadRequestError(
             "reading cannot end at the earliest record; give another endingOffsets"
@@ -93,11 +92,19 @@ def resolve(place: ReadPlace, surveys: Surveys) -> LogOffsets:
     """The offset of a place in every selected partition.
 
     Raises:
-        BadRequestError: the offsets leave a partition out, or name one that is not read.
+        BadRequestError: the offsets leave a partition out, or name one that is not read. Or they
+            are those of another log of the name.
         LogTruncatedError: an offset was truncated.
     """
     found: LogOffsets = {}
-    given = dict(place.offsets or {})
+    stated = place.offsets or StreamOffset({})
+    for log, one in surveys.by_log.items():
+        if stated.log_ids.get(log, one.definition.log_id) != one.definition.log_id:
+            raise BadRequestError(
+                f"the option {place.option} has offsets of another log {log}, which was deleted "
+                f"and made anew; give earliest, or offsets of the new log"
+            )
+    given = dict(stated.offsets)
     for (log, partition), (earliest, end) in surveys.bounds().items():
         if place.time is not None:
             found[log, partition] = surveys.by_log[log].locate(partition, time=place.time)

@@ -45,6 +45,12 @@ class LogSelection:
     is_kafkas: bool = False
     """Whether one of Kafka's options selected them."""
 
+    def has(self, log: str) -> bool:
+        """Whether a log of this name is selected, or would be if it existed."""
+        if self.pattern:
+            return re.fullmatch(self.pattern, log) is not None
+        return log in self.names
+
 
 @dataclass(frozen=True, slots=True)
 class LedgerSelection:
@@ -62,14 +68,18 @@ class Surveys:
 
     by_log: Mapping[str, SyncLogSurvey]
     selection: LogSelection
+    missing: Mapping[str, NoSuchLogError] = field(default_factory=dict)
+    """By log: why it is not there; of a pattern, those that were deleted since they were listed."""
     _bounds: dict[str, Sequence[tuple[int, int]]] = field(default_factory=dict)
 
     def bounds(self) -> Mapping[tuple[str, int], tuple[int, int]]:
         """By log and partition: the earliest offset, and where it ends; asked for once.
 
         Raises:
+            BadRequestError: a partition that is named does not exist.
             BookieError: what `SyncLogSurvey.bounds` raises.
         """
+        self.check_partitions()
         if self.by_log and not self._bounds:
             with ThreadPoolExecutor(CALLS_AT_A_TIME) as threads:
                 found = threads.map(lambda one: one.bounds(), self.by_log.values())
@@ -79,6 +89,36 @@ class Surveys:
             for log, bounds in self._bounds.items()
             for number in self.partitions(log)
         }
+
+    def log_ids(self) -> dict[str, str]:
+        """By log: its id, which a later log of its name does not have."""
+        return {log: one.definition.log_id for log, one in self.by_log.items()}
+
+    def require_named(self) -> None:
+        """Ask for all that the options name.
+
+        Raises:
+            NoSuchLogError: a log does not exist.
+            BadRequestError: a partition does not exist.
+        """
+        for name in self.selection.names:
+            if name in self.missing:
+                raise self.missing[name]
+        self.check_partitions()
+
+    def check_partitions(self) -> None:
+        """Refuse numbers of partitions that do not exist.
+
+        Raises:
+            BadRequestError: there is one.
+        """
+        for name, numbers in (self.selection.partitions or {}).items():
+            if name not in self.by_log:
+                continue
+            count = self.by_log[name].definition.partitions
+            for number in numbers:
+                if number >= count:
+                    raise BadRequestError(f"the log {name} has {count} partitions, and no {number}")
 
     def partitions(self, log: str) -> Sequence[int]:
         """The partitions of a log that are read."""
@@ -121,34 +161,26 @@ def take_selection(options: SparkOptions) -> LogSelection | LedgerSelection:
 
 
 def survey(client: SyncBookKeeper, selection: LogSelection, password: bytes) -> Surveys:
-    """Look at the selected logs; those of a pattern are the ones that exist now.
-
-    Raises:
-        NoSuchLogError: a log that is named does not exist.
-        BadRequestError: a partition that is named does not exist.
-    """
+    """Look at the selected logs that exist now; `Surveys.require_named` refuses to miss one."""
     names = selection.names
     if selection.pattern:
-        matching = re.compile(selection.pattern)
-        names = tuple(one for one in client.list_logs() if matching.fullmatch(one))
+        names = tuple(filter(selection.has, client.list_logs()))
 
-    def look(name: str) -> SyncLogSurvey | None:
+    def look(name: str) -> SyncLogSurvey | NoSuchLogError:
         try:
             return client.survey_log(name, password=password)
-        except NoSuchLogError:
-            if selection.pattern:
-                return None  # deleted since it was listed
-            raise
+        except NoSuchLogError as error:
+            return error
 
+    found: dict[str, SyncLogSurvey] = {}
+    missing: dict[str, NoSuchLogError] = {}
     with ThreadPoolExecutor(CALLS_AT_A_TIME) as threads:
-        looks = dict(zip(names, threads.map(look, names), strict=True))
-    found = {name: one for name, one in looks.items() if one is not None}
-    for name, numbers in (selection.partitions or {}).items():
-        count = found[name].definition.partitions
-        for number in numbers:
-            if number >= count:
-                raise BadRequestError(f"the log {name} has {count} partitions, and no {number}")
-    return Surveys(found, selection)
+        for name, one in zip(names, threads.map(look, names), strict=True):
+            if isinstance(one, NoSuchLogError):
+                missing[name] = one
+            else:
+                found[name] = one
+    return Surveys(found, selection, missing)
 
 
 def parse_ledgers(text: str) -> tuple[tuple[int, int], ...]:

@@ -1,17 +1,20 @@
-"""Offsets in one textual form: ``{"orders": {"0": 17, "1": 4}}``, of the next record to read.
+"""Offsets in one textual form: ``{"orders": {"0": 17, "1": 4, "id": "…"}}``.
 
-Spark compares offsets as text. So the same offsets always have the same order: logs by name,
-partitions by number.
+An offset is that of the next record to read. The id is the log's, and tells it from a later log of
+its name. Spark compares offsets as text. So the same offsets always have the same order: logs by
+name, partitions by number, the id last.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
 from bookie.errors import BadRequestError
+from bookie.formats.log_metadata import LogDefinition
 
 LogOffsets = dict[tuple[str, int], int]
 """(log, partition) → the offset of the next record."""
@@ -20,15 +23,45 @@ EARLIEST, LATEST = -2, -1
 """As Kafka writes them."""
 
 
-def as_json(offsets: Mapping[tuple[str, int], int]) -> dict[str, dict[str, int]]:
+ID = "id"
+"""Stands among the partitions of a log in Spark's form, and is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOffset:
+    """How far a stream has come, and in which logs."""
+
+    offsets: LogOffsets
+    log_ids: Mapping[str, str] = field(default_factory=dict)
+    """By log: `LogDefinition.log_id`; offsets of older versions have none."""
+
+    def logs(self) -> list[str]:
+        """The names of the logs, in order."""
+        return sorted({log for log, _ in self.offsets})
+
+    def is_other(self, log: str, definition: LogDefinition) -> bool:
+        """Whether the log of this definition is another one, of the same name.
+
+        Without an id only a partition that is missing tells: a log keeps its partitions.
+        """
+        known = self.log_ids.get(log)
+        if known is not None:
+            return known != definition.log_id
+        return any(name == log and at >= definition.partitions for name, at in self.offsets)
+
+
+def as_json(at: StreamOffset) -> dict[str, dict[str, int | str]]:
     """The form that Spark keeps."""
-    found: dict[str, dict[str, int]] = {}
-    for (log, partition), offset in sorted(offsets.items()):
+    found: dict[str, dict[str, int | str]] = {}
+    for (log, partition), offset in sorted(at.offsets.items()):
         found.setdefault(log, {})[str(partition)] = offset
+    for log, given in found.items():
+        if log in at.log_ids:
+            given[ID] = at.log_ids[log]
     return found
 
 
-def from_json(given: Any) -> LogOffsets:
+def from_json(given: Any) -> StreamOffset:
     """Offsets in Spark's form.
 
     Raises:
@@ -39,18 +72,21 @@ def from_json(given: Any) -> LogOffsets:
     )
     if not isinstance(given, dict):
         raise wrong
-    found: LogOffsets = {}
+    found = StreamOffset({}, log_ids := {})
     for log, partitions in given.items():
         if not isinstance(partitions, dict):
             raise wrong
         for partition, offset in partitions.items():
-            if not partition.isdigit() or type(offset) is not int or offset < EARLIEST:
+            if partition == ID and isinstance(offset, str):
+                log_ids[log] = offset
+            elif partition.isdigit() and type(offset) is int and offset >= EARLIEST:
+                found.offsets[log, int(partition)] = offset
+            else:
                 raise wrong
-            found[log, int(partition)] = offset
     return found
 
 
-def parse_offsets(option: str, text: str) -> LogOffsets:
+def parse_offsets(option: str, text: str) -> StreamOffset:
     """Offsets that a user wrote.
 
     Raises:
@@ -62,6 +98,29 @@ def parse_offsets(option: str, text: str) -> LogOffsets:
         raise BadRequestError(
             f'the option {option} is earliest, latest or JSON such as {{"orders": {{"0": 17}}}}'
         ) from None
+
+
+def begins_of(start: StreamOffset, end: StreamOffset) -> LogOffsets:
+    """Where a batch goes on, by partition. Others of its end begin at their earliest record.
+
+    These are partitions that were not known at its start, and those of a log that was deleted and
+    made anew before its end. Where `start` has no id of a log, a partition tells that is missing
+    from `end`, or ends before what was read.
+    """
+    return {
+        key: offset
+        for key, offset in start.offsets.items()
+        if key in end.offsets and not _is_anew(key[0], start, end)
+    }
+
+
+def _is_anew(log: str, start: StreamOffset, end: StreamOffset) -> bool:
+    former, later = start.log_ids.get(log), end.log_ids.get(log)
+    if former is not None or later is None:
+        return later is not None and former != later
+    return any(
+        end.offsets.get(key, -1) < offset for key, offset in start.offsets.items() if key[0] == log
+    )
 
 
 def limited(

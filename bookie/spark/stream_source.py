@@ -7,16 +7,20 @@ failed, the query would start again at another ``latest``, and records between t
 lost. So the first offset that this source reports is the start itself. Spark keeps it with an empty
 batch, and all records come in later ones.
 
+**Which log.** An offset has the id of its log. A log that was deleted and made anew is another one,
+although it has the name. A batch that ends in it begins at its earliest record.
+
 **Waiting.** Spark asks for the latest offset again and again. When there is nothing new, the answer
 waits until the bookies or the metadata store tell of a record, for two seconds at most.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -29,16 +33,27 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from bookie.env import SystemClock
-from bookie.errors import LogTruncatedError, NoSuchLogError
+from bookie.errors import NoSuchLogError
 from bookie.spark.batch_source import LogSplit, plan, read_split
+from bookie.spark.loss import lose, lose_deleted, lose_made_anew
 from bookie.spark.patience import patiently, pause
 from bookie.spark.places import resolve
-from bookie.spark.selection import Surveys, survey
+from bookie.spark.selection import LogSelection, Surveys, survey
 from bookie.spark.source_options import LogSource
-from bookie.spark.stream_offsets import LogOffsets, as_json, from_json, limited
+from bookie.spark.stream_offsets import (
+    LogOffsets,
+    StreamOffset,
+    as_json,
+    begins_of,
+    from_json,
+    limited,
+)
 
-Offsets = Mapping[str, Mapping[str, int]]
-"""As Spark keeps them."""
+T = TypeVar("T")
+
+Given = Mapping[str, Mapping[str, int | str]]
+Kept = dict[str, dict[str, int | str]]
+"""Offsets as Spark keeps them."""
 
 POLL_SECONDS = 2.0
 """How long a stream waits for a record before Spark asks again."""
@@ -47,7 +62,21 @@ PATTERN_SECONDS = 1.0
 """Between two looks at a pattern that matches nothing yet."""
 
 BEHIND_SECONDS = 60.0
-"""A partition that ends before what was read of it for so long is another one."""
+"""A partition that ends before what was read of it for so long has lost it."""
+
+BEHIND_PAUSE_SECONDS = 1.0
+"""Between two looks at such a partition, by a query that would end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What the logs are at one time, as a batch of a stream sees them."""
+
+    surveys: Surveys
+    begins: LogOffsets
+    """Where the batch goes on; a partition that is new, or of a log made anew, is not there."""
+    end: StreamOffset
+    """Where it ends without a limit."""
 
 
 class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -55,28 +84,30 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, source: LogSource) -> None:
         self.source = source
-        self._initial: LogOffsets | None = None
+        self._initial: StreamOffset | None = None
         self._is_pinned = False
-        self._log_ids: dict[str, str] = {}
-        """Tells a log from a later one of the same name."""
         self._behind_since: dict[tuple[str, int], float] = {}
         """When a partition was first seen to end before what was read of it."""
-        self._target: LogOffsets | None = None
+        self._target: StreamOffset | None = None
         """Where a query of ``availableNow`` ends."""
-        self._ends: LogOffsets | None = None
+        self._ends: StreamOffset | None = None
         """Where the partitions ended at the last look."""
 
     # ---- in the driver
 
-    def initialOffset(self) -> dict[str, dict[str, int]]:
-        """Where a new query starts; always the same in one run."""
+    def initialOffset(self) -> Kept:
+        """Where a new query starts; always the same in one run.
+
+        Raises:
+            NoSuchLogError: a log that is named does not exist.
+        """
         if self._initial is None:
-            self._initial = patiently(lambda: resolve(self.source.start, self._survey()))
+            self._initial = _patiently(self._find_start)
         return as_json(self._initial)
 
     def prepareForTriggerAvailableNow(self) -> None:
         """End with what is there now."""
-        self._target = patiently(lambda: self._look_at_ends(self._survey()))
+        self._target = _patiently(lambda: self._look_at_ends(self._survey()))
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """What the options say. Spark takes one limit; the other one is kept by this source."""
@@ -86,30 +117,38 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return ReadMaxBytes(self.source.bytes_per_trigger)
         return ReadAllAvailable()
 
-    def latestOffset(self, start: Offsets, limit: ReadLimit) -> dict[str, dict[str, int]]:
-        """Where the next batch ends."""
+    def latestOffset(self, start: Given, limit: ReadLimit) -> Kept:
+        """Where the next batch ends.
+
+        Raises:
+            LogTruncatedError: a log was deleted, perhaps made anew, and `failOnDataLoss` is set.
+        """
         begin = from_json(start)
         if begin == self._initial and not self._is_pinned:
             self._is_pinned = True
             return as_json(begin)
-        return as_json(patiently(lambda: self._end_of_batch(begin, limit)))
+        return as_json(_patiently(lambda: self._end_of_batch(begin, limit)))
 
-    def reportLatestOffset(self) -> dict[str, dict[str, int]] | None:
+    def reportLatestOffset(self) -> Kept | None:
         """Where the logs ended when they were last looked at, for the lag of the query."""
         return None if self._ends is None else as_json(self._ends)
 
-    def partitions(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
+    def partitions(self, start: Given, end: Given) -> Sequence[InputPartition]:
         """The tasks of a batch; a batch that is repeated has the same records.
+
+        The two offsets alone decide, so logs that the options do not name any more are read, too.
 
         Raises:
             LogTruncatedError: some of them are lost, and `failOnDataLoss` is set.
         """
-        first, last = from_json(start), from_json(end)
-        if not any(first.get(key, 0) < offset for key, offset in last.items()):
+        last = from_json(end)
+        begins = begins_of(from_json(start), last)
+        behind = {key: to for key, to in last.offsets.items() if begins.get(key, 0) < to}
+        if not behind:
             return []
-        return patiently(lambda: self._tasks(first, last))
+        return _patiently(lambda: self._tasks(begins, StreamOffset(behind, last.log_ids)))
 
-    def commit(self, end: Offsets) -> None:
+    def commit(self, end: Given) -> None:
         """Nothing: Spark keeps the offsets."""
 
     def stop(self) -> None:
@@ -126,26 +165,37 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # ---- inside
 
-    def _survey(self) -> Surveys:
+    def _survey(self, selection: LogSelection | None = None) -> Surveys:
         connection = self.source.connection
-        return survey(connection.client(), self.source.selection, connection.password())
+        chosen = self.source.selection if selection is None else selection
+        return survey(connection.client(), chosen, connection.password())
 
-    def _tasks(self, start: LogOffsets, end: LogOffsets) -> list[LogSplit]:
+    def _find_start(self) -> StreamOffset:
         surveys = self._survey()
-        known = self._without_deleted(end, surveys)
+        surveys.require_named()
+        return StreamOffset(resolve(self.source.start, surveys), surveys.log_ids())
+
+    def _tasks(self, begins: LogOffsets, end: StreamOffset) -> list[LogSplit]:
+        surveys = self._survey(LogSelection(tuple(end.logs())))
+        ends = self._still_there(end, surveys)
         # Partitions that Spark saw for the first time in this batch are read from their beginning.
-        new = {key: surveys.bounds()[key][0] for key in known.keys() - start.keys()}
-        return [LogSplit(one) for one in plan(self.source, surveys, start | new, known)]
+        new = {key: surveys.bounds()[key][0] for key in ends.keys() - begins.keys()}
+        return plan(self.source, surveys, begins | new, ends)
 
-    def _end_of_batch(self, begin: LogOffsets, limit: ReadLimit) -> LogOffsets:
-        surveys, end = self._look(begin)
-        if end == begin and self._target is None:
-            self._await_records(begin)
-            surveys, end = self._look(begin)
-        return self._within(begin, end, limit, surveys)
+    def _end_of_batch(self, begin: StreamOffset, limit: ReadLimit) -> StreamOffset:
+        look = self._look(begin)
+        if look.end == begin and self._target is None:
+            self._await_records(look)
+            look = self._look(begin)
+        while look.end == begin and self._target is not None and self._behind_since:
+            # The query would end, and nobody would be told.
+            pause(BEHIND_PAUSE_SECONDS)
+            look = self._look(begin)
+        return self._within(look, limit)
 
-    def _await_records(self, begin: LogOffsets) -> None:
+    def _await_records(self, look: Look) -> None:
         """Wait for a record; new logs of a pattern are seen at the next look."""
+        begin = {key: at for key, at in look.begins.items() if key in look.surveys.bounds()}
         if not begin:
             pause(PATTERN_SECONDS)
             return
@@ -155,64 +205,78 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 begin, password=connection.password(), timeout_seconds=POLL_SECONDS
             )
 
-    def _look(self, begin: LogOffsets) -> tuple[Surveys, LogOffsets]:
-        """The logs, and where they end."""
+    def _look(self, begin: StreamOffset) -> Look:
+        """Look at the logs, and where a batch from `begin` on would end without a limit."""
         surveys = self._survey()
-        ends = self._look_at_ends(surveys)
-        end = self._without_deleted(
-            begin | (ends if self._target is None else self._target), surveys
+        begins = self._still_there(begin, surveys)
+        if self.source.fail_on_data_loss:
+            surveys.require_named()
+        ends = targets = self._look_at_ends(surveys).offsets
+        if self._target is not None:
+            targets = self._still_there(self._target, surveys)
+            self._target = StreamOffset(targets, self._target.log_ids)
+        lost = self._lost_ends(begin, begins, ends)
+        anew = {log for log, _ in lost} - begin.log_ids.keys()
+        begins = {key: offset for key, offset in begins.items() if key[0] not in anew}
+        end = begins | {key: max(to, begins.get(key, 0)) for key, to in targets.items()}
+        end |= {key: ends[key] for key in lost if key in begins}
+        ids = dict(begin.log_ids) | surveys.log_ids()
+        for log, _ in self._behind_since.keys() - lost:
+            if log not in begin.log_ids:
+                ids.pop(log, None)  # it may be another log
+        logs = {log for log, _ in end}
+        return Look(
+            surveys, begins, StreamOffset(end, {log: ids[log] for log in logs & ids.keys()})
         )
-        made_anew = self._made_anew(surveys)
-        for key, offset in begin.items():
-            if key[0] in made_anew:
-                end[key] = ends[key]
-            elif key in end and end[key] < offset:
-                end[key] = self._end_behind(key, offset, end[key])
-            else:
-                self._behind_since.pop(key, None)
-        return surveys, end
 
-    def _look_at_ends(self, surveys: Surveys) -> LogOffsets:
-        self._ends = {key: end for key, (_, end) in surveys.bounds().items()}
+    def _look_at_ends(self, surveys: Surveys) -> StreamOffset:
+        ends = {key: end for key, (_, end) in surveys.bounds().items()}
+        self._ends = StreamOffset(ends, surveys.log_ids())
         return self._ends
 
-    def _without_deleted(self, offsets: LogOffsets, surveys: Surveys) -> LogOffsets:
-        for log in sorted({log for log, _ in offsets} - surveys.by_log.keys()):
-            self._lose(f"the log {log} was deleted")
-        return {key: offset for key, offset in offsets.items() if key[0] in surveys.by_log}
+    def _still_there(self, at: StreamOffset, surveys: Surveys) -> LogOffsets:
+        """Offsets without those of logs that were deleted, or deleted and made anew.
 
-    def _made_anew(self, surveys: Surveys) -> set[str]:
-        """The logs that were deleted and made anew since the last look."""
-        found: set[str] = set()
-        for log, one in surveys.by_log.items():
-            log_id = one.definition.log_id
-            if self._log_ids.setdefault(log, log_id) != log_id:
-                self._lose(f"the log {log} was deleted and made anew")
-                self._log_ids[log] = log_id
-                found.add(log)
-        return found
-
-    def _end_behind(self, key: tuple[str, int], offset: int, end: int) -> int:
-        """Where a partition ends that seems to end before what was read of it.
-
-        The bookies that know its end may be away. If that lasts, the log was made anew.
+        Those that the options leave out stay: they go on there if they are selected again.
         """
-        now = SystemClock.monotonic()
-        if now - self._behind_since.setdefault(key, now) < BEHIND_SECONDS:
-            return offset
-        self._lose(
-            f"partition {key[1]} of {key[0]} ends at {end} and was read up to {offset}: "
-            f"the log was deleted and made anew"
-        )
-        return end
+        lost = set()
+        for log in filter(surveys.selection.has, at.logs()):
+            if log not in surveys.by_log:
+                lose_deleted(self.source, log)
+            elif at.is_other(log, surveys.by_log[log].definition):
+                lose_made_anew(self.source, f"the log {log} was deleted and made anew")
+            else:
+                continue
+            lost.add(log)
+        return {key: offset for key, offset in at.offsets.items() if key[0] not in lost}
 
-    def _within(
-        self, begin: LogOffsets, end: LogOffsets, limit: ReadLimit, surveys: Surveys
-    ) -> LogOffsets:
+    def _lost_ends(
+        self, begin: StreamOffset, begins: LogOffsets, ends: LogOffsets
+    ) -> set[tuple[str, int]]:
+        """The partitions that have ended for long before what was read of them.
+
+        The bookies that know an end may be away. If that lasts, the records are lost. If nobody
+        knows the id of the log that was read, it was another one.
+        """
+        now, since = SystemClock.monotonic(), self._behind_since
+        behind = {key for key, offset in begins.items() if ends.get(key, offset) < offset}
+        self._behind_since = {key: since.get(key, now) for key in behind}
+        lost = {key for key in behind if now - self._behind_since[key] >= BEHIND_SECONDS}
+        for log, number in sorted(lost):
+            at, end = begins[log, number], ends[log, number]
+            what = f"partition {number} of {log} ends at {end} and was read up to {at}"
+            if log in begin.log_ids:
+                lose(self.source, f"{what}: its last records are lost", "go on at its end")
+            else:
+                lose_made_anew(self.source, f"{what}: the log was deleted and made anew")
+        return lost
+
+    def _within(self, look: Look, limit: ReadLimit) -> StreamOffset:
         """The end of the batch, such that it keeps the limits."""
+        surveys, end = look.surveys, look.end.offsets
         if isinstance(limit, ReadAllAvailable):
-            return end
-        starts = {key: earliest for key, (earliest, _) in surveys.bounds().items()} | begin
+            return look.end
+        starts = {key: earliest for key, (earliest, _) in surveys.bounds().items()} | look.begins
         if isinstance(limit, ReadMaxRows):
             waiting = sum(max(0, offset - starts[key]) for key, offset in end.items())
             if waiting > limit.max_rows:
@@ -221,20 +285,34 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if isinstance(limit, ReadMaxBytes):
             size = limit.max_bytes
         if size is not None:
-            waiting = self._bytes_between(starts, end, surveys)
+            waiting = _bytes_between(starts, end, surveys)
             if waiting > size:
                 end = limited(starts, end, Fraction(size, waiting))
-        return end
+        return StreamOffset(end, look.end.log_ids)
 
-    def _bytes_between(self, start: LogOffsets, end: LogOffsets, surveys: Surveys) -> int:
-        total = 0
-        for (log, partition), last in end.items():
+
+def _bytes_between(start: LogOffsets, end: LogOffsets, surveys: Surveys) -> int:
+    total = 0
+    for (log, partition), last in end.items():
+        if start[log, partition] < last:  # so the options select it
             first = max(start[log, partition], surveys.bounds()[log, partition][0])
-            if first < last:
-                spans = surveys.by_log[log].spans(partition, first, last)
-                total += sum(one.size_bytes for one in spans)
-        return total
+            spans = surveys.by_log[log].spans(partition, first, last)
+            total += sum(one.size_bytes for one in spans)
+    return total
 
-    def _lose(self, what: str) -> None:
-        if self.source.fail_on_data_loss:
-            raise LogTruncatedError(f"{what}; set failOnDataLoss to false to go on without it")
+
+def _patiently(look: Callable[[], T]) -> T:
+    """What `look` returns; it is repeated for errors that may pass.
+
+    A log may be deleted between two steps of a look. The next one sees that at its beginning.
+
+    Raises:
+        BookieError: what `look` raises.
+    """
+
+    def twice() -> T:
+        with suppress(NoSuchLogError):
+            return look()
+        return look()
+
+    return patiently(twice)

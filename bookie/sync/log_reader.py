@@ -48,6 +48,11 @@ class SyncLogReader(SyncHandle):
             batches.cancel()
 
     @property
+    def log_id(self) -> str:
+        """The id of the log that it reads; see `LogReader.log_id`."""
+        return self._reader.log_id
+
+    @property
     def position(self) -> LogPosition | None:
         """Where the record is that was given out last; None before the first one."""
         last = self._given.last

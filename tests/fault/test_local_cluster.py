@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
+import shlex
+import shutil
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -16,7 +19,7 @@ import pytest
 from bookie.api import connect
 from bookie.cli import app
 from bookie.cluster.directory import BookieDirectory
-from bookie.errors import ShuttingDownError
+from bookie.errors import ConfigurationError, ShuttingDownError
 from bookie.metadata.connect import open_store
 from bookie.server.local.process import child_environment
 from bookie.server.local.supervisor import local_cluster, start_all
@@ -185,10 +188,52 @@ async def test_a_bookie_that_cannot_start_is_named(tmp_path: Path) -> None:
     """The cluster does not come up when one bookie refuses, and says what that one said."""
     async with local_cluster(tmp_path, bookies=2):
         pass
-    (tmp_path / "bookie-2" / "journal" / "COOKIE").unlink()
+    (tmp_path / "bookie-2" / "journal" / "COOKIE").write_bytes(b"no cookie")
     with pytest.raises(ShuttingDownError, match=r"bookie-2 ended with status 1: .*cookie"):
         async with local_cluster(tmp_path):
-            pytest.fail("a bookie without its cookie came up")
+            pytest.fail("a bookie with a damaged cookie came up")
+
+
+@pytest.mark.parametrize("deleted", [".", "journal", "ledgers"])
+async def test_a_deleted_bookie_comes_back_by_what_is_said(tmp_path: Path, deleted: str) -> None:
+    """The commands of the message are typed, and the same command starts the cluster again."""
+    data = tmp_path / "a cluster"
+    async with local_cluster(data, bookies=3):
+        pass
+    shutil.rmtree(data / "bookie-2" / deleted)
+    async with supervisor(data) as started:
+        assert await started.end() == 1
+        told = started.lines[-1]
+    assert told.startswith("bookie: bookie-2 has lost its data: ")
+    [typed] = re.findall("`(.*?)`", told)
+    assert ("rm -r " in typed) == (deleted != ".")
+    words = typed.replace("bookie cookie", f"{shlex.quote(sys.executable)} -m bookie cookie")
+    # Nobody is there to be asked.
+    shell = await asyncio.create_subprocess_shell(
+        f"{words} --yes", env=child_environment(os.environ)
+    )
+    assert await shell.wait() == 0
+    async with supervisor(data) as started:
+        await started.until(UP)
+        started.process.send_signal(signal.SIGINT)
+        assert await started.end() == 0
+
+
+async def test_deleted_metadata_is_no_new_cluster(tmp_path: Path) -> None:
+    """Bookies with data are told of before a cluster is made that does not know them."""
+    async with local_cluster(tmp_path, bookies=1):
+        pass
+    shutil.move(tmp_path / "metadata", tmp_path / "kept")
+    for _ in range(2):
+        with pytest.raises(
+            ConfigurationError, match=r"holds no cluster, and .*bookie-1 holds data"
+        ):
+            async with local_cluster(tmp_path):
+                pytest.fail("a bookie of a lost cluster came up")
+    shutil.rmtree(tmp_path / "metadata", ignore_errors=True)
+    shutil.move(tmp_path / "kept", tmp_path / "metadata")
+    async with local_cluster(tmp_path):
+        pass
 
 
 async def test_single_bookies_can_be_killed_and_started(tmp_path: Path) -> None:

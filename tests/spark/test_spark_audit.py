@@ -18,9 +18,12 @@ from pyspark.sql import SparkSession
 
 from bookie.api import connect
 from bookie.cli.app import run
+from bookie.errors import BadRequestError
 from bookie.formats.ledger_metadata import LedgerMetadata
 from bookie.spark.jobs.audit import audit, audit_page, verdicts
+from bookie.spark.jobs.marks import JobMark, write_mark
 from bookie.spark.jobs.repair import repair
+from bookie.spark.jobs.small_files import small_files
 from bookie.sync import SyncBookKeeper
 from tests.spark.damage import (
     NAMES,
@@ -240,3 +243,13 @@ def test_small_ledgers_cost_the_same_each(
     words = ["spark", "audit", "--metadata", uri, "--report", report, "--ledgers", str(few[0])]
     assert run(words) == 0
     assert "no damage was found; 15 copies of entries of 1 ledgers" in capsys.readouterr().out
+
+
+def test_a_report_belongs_to_its_cluster(spark: SparkSession, uri: str, tmp_path: Path) -> None:
+    """No audit replaces another cluster's, and no repair calls that one's copies whole."""
+    report = str(tmp_path / "report")
+    write_mark(small_files(spark), report, JobMark("audit", "another", report))
+    for job in (audit, repair):
+        with pytest.raises(BadRequestError, match="is not a report of this cluster"):
+            job(spark, uri, report)
+    assert sorted(one.name for one in (tmp_path / "report").iterdir()) == ["_bookie"]

@@ -76,7 +76,7 @@ def test_trap_3_a_query_that_begins_at_the_latest_record_loses_none(
         assert run(spark, uri, tmp_path, "q", log=log) == [0]
         offsets = tmp_path / "q-checkpoint" / "offsets" / "0"
         kept = json.loads(offsets.read_text().splitlines()[2])
-        assert kept == {log: {"0": 1}}
+        assert kept == {log: {"0": 1, "id": bk.survey_log(log).definition.log_id}}
         # The query died before it had committed its first batch.
         for one in (tmp_path / "q-checkpoint" / "commits").glob("*0*"):
             one.unlink()
@@ -106,7 +106,7 @@ def test_a_stream_follows_new_logs_and_waits_between(
                 assert found.lastProgress is not None
                 assert found.lastProgress.batchId - before <= 2
                 latest = json.loads(found.lastProgress.sources[0].latestOffset or "null")
-                assert latest == {f"{log}-a": {"0": 2}, f"{log}-b": {"0": 1}}
+                assert [latest[f"{log}-{one}"]["0"] for one in "ab"] == [2, 1]
                 lag = stream_lag(found.lastProgress)
                 assert lag is not None
                 assert lag.max_offsets_behind_latest == 0
@@ -136,6 +136,70 @@ def test_truncation_ends_a_stream_or_is_skipped(
         failed.awaitTermination(120)
     assert sum(run(spark, uri, tmp_path, "q", failOnDataLoss="false", **options)) == 4
     assert values(spark, tmp_path, "q") == ["0", "1", "2", "6", "7", "8", "9"]
+
+
+@pytest.mark.parametrize("records", [300, 1500])
+def test_a_log_that_was_made_anew_under_a_stopped_query(
+    spark: SparkSession, uri: str, bk: SyncBookKeeper, log: str, tmp_path: Path, records: int
+) -> None:
+    """No record of the new log is skipped in silence."""
+    options = {"log": log, "startingOffsets": "earliest"}
+    with bk.open_log(log) as writer:
+        writer.append_many([b"former"] * 1000)
+    assert sum(run(spark, uri, tmp_path, "q", **options)) == 1000
+    bk.delete_log(log)
+    with bk.open_log(log) as writer:
+        writer.append_many([b"later"] * records)
+    failed = query(spark, uri, tmp_path, "q", trigger={"availableNow": True}, **options)
+    with pytest.raises(StreamingQueryException, match="was deleted and made anew; give the query"):
+        failed.awaitTermination(120)
+    lenient = {**options, "failOnDataLoss": "false", "maxEntriesPerTrigger": "1000"}
+    assert sum(run(spark, uri, tmp_path, "q", **lenient)) == records
+    assert sum(run(spark, uri, tmp_path, "q", **options)) == 0
+    assert values(spark, tmp_path, "q").count("later") == records
+
+
+def test_a_named_log_that_was_deleted_under_a_stopped_query(
+    spark: SparkSession, uri: str, bk: SyncBookKeeper, log: str, tmp_path: Path
+) -> None:
+    """The query does not start, or goes on with the others; and leaving a log out is no loss."""
+    both = {"logs": f"{log}-a,{log}-b", "startingOffsets": "earliest"}
+    for name in both["logs"].split(","):
+        with bk.open_log(name) as writer:
+            writer.append(b"1")
+    assert sum(run(spark, uri, tmp_path, "q", **both)) == 2
+    bk.delete_log(f"{log}-b")
+    with pytest.raises(AnalysisException, match=f"there is no log {log}-b"):
+        query(spark, uri, tmp_path, "q", trigger={"availableNow": True}, **both)
+    with bk.open_log(f"{log}-a") as writer:
+        writer.append(b"2")
+    one = {"logs": f"{log}-a", "startingOffsets": "earliest"}
+    assert sum(run(spark, uri, tmp_path, "q", **one)) == 1
+    with bk.open_log(f"{log}-a") as writer:
+        writer.append(b"3")
+    assert sum(run(spark, uri, tmp_path, "q", failOnDataLoss="false", **both)) == 1
+
+
+def test_the_checkpoint_of_an_older_version(
+    spark: SparkSession, uri: str, bk: SyncBookKeeper, log: str, tmp_path: Path
+) -> None:
+    """Its offsets have no ids; the next batch has them."""
+    options = {"log": log, "startingOffsets": "earliest"}
+    with bk.open_log(log) as writer:
+        writer.append_many([b"1", b"2"])
+        assert sum(run(spark, uri, tmp_path, "q", **options)) == 2
+        offsets = tmp_path / "q-checkpoint" / "offsets"
+        for one in offsets.glob("[0-9]*"):
+            lines = one.read_text().splitlines()
+            lines[2] = json.dumps({log: {"0": json.loads(lines[2])[log]["0"]}})
+            one.write_text("\n".join(lines))
+            (offsets / f".{one.name}.crc").unlink()
+        writer.append(b"3")
+        assert sum(run(spark, uri, tmp_path, "q", **options)) == 1
+    assert values(spark, tmp_path, "q") == ["1", "2", "3"]
+    last = max(offsets.glob("[0-9]*"), key=lambda one: int(one.name))
+    kept = json.loads(last.read_text().splitlines()[2])
+    assert kept == {log: {"0": 3, "id": bk.survey_log(log).definition.log_id}}
 
 
 def test_what_is_wrong_is_said(spark: SparkSession, uri: str, tmp_path: Path) -> None:

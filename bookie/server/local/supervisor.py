@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bookie.errors import KeyExistsError, OperationTimeoutError, ShuttingDownError
-from bookie.server.local.layout import locked, make_directory, prepare
+from bookie.server.local.layout import Layout, locked, make_directory, prepare
 from bookie.server.local.process import BookieProcess, describe_end
 
 RESTART_DELAY_SECONDS = 1.0
@@ -55,7 +55,8 @@ async def local_cluster(
     Raises:
         DirectoryLockedError: another supervisor uses the directory.
         ConfigurationError: the directory holds another cluster than asked for, or other processes
-            cannot see the metadata store.
+            cannot see the metadata store. Or the metadata was deleted, and the bookies were not.
+        CookieError: the directories of a bookie were deleted; the message says what to type.
         ShuttingDownError: a bookie did not start; the message is what it said.
     """
     if metadata_uri is not None:
@@ -71,7 +72,7 @@ async def local_cluster(
             base_port=base_port,
             settings=settings or {},
         )
-        await _initialize(layout.metadata_uri)
+        await _initialize(directory, layout)
         processes = tuple(BookieProcess(member, directory / member.id) for member in layout.members)
         try:
             await start_all(processes, environment)
@@ -145,14 +146,21 @@ async def watch_processes(
             group.create_task(watch(process))
 
 
-async def _initialize(metadata_uri: str) -> None:
-    """Make the cluster's instance id when the metadata store is new."""
+async def _initialize(directory: Path, layout: Layout) -> None:
+    """Make the cluster's instance id when the metadata store is new.
+
+    Raises:
+        ConfigurationError, CookieError: the metadata or a bookie was deleted.
+    """
     from bookie.cluster.instance import initialize_cluster
     from bookie.config import load_settings
     from bookie.metadata.connect import open_store
     from bookie.metadata.security import security_of
+    from bookie.server.local.lost import refuse_lost_bookies, refuse_lost_metadata
 
     security = security_of(load_settings().metadata)
-    async with open_store(metadata_uri, security=security) as store:
+    async with open_store(layout.metadata_uri, security=security) as store:
+        await refuse_lost_metadata(store, directory, layout)
         with contextlib.suppress(KeyExistsError):
             await initialize_cluster(store)
+        await refuse_lost_bookies(store, directory, layout)

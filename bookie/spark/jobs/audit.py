@@ -16,6 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812  (the field's name for it)
 from bookie.client.replica_audit import DAMAGE
 from bookie.spark.executors import cores
 from bookie.spark.jobs import pictures
+from bookie.spark.jobs.marks import claim_report
 
 VERDICTS = "verdicts"
 """The directory of the verdicts, below that of the report."""
@@ -119,7 +120,11 @@ def audit(
         report: a directory of any file system that Spark knows.
         ledgers: ids and ranges, such as ``1,2,10-20``; None for all.
         bytes_of_a_task: how much one task reads, such as ``256m``.
+
+    Raises:
+        BadRequestError: there is a report of another cluster; it stays.
     """
+    claim_report(spark, metadata, report, writes=True)
     verdicts(spark, metadata, ledgers=ledgers, bytes_of_a_task=bytes_of_a_task).write.mode(
         "overwrite"
     ).parquet(f"{report}/{VERDICTS}")

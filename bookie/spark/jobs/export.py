@@ -2,7 +2,8 @@
 
 A checkpoint keeps how far the export has come. Each run reads what was published since, as
 batches, and ends. A batch is written below ``data/batch=N``, and a batch that is repeated replaces
-its own directory. So a run that was cut off leaves nothing double and nothing out.
+its own directory. So a run that was cut off leaves nothing double and nothing out. This holds for
+one log, one checkpoint and one target: see `bookie.spark.jobs.export_target`.
 
 Values become columns in one of three ways. Rows whose value does not fit go to ``quarantine``, with
 all columns of the log and their bytes as they were.
@@ -26,7 +27,11 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the field's name for it)
 from pyspark.sql.types import StringType, StructField, StructType
 
+from bookie.cluster.logs import LogName
 from bookie.errors import BadRequestError
+from bookie.spark.connecting import SparkConnection
+from bookie.spark.jobs.export_target import claim_target
+from bookie.spark.jobs.marks import new_mark
 from bookie.spark.lag import rows_read
 
 VALUE_FORMATS = ("bytes", "json", "csv")
@@ -71,8 +76,11 @@ def export_log(
     *,
     checkpoint: str,
     password_file: str | None = None,
+    takes_over: bool = False,
 ) -> int:
     """Export what is new in a log; returns the number of rows that were read.
+
+    The target and the checkpoint belong to each other and to the log, from the first run on.
 
     Args:
         spark: the session.
@@ -81,8 +89,18 @@ def export_log(
         plan: what is written where.
         checkpoint: a directory that belongs to this export alone.
         password_file: a file on every machine that holds the password of the log's ledgers.
+        takes_over: let a target without a mark belong to a checkpoint that was used before.
+
+    Raises:
+        BadRequestError: the target or the checkpoint belongs to another export; nothing was
+            written.
+        NoSuchLogError: there is no such log.
     """
     plan.validate()
+    connection = SparkConnection(metadata, password_file or "")
+    found = connection.client().survey_log(log, password=connection.password())
+    logs = {str(LogName.parse(log)): found.definition.log_id}
+    claim_target(spark, new_mark("export", plan.target, checkpoint, logs), takes_over=takes_over)
     reader = spark.readStream.format("bookkeeper").option("metadata", metadata).option("log", log)
     if password_file is not None:
         reader = reader.option("passwordFile", password_file)

@@ -22,6 +22,7 @@ from bookie.client.replica_repair import CopyDamage
 from bookie.spark.connecting import SparkConnection
 from bookie.spark.executors import cores
 from bookie.spark.jobs.audit import VERDICTS
+from bookie.spark.jobs.marks import claim_report
 
 REPAIRS = "repairs"
 """The directory of the outcomes, below that of the report."""
@@ -67,8 +68,9 @@ def repair(spark: SparkSession, metadata: str, report: str) -> RepairSummary:
     """Repair what the report of an audit names; the outcomes replace those of a former run.
 
     Raises:
-        BadRequestError: an operator has disabled repairs.
+        BadRequestError: an operator has disabled repairs, or the report is of another cluster.
     """
+    claim_report(spark, metadata, report, writes=False)
     connection = SparkConnection(metadata)
     connection.client().maintenance().require_repairs_enabled()
     verdicts = spark.read.parquet(f"{report}/{VERDICTS}")

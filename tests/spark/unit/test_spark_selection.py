@@ -8,7 +8,7 @@ from bookie.errors import BadRequestError
 from bookie.spark.options import SparkOptions
 from bookie.spark.places import take_end, take_start
 from bookie.spark.selection import LedgerSelection, LogSelection, parse_ledgers, take_selection
-from bookie.spark.stream_offsets import EARLIEST, LATEST
+from bookie.spark.stream_offsets import EARLIEST, LATEST, StreamOffset
 
 
 def selected(**given: str) -> LogSelection | LedgerSelection:
@@ -77,7 +77,7 @@ def test_places() -> None:
     assert take_start(SparkOptions({}), EARLIEST).everywhere == EARLIEST
     assert take_start(SparkOptions({"startingoffsets": "Latest"}), EARLIEST).everywhere == LATEST
     place = take_start(SparkOptions({"startingOffsets": '{"a": {"0": 7, "1": -2}}'}), LATEST)
-    assert place.offsets == {("a", 0): 7, ("a", 1): -2}
+    assert place.offsets == StreamOffset({("a", 0): 7, ("a", 1): -2})
     assert take_start(SparkOptions({"startingTimestamp": "1700000000000"}), 0).time == 1700000000000
     for text in ("yesterday", "{", '{"a": 1}'):
         with pytest.raises(BadRequestError, match=r"startingOffsets|offsets are JSON"):

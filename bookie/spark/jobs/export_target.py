@@ -1,0 +1,205 @@
+"""The directory of an export, which belongs to one log and to one checkpoint.
+
+A batch replaces the directory of its number. So an export of another log, or with another
+checkpoint, would replace what is there. And a checkpoint that is used for another directory would
+leave out what it has read. The marks of both say what belongs together.
+
+Older versions wrote no marks. A directory and a checkpoint without them belong together if the
+records of each batch are those that the checkpoint says it has read.
+
+================ ====================== ===========================================================
+mark of target   mark of checkpoint     what happens
+================ ====================== ===========================================================
+there            the same id            the export goes on, if the log is the same
+there            another, or none       refused
+none             there                  begins if the checkpoint was never started; else refused
+none             none                   begins if both are new; goes on if they belong together
+================ ====================== ===========================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  (the field's name for it)
+
+from bookie.errors import BadRequestError
+from bookie.spark.jobs.marks import (
+    JobMark,
+    Progress,
+    read_mark,
+    read_progress,
+    require_same_job,
+    write_mark,
+)
+from bookie.spark.jobs.small_files import SmallFiles, load_if_there, small_files
+
+DIRECTORIES = ("data", "quarantine")
+"""What an export writes, below its target."""
+
+ENDING = ".parquet"
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenOffsets:
+    """What one batch of an older version has written of one partition."""
+
+    batch: int
+    log: str
+    partition: int
+    first: int
+    last: int
+
+
+def claim_target(spark: SparkSession, mark: JobMark, *, takes_over: bool = False) -> None:
+    """Mark the target and the checkpoint of an export, or see that they are marked for it.
+
+    The checkpoint comes first. So a target with a mark has always had a checkpoint with it.
+
+    Args:
+        spark: the session.
+        mark: of the export; its id counts only if there is none yet.
+        takes_over: let a target without a mark belong to a checkpoint that was used before.
+
+    Raises:
+        BadRequestError: they belong to another export, or nothing proves that they belong together.
+    """
+    files = small_files(spark)
+    target, checkpoint = read_mark(files, mark.target), read_mark(files, mark.checkpoint)
+    if target is not None:
+        _check_marked(mark, target, checkpoint)
+        return
+    if checkpoint is not None:
+        require_same_job(checkpoint, mark)
+        _check_log(mark, checkpoint, f"the checkpoint {mark.checkpoint}")
+    progress = read_progress(files, mark.checkpoint)
+    if progress.query_id is None:
+        _check_new(files, mark)
+    elif not takes_over:
+        _check_used(spark, mark, checkpoint, progress)
+    if checkpoint is None:
+        write_mark(files, mark.checkpoint, mark)
+    else:
+        mark = replace(mark, id=checkpoint.id)
+    write_mark(files, mark.target, mark)
+
+
+def is_written_by(progress: Progress, log: str, written: list[WrittenOffsets]) -> bool:
+    """Whether the records of each batch are those that the checkpoint says it has read.
+
+    Spark forgets the offsets of old batches; one at least must be known.
+    """
+    known = 0
+    for one in written:
+        begin, end = (_offset_of(progress, batch, one) for batch in (one.batch - 1, one.batch))
+        if one.log != log or one.batch > max(progress.offsets, default=-1):
+            return False
+        if one.batch not in progress.offsets:
+            continue  # forgotten
+        if end is None or one.last >= end or one.first < (begin or 0):
+            return False
+        known += 1
+    return known > 0
+
+
+def _offset_of(progress: Progress, batch: int, one: WrittenOffsets) -> int | None:
+    offsets = progress.offsets.get(batch)
+    found = offsets.get(one.log) if isinstance(offsets, Mapping) else None
+    offset = found.get(str(one.partition)) if isinstance(found, Mapping) else None
+    return offset if isinstance(offset, int) else None
+
+
+def _check_marked(mark: JobMark, target: JobMark, checkpoint: JobMark | None) -> None:
+    _check_log(mark, target, mark.target)
+    if checkpoint is not None and checkpoint.id == target.id:
+        return
+    if checkpoint is None and target.checkpoint == mark.checkpoint:
+        raise BadRequestError(
+            f"{mark.target} was exported with the checkpoint {mark.checkpoint}, which was deleted "
+            "since; export to an empty directory"
+        )
+    raise BadRequestError(
+        f"{mark.target} was exported with the checkpoint {target.checkpoint}, which is not "
+        f"{mark.checkpoint}; use that one, or export to an empty directory with a new one"
+    )
+
+
+def _check_log(mark: JobMark, found: JobMark, where: str) -> None:
+    [(log, log_id)] = mark.logs.items()
+    if log not in found.logs:
+        raise BadRequestError(
+            f"{where} belongs to the log {', '.join(found.logs)}; export {log} to another "
+            "directory with a checkpoint of its own"
+        )
+    if found.logs[log] != log_id:
+        raise BadRequestError(
+            f"the log {log} was deleted and made anew since it was exported to {found.target}; "
+            "export the new one to an empty directory with a new checkpoint"
+        )
+
+
+def _check_new(files: SmallFiles, mark: JobMark) -> None:
+    """Refuse a target with records for a checkpoint that was never started."""
+    if any(files.has_any(f"{mark.target}/{one}", ENDING) for one in DIRECTORIES):
+        raise BadRequestError(
+            f"{mark.target} holds records, and the checkpoint {mark.checkpoint} is new; use the "
+            "one that they were exported with, or export to an empty directory"
+        )
+
+
+def _check_used(
+    spark: SparkSession, mark: JobMark, checkpoint: JobMark | None, progress: Progress
+) -> None:
+    """Refuse a target without a mark for a checkpoint that was used, unless it wrote the target."""
+    if checkpoint is not None:
+        raise BadRequestError(
+            f"the checkpoint {mark.checkpoint} belongs to {checkpoint.target}, and {mark.target} "
+            "has no part of it; use a new checkpoint, or add --take-over to export only what is new"
+        )
+    [log] = mark.logs
+    written = _written(spark, mark.target)
+    if written and not is_written_by(progress, log, written):
+        raise BadRequestError(
+            f"{mark.target} holds records that the checkpoint {mark.checkpoint} did not write; "
+            "export to an empty directory with a new one, or add --take-over if both belong "
+            "together"
+        )
+    if not written and progress.last_commit > 0:  # the first batch is always empty
+        raise BadRequestError(
+            f"the checkpoint {mark.checkpoint} has exported records, and {mark.target} has none; "
+            "use a new checkpoint, or add --take-over to export only what is new"
+        )
+
+
+def _written(spark: SparkSession, target: str) -> list[WrittenOffsets]:
+    """What the batches of a target hold, from the columns that say where a row came from."""
+    found: list[WrittenOffsets] = []
+    for directory in DIRECTORIES:
+        frame = load_if_there(spark, f"{target}/{directory}", "parquet", ENDING)
+        if frame is None:
+            continue
+        origin = [_origin(frame, name).alias(name) for name in ("batch", "log", "partition")]
+        rows = frame.select(*origin, _origin(frame, "offset").cast("long").alias("offset"))
+        of_batches = rows.groupBy("batch", "log", "partition")
+        found += [
+            WrittenOffsets(_number(batch), log, _number(partition), first, last)
+            for batch, log, partition, first, last in of_batches.agg(
+                F.min("offset"), F.max("offset")
+            ).collect()
+        ]
+    return found
+
+
+def _number(text: int | str) -> int:
+    """Of a batch or a partition; -1 if nothing tells it."""
+    return -1 if text == "" else int(text)
+
+
+def _origin(frame: DataFrame, name: str) -> Column:
+    """Where a row came from: a column of the export, or a directory of ``--partition-by``."""
+    for one in (f"_{name}", name):
+        if one in frame.columns:
+            return frame[one]
+    return F.regexp_extract("_metadata.file_path", f"/_?{name}=([^/]+)/", 1)

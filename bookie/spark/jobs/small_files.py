@@ -1,0 +1,150 @@
+"""Small text files on the file systems of Spark: `s3a:`, `hdfs:`, directories of this machine.
+
+A session in this process asks Hadoop's file system, which takes milliseconds. A client of Spark
+Connect has no such way. It reads and writes them as frames, which takes about a second each.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  (the field's name for it)
+
+_NOT_THERE = ("PATH_NOT_FOUND", "UNABLE_TO_INFER_SCHEMA")
+"""How Spark calls it when a directory is missing or empty."""
+
+
+class SmallFiles(ABC):
+    """Reads and writes them; made by `small_files`."""
+
+    @abstractmethod
+    def texts(self, path: str) -> dict[str, str]:
+        """By name: the texts of the files in a directory, or of one file; empty without any."""
+
+    @abstractmethod
+    def has_any(self, path: str, ending: str) -> bool:
+        """Whether a directory has files whose names end so, at any depth."""
+
+    @abstractmethod
+    def write(self, path: str, text: str, *, replaces: bool = False) -> None:
+        """Write a directory with one file of one line.
+
+        Raises:
+            FileExistsError: it is there already, and may not be replaced.
+        """
+
+
+def small_files(spark: SparkSession) -> SmallFiles:
+    """For a session, which may be one of Spark Connect."""
+    return _HadoopFiles(spark) if hasattr(spark, "_jsparkSession") else FrameFiles(spark)
+
+
+def load_if_there(
+    spark: SparkSession, path: str, file_format: str, ending: str
+) -> DataFrame | None:
+    """The files at any depth of a directory whose names end so; None without any."""
+    reader = spark.read.option("recursiveFileLookup", "true").option("pathGlobFilter", f"*{ending}")
+    try:
+        frame = reader.format(file_format).load(path)
+        _ = frame.schema  # Connect looks for it only now
+    except AnalysisException as error:
+        if error.getCondition() in _NOT_THERE:
+            return None
+        raise
+    return frame
+
+
+class FrameFiles(SmallFiles):
+    """As frames, which works in every session."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+
+    def texts(self, path: str) -> dict[str, str]:
+        """See `SmallFiles`."""
+        try:
+            frame = self._spark.read.text(path, wholetext=True)
+            rows = frame.select(F.col("_metadata.file_name"), F.col("value")).collect()
+        except AnalysisException as error:
+            if error.getCondition() in _NOT_THERE:
+                return {}
+            raise
+        return {row["file_name"]: row["value"] for row in rows}
+
+    def has_any(self, path: str, ending: str) -> bool:
+        """See `SmallFiles`."""
+        frame = load_if_there(self._spark, path, "binaryFile", ending)
+        return frame is not None and bool(frame.select("path").limit(1).collect())
+
+    def write(self, path: str, text: str, *, replaces: bool = False) -> None:
+        """See `SmallFiles`."""
+        line = self._spark.range(0, 1, 1, 1).select(F.lit(text).alias("value"))
+        try:
+            line.write.mode("overwrite" if replaces else "error").text(path)
+        except AnalysisException as error:
+            if error.getCondition() == "PATH_ALREADY_EXISTS":
+                raise FileExistsError(path) from error
+            raise
+
+
+class _HadoopFiles(SmallFiles):
+    """By the file system of the session's JVM."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        session: Any = spark
+        self._jvm = session.sparkContext._jvm
+        self._conf = session._jsparkSession.sessionState().newHadoopConf()
+
+    def texts(self, path: str) -> dict[str, str]:
+        files, at = self._at(path)
+        return {
+            str(one.getPath().getName()): self._read(files, one.getPath())
+            for one in (files.listStatus(at) if files.exists(at) else ())
+            if one.isFile() and not str(one.getPath().getName()).startswith((".", "_"))
+        }
+
+    def has_any(self, path: str, ending: str) -> bool:
+        files, at = self._at(path)
+        return any(str(one.getPath().getName()).endswith(ending) for one in _below(files, at))
+
+    def write(self, path: str, text: str, *, replaces: bool = False) -> None:
+        from py4j.protocol import Py4JJavaError  # a client of Spark Connect may lack it
+
+        files, directory = self._at(path)
+        if replaces:
+            files.delete(directory, True)
+        _, at = self._at(f"{path}/part-0.txt")
+        try:
+            stream = files.create(at, False)
+        except Py4JJavaError as error:
+            if files.exists(at):
+                raise FileExistsError(path) from error
+            raise
+        try:
+            stream.write(bytearray(f"{text}\n".encode()))
+        finally:
+            stream.close()
+
+    def _at(self, path: str) -> tuple[Any, Any]:
+        at = self._jvm.org.apache.hadoop.fs.Path(path)
+        return at.getFileSystem(self._conf), at
+
+    def _read(self, files: Any, at: Any) -> str:
+        stream = files.open(at)
+        try:
+            return str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
+        finally:
+            stream.close()
+
+
+def _below(files: Any, at: Any) -> Iterator[Any]:
+    """The files at any depth of a directory; none if it does not exist."""
+    if not files.exists(at):
+        return
+    found = files.listFiles(at, True)
+    while found.hasNext():
+        yield found.next()
