@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from fractions import Fraction
 from typing import Any
 
 import pyarrow as pa
@@ -35,13 +34,16 @@ from bookie.spark.patience import patiently, pause
 from bookie.spark.places import resolve
 from bookie.spark.selection import Surveys, survey
 from bookie.spark.source_options import LogSource
-from bookie.spark.stream_offsets import LogOffsets, as_json, from_json, limited
+from bookie.spark.stream_offsets import LogOffsets, as_json, from_json, limited, rows_between
 
 Offsets = Mapping[str, Mapping[str, int]]
 """As Spark keeps them."""
 
 POLL_SECONDS = 2.0
 """How long a stream waits for a record before Spark asks again."""
+
+GATHER_SECONDS = 0.2
+"""Between two looks while a batch waits for more records."""
 
 PATTERN_SECONDS = 1.0
 """Between two looks at a pattern that matches nothing yet."""
@@ -65,6 +67,11 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where a query of ``availableNow`` ends."""
         self._ends: LogOffsets | None = None
         """Where the partitions ended at the last look."""
+        self._due_at: float | None = SystemClock.monotonic()
+        """When waiting records become a batch, however few; None while none waits.
+
+        What waits when the query starts may have waited for long, so it is due at once.
+        """
 
     # ---- in the driver
 
@@ -79,11 +86,12 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = patiently(lambda: self._look_at_ends(self._survey()))
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """What the options say. Spark takes one limit; the other one is kept by this source."""
-        if self.source.rows_per_trigger is not None:
-            return ReadMaxRows(self.source.rows_per_trigger)
-        if self.source.bytes_per_trigger is not None:
-            return ReadMaxBytes(self.source.bytes_per_trigger)
+        """What the options say. Spark takes one limit; the others are kept by this source."""
+        limits = self.source.batch_limits
+        if limits.rows_max is not None:
+            return ReadMaxRows(limits.rows_max)
+        if limits.bytes_max is not None:
+            return ReadMaxBytes(limits.bytes_max)
         return ReadAllAvailable()
 
     def latestOffset(self, start: Offsets, limit: ReadLimit) -> dict[str, dict[str, int]]:
@@ -139,21 +147,43 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _end_of_batch(self, begin: LogOffsets, limit: ReadLimit) -> LogOffsets:
         surveys, end = self._look(begin)
-        if end == begin and self._target is None:
-            self._await_records(begin)
+        if self._target is None and (self._is_too_little(begin, end, surveys) or end == begin):
+            self._await_records(end)
             surveys, end = self._look(begin)
+            if self._is_too_little(begin, end, surveys):
+                return begin
+        self._due_at = None
         return self._within(begin, end, limit, surveys)
 
+    def _is_too_little(self, begin: LogOffsets, end: LogOffsets, surveys: Surveys) -> bool:
+        """Whether a batch is put off: records are fewer than it needs, and none waited too long."""
+        limits, now = self.source.batch_limits, SystemClock.monotonic()
+        rows = rows_between(self._starts(begin, surveys), end)
+        if not rows:
+            self._due_at = None
+        elif self._due_at is None:
+            self._due_at = now + limits.delay_seconds
+        if limits.rows_min is None or self._due_at is None or now >= self._due_at:
+            return False
+        # A partition that ends earlier than before has lost records, which is told at once.
+        is_whole = all(offset <= end.get(key, -1) for key, offset in begin.items())
+        return is_whole and rows < limits.rows_min
+
     def _await_records(self, begin: LogOffsets) -> None:
-        """Wait for a record; new logs of a pattern are seen at the next look."""
+        """Wait for a record, or until waiting ones are due; the next look sees new logs."""
         if not begin:
             pause(PATTERN_SECONDS)
             return
         connection = self.source.connection
+        seconds = POLL_SECONDS
+        if self._due_at is not None:
+            seconds = min(seconds, max(0.0, self._due_at - SystemClock.monotonic()))
         with suppress(NoSuchLogError):  # the next look tells
             connection.client().await_records(
-                begin, password=connection.password(), timeout_seconds=POLL_SECONDS
+                begin, password=connection.password(), timeout_seconds=seconds
             )
+        if self._due_at is not None:  # further records come; each look costs a call to the bookies
+            pause(min(seconds, GATHER_SECONDS))
 
     def _look(self, begin: LogOffsets) -> tuple[Surveys, LogOffsets]:
         """The logs, and where they end."""
@@ -212,19 +242,21 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The end of the batch, such that it keeps the limits."""
         if isinstance(limit, ReadAllAvailable):
             return end
-        starts = {key: earliest for key, (earliest, _) in surveys.bounds().items()} | begin
+        starts = self._starts(begin, surveys)
         if isinstance(limit, ReadMaxRows):
-            waiting = sum(max(0, offset - starts[key]) for key, offset in end.items())
-            if waiting > limit.max_rows:
-                end = limited(starts, end, Fraction(limit.max_rows, waiting))
-        size = self.source.bytes_per_trigger
+            end = limited(starts, end, limit.max_rows)
+        size = self.source.batch_limits.bytes_max
         if isinstance(limit, ReadMaxBytes):
             size = limit.max_bytes
         if size is not None:
-            waiting = self._bytes_between(starts, end, surveys)
-            if waiting > size:
-                end = limited(starts, end, Fraction(size, waiting))
+            waiting_bytes = self._bytes_between(starts, end, surveys)
+            if waiting_bytes > size:
+                end = limited(starts, end, rows_between(starts, end) * size // waiting_bytes)
         return end
+
+    def _starts(self, begin: LogOffsets, surveys: Surveys) -> LogOffsets:
+        """Where a batch begins; partitions that are new begin at their earliest record."""
+        return {key: earliest for key, (earliest, _) in surveys.bounds().items()} | begin
 
     def _bytes_between(self, start: LogOffsets, end: LogOffsets, surveys: Surveys) -> int:
         total = 0
