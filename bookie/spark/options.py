@@ -14,7 +14,7 @@ from bookie.errors import BadRequestError
 
 T = TypeVar("T")
 
-SPARKS_OWN = ("checkpointlocation", "provider", "owner", "path", "queryname")
+SPARKS_OWN = ("checkpointlocation", "provider", "owner", "queryname")
 """What Spark adds by itself."""
 
 _BYTE_UNITS = {"": 1, "b": 1, "k": 1 << 10, "kb": 1 << 10, "kib": 1 << 10}

@@ -71,7 +71,7 @@ def read_rows(batch: pa.RecordBatch, columns: SinkColumns) -> SinkRows:
     """The rows of a batch.
 
     Raises:
-        BadRequestError: a value is null.
+        BadRequestError: a value is null, or a column that the log fills is not.
     """
 
     def column(place: int | None) -> pa.Array | None:
@@ -83,6 +83,11 @@ def read_rows(batch: pa.RecordBatch, columns: SinkColumns) -> SinkRows:
             "a row has a null in the column value; filter such rows out, or write "
             "coalesce(value, lit(''))"
         )
+    for name, place in columns.filled_by_log:
+        if batch.column(place).null_count < batch.num_rows:
+            raise BadRequestError(
+                f"the log fills the column {name}; insert without it: INSERT INTO t (key, value) …"
+            )
     key = column(columns.key)
     return SinkRows(
         value,
