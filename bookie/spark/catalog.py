@@ -25,6 +25,15 @@ POSITIONS = ("offset", "ledgerid", "entryid")
 _COPY = "option."
 _CONNECTION = ("metadata", "metadataserviceuri", "passwordfile", "log")
 
+_ALTERNATIVES = (
+    {"metadata", "metadataserviceuri"},
+    {"startingoffsets", "startingtimestamp", "startingoffsetsbytimestamp"},
+    {"endingoffsets", "endingtimestamp", "endingoffsetsbytimestamp"},
+    {"maxentriespertrigger", "maxoffsetspertrigger"},
+    {"minentriespertrigger", "minoffsetspertrigger"},
+)
+"""Options of which a read has one. A query that gives one of them replaces the others."""
+
 
 def options_at_creation(given: Mapping[str, str]) -> dict[str, str] | None:
     """The options of a table that is being made; None if no table is.
@@ -73,7 +82,11 @@ def options_of_read(given: Mapping[str, str], schema: StructType) -> dict[str, s
         BadRequestError: the table has no options.
     """
     lower = {name.lower(): text for name, text in given.items()}
-    found = _carried(schema) | lower
+    kept = _carried(schema)
+    for group in _ALTERNATIVES:
+        if group & lower.keys():
+            kept = {name: text for name, text in kept.items() if name not in group}
+    found = kept | lower
     if not {"metadata", "metadataserviceuri"} & found.keys():
         raise BadRequestError(
             "Spark keeps no options of a table that is made with columns; leave the columns out: "

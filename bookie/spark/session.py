@@ -12,6 +12,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from bookie.errors import BadRequestError, BookieError, CannotStartError
+from bookie.spark.collecting import is_socket_error
 from bookie.spark.executors import check_executors, package_problem
 from bookie.spark.source import BookKeeperSource
 
@@ -20,6 +21,8 @@ Session = SparkSession
 
 RECOMMENDED = {
     "spark.python.unix.domain.socket.enabled": "true",
+    # On a busy machine a process may need more than the 15 s that are Spark's default.
+    "spark.python.authenticate.socketTimeout": "120s",
     "spark.speculation": "false",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "4096",
     "spark.ui.enabled": "false",
@@ -116,6 +119,8 @@ def plain_error(error: Exception) -> BookieError | None:
 
     An error of ours in another process arrives as the last line of a traceback.
     """
+    if is_socket_error(error):
+        return BookieError("Spark's driver got no connection: the machine is busy; run it again")
     if type(error).__module__.partition(".")[0] not in ("pyspark", "py4j"):
         return None
     text = str(error).strip()

@@ -39,6 +39,13 @@ def test_a_read_has_the_options_of_its_table() -> None:
         "columns": "value",
         "startingoffsets": "latest",
     }
+    started = made(metadata="URI", log="orders", startingoffsets="earliest")
+    at = {"startingTimestamp": "1700000000000"}
+    assert options_of_read(at, started) == {
+        "metadata": "URI",
+        "log": "orders",
+        "startingtimestamp": "1700000000000",
+    }
     assert options_of_read({"METADATA": "URI"}, COLUMNS) == {"metadata": "URI"}
     with pytest.raises(BadRequestError, match="leave the columns out"):
         options_of_read({}, COLUMNS)
