@@ -10,6 +10,7 @@ from pyspark.sql import functions as F  # noqa: N812  (the field's name for it)
 
 import bookie
 from bookie.errors import ConfigurationError
+from bookie.spark.collecting import collected
 from bookie.spark.connecting import package_differs
 
 
@@ -34,7 +35,8 @@ def check_executors(spark: SparkSession) -> None:
     tasks = cores(spark)
     # Without Arrow, so that an executor without pyarrow can say so.
     asked = F.udf(_look(), "string", useArrow=False)
-    rows = spark.range(0, tasks, 1, tasks).select(asked("id").alias("found")).distinct().collect()
+    frame = spark.range(0, tasks, 1, tasks).select(asked("id").alias("found")).distinct()
+    rows = collected(frame)
     for host, version, problem in sorted((json.loads(row["found"]) for row in rows), key=repr):
         # Another version may need other libraries, so the version is told first.
         if version not in (None, bookie.__version__):

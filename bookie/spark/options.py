@@ -14,12 +14,14 @@ from bookie.errors import BadRequestError
 
 T = TypeVar("T")
 
-SPARKS_OWN = ("checkpointlocation", "provider", "owner", "path", "queryname")
+SPARKS_OWN = ("checkpointlocation", "provider", "owner", "queryname")
 """What Spark adds by itself."""
 
 _BYTE_UNITS = {"": 1, "b": 1, "k": 1 << 10, "kb": 1 << 10, "kib": 1 << 10}
 _BYTE_UNITS |= {"m": 1 << 20, "mb": 1 << 20, "mib": 1 << 20}
 _BYTE_UNITS |= {"g": 1 << 30, "gb": 1 << 30, "gib": 1 << 30}
+
+_SECOND_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 class SparkOptions:
@@ -73,6 +75,17 @@ class SparkOptions:
         unit = _BYTE_UNITS.get(text.strip()[len(number) :].lower())
         if not number.strip().isdigit() or unit is None or int(number) < 1:
             raise BadRequestError(f"the option {name} is a size such as 64m, not {text!r}")
+        return int(number) * unit
+
+    def take_seconds(self, name: str) -> float | None:
+        """A length of time with its unit, such as ``30s`` or ``15m``, in seconds."""
+        text = self.take(name)
+        if text is None:
+            return None
+        number = text.strip().rstrip("msinhdMSINHD")
+        unit = _SECOND_UNITS.get(text.strip()[len(number) :].lower())
+        if not number.strip().isdigit() or unit is None or int(number) < 1:
+            raise BadRequestError(f"the option {name} is a time such as 30s or 15m, not {text!r}")
         return int(number) * unit
 
     def take_names(self, name: str, *aliases: str) -> list[str] | None:

@@ -5,16 +5,21 @@ option                  values                           meaning
 ======================= ================================ ===========================================
 ``startingOffsets``     ``earliest``, ``latest``, JSON   JSON: by log and partition; -2 is earliest,
                                                          -1 latest
-``startingTimestamp``   ms since 1970, or ISO 8601       the first record of this time or later
+``startingTimestamp``   ms since 1970, ISO 8601, JSON    the first record of this time or later;
+                                                         JSON: by log and partition
 ``endingOffsets``       ``latest``, JSON                 batch only; the record at the offset is not
                                                          read
 ``endingTimestamp``     as above                         batch only; records of this time or later
                                                          are not read, up to the first of them
 ======================= ================================ ===========================================
+
+``startingOffsetsByTimestamp`` and ``endingOffsetsByTimestamp`` are Kafka's names for times as JSON.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bookie.env import Moment
@@ -23,6 +28,9 @@ from bookie.errors import BadRequestError
 from bookie.spark.options import SparkOptions
 from bookie.spark.selection import Surveys
 from bookie.spark.stream_offsets import EARLIEST, LATEST, LogOffsets, StreamOffset, parse_offsets
+
+STARTING_BY_TIME = "startingOffsetsByTimestamp"
+ENDING_BY_TIME = "endingOffsetsByTimestamp"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +42,7 @@ class ReadPlace:
     """`EARLIEST` or `LATEST`."""
     offsets: StreamOffset | None = None
     time: Moment | None = None
+    times: Mapping[tuple[str, int], Moment] | None = None
 
 
 def take_start(options: SparkOptions, default: int) -> ReadPlace:
@@ -42,7 +51,8 @@ def take_start(options: SparkOptions, default: int) -> ReadPlace:
     Raises:
         BadRequestError: that is no place.
     """
-    return _take(options, "startingOffsets", "startingTimestamp", default)
+    by_time = ("startingTimestamp", STARTING_BY_TIME)
+    return _take(options, "startingOffsets", by_time, default)
 
 
 def take_end(options: SparkOptions) -> ReadPlace:
@@ -51,7 +61,7 @@ def take_end(options: SparkOptions) -> ReadPlace:
     Raises:
         BadRequestError: that is no place, or a batch cannot end there.
     """
-    end = _take(options, "endingOffsets", "endingTimestamp", LATEST)
+    end = _take(options, "endingOffsets", ("endingTimestamp", ENDING_BY_TIME), LATEST)
     offsets = {} if end.offsets is None else end.offsets.offsets
     if end.everywhere == EARLIEST or EARLIEST in offsets.values():
         raise BadRequestError(
@@ -66,17 +76,20 @@ def refuse_end(options: SparkOptions) -> None:
     Raises:
         BadRequestError: one is given.
     """
-    if options.take("endingOffsets") is not None or options.take("endingTimestamp") is not None:
+    given = [options.take("endingOffsets"), options.take("endingTimestamp", ENDING_BY_TIME)]
+    if any(one is not None for one in given):
         raise BadRequestError(
             "a stream has no end; leave endingOffsets out, or read a batch with spark.read"
         )
 
 
-def _take(options: SparkOptions, by_offset: str, by_time: str, default: int) -> ReadPlace:
-    options.take_one((by_offset, by_time))
-    text, time = options.take(by_offset), options.take(by_time)
+def _take(
+    options: SparkOptions, by_offset: str, by_time: tuple[str, str], default: int
+) -> ReadPlace:
+    given = options.take_one((by_offset, *by_time))
+    text, time = options.take(by_offset), options.take(*by_time)
     if time is not None:
-        return ReadPlace(by_time, time=int(time) if time.strip().isdigit() else parse_moment(time))
+        return _parse_time(str(given), time.strip())
     if text is None:
         return ReadPlace(by_offset, default)
     match text.strip().lower():
@@ -88,14 +101,48 @@ def _take(options: SparkOptions, by_offset: str, by_time: str, default: int) -> 
             return ReadPlace(by_offset, offsets=parse_offsets(by_offset, text))
 
 
+def _parse_time(option: str, text: str) -> ReadPlace:
+    if text.startswith("{"):
+        return ReadPlace(option, times=_parse_times(option, text))
+    return ReadPlace(option, time=_moment(option, text))
+
+
+def _moment(option: str, text: str) -> Moment:
+    try:
+        return parse_moment(text)
+    except BadRequestError as error:
+        raise BadRequestError(f"the option {option}: {error}") from None
+
+
+def _parse_times(option: str, text: str) -> dict[tuple[str, int], Moment]:
+    """Times by log and partition, each as ms since 1970 or as ISO 8601."""
+    wrong = BadRequestError(
+        f'the option {option} is a time or JSON such as {{"orders": {{"0": 1700000000000}}}}'
+    )
+    try:
+        given = json.loads(text)
+    except ValueError:
+        raise wrong from None
+    found: dict[tuple[str, int], Moment] = {}
+    for log, partitions in given.items():
+        if not isinstance(partitions, dict):
+            raise wrong
+        for partition, time in partitions.items():
+            if not partition.isdigit() or type(time) not in (int, str):
+                raise wrong
+            found[log, int(partition)] = _moment(option, str(time))
+    return found
+
+
 def resolve(place: ReadPlace, surveys: Surveys) -> LogOffsets:
     """The offset of a place in every selected partition.
 
     Raises:
-        BadRequestError: the offsets leave a partition out, or name one that is not read. Or they
-            are those of another log of the name.
+        BadRequestError: the option leaves a partition out, or names one that is not read. Or it has
+            offsets of another log of the name.
         LogTruncatedError: an offset was truncated.
     """
+    _require_all(place, surveys)
     found: LogOffsets = {}
     stated = place.offsets or StreamOffset({})
     for log, one in surveys.by_log.items():
@@ -104,27 +151,40 @@ def resolve(place: ReadPlace, surveys: Surveys) -> LogOffsets:
                 f"the option {place.option} has offsets of another log {log}, which was deleted "
                 f"and made anew; give earliest, or offsets of the new log"
             )
-    given = dict(stated.offsets)
     for (log, partition), (earliest, end) in surveys.bounds().items():
-        if place.time is not None:
-            found[log, partition] = surveys.by_log[log].locate(partition, time=place.time)
+        key = (log, partition)
+        time = place.time if place.times is None else place.times[key]
+        if time is not None:
+            found[key] = surveys.by_log[log].locate(partition, time=time)
             continue
-        wanted = place.everywhere
-        if wanted is None:
-            wanted = given.pop((log, partition), None)
-        if wanted is None:
-            raise BadRequestError(
-                f"the option {place.option} says nothing of partition {partition} of {log}"
-            )
+        wanted = place.everywhere if place.offsets is None else stated.offsets[key]
+        assert wanted is not None, "one of the fields is set"
         if wanted > end:
             raise BadRequestError(
                 f"the option {place.option} has {wanted} for partition {partition} of {log}, "
                 f"which ends at {end}"
             )
-        found[log, partition] = {EARLIEST: earliest, LATEST: end}.get(wanted, wanted)
-    if given:
-        (log, partition), *_ = sorted(given)
+        found[key] = {EARLIEST: earliest, LATEST: end}.get(wanted, wanted)
+    return found
+
+
+def _require_all(place: ReadPlace, surveys: Surveys) -> None:
+    """Refuse offsets or times that are not those of exactly the partitions that are read.
+
+    Raises:
+        BadRequestError: one is missing, or one is too many.
+    """
+    if place.times is not None:
+        given = set(place.times)
+    elif place.offsets is not None:
+        given = set(place.offsets.offsets)
+    else:
+        return
+    for log, partition in sorted(surveys.bounds().keys() - given):
+        raise BadRequestError(
+            f"the option {place.option} says nothing of partition {partition} of {log}"
+        )
+    for log, partition in sorted(given - surveys.bounds().keys()):
         raise BadRequestError(
             f"the option {place.option} names partition {partition} of {log}, which is not read"
         )
-    return found

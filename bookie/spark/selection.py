@@ -3,7 +3,7 @@
 ====================== ========================== ==================================================
 option                 Kafka's name               what it selects
 ====================== ========================== ==================================================
-``log``                                           one log
+``log``, or ``path``                              one log
 ``logs``               ``subscribe``              logs, with commas between the names
 ``logPattern``         ``subscribePattern``       logs whose whole name matches; also later ones
 ``partitions``         ``assign``                 JSON: ``{"orders": [0, 2]}``
@@ -133,8 +133,10 @@ def take_selection(options: SparkOptions) -> LogSelection | LedgerSelection:
     Raises:
         BadRequestError: nothing, or not one thing.
     """
-    given = options.take_one((*LOG_OPTIONS, "ledgers"))
-    log = options.take("log")
+    given = options.take_one((*LOG_OPTIONS, "path", "ledgers"))
+    log = options.take("log", "path")
+    if options.take("paths") is not None:
+        raise BadRequestError("a path names one log; give several names by the option logs")
     names = options.take_names("logs", "subscribe")
     pattern = options.take("logPattern", "subscribePattern")
     partitions = options.take("partitions", "assign")

@@ -16,7 +16,7 @@ column           type                          meaning
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from bookie.errors import BadRequestError
@@ -54,6 +54,8 @@ class SinkColumns:
     timestamp: int | None = None
     log: int | None = None
     partition: int | None = None
+    filled_by_log: tuple[tuple[str, int], ...] = ()
+    """Columns of a table that no row may fill, and where they stand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +74,22 @@ class SinkSettings:
 
 
 def take_sink(
-    options: SparkOptions, columns: Sequence[Column], *, overwrite: bool, is_stream: bool
+    options: SparkOptions,
+    columns: Sequence[Column],
+    *,
+    overwrite: bool,
+    is_stream: bool,
+    filled_by_log: Collection[str] = (),
 ) -> SinkSettings:
     """What the options and the columns of a frame ask for.
+
+    The columns `filled_by_log`, in lower case, are there and must be empty.
 
     Raises:
         BadRequestError, ConfigurationError: something is wrong; the message says what to write.
     """
     connection = take_connection(options)
-    log = options.take("log", "topic")
+    log = options.take("log", "topic", "path")
     creates_logs = options.take_flag("createLog", False)
     application = options.take("txnAppId")
     version = options.take_count("txnVersion", least=0)
@@ -89,7 +98,7 @@ def take_sink(
     _check_transaction(application, version, is_stream=is_stream)
     if log == "":
         raise BadRequestError("the option log is empty; name a log, or leave the option out")
-    found = _take_columns(columns)
+    found = _take_columns(columns, filled_by_log)
     if log is None and found.log is None:
         raise BadRequestError(
             'the rows have no log to go to: set .option("log", NAME), or add a column log'
@@ -137,10 +146,14 @@ def _check_transaction(application: str | None, version: int | None, *, is_strea
         )
 
 
-def _take_columns(columns: Sequence[Column]) -> SinkColumns:
+def _take_columns(columns: Sequence[Column], filled_by_log: Collection[str]) -> SinkColumns:
     places: dict[str, int] = {}
+    unset: list[tuple[str, int]] = []
     for place, (given, kind) in enumerate(columns):
         name = ALIASES.get(given.lower(), given.lower())
+        if name in filled_by_log:
+            unset.append((given, place))
+            continue
         if name not in COLUMN_TYPES:
             raise BadRequestError(
                 f"the sink has no column {given}; it takes {', '.join(COLUMN_TYPES)}. Drop it, or "
@@ -156,7 +169,7 @@ def _take_columns(columns: Sequence[Column]) -> SinkColumns:
             "the column value is missing; make it of type binary or string, for instance by "
             'select(to_json(struct("*")).alias("value"))'
         )
-    return SinkColumns(**places)
+    return SinkColumns(**places, filled_by_log=tuple(unset))
 
 
 def _wrong_type(name: str, kind: str, wanted: Sequence[str]) -> str:

@@ -22,8 +22,6 @@ from bookie.formats.log_record_columns import FIXED_SIZE_BYTES, LATE_SIZE_BYTES,
 from bookie.log.writer import partition_of
 from bookie.spark.sink_options import SinkColumns
 
-_NOTHING = pa.scalar(b"", pa.binary())
-
 _HEADERS_MAX = 2**16 - 1
 
 
@@ -71,7 +69,7 @@ def read_rows(batch: pa.RecordBatch, columns: SinkColumns) -> SinkRows:
     """The rows of a batch.
 
     Raises:
-        BadRequestError: a value is null.
+        BadRequestError: a value is null, or a column that the log fills is not.
     """
 
     def column(place: int | None) -> pa.Array | None:
@@ -83,6 +81,11 @@ def read_rows(batch: pa.RecordBatch, columns: SinkColumns) -> SinkRows:
             "a row has a null in the column value; filter such rows out, or write "
             "coalesce(value, lit(''))"
         )
+    for name, place in columns.filled_by_log:
+        if batch.column(place).null_count < batch.num_rows:
+            raise BadRequestError(
+                f"the log fills the column {name}; insert without it: INSERT INTO t (key, value) …"
+            )
     key = column(columns.key)
     return SinkRows(
         value,
@@ -159,14 +162,19 @@ def encode_rows(rows: SinkRows, now_ms: int, greatest_ms: int) -> tuple[list[byt
     parts = [_fixed_width(starts.fixed, FIXED_SIZE_BYTES, count)]
     if starts.is_late.any():
         late = _fixed_width(starts.late, LATE_SIZE_BYTES, count)
-        parts.append(pc.if_else(pa.array(starts.is_late), late, _NOTHING))
+        parts.append(pc.if_else(pa.array(starts.is_late), late, _nothing()))
     parts += [one for one in (rows.key, packed) if one is not None]
     return _join(*parts, rows.value), starts.greatest_ms
 
 
+def _nothing() -> pa.Scalar:
+    """Empty bytes. Arrow imports pandas for the first value, so none is made by an import."""
+    return pa.scalar(b"", pa.binary())
+
+
 def _join(*parts: Any) -> list[bytes]:
     joined = pc.binary_join_element_wise(
-        *parts, _NOTHING, null_handling="replace", null_replacement=b""
+        *parts, _nothing(), null_handling="replace", null_replacement=b""
     )
     found: list[bytes] = joined.to_pylist()
     return found

@@ -7,6 +7,13 @@ from pyspark.sql.types import StructType
 
 from bookie.spark.batch_sink import BatchSink
 from bookie.spark.batch_source import LedgerBatchReader, LogBatchReader, check_exists
+from bookie.spark.catalog import (
+    POSITIONS,
+    carrying,
+    options_at_creation,
+    options_of_read,
+    options_of_write,
+)
 from bookie.spark.options import SparkOptions
 from bookie.spark.sink_options import SinkSettings, take_sink
 from bookie.spark.sink_task import find_log
@@ -30,26 +37,30 @@ class BookKeeperSource(DataSource):
 
         Spark asks when the frame is made. So what does not exist is an error then.
         """
-        if (table := take_table(SparkOptions(self.options))) is not None:
-            return table_schema(table.table)
-        source = take_source(SparkOptions(self.options), is_stream=False)
-        check_exists(source)
-        return source.columns.schema()
+        kept = options_at_creation(self.options)
+        options = self.options if kept is None else kept
+        if (table := take_table(SparkOptions(options))) is not None:
+            columns = table_schema(table.table)
+        else:
+            source = take_source(SparkOptions(options), is_stream=False)
+            check_exists(source)
+            columns = source.columns.schema()
+        return columns if kept is None else carrying(columns, kept)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """What reads a batch."""
-        del schema
-        if (table := take_table(SparkOptions(self.options))) is not None:
+        options = options_of_read(self.options, schema)
+        if (table := take_table(SparkOptions(options))) is not None:
             return TableReader(table)
-        source = take_source(SparkOptions(self.options), is_stream=False)
+        source = take_source(SparkOptions(options), is_stream=False)
         if isinstance(source, LedgerSource):
             return LedgerBatchReader(source)
         return LogBatchReader(source)
 
     def streamReader(self, schema: StructType) -> LogStreamReader:
         """What reads a stream."""
-        del schema
-        source = take_source(SparkOptions(self.options), is_stream=True)
+        options = options_of_read(self.options, schema)
+        source = take_source(SparkOptions(options), is_stream=True)
         assert isinstance(source, LogSource), "a stream reads logs"
         return LogStreamReader(source)
 
@@ -63,8 +74,14 @@ class BookKeeperSource(DataSource):
 
     def _sink(self, schema: StructType, *, overwrite: bool, is_stream: bool) -> SinkSettings:
         columns = [(one.name, one.dataType.simpleString()) for one in schema.fields]
-        options = SparkOptions(self.options)
-        settings = take_sink(options, columns, overwrite=overwrite, is_stream=is_stream)
+        options, is_insert = options_of_write(self.options, schema)
+        settings = take_sink(
+            SparkOptions(options),
+            columns,
+            overwrite=overwrite,
+            is_stream=is_stream,
+            filled_by_log=POSITIONS if is_insert else (),
+        )
         if settings.log is not None:
             client = settings.connection.client()
             find_log(client, settings.log, creates=settings.creates_logs)

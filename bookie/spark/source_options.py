@@ -19,6 +19,22 @@ READ_SECONDS_MAX = 120.0
 """A task that gets no record for so long fails, and is tried again."""
 
 
+DELAY_SECONDS = 900.0
+"""How long records wait for others by default; Kafka's source has the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """How large the batches of a stream are; None is no limit."""
+
+    rows_max: int | None = None
+    bytes_max: int | None = None
+    rows_min: int | None = None
+    """A batch waits until so many records are there."""
+    delay_seconds: float = DELAY_SECONDS
+    """It waits no longer than this."""
+
+
 @dataclass(frozen=True, slots=True)
 class LogSource:
     """A query that reads logs."""
@@ -32,8 +48,7 @@ class LogSource:
     fail_on_data_loss: bool
     split_bytes: int
     tasks_min: int | None
-    rows_per_trigger: int | None = None
-    bytes_per_trigger: int | None = None
+    batch_limits: BatchLimits = BatchLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +92,26 @@ def take_source(options: SparkOptions, *, is_stream: bool) -> LogSource | Ledger
             options.take_flag("failOnDataLoss", True),
             split_bytes,
             tasks_min,
-            options.take_count("maxEntriesPerTrigger", "maxOffsetsPerTrigger"),
-            options.take_bytes("maxBytesPerTrigger"),
+            _take_limits(options),
         )
     options.refuse_others()
     if is_stream and isinstance(source, LedgerSource):
         raise BadRequestError("a stream reads logs; read ledgers with spark.read, or name a log")
     return source
+
+
+def _take_limits(options: SparkOptions) -> BatchLimits:
+    rows_max = options.take_count("maxEntriesPerTrigger", "maxOffsetsPerTrigger")
+    bytes_max = options.take_bytes("maxBytesPerTrigger")
+    rows_min = options.take_count("minEntriesPerTrigger", "minOffsetsPerTrigger")
+    delay_seconds = options.take_seconds("maxTriggerDelay")
+    if rows_min is not None and rows_max is not None and rows_min > rows_max:
+        raise BadRequestError(
+            f"the option minEntriesPerTrigger is {rows_min}, and maxEntriesPerTrigger {rows_max}; "
+            "give a smaller minimum"
+        )
+    if delay_seconds is not None and rows_min is None:
+        raise BadRequestError(
+            "the option maxTriggerDelay ends the wait for minEntriesPerTrigger records; give both"
+        )
+    return BatchLimits(rows_max, bytes_max, rows_min, delay_seconds or DELAY_SECONDS)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from fractions import Fraction
 from typing import Any
 
 from bookie.errors import BadRequestError
@@ -124,19 +123,27 @@ def _is_anew(log: str, start: StreamOffset, end: StreamOffset) -> bool:
 
 
 def limited(
-    start: Mapping[tuple[str, int], int], end: Mapping[tuple[str, int], int], share: Fraction
+    start: Mapping[tuple[str, int], int], end: Mapping[tuple[str, int], int], rows: int
 ) -> LogOffsets:
-    """Offsets such that about `share` of each partition's records lie before them.
+    """Offsets with about `rows` records before them, shared in proportion to what waits.
 
-    At least one record does, if there is one. The order of partitions decides which gets it.
+    Each partition with records advances by one at least, so a long backlog elsewhere starves none.
+    So there are at most `rows` records, or one for each such partition if those are more.
+
+    Shares are in proportion, so partitions come to their ends together. Equal shares would read a
+    short partition far ahead of a long one, and the watermark of a query would drop the long one's.
     """
-    found: LogOffsets = {}
-    for key, last in end.items():
-        first = min(start.get(key, 0), last)
-        found[key] = first + int((last - first) * share)
-    if all(found[key] <= start.get(key, 0) for key in found):
-        for key, last in sorted(end.items()):
-            if start.get(key, 0) < last:
-                found[key] = start.get(key, 0) + 1
-                break
-    return found
+    waiting = {key: max(0, last - start.get(key, 0)) for key, last in end.items()}
+    busy = sum(1 for count in waiting.values() if count)
+    shared, spare = sum(waiting.values()) - busy, max(0, rows - busy)
+    if shared <= spare:
+        return dict(end)
+    return {
+        key: last - count + 1 + (count - 1) * spare // shared if (count := waiting[key]) else last
+        for key, last in end.items()
+    }
+
+
+def rows_between(start: Mapping[tuple[str, int], int], end: Mapping[tuple[str, int], int]) -> int:
+    """How many records lie between two offsets; a partition that `start` leaves out begins at 0."""
+    return sum(max(0, last - start.get(key, 0)) for key, last in end.items())

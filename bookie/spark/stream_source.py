@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -47,6 +46,7 @@ from bookie.spark.stream_offsets import (
     begins_of,
     from_json,
     limited,
+    rows_between,
 )
 
 T = TypeVar("T")
@@ -57,6 +57,9 @@ Kept = dict[str, dict[str, int | str]]
 
 POLL_SECONDS = 2.0
 """How long a stream waits for a record before Spark asks again."""
+
+GATHER_SECONDS = 0.2
+"""Between two looks while a batch waits for more records."""
 
 PATTERN_SECONDS = 1.0
 """Between two looks at a pattern that matches nothing yet."""
@@ -92,6 +95,11 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where a query of ``availableNow`` ends."""
         self._ends: StreamOffset | None = None
         """Where the partitions ended at the last look."""
+        self._due_at: float | None = SystemClock.monotonic()
+        """When waiting records become a batch, however few; None while none waits.
+
+        What waits when the query starts may have waited for long, so it is due at once.
+        """
 
     # ---- in the driver
 
@@ -110,11 +118,12 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = _patiently(lambda: self._look_at_ends(self._survey()))
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """What the options say. Spark takes one limit; the other one is kept by this source."""
-        if self.source.rows_per_trigger is not None:
-            return ReadMaxRows(self.source.rows_per_trigger)
-        if self.source.bytes_per_trigger is not None:
-            return ReadMaxBytes(self.source.bytes_per_trigger)
+        """What the options say. Spark takes one limit; the others are kept by this source."""
+        limits = self.source.batch_limits
+        if limits.rows_max is not None:
+            return ReadMaxRows(limits.rows_max)
+        if limits.bytes_max is not None:
+            return ReadMaxBytes(limits.bytes_max)
         return ReadAllAvailable()
 
     def latestOffset(self, start: Given, limit: ReadLimit) -> Kept:
@@ -184,26 +193,53 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _end_of_batch(self, begin: StreamOffset, limit: ReadLimit) -> StreamOffset:
         look = self._look(begin)
-        if look.end == begin and self._target is None:
+        if self._target is None and (look.end == begin or self._is_too_little(begin, look)):
             self._await_records(look)
             look = self._look(begin)
+            if self._is_too_little(begin, look):
+                return begin
         while look.end == begin and self._target is not None and self._behind_since:
             # The query would end, and nobody would be told.
             pause(BEHIND_PAUSE_SECONDS)
             look = self._look(begin)
+        self._due_at = None
         return self._within(look, limit)
 
+    def _is_too_little(self, begin: StreamOffset, look: Look) -> bool:
+        """Whether a batch is put off: records are fewer than it needs, and none waited too long."""
+        limits, now = self.source.batch_limits, SystemClock.monotonic()
+        end = look.end.offsets
+        rows = rows_between(_starts(look), end)
+        if not rows:
+            self._due_at = None
+        elif self._due_at is None:
+            self._due_at = now + limits.delay_seconds
+        if limits.rows_min is None or self._due_at is None or now >= self._due_at:
+            return False
+        # What was lost since is told at once.
+        is_whole = all(
+            key in look.begins and offset <= end.get(key, -1)
+            for key, offset in begin.offsets.items()
+        )
+        return is_whole and rows < limits.rows_min
+
     def _await_records(self, look: Look) -> None:
-        """Wait for a record; new logs of a pattern are seen at the next look."""
-        begin = {key: at for key, at in look.begins.items() if key in look.surveys.bounds()}
+        """Wait for a record, or until waiting ones are due; the next look sees new logs."""
+        known = look.surveys.bounds()
+        begin = {key: at for key, at in look.end.offsets.items() if key in known}
         if not begin:
             pause(PATTERN_SECONDS)
             return
         connection = self.source.connection
+        seconds = POLL_SECONDS
+        if self._due_at is not None:
+            seconds = min(seconds, max(0.0, self._due_at - SystemClock.monotonic()))
         with suppress(NoSuchLogError):  # the next look tells
             connection.client().await_records(
-                begin, password=connection.password(), timeout_seconds=POLL_SECONDS
+                begin, password=connection.password(), timeout_seconds=seconds
             )
+        if self._due_at is not None:  # further records come; each look costs a call to the bookies
+            pause(min(seconds, GATHER_SECONDS))
 
     def _look(self, begin: StreamOffset) -> Look:
         """Look at the logs, and where a batch from `begin` on would end without a limit."""
@@ -276,19 +312,22 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         surveys, end = look.surveys, look.end.offsets
         if isinstance(limit, ReadAllAvailable):
             return look.end
-        starts = {key: earliest for key, (earliest, _) in surveys.bounds().items()} | look.begins
+        starts = _starts(look)
         if isinstance(limit, ReadMaxRows):
-            waiting = sum(max(0, offset - starts[key]) for key, offset in end.items())
-            if waiting > limit.max_rows:
-                end = limited(starts, end, Fraction(limit.max_rows, waiting))
-        size = self.source.bytes_per_trigger
+            end = limited(starts, end, limit.max_rows)
+        size = self.source.batch_limits.bytes_max
         if isinstance(limit, ReadMaxBytes):
             size = limit.max_bytes
         if size is not None:
-            waiting = _bytes_between(starts, end, surveys)
-            if waiting > size:
-                end = limited(starts, end, Fraction(size, waiting))
+            waiting_bytes = _bytes_between(starts, end, surveys)
+            if waiting_bytes > size:
+                end = limited(starts, end, rows_between(starts, end) * size // waiting_bytes)
         return StreamOffset(end, look.end.log_ids)
+
+
+def _starts(look: Look) -> LogOffsets:
+    """Where a batch begins; partitions that are new begin at their earliest record."""
+    return {key: earliest for key, (earliest, _) in look.surveys.bounds().items()} | look.begins
 
 
 def _bytes_between(start: LogOffsets, end: LogOffsets, surveys: Surveys) -> int:

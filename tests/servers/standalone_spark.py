@@ -31,12 +31,12 @@ class StandaloneSpark:
     """For ``--master``."""
     web_port: int
     workers: Sequence[ServerProcess]
-    directory: Path
 
     def submit_command(self, *words: str) -> list[str]:
         """``spark-submit`` for a program and its arguments."""
         return [
             *_environment(),
+            f"PYSPARK_PYTHON={sys.executable}",
             str(SPARK_HOME / "bin" / "spark-submit"),
             *("--master", self.master),
             *("--conf", "spark.executor.memory=512m"),
@@ -59,26 +59,31 @@ class StandaloneSpark:
         return int(state["aliveworkers"])
 
 
-def _environment() -> list[str]:
+def _environment(home: Path = SPARK_HOME) -> list[str]:
     return [
         "env",
-        f"SPARK_HOME={SPARK_HOME}",
+        f"SPARK_HOME={home}",
         "SPARK_LOCAL_IP=127.0.0.1",
         "SPARK_DAEMON_MEMORY=256m",
         # Without it the master takes jobs over HTTP from everybody on the machine.
         "SPARK_MASTER_OPTS=-Dspark.master.rest.enabled=false",
-        f"PYSPARK_PYTHON={sys.executable}",
     ]
 
 
 @contextmanager
-def standalone_spark(directory: Path) -> Iterator[StandaloneSpark]:
-    """Start a cluster; all of its processes are killed at the end."""
+def standalone_spark(
+    directory: Path, *, home: Path = SPARK_HOME, path: str | None = None
+) -> Iterator[StandaloneSpark]:
+    """Start a cluster; all of its processes are killed at the end.
+
+    `home` is the pyspark that it has, and `path` the variable PATH of its processes.
+    """
     require_program("java", "openjdk-17-jre-headless")
     port, web_port, *ports = claimed_ports(2 + 2 * WORKERS)
     master_class = "org.apache.spark.deploy.master.Master"
     worker_class = "org.apache.spark.deploy.worker.Worker"
-    spark_class = [*_environment(), str(SPARK_HOME / "bin" / "spark-class")]
+    searched = [] if path is None else [f"PATH={path}"]
+    spark_class = [*_environment(home), *searched, str(home / "bin" / "spark-class")]
     address = ["--host", "127.0.0.1"]
     master = ServerProcess(
         "spark master",
@@ -98,7 +103,7 @@ def standalone_spark(directory: Path) -> Iterator[StandaloneSpark]:
         )
         for number in range(WORKERS)
     ]
-    cluster = StandaloneSpark(f"spark://127.0.0.1:{port}", web_port, workers, directory)
+    cluster = StandaloneSpark(f"spark://127.0.0.1:{port}", web_port, workers)
     with ExitStack() as stack:
         for one in (master, *workers):
             stack.callback(one.kill)

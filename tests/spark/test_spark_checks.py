@@ -134,6 +134,20 @@ except CannotStartError as error:
     assert re.search(said, _python(code).strip())
 
 
+def test_what_is_set_for_a_job_on_this_machine() -> None:
+    """A short job is fast, a busy machine gets time, and the user's settings go before."""
+    code = """
+from bookie.spark.session import open_session
+spark = open_session("x", "local[1]", {"spark.sql.shuffle.partitions": "3"})
+flags = spark._jvm.java.lang.management.ManagementFactory.getRuntimeMXBean().getInputArguments()
+print("FOUND", "-XX:TieredStopAtLevel=1" in list(flags))
+print("FOUND", spark.conf.get("spark.sql.shuffle.partitions"))
+print("FOUND", spark.conf.get("spark.python.authenticate.socketTimeout"))
+spark.stop()
+"""
+    assert re.findall("FOUND (.*)", _python(code)) == ["True", "3", "120s"]
+
+
 def test_a_pyspark_that_is_too_old_is_named_and_harms_no_other_source() -> None:
     code = """
 import pyspark.version

@@ -18,7 +18,7 @@ from pyspark.sql.streaming.datasource import (
     ReadMaxRows,
 )
 
-from bookie.api import LogPolicy
+from bookie.api import LogPolicy, NewRecord
 from bookie.errors import BadRequestError, LogTakenOverError, LogTruncatedError, NoSuchLogError
 from bookie.spark.batch_source import LogBatchReader
 from bookie.spark.options import SparkOptions
@@ -127,19 +127,85 @@ def test_trap_8_limits_of_rows_and_bytes_are_kept_together(
 
 
 @pytest.mark.parametrize("limit", [ReadMaxRows(1), ReadMaxBytes(1)])
-def test_the_smallest_limit_still_goes_on(
+def test_the_smallest_limit_still_advances_every_partition(
     uri: str, bk: SyncBookKeeper, log: str, limit: ReadLimit
 ) -> None:
     bk.create_log(log, partitions=3)
     with bk.open_log(log) as writer:
         for partition in range(3):
-            writer.append_many(numbers(partition), partition=partition)
+            writer.append_many(numbers(partition, 10 + partition), partition=partition)
     reader, end = started(uri, log=log, startingOffsets="earliest")
-    found: list[int] = []
-    for _ in range(3):
+    found: list[list[int]] = []
+    for _ in range(2):
         start, end = end, reader.latestOffset(end, limit)
-        found += values(reader, start, end)
-    assert found == [0, 1, 2]
+        found.append(values(reader, start, end))
+    assert found == [[0, 1, 2], [10, 11, 12]]
+
+
+@pytest.mark.parametrize("limits", [{"maxEntriesPerTrigger": 50}, {"maxBytesPerTrigger": "6k"}])
+def test_a_long_backlog_starves_no_short_partition(
+    uri: str, bk: SyncBookKeeper, log: str, limits: dict[str, Any]
+) -> None:
+    """Each batch takes from all partitions that have records, also when its limit is small."""
+    bk.create_log(log, partitions=4, policy=ONE_COPY)
+    with bk.open_log(log) as writer:
+        writer.append_many([b"%0100d" % n for n in range(2000)], partition=0)
+        for partition in range(1, 4):
+            writer.append_many(numbers(1, 2, 3), partition=partition)
+    reader, end = started(uri, log=log, startingOffsets="earliest", **limits)
+    for batch in range(1, 4):
+        start, end = end, reader.latestOffset(end, reader.getDefaultReadLimit())
+        assert [end[log][str(partition)] for partition in range(1, 4)] == [batch] * 3
+        assert 30 <= int(end[log]["0"]) - int(start[log]["0"]) <= 50
+
+
+def test_a_batch_waits_until_it_is_large_enough_or_old_enough(
+    uri: str, bk: SyncBookKeeper, log: str
+) -> None:
+    """What the query finds at its start is read at once; a restart delays nothing further."""
+    with bk.open_log(log) as writer:
+        writer.append(b"0")
+        least: dict[str, Any] = {"log": log, "minEntriesPerTrigger": 3}
+        reader, start = started(uri, startingOffsets="earliest", **least)
+        first = reader.latestOffset(start, ALL)
+        assert first[log]["0"] == 1
+        writer.append_many(numbers(1, 2))
+        assert reader.latestOffset(first, ALL) == first
+        writer.append(b"3")
+        second = reader.latestOffset(first, ALL)
+        assert values(reader, first, second) == [1, 2, 3]
+
+        hasty = stream(uri, maxTriggerDelay="1ms", **least)
+        assert hasty.latestOffset(second, ALL) == second
+        writer.append(b"4")
+        assert hasty.latestOffset(second, ALL)[log]["0"] == 5
+        assert stream(uri, **least).latestOffset(second, ALL)[log]["0"] == 5
+
+        # A query that ends waits for nothing.
+        ending = stream(uri, **least)
+        ending.prepareForTriggerAvailableNow()
+        third = ending.latestOffset(second, ALL)
+        assert third[log]["0"] == 5
+        assert ending.latestOffset(third, ALL) == third
+
+
+def test_a_start_by_times_of_partitions(uri: str, bk: SyncBookKeeper, log: str) -> None:
+    bk.create_log(log, partitions=2)
+    with bk.open_log(log) as writer:
+        for partition in range(2):
+            for number in range(4):
+                record = NewRecord(b"%d" % number, timestamp_ms=1000 * (number + 1))
+                writer.append_many([record], partition=partition)
+    times = json.dumps({log: {"0": 1500, "1": "1970-01-01T00:00:04Z"}})
+    reader, start = started(uri, log=log, startingOffsetsByTimestamp=times)
+    assert (start[log]["0"], start[log]["1"]) == (1, 3)
+    assert values(reader, start, reader.latestOffset(start, ALL)) == [1, 2, 3, 3]
+    for wrong, message in {
+        json.dumps({log: {"0": 1}}): "startingTimestamp says nothing of partition 1",
+        json.dumps({log: {"0": 1, "1": 1, "2": 1}}): "names partition 2 of .*, which is not read",
+    }.items():
+        with pytest.raises(BadRequestError, match=message):
+            stream(uri, log=log, startingTimestamp=wrong).initialOffset()
 
 
 def test_a_waiting_stream_wakes_for_a_record(uri: str, bk: SyncBookKeeper, log: str) -> None:

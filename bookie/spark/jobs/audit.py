@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the field's name for it)
 
 from bookie.client.replica_audit import DAMAGE
+from bookie.spark.collecting import collected
 from bookie.spark.executors import cores
 from bookie.spark.jobs import pictures
 from bookie.spark.jobs.marks import claim_report
@@ -151,15 +152,13 @@ def summarize(spark: SparkSession, report: str) -> AuditSummary:
     """Count what an audit has written."""
     found = spark.read.parquet(f"{report}/{VERDICTS}")
     damage = F.col("verdict").isin(*DAMAGE)
-    totals = found.agg(
-        F.countDistinct("ledgerId"), F.countDistinct(F.when(damage, F.col("ledgerId")))
-    ).first()
-    assert totals is not None, "an aggregate has one row"
-    rows = (
+    ((ledgers, damaged),) = collected(
+        found.agg(F.countDistinct("ledgerId"), F.countDistinct(F.when(damage, F.col("ledgerId"))))
+    )
+    rows = collected(
         found.groupBy("bookie", "verdict")
         .agg(F.countDistinct("ledgerId"), F.sum("entries"), F.sum("bytes"))
         .orderBy("bookie", "verdict")
-        .collect()
     )
     wrong = found.where("verdict <> 'ok'").orderBy("ledgerId", "bookie", "verdict")
     examples = [
@@ -171,10 +170,10 @@ def summarize(spark: SparkSession, report: str) -> AuditSummary:
             _ranges_text([(one["first"], one["last"]) for one in row["ranges"]]),
             row["detail"] or (f"found on {', '.join(row['foundOn'])}" if row["foundOn"] else ""),
         )
-        for row in wrong.limit(DAMAGED_ROWS_SHOWN).collect()
+        for row in collected(wrong.limit(DAMAGED_ROWS_SHOWN))
     ]
     counts = tuple(VerdictCount(*row) for row in rows)
-    return AuditSummary(report, totals[0], totals[1], counts, tuple(examples))
+    return AuditSummary(report, ledgers, damaged, counts, tuple(examples))
 
 
 def _ranges_text(ranges: Sequence[tuple[int, int]], shown: int = 6) -> str:

@@ -23,6 +23,7 @@ from bookie.formats.log_metadata import (
 )
 from bookie.log.compaction import CompactionGroup, CopiedGroup
 from bookie.protocol.compaction import CompactionLimits
+from bookie.spark.collecting import collected
 from bookie.spark.connecting import SparkConnection
 from bookie.spark.executors import cores
 
@@ -115,7 +116,7 @@ def _copy(
     frame = spark.createDataFrame(rows, GROUPS).repartition(len(rows))
     return [
         CopiedGroup(groups[row["number"]], _range_of(row["copied"]), row["reason"])
-        for row in frame.mapInArrow(_copying(connection, log), COPIES).collect()
+        for row in collected(frame.mapInArrow(_copying(connection, log), COPIES))
     ]
 
 

@@ -19,6 +19,7 @@ from pyspark.sql import functions as F  # noqa: N812  (the field's name for it)
 from bookie.client.replica_audit import REPAIRABLE
 from bookie.client.replica_plan import merged
 from bookie.client.replica_repair import CopyDamage
+from bookie.spark.collecting import collected
 from bookie.spark.connecting import SparkConnection
 from bookie.spark.executors import cores
 from bookie.spark.jobs.audit import VERDICTS
@@ -86,12 +87,12 @@ def repair(spark: SparkSession, metadata: str, report: str) -> RepairSummary:
     ).parquet(f"{report}/{REPAIRS}")
     damage.unpersist()
     done = spark.read.parquet(f"{report}/{REPAIRS}")
-    rows = done.groupBy("outcome").agg(F.count("*"), F.sum("entries"), F.sum("bytes")).collect()
+    rows = collected(done.groupBy("outcome").agg(F.count("*"), F.sum("entries"), F.sum("bytes")))
     return RepairSummary(
         {row[0]: row[1] for row in rows},
         sum(row[2] for row in rows),
         sum(row[3] for row in rows),
-        {row[0]: row[1] for row in left.collect()},
+        {row[0]: row[1] for row in collected(left)},
     )
 
 

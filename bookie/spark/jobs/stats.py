@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the field's name for it)
 
+from bookie.spark.collecting import collected
 from bookie.spark.jobs import pictures
 
 DAYS_SHOWN = 30
@@ -92,14 +93,14 @@ def stats(spark: SparkSession, metadata: str) -> ClusterStats:
     """Count what the cluster holds."""
     ledgers = _table(spark, metadata, "ledgers").cache()
     closed = ledgers.where("length IS NOT NULL")
-    totals = ledgers.agg(
+    sizes = ledgers.agg(
         F.count("*"),
         F.count_if(F.col("length").isNull()),
         F.coalesce(F.sum("entries"), F.lit(0)),
         F.coalesce(F.sum("length"), F.lit(0)),
         F.percentile_approx("length", [0.5, 0.95, 1.0]),
-    ).first()
-    assert totals is not None, "an aggregate has one row"
+    )
+    (totals,) = collected(sizes)
     logs = closed.groupBy(F.coalesce("log", F.lit("")).alias("log")).agg(
         F.count("*"), F.sum("entries"), F.sum("length").alias("bytes")
     )
@@ -118,9 +119,9 @@ def stats(spark: SparkSession, metadata: str) -> ClusterStats:
         bookies=_shares(spark, metadata),
         logs=tuple(
             LogShare(*row)
-            for row in logs.orderBy(F.desc("bytes"), "log").limit(LOGS_SHOWN).collect()
+            for row in collected(logs.orderBy(F.desc("bytes"), "log").limit(LOGS_SHOWN))
         ),
-        days=tuple(DayShare(*row) for row in reversed(sums.collect())),
+        days=tuple(DayShare(*row) for row in reversed(collected(sums))),
     )
     ledgers.unpersist()
     return found
@@ -144,7 +145,7 @@ def _shares(spark: SparkSession, metadata: str) -> tuple[BookieShare, ...]:
             row["bytes"] or 0,
             row["freeBytes"] or 0,
         )
-        for row in joined.collect()
+        for row in collected(joined)
     )
 
 

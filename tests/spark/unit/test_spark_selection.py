@@ -84,5 +84,31 @@ def test_places() -> None:
             start(startingOffsets=text)
     with pytest.raises(BadRequestError):
         start(startingTimestamp="yesterday")
+    with pytest.raises(BadRequestError, match="the option startingTimestamp: 'soon' is no time"):
+        start(startingTimestamp="soon")
     with pytest.raises(BadRequestError, match="cannot end at the earliest"):
         take_end(SparkOptions({"endingOffsets": '{"a": {"0": -2}}'}))
+
+
+def test_times_by_partition() -> None:
+    """In our option, and in those of Kafka's source."""
+    text = '{"a": {"0": 1700000000000, "1": "2023-11-14T22:13:21Z"}}'
+    times = {("a", 0): 1_700_000_000_000, ("a", 1): 1_700_000_001_000}
+    for name in ("startingTimestamp", "startingOffsetsByTimestamp"):
+        assert take_start(SparkOptions({name: text}), LATEST).times == times
+    for name in ("endingTimestamp", "endingOffsetsByTimestamp"):
+        assert take_end(SparkOptions({name: text})).times == times
+    with pytest.raises(BadRequestError, match="either the option startingOffsets or startingOff"):
+        take_start(
+            SparkOptions({"startingOffsets": "latest", "startingOffsetsByTimestamp": text}), LATEST
+        )
+
+
+@pytest.mark.parametrize(
+    "text", ["{", '{"a": 1}', '{"a": {"x": 1}}', '{"a": {"0": null}}', '{"a": {"0": true}}']
+)
+def test_what_are_no_times(text: str) -> None:
+    with pytest.raises(
+        BadRequestError, match="the option startingTimestamp is a time or JSON such"
+    ):
+        take_start(SparkOptions({"startingTimestamp": text}), LATEST)

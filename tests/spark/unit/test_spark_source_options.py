@@ -6,7 +6,7 @@ import pytest
 
 from bookie.errors import BadRequestError
 from bookie.spark.options import SparkOptions
-from bookie.spark.source_options import LedgerSource, LogSource, take_source
+from bookie.spark.source_options import BatchLimits, LedgerSource, LogSource, take_source
 from bookie.spark.stream_offsets import EARLIEST, LATEST
 
 URI = "local:///metadata"
@@ -22,12 +22,22 @@ def test_defaults_of_a_batch_and_of_a_stream() -> None:
     assert batch.end is not None
     assert stream.end is None
     assert batch.fail_on_data_loss
-    limited_ = take_source(
-        SparkOptions({**options, "maxOffsetsPerTrigger": "7", "maxBytesPerTrigger": "1m"}),
-        is_stream=True,
-    )
-    assert isinstance(limited_, LogSource)
-    assert (limited_.rows_per_trigger, limited_.bytes_per_trigger) == (7, 1 << 20)
+    assert stream.batch_limits == BatchLimits(None, None, None, 900)
+
+
+def test_limits_of_batches_by_both_of_their_names() -> None:
+    def limits(**given: str) -> BatchLimits:
+        options = SparkOptions({"metadata": URI, "log": "orders", **given})
+        found = take_source(options, is_stream=True)
+        assert isinstance(found, LogSource)
+        return found.batch_limits
+
+    both = limits(maxOffsetsPerTrigger="7", maxBytesPerTrigger="1m")
+    assert both == BatchLimits(7, 1 << 20, None, 900)
+    assert limits(minOffsetsPerTrigger="7") == limits(minEntriesPerTrigger="7")
+    for text, seconds in {"500ms": 0.5, "30s": 30, "5 min": 300, "15m": 900, "1D": 86400}.items():
+        found = limits(minEntriesPerTrigger="7", maxTriggerDelay=text)
+        assert (found.rows_min, found.delay_seconds) == (7, seconds)
 
 
 @pytest.mark.parametrize(
@@ -35,7 +45,13 @@ def test_defaults_of_a_batch_and_of_a_stream() -> None:
     [
         ({"ledgers": "1"}, "a stream reads logs"),
         ({"log": "a", "endingOffsets": "latest"}, "a stream has no end"),
+        ({"log": "a", "endingOffsetsByTimestamp": "{}"}, "a stream has no end"),
         ({"log": "a", "maxEntriesPerTrigger": "0"}, "a number from 1 on"),
+        ({"log": "a", "minEntriesPerTrigger": "0"}, "a number from 1 on"),
+        ({"log": "a", "minEntriesPerTrigger": "3", "maxOffsetsPerTrigger": "2"}, "smaller minimum"),
+        ({"log": "a", "maxTriggerDelay": "1m"}, "give both"),
+        ({"log": "a", "minEntriesPerTrigger": "3", "maxTriggerDelay": "60"}, "such as 30s or 15m"),
+        ({"log": "a", "minEntriesPerTrigger": "3", "maxTriggerDelay": "0s"}, "such as 30s or 15m"),
     ],
 )
 def test_what_a_stream_cannot_do(options: dict[str, str], message: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -89,16 +88,42 @@ def test_what_is_no_offset(text: str) -> None:
 
 
 @given(st.dictionaries(KEYS, st.tuples(st.integers(0, 99), st.integers(0, 99))), st.integers(1, 50))
-def test_a_limited_batch_is_within_its_bounds(
+def test_a_limited_batch_advances_every_partition(
     found: dict[tuple[str, int], tuple[int, int]], rows: int
 ) -> None:
-    """It goes forward, never over the limit but for one record, and never beyond the end."""
+    """It keeps the limit, but for one record of each partition, and never goes beyond the end."""
     start: LogOffsets = {key: min(pair) for key, pair in found.items()}
     end: LogOffsets = {key: max(pair) for key, pair in found.items()}
-    waiting = sum(end[key] - start[key] for key in end)
-    if waiting <= rows:
-        return
-    batch = limited(start, end, Fraction(rows, waiting))
+    waiting = {key: end[key] - start[key] for key in end}
+    batch = limited(start, end, rows)
     assert batch.keys() == end.keys()
-    assert all(start[key] <= batch[key] <= end[key] for key in end)
-    assert 1 <= sum(batch[key] - start[key] for key in end) <= rows
+    taken = {key: batch[key] - start[key] for key in end}
+    assert all(0 <= taken[key] <= waiting[key] for key in end)
+    assert all(taken[key] for key in end if waiting[key])
+    busy = sum(1 for count in waiting.values() if count)
+    assert sum(taken.values()) <= max(rows, busy)
+    if sum(waiting.values()) <= rows:
+        assert batch == end
+    # Rounding down costs less than one record of each partition.
+    assert sum(taken.values()) > min(rows, sum(waiting.values())) - max(1, busy)
+    assert sorted(end, key=lambda key: (waiting[key], taken[key])) == sorted(
+        end, key=lambda key: (taken[key], waiting[key])
+    )
+
+
+def test_a_long_backlog_starves_no_short_partition() -> None:
+    """Three short partitions end within as many batches as they have records."""
+    start: LogOffsets = {("a", number): 0 for number in range(4)}
+    end: LogOffsets = {("a", 0): 1_000_000, ("a", 1): 3, ("a", 2): 1, ("a", 3): 2}
+    batches = []
+    for _ in range(3):
+        later = limited(start, end, 1000)
+        batches.append([later[key] - start[key] for key in sorted(end)])
+        start = later
+    assert [shorts for _, *shorts in batches] == [[1, 1, 1], [1, 0, 1], [1, 0, 0]]
+    assert all(990 <= sum(batch) <= 1000 for batch in batches)
+
+
+def test_a_limit_below_the_number_of_partitions_gives_each_one_record() -> None:
+    end: LogOffsets = {("a", number): 100 for number in range(40)}
+    assert limited({}, end, 30) == dict.fromkeys(end, 1)

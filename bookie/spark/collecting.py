@@ -1,0 +1,41 @@
+"""Rows of a frame in the driver, also on a busy machine.
+
+Spark serves the rows on a socket, and gives up if the driver does not connect in time. The error is
+CANNOT_OPEN_SOCKET. PySpark 4.3 hides it behind an UnboundLocalError.
+"""
+
+from __future__ import annotations
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, Row
+
+from bookie.telemetry import event_log
+
+TRIES = 3
+
+_log = event_log(__name__)
+
+
+def collected(frame: DataFrame) -> list[Row]:
+    """All rows of a frame whose tasks may run again; asked for again if no socket was open.
+
+    Raises:
+        Exception: what Spark raises.
+    """
+    for _ in range(TRIES - 1):
+        try:
+            return frame.collect()
+        except Exception as error:
+            if not is_socket_error(error):
+                raise
+            _log.warning("spark_driver_asks_again", reason=str(error))
+    return frame.collect()
+
+
+def is_socket_error(error: BaseException | None) -> bool:
+    """Whether an error, or one that it hides, is that the driver got no connection."""
+    while error is not None:
+        if isinstance(error, PySparkException) and error.getCondition() == "CANNOT_OPEN_SOCKET":
+            return True
+        error = error.__cause__ or error.__context__
+    return False
