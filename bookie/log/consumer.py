@@ -76,6 +76,7 @@ class RecordFlow:
         """The next records of one partition."""
         await self._hand_back()
         while True:
+            await self._until_certain()
             consumer = self._consumer
             records = () if consumer is None or consumer.is_over else tuple(self._rest)
             self._consumer = None
@@ -88,6 +89,7 @@ class RecordFlow:
         """The next record, its partition and its token."""
         await self._hand_back()
         while True:
+            await self._until_certain()
             consumer = self._consumer
             if consumer is not None and not consumer.is_over:
                 record = next(self._rest, None)
@@ -95,6 +97,12 @@ class RecordFlow:
                     self._give(consumer, record)
                     return consumer, self._token, record
             await self._fetch()
+
+    async def _until_certain(self) -> None:
+        """Return when the rest of a batch may be given out, or will never be."""
+        while (consumer := self._consumer) and not (consumer.may_give or consumer.is_over):
+            self.news.clear()
+            await self.news.wait()
 
     def _give(self, consumer: PartitionConsumer, last: LogRecord) -> None:
         consumer.position = last.offset + 1

@@ -6,7 +6,8 @@ a new epoch. Only the epoch is relied on:
 ============================ =====================================================================
 what happens                 what follows
 ============================ =====================================================================
-the session is in doubt      no batch is given out until it is certain again
+the session is in doubt      nothing is given out until it is certain again, not even the rest of a
+                             batch (`RecordFlow` asks `may_give` for that)
 the session was lost, and    the lock is claimed again. If the cursor is still in this consumer's
 nobody else waits            epoch, it goes on where it was; otherwise the cursor is lost
 the session was lost, and    the lock is lost, and with it the cursor. A commit that is on its way
@@ -104,6 +105,14 @@ class PartitionConsumer:
         """Whether nothing more is given out: it was stopped, or lost."""
         return self._is_stopped or self.error is not None
 
+    @property
+    def may_give(self) -> bool:
+        """Whether the cursor is this consumer's for certain; if not, `on_news` tells of a change.
+
+        A lock that was claimed again has another token, until the cursor was checked.
+        """
+        return self._lock.is_held and self._lock.token == self._checked
+
     async def hold(self, start: Callable[[], Awaitable[int]] | None) -> None:
         """Wait until no other consumer holds the cursor, take it, and begin to read.
 
@@ -150,7 +159,7 @@ class PartitionConsumer:
             raise self.error
         if self._is_stopped:
             raise LogClosedError(f"the consumer of {self.partition} was closed")
-        if self._batch is None or not self._lock.is_held or self._lock.token != self._checked:
+        if self._batch is None or not self.may_give:
             return None
         batch, self._batch = self._batch, None
         self._room.set()

@@ -122,6 +122,35 @@ async def test_a_claim_that_cannot_be_watched_is_none(client: Client) -> None:
         assert lock.is_held
 
 
+# ---- behind
+
+
+async def test_a_holder_whose_server_is_late_still_hears_of_its_end(client: Client) -> None:
+    """It hears that its claim is gone, and asks a server that still has it (ZooKeeper's may)."""
+    lock = await client.locks.acquire(PATH)
+    former, token = lock.check().key, lock.token
+    gets = client.store.counts["get"]
+    await client.store.fall_behind()
+    await client.session.delete(former)
+    await until(lambda: client.store.counts["get"] > gets and lock.is_held)
+    assert lock.check().key != former
+    assert lock.token > token
+    assert await client.claims(PATH) == [lock.check().key]
+
+
+async def test_a_claim_that_was_not_answered_is_looked_for_on_a_server_that_has_it(
+    client: Client,
+) -> None:
+    """Otherwise the second attempt would make another claim."""
+    made: list[str] = []
+    client.store.lost_replies = 1
+    client.store.after_write = lambda operations: made.append(operations[0].key)
+    await client.store.fall_behind()
+    async with await client.locks.acquire(PATH, timeout_seconds=10) as lock:
+        assert await client.claims(PATH) == [lock.check().key]
+        assert len(made) == 1
+
+
 # ---- not answered
 
 
