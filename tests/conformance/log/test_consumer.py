@@ -341,17 +341,15 @@ async def test_the_rest_of_a_batch_waits_while_the_session_is_in_doubt(
         async with process.consumer() as consumer, asyncio.TaskGroup() as tasks:
             assert await values(consumer, 1) == [b"0"]
             participant = await process.client.participant()
-            for ask, expected in (
-                (lambda: _next_value(consumer), b"1"),
-                (lambda: _next_values(consumer), b"23"),
-            ):
+            for by_record in (True, False):
                 await backend.disconnect(process.session)
                 await until(lambda: not participant.is_certain)
-                waiting = tasks.create_task(ask())
+                asked = _next_value(consumer) if by_record else _next_values(consumer)
+                waiting = tasks.create_task(asked)
                 await settle()
                 assert not waiting.done()
                 await backend.reconnect(process.session)
-                assert await waiting == expected
+                assert await waiting == (b"1" if by_record else b"23")
 
 
 async def _next_values(consumer: LogConsumer) -> bytes:

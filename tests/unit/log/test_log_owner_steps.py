@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from bookie.api import BookKeeper, LogWriter, connect
+from bookie.client.append_queue import NewEntries
 from bookie.errors import NoSuchLedgerError
+from bookie.formats.log_record import Producer
 from bookie.log import takeover
 from bookie.log.partition_writer import PartitionWriter
+from bookie.log.unconfirmed import Segment, Unconfirmed
 from tests.unit.client.real_cluster import RealCluster, until
 from tests.unit.log.appending import error_of
 from tests.unit.log.written_logs import head_of, left_over, values_of
@@ -86,6 +90,51 @@ async def test_a_crash_in_a_roll_leaves_no_gap(cluster: RealCluster, bk: BookKee
     async with bk.open_log("orders") as new:
         assert (await new.append(b"second")).offset == 1
     assert await values_of(bk, cluster.store, "orders") == [b"first", b"second"]
+
+
+async def test_a_crash_in_a_roll_keeps_the_offsets_of_producers(
+    cluster: RealCluster, bk: BookKeeper
+) -> None:
+    """The old ledger's range is still open when the next one has records. What the new owner reads
+    back from there gets the offsets that it has."""
+    async with connect(cluster.uri) as other:
+        old = await other.open_log("orders")
+        first = [await old.append(b"%d" % n, producer=("shop", n)) for n in range(3)]
+        writer = owner_of(old)
+
+        async def never(_: object) -> None:
+            await asyncio.Event().wait()
+
+        writer._close_range = never
+        async with asyncio.TaskGroup() as tasks:
+            rolling = tasks.create_task(error_of(old.roll()))
+            await until(lambda: writer.ledger_id != first[0].ledger_id)
+            second = [await old.append(b"%d" % n, producer=("shop", n)) for n in range(3, 6)]
+            assert len((await head_of(cluster.store, "orders")).open_ranges) == 2
+            writer.abandon()
+            await rolling
+    async with bk.open_log("orders") as new:
+        again = [await new.append(b"%d" % n, producer=("shop", n)) for n in range(3, 6)]
+    assert again == second
+    assert len(await values_of(bk, cluster.store, "orders")) == 6
+
+
+async def test_a_producers_call_that_was_cut_keeps_its_numbers() -> None:
+    """What a closed ledger contains goes, and the rest has the numbers that follow, each time."""
+    segment = Segment(cast("Any", SimpleNamespace(ledger_id=7)), 0, 100, 0.0)
+    values = [b"%d" % number for number in range(6)]
+    appended = Unconfirmed(NewEntries.of(values), segment, Producer("shop", 10))
+    appended.first_entry_id = 3
+    assert appended.next_producer == ("shop", 10)
+    appended.keep(4)
+    assert appended.next_producer == ("shop", 12)
+    assert appended.entries.payloads == values[2:]
+    appended.first_entry_id = 0
+    appended.keep(0)
+    assert appended.next_producer == ("shop", 13)
+    assert [(run.first.offset, run.entries) for run in appended.runs] == [(103, 2), (100, 1)]
+    appended.keep(-1)
+    assert appended.next_producer == ("shop", 13)
 
 
 async def test_a_ledger_that_a_sweep_took_is_in_no_chain(
