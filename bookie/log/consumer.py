@@ -76,8 +76,9 @@ class RecordFlow:
         """The next records of one partition."""
         await self._hand_back()
         while True:
-            await self._until_certain()
             consumer = self._consumer
+            if consumer is not None:
+                await self._until_certain(consumer)
             records = () if consumer is None or consumer.is_over else tuple(self._rest)
             self._consumer = None
             if consumer is not None and records:
@@ -89,8 +90,9 @@ class RecordFlow:
         """The next record, its partition and its token."""
         await self._hand_back()
         while True:
-            await self._until_certain()
             consumer = self._consumer
+            if consumer is not None and not consumer.may_give:
+                await self._until_certain(consumer)
             if consumer is not None and not consumer.is_over:
                 record = next(self._rest, None)
                 if record is not None:
@@ -98,9 +100,9 @@ class RecordFlow:
                     return consumer, self._token, record
             await self._fetch()
 
-    async def _until_certain(self) -> None:
+    async def _until_certain(self, consumer: PartitionConsumer) -> None:
         """Return when the rest of a batch may be given out, or will never be."""
-        while (consumer := self._consumer) and not (consumer.may_give or consumer.is_over):
+        while not (consumer.may_give or consumer.is_over):
             self.news.clear()
             await self.news.wait()
 

@@ -44,6 +44,9 @@ from bookie.telemetry import event_log
 
 _log = event_log(__name__)
 
+CERTAIN_SECONDS = 0.001
+"""A look at the session's clock costs as much as a record, and sees that a process was stopped."""
+
 
 @dataclass(frozen=True, slots=True)
 class ConsumedBatch:
@@ -90,6 +93,9 @@ class PartitionConsumer:
         self._checked = 0
         """The lock's token when the cursor was last seen to be this consumer's."""
         self._batch: Sequence[LogRecord] | None = None
+        self._now = asyncio.get_running_loop().time
+        self._certain_until = 0.0
+        """So long `may_give` need not look again; 0 after every change of the lock."""
         self._room = asyncio.Event()
         """Set while no batch is waiting to be taken."""
         self._pump: asyncio.Task[None] | None = None
@@ -111,7 +117,13 @@ class PartitionConsumer:
 
         A lock that was claimed again has another token, until the cursor was checked.
         """
-        return self._lock.is_held and self._lock.token == self._checked
+        now = self._now()
+        if now < self._certain_until:
+            return True
+        if not (self._lock.is_held and self._lock.token == self._checked):
+            return False
+        self._certain_until = now + CERTAIN_SECONDS
+        return True
 
     async def hold(self, start: Callable[[], Awaitable[int]] | None) -> None:
         """Wait until no other consumer holds the cursor, take it, and begin to read.
@@ -232,6 +244,7 @@ class PartitionConsumer:
     # ---- the lock
 
     def _on_lock(self, state: LockState) -> None:
+        self._certain_until = 0.0
         if self._cursor is None or self._is_released or self.error is not None:
             return
         match state:

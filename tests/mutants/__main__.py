@@ -52,7 +52,7 @@ class Copy:
     def run(self, tests: Iterable[str], seconds_max: float) -> tuple[str, str]:
         """Run tests up to the first failure.
 
-        Returns "passed", "failed", "stood still" or "did not run", and what explains it.
+        Returns "passed", "failed", "stood still" or "not run", and what explains it.
         """
         options = ["-x", "-q", "--no-header", "-p", "no:randomly", "-p", "no:cacheprovider"]
         options += [f"--timeout={self._test_seconds:g}", "--tb=line"]
@@ -62,7 +62,7 @@ class Copy:
             return "stood still", f"for {seconds_max:g} s"
         if code == TESTS_FAILED:
             return "failed", last[0].partition(" - ")[0] if last else ""
-        return ("passed", "") if code == 0 else ("did not run", output[-2000:])
+        return ("passed", "") if code == 0 else ("not run", output[-2000:])
 
     def run_with(self, mutant: Mutant, seconds_max: float) -> tuple[str, str]:
         """Run the killers of a mutant with it; the copy is then as it was."""
@@ -112,7 +112,7 @@ def chosen(parts: Sequence[str], names: Sequence[str]) -> list[Mutant]:
 
 def _verdict(mutant: Mutant, outcome: str) -> tuple[bool, str]:
     """Whether all is as it should be, and what to say."""
-    if outcome == "did not run":
+    if outcome == "not run":
         return False, "NOT RUN"
     if outcome == "passed":
         return bool(mutant.harmless), "harmless" if mutant.harmless else "SURVIVED"
@@ -139,7 +139,7 @@ def main() -> int:
         tests = dict.fromkeys(test for one in mutants for test in one.killers)
         outcome, detail = copy.run(tests, given.seconds * len(mutants))
         if outcome != "passed":
-            print(f"without a bug, the tests {outcome}: {detail}")
+            print(f"without a bug, the tests have {outcome}: {detail}")
             return 1
         print(f"without a bug, {len(tests)} tests pass", flush=True)
         wrong = 0

@@ -413,8 +413,8 @@ CONSUMERS = (
     Mutant(
         "records are given out under another claim",
         "bookie/log/partition_consumer.py",
-        "return self._lock.is_held and self._lock.token == self._checked",
-        "return self._lock.is_held",
+        "if not (self._lock.is_held and self._lock.token == self._checked):",
+        "if not self._lock.is_held:",
         (f"{CONSUMER}nothing_is_given_out_under_another_claim_before_the_cursor_was_looked_at",),
         "Two consumers are given the same records, and one cannot commit them.",
     ),
