@@ -442,7 +442,7 @@ CONSUMERS = (
         "bookie/log/cursor_record.py",
         "            while offset > self.committed:",
         "            while offset != self.committed:",
-        (f"{CURSORS}commits_never_go_back[memory]",),
+        (f"{STORY}[a_cursor_does_not_go_back]",),
         "Records that were committed come again.",
     ),
     Mutant(
@@ -517,7 +517,7 @@ CONSUMERS = (
         "bookie/log/group_leader.py",
         "write_assignment(assignment, found.version, [condition])",
         "write_assignment(assignment, found.version, [])",
-        (f"{GROUP}a_former_leader_writes_nothing[memory]",),
+        (f"{GROUP}a_leader_writes_only_while_its_claim_stands[memory]",),
         "Partitions move to members that are gone.",
     ),
     Mutant(

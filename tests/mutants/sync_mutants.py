@@ -22,7 +22,7 @@ SYNC_MUTANTS = (
         "bookie/sync/consumers.py",
         "            self._uncommitted[last.partition] = last\n        return super()._fetch()",
         "            self._uncommitted = {last.partition: last}\n        return super()._fetch()",
-        (f"{LOGS}members_share_partitions_and_commit_what_they_were_given",),
+        (f"{LOGS}a_lost_partition_does_not_keep_others_from_being_committed",),
         "Records of other partitions come again after each restart.",
     ),
     Mutant(

@@ -81,6 +81,11 @@ async def test_chunks_go_when_all_of_them_is_gone(orders: MetadataLog) -> None:
     assert await orders.named() == [(n, 0, 9) for n in range(16, 60)]
     head = (await logs.read_head(partition, orders.log_id)).value
     assert head.chunk_bytes == 100 * 32
+    # So does a chunk of which one entry is left.
+    assert await truncate(orders.client, partition, before=239) == 239
+    assert await logs.chunk_numbers(partition) == [2, 3, 4, 5]
+    assert await truncate(orders.client, partition, before=240) == 240
+    assert await logs.chunk_numbers(partition) == [3, 4, 5]
     assert await truncate(orders.client, partition, before_ms=50) == 500
     assert await logs.chunk_numbers(partition) == []
     assert await orders.ledgers() == list(range(50, 60))
