@@ -125,8 +125,13 @@ class WaitQueue:
                 raise ClaimLostError(f"the claim {ticket.key} is gone")
             names = names[: names.index(ticket.name)]
             if ticket.in_doubt and names:
-                ours = {record.name for record in await self._find(ticket.guid)}
-                names = [name for name in names if name not in ours]
+                # The claim's other records are not in its way, nor those that went meanwhile.
+                others = {
+                    one.record.name
+                    for one in await self.contenders()
+                    if one.claim is None or one.claim.guid != ticket.guid
+                }
+                names = [name for name in names if name in others]
         if not names or mode is ClaimMode.EXCLUSIVE:
             return names[-1] if names else None
         before = set(names)

@@ -80,6 +80,8 @@ class RecordFlow:
         await self._hand_back()
         while True:
             consumer = self._consumer
+            if consumer is not None:
+                await self._until_certain(consumer)
             records = () if consumer is None or consumer.is_over else tuple(self._rest)
             self._consumer = None
             if consumer is not None and records:
@@ -92,12 +94,20 @@ class RecordFlow:
         await self._hand_back()
         while True:
             consumer = self._consumer
+            if consumer is not None and not consumer.may_give:
+                await self._until_certain(consumer)
             if consumer is not None and not consumer.is_over:
                 record = next(self._rest, None)
                 if record is not None:
                     self._give(consumer, record)
                     return consumer, self._token, record
             await self._fetch()
+
+    async def _until_certain(self, consumer: PartitionConsumer) -> None:
+        """Return when the rest of a batch may be given out, or will never be."""
+        while not (consumer.may_give or consumer.is_over):
+            self.news.clear()
+            await self.news.wait()
 
     def _give(self, consumer: PartitionConsumer, last: LogRecord) -> None:
         consumer.position = last.offset + 1

@@ -6,7 +6,8 @@ a new epoch. Only the epoch is relied on:
 ============================ =====================================================================
 what happens                 what follows
 ============================ =====================================================================
-the session is in doubt      no batch is given out until it is certain again
+the session is in doubt      nothing is given out until it is certain again, not even the rest of a
+                             batch (`RecordFlow` asks `may_give` for that)
 the session was lost, and    the lock is claimed again. If the cursor is still in this consumer's
 nobody else waits            epoch, it goes on where it was; otherwise the cursor is lost
 the session was lost, and    the lock is lost, and with it the cursor. A commit that is on its way
@@ -42,6 +43,9 @@ from bookie.log.reading import PartitionReading
 from bookie.telemetry import event_log
 
 _log = event_log(__name__)
+
+CERTAIN_SECONDS = 0.001
+"""A look at the session's clock costs as much as a record, and sees that a process was stopped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +93,9 @@ class PartitionConsumer:
         self._checked = 0
         """The lock's token when the cursor was last seen to be this consumer's."""
         self._batch: Sequence[LogRecord] | None = None
+        self._now = asyncio.get_running_loop().time
+        self._certain_until = 0.0
+        """So long `may_give` need not look again; 0 after every change of the lock."""
         self._room = asyncio.Event()
         """Set while no batch is waiting to be taken."""
         self._pump: asyncio.Task[None] | None = None
@@ -103,6 +110,20 @@ class PartitionConsumer:
     def is_over(self) -> bool:
         """Whether nothing more is given out: it was stopped, or lost."""
         return self._is_stopped or self.error is not None
+
+    @property
+    def may_give(self) -> bool:
+        """Whether the cursor is this consumer's for certain; if not, `on_news` tells of a change.
+
+        A lock that was claimed again has another token, until the cursor was checked.
+        """
+        now = self._now()
+        if now < self._certain_until:
+            return True
+        if not (self._lock.is_held and self._lock.token == self._checked):
+            return False
+        self._certain_until = now + CERTAIN_SECONDS
+        return True
 
     async def hold(self, start: Callable[[], Awaitable[int]] | None) -> None:
         """Wait until no other consumer holds the cursor, take it, and begin to read.
@@ -150,7 +171,7 @@ class PartitionConsumer:
             raise self.error
         if self._is_stopped:
             raise LogClosedError(f"the consumer of {self.partition} was closed")
-        if self._batch is None or not self._lock.is_held or self._lock.token != self._checked:
+        if self._batch is None or not self.may_give:
             return None
         batch, self._batch = self._batch, None
         self._room.set()
@@ -223,6 +244,7 @@ class PartitionConsumer:
     # ---- the lock
 
     def _on_lock(self, state: LockState) -> None:
+        self._certain_until = 0.0
         if self._cursor is None or self._is_released or self.error is not None:
             return
         match state:

@@ -51,6 +51,14 @@ class FaultyStore(MetadataStore):
         self.hold_changes = asyncio.Event()
         self.hold_changes.set()
         """Cleared: what watches saw waits."""
+        self._past: dict[str, Record] | None = None
+        """What reads show meanwhile; see `fall_behind`."""
+
+    async def fall_behind(self) -> None:
+        """Reads show what is there now until a sync or a write, as of a server that is late."""
+        past: dict[str, Record] = {}
+        await _copy_below(self._store, "/", past)
+        self._past = past
 
     @property
     def reads(self) -> int:
@@ -69,14 +77,21 @@ class FaultyStore(MetadataStore):
     async def get(self, key: str) -> Record | None:
         self._ask("get")
         await asyncio.sleep(self.latency_seconds)
+        if self._past is not None:
+            return self._past.get(key)
         return await self._store.get(key)
 
     async def exists(self, key: str) -> bool:
         self._ask("exists")
+        if self._past is not None:
+            return any(one == key or one.startswith(key + "/") for one in self._past)
         return await self._store.exists(key)
 
     async def get_children(self, key: str) -> list[str]:
         self._ask("get_children")
+        if self._past is not None:
+            below = [one.removeprefix(key + "/") for one in self._past if one.startswith(key + "/")]
+            return sorted({one.partition("/")[0] for one in below})
         return await self._store.get_children(key)
 
     async def scan_children(self, key: str, *, after: str = "") -> AsyncIterator[Record]:
@@ -84,6 +99,11 @@ class FaultyStore(MetadataStore):
         if self.lost_listings:
             self.lost_listings -= 1
             raise MetadataUnavailableError("the test lost the listing")
+        if self._past is not None:
+            for record in sorted(self._past.values(), key=lambda one: one.name):
+                if record.key == f"{key}/{record.name}" and record.name > after:
+                    yield record
+            return
         async for record in self._store.scan_children(key, after=after):
             yield record
 
@@ -104,6 +124,7 @@ class FaultyStore(MetadataStore):
         if self.lost_replies:
             self.lost_replies -= 1
             raise MetadataUnavailableError("the test lost the reply")
+        self._past = None
         return answer
 
     async def enclosing_scopes(self, names: Collection[str]) -> list[str]:
@@ -127,12 +148,21 @@ class FaultyStore(MetadataStore):
     async def sync(self) -> None:
         self._ask("sync")
         await self._store.sync()
+        self._past = None
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         pass
+
+
+async def _copy_below(store: MetadataStore, key: str, to: dict[str, Record]) -> None:
+    for name in await store.get_children(key):
+        child = f"{key.rstrip('/')}/{name}"
+        if (record := await store.get(child)) is not None:
+            to[child] = record
+        await _copy_below(store, child, to)
 
 
 class _HeldChanges:

@@ -51,8 +51,10 @@ async def test_a_lone_candidate_leads_until_it_resigns(client: Client) -> None:
     assert await candidate.election.elect(b"again") is LEADING
     assert candidate.heard == [LEADING]
     assert await candidate.leader() == b"me"
+    lock = candidate.election.lock
     await candidate.election.close()
     assert candidate.heard == [LEADING, NO_LEADER]
+    assert not lock.is_held, "whoever kept it hears that it is over"
     assert await candidate.leader() is None
     with pytest.raises(LockLostError):
         _ = candidate.election.token

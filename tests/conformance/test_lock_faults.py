@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -18,7 +19,7 @@ from bookie.errors import (
     LockLostError,
     MetadataUnavailableError,
 )
-from bookie.metadata.model import Operation, Put
+from bookie.metadata.model import Operation, Put, Record
 from tests.conformance.backends import Backend
 from tests.conformance.clients import Client, NewClient
 from tests.conformance.waiting import cancel_in, settle, until, until_found
@@ -122,6 +123,72 @@ async def test_a_claim_that_cannot_be_watched_is_none(client: Client) -> None:
         assert lock.is_held
 
 
+# ---- behind
+
+
+async def test_a_holder_whose_server_is_late_still_hears_of_its_end(client: Client) -> None:
+    """It hears that its claim is gone, and asks a server that still has it (ZooKeeper's may)."""
+    lock = await client.locks.acquire(PATH)
+    former, token = lock.check().key, lock.token
+    gets = client.store.counts["get"]
+    await client.store.fall_behind()
+    await client.session.delete(former)
+    await until(lambda: client.store.counts["get"] > gets and lock.is_held)
+    assert lock.check().key != former
+    assert lock.token > token
+    assert await client.claims(PATH) == [lock.check().key]
+
+
+async def test_a_claim_that_was_not_answered_is_looked_for_on_a_server_that_has_it(
+    client: Client,
+) -> None:
+    """Otherwise the second attempt would make another claim."""
+    made: list[str] = []
+    client.store.lost_replies = 1
+    client.store.after_write = lambda operations: made.append(operations[0].key)
+    await client.store.fall_behind()
+    async with await client.locks.acquire(PATH, timeout_seconds=10) as lock:
+        assert await client.claims(PATH) == [lock.check().key]
+        assert len(made) == 1
+
+
+async def test_a_claim_of_the_session_before_is_no_claim(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The session ended between two attempts, and the first one's record goes a moment later."""
+    seen: list[str] = []
+    scan = client.store.scan_children
+
+    async def scan_as_another_session(key: str, *, after: str = "") -> AsyncIterator[Record]:
+        async for record in scan(key, after=after):
+            seen.append(record.key)
+            yield replace(record, stat=replace(record.stat, created_by_self=False))
+
+    client.store.lost_replies = 1
+    with monkeypatch.context() as lingering:
+        lingering.setattr(client.store, "scan_children", scan_as_another_session)
+        lock = await client.locks.acquire(PATH, timeout_seconds=10)
+    assert lock.check().key not in seen[:1]
+    await lock.release()
+
+
+async def test_a_lock_that_is_claimed_anew_is_lost_to_a_faster_one(new_client: NewClient) -> None:
+    """Nobody is in the queue when the holder looks, and somebody when its new claim is made."""
+    first, second = await new_client(), await new_client()
+    late = await first.locks.acquire(PATH)
+    await second.session.sync()
+    first.store.hold_writes.clear()
+    writes = first.store.counts["transaction"]
+    await second.session.delete(late.check().key)
+    await until(lambda: first.store.counts["transaction"] > writes)
+    async with await second.locks.acquire(PATH, timeout_seconds=10) as lock:
+        first.store.hold_writes.set()
+        await until(lambda: late.state in (LockState.HELD, LockState.LOST))
+        assert late.state is LockState.LOST
+        assert lock.is_held
+    await until_found(lambda: has_claims(second, 0))
+
+
 # ---- not answered
 
 
@@ -183,6 +250,27 @@ async def test_a_first_attempt_that_is_very_late_goes_too(client: Client) -> Non
     await settle()
     await client.session.transaction(client.store.lost[0])
     await until_found(lambda: has_claims(client, 0))
+
+
+async def test_a_first_attempt_that_comes_behind_the_lock_goes_too(new_client: NewClient) -> None:
+    """The lock was held for longer than its maker looks for what may come late."""
+    client = await new_client(session_timeout_seconds=3.0)
+    client.store.lost_requests = 1
+    lock = await client.locks.acquire(PATH)
+    await until(lambda: not client.participant._sweeping)
+    await lock.release()
+    await client.session.transaction(client.store.lost[0])
+    await until_found(lambda: has_claims(client, 0))
+
+
+async def test_a_lock_is_not_busy_with_its_own_first_attempt(client: Client) -> None:
+    """Who does not wait is not sent away by it."""
+    client.store.lost_requests = 1
+    async with asyncio.TaskGroup() as group:
+        trying = group.create_task(client.locks.try_acquire(PATH))
+        await let_the_first_be_late(client)
+    assert trying.result().is_held
+    await until_found(lambda: has_claims(client, 1))
 
 
 async def test_a_take_over_that_fails_because_it_was_done_leaves_no_claim(

@@ -101,6 +101,9 @@ async def test_the_content_may_change_after_somebody_deleted_the_claim(client: C
         held = await client.locks.read(PATH)
         assert held is not None
         assert held.content == b"2"
+        record = await client.session.get(lock.check().key)
+        assert record is not None
+        assert record.ephemeral, "it ends with the session"
     assert await client.claims(PATH) == []
 
 

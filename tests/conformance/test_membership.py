@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -17,6 +18,7 @@ from bookie.errors import (
     MetadataUnavailableError,
 )
 from bookie.formats.service_instance import ServiceInstance
+from bookie.metadata.model import Record
 from tests.conformance.backends import Backend
 from tests.conformance.clients import Client, NewClient
 from tests.conformance.waiting import settle, until, until_found
@@ -184,3 +186,40 @@ async def test_services_are_found_by_name(new_client: NewClient) -> None:
         assert await there.lookup("auditor") == {"one": instance}
     with pytest.raises(BadRequestError):
         here.announce("auditor", "one", ServiceInstance("10.0.0.1", 0))
+
+
+async def test_a_member_that_did_not_get_in_goes_also_on_a_late_server(
+    client: Client, new_client: NewClient
+) -> None:
+    """Its record was written and not answered; the server that is asked does not have it yet."""
+    observer = await new_client()
+    await client.store.fall_behind()
+    client.store.lost_replies = 1
+    with pytest.raises(MetadataUnavailableError):
+        await Group(client.participant, "/group").join("a").__aenter__()
+
+    async def is_gone() -> bool:
+        await observer.session.sync()
+        return await Group(observer.participant, "/group").members() == {}
+
+    await until_found(is_gone)
+
+
+async def test_a_record_of_the_session_before_is_taken_over(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is still there when the member looks, and goes with that session a moment later."""
+    async with Group(client.participant, "/group").join("a", b"1") as member:
+        get, writes = client.store.get, client.store.counts["transaction"]
+
+        async def get_as_another_session(key: str) -> Record | None:
+            record = await get(key)
+            return record and replace(record, stat=replace(record.stat, created_by_self=False))
+
+        monkeypatch.setattr(client.store, "get", get_as_another_session)
+        await member.update(b"1")
+        assert client.store.counts["transaction"] == writes + 1
+        monkeypatch.undo()
+        record = await client.session.get(member.key)
+        assert record is not None
+        assert record.created_by_self

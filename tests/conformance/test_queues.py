@@ -326,3 +326,47 @@ async def test_who_is_done_too_late_keeps_no_new_item_from_others(client: Client
         await late.done()
     assert await queue.size() == 1
     assert await take(queue) == b"new"
+
+
+async def test_done_is_known_although_a_server_is_late(client: Client) -> None:
+    """The first attempt was not answered, and the look for it goes to a server that is behind."""
+    queue = Queue(client.participant, "/queue")
+    await queue.put(b"x")
+    taken = await queue.take()
+    await client.store.fall_behind()
+    client.store.lost_replies = 1
+    await taken.done()
+    await client.session.sync()
+    assert await queue.size() == 0
+
+
+async def test_an_item_whose_claim_was_not_answered_and_that_another_took_stays_his(
+    new_client: NewClient,
+) -> None:
+    """Who asked in vain clears away what he may have left, and nothing else."""
+    first = await new_client(session_timeout_seconds=3.0)
+    second, third = await new_client(), await new_client()
+    await Queue(second.participant, "/queue").put(b"x")
+    await first.session.sync()
+    first.store.loses_request = lambda operations: "/taken/" in operations[0].key
+    with pytest.raises(MetadataUnavailableError):
+        await Queue(first.participant, "/queue").take(timeout_seconds=20)
+    async with await Queue(second.participant, "/queue").take(timeout_seconds=20) as taken:
+        await until(lambda: not first.participant._sweeping)
+        await third.session.sync()
+        with pytest.raises(OperationTimeoutError):
+            await Queue(third.participant, "/queue").take(timeout_seconds=0.2)
+        assert taken.value == b"x"
+
+
+async def test_an_item_that_is_done_is_not_claimed(new_client: NewClient) -> None:
+    """Who takes sees it and no claim on it, because its server is behind."""
+    first, second = await new_client(), await new_client()
+    queue = Queue(first.participant, "/queue")
+    await queue.put(b"x")
+    await first.store.fall_behind()
+    await second.session.sync()
+    assert await take(Queue(second.participant, "/queue")) == b"x"
+    assert await queue._take() is None
+    await first.session.sync()
+    assert await first.session.get_children("/queue/taken") == []

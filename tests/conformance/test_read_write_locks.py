@@ -95,3 +95,18 @@ async def test_a_writer_waits_only_for_the_last_reader_before_it(
 async def _has_asked(client: Client) -> bool:
     await asyncio.sleep(0)
     return client.store.counts["exists"] == 1
+
+
+async def test_a_claim_that_cannot_be_read_keeps_readers_out(
+    client: Client, locks: ReadWriteLocks
+) -> None:
+    """It may be that of a writer of a newer version."""
+    key = f"{PATH}/claim-{32 * '0'}-"
+    unreadable = await client.session.put(key, b"of a newer version", sequential=True)
+    with pytest.raises(LockBusyError):
+        await locks.try_read(PATH)
+    with pytest.raises(OperationTimeoutError):
+        await locks.read(PATH, timeout_seconds=0.05)
+    await client.session.delete(unreadable.key)
+    async with await locks.read(PATH, timeout_seconds=10) as lock:
+        assert lock.is_held

@@ -297,6 +297,65 @@ async def test_nothing_is_given_out_while_the_session_is_in_doubt(
             assert consumer.committed == 2
 
 
+@pytest.mark.parametrize("taken", [1, 3], ids=["in a batch", "between batches"])
+async def test_nothing_is_given_out_under_another_claim_before_the_cursor_was_looked_at(
+    backend: Backend, orders: LogProcess, new_process: NewProcess, taken: int
+) -> None:
+    """The session was lost, and somebody reset the cursor before the lock was claimed again."""
+    other = await new_process()
+    async with orders.consumer() as consumer:
+        await values(consumer, taken)
+        inner = consumer._consumer
+        cursor, may_look = inner.cursor, asyncio.Event()
+        await until(lambda: inner._batch is not None)
+        check = cursor.check
+
+        async def look_late() -> None:
+            await may_look.wait()
+            await check()
+
+        cursor.check = look_late  # type: ignore[method-assign]
+        token = inner._lock.token
+        await backend.expire(orders.session)
+        await until(lambda: inner._lock.is_held and inner._lock.token != token)
+        await other.cursors().reset("billing", 1)
+        await until(lambda: inner._lock.is_held)
+        async with asyncio.TaskGroup() as tasks:
+            waiting = tasks.create_task(_lost(consumer))
+            await settle()
+            assert consumer.position == taken
+            may_look.set()
+            assert "was reset" in str(await waiting) or "lost the cursor" in str(await waiting)
+        assert consumer.position == taken
+
+
+async def test_the_rest_of_a_batch_waits_while_the_session_is_in_doubt(
+    cut_off_backend: Backend, history: CursorHistory
+) -> None:
+    """Records one by one, and as a batch; it is given out when the session is certain again."""
+    backend, logs = cut_off_backend, FakeLogs(batch_size=4)
+    logs.append(FIRST, b"0", b"1", b"2", b"3")
+    async with AsyncExitStack() as stack:
+        process = await process_maker(backend, logs, history, stack)(6.0)
+        await process.client.create(ORDERS)
+        async with process.consumer() as consumer, asyncio.TaskGroup() as tasks:
+            assert await values(consumer, 1) == [b"0"]
+            participant = await process.client.participant()
+            for by_record in (True, False):
+                await backend.disconnect(process.session)
+                await until(lambda: not participant.is_certain)
+                asked = _next_value(consumer) if by_record else _next_values(consumer)
+                waiting = tasks.create_task(asked)
+                await settle()
+                assert not waiting.done()
+                await backend.reconnect(process.session)
+                assert await waiting == (b"1" if by_record else b"23")
+
+
+async def _next_values(consumer: LogConsumer) -> bytes:
+    return b"".join(record.value for record in (await consumer.next_batch()).records)
+
+
 # ---- resets
 
 

@@ -226,3 +226,17 @@ async def test_two_who_take_at_once_get_different_tokens(
     with pytest.raises(CursorLostError):
         await seconds[0].commit(1)
     assert history.check() == 2
+
+
+async def test_a_holder_on_a_late_server_hears_that_it_lost_its_cursor(
+    two: LogProcess, new_process: NewProcess
+) -> None:
+    """It looks when it has claimed its lock again; the server still has its own epoch."""
+    other = await new_process()
+    await two.cursors().create("billing")
+    held = await take_cursor(two.client, CursorRecord(two.client, FIRST, "billing"))
+    await held.check()
+    await two.store.fall_behind()
+    await take_cursor(other.client, CursorRecord(other.client, FIRST, "billing"))
+    with pytest.raises(CursorLostError):
+        await held.check()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
@@ -24,7 +24,7 @@ from bookie.errors import (
 )
 from bookie.log.consumer import AutoCommit
 from bookie.log.group import GroupMember, GroupRecord, group_status, join_group
-from bookie.metadata.model import Check
+from bookie.metadata.model import Check, Operation
 from tests.conformance.backends import Backend
 from tests.conformance.log.conftest import FIRST, ORDERS, LogProcess, NewProcess
 from tests.conformance.log.fake_logs import CursorHistory, FakeLogs
@@ -306,6 +306,25 @@ async def test_a_former_leader_writes_nothing(orders: LogProcess, team: Team) ->
         await group.write_assignment(
             found.value, found.version, [Check(record.key, record.version)]
         )
+
+
+async def test_a_leader_writes_only_while_its_claim_stands(orders: LogProcess, team: Team) -> None:
+    """Each assignment is written with the claim to lead as its condition."""
+    leader = await team.join("a")
+    await until(lambda: team.shares() == {"a": 6})
+    group = ConsumerGroup(orders.session, GROUP)
+    (claim,) = await orders.session.get_children(group.leader_key)
+    assigned: list[set[str]] = []
+
+    def note(operations: Sequence[Operation]) -> None:
+        if any(one.key == group.assignment_key for one in operations):
+            assigned.append({one.key for one in operations if isinstance(one, Check)})
+
+    leader.process.store.after_write = note
+    await team.join("b")
+    await until(lambda: team.shares() == {"a": 3, "b": 3})
+    assert assigned
+    assert all(f"{group.leader_key}/{claim}" in checked for checked in assigned)
 
 
 async def test_a_name_belongs_to_one_member(orders: LogProcess, new_process: NewProcess) -> None:

@@ -98,6 +98,15 @@ def test_groups_keep_the_order(codes: list[int]) -> None:
     assert found == expected
 
 
+def test_groups_of_many_rows_keep_the_order() -> None:
+    """Of few rows any sorting keeps it."""
+    codes = np.arange(5000) * 7919 % 3
+    rows = SinkRows(pa.array([b"%04d" % place for place in range(5000)], pa.binary()))
+    for code, some in rows.groups(codes):
+        expected = [b"%04d" % place for place in range(5000) if codes[place] == code]
+        assert some.value.to_pylist() == expected
+
+
 def test_partitions_by_column_then_key_then_turn() -> None:
     rows = SinkRows(
         pa.array([b""] * 4, pa.binary()),

@@ -12,6 +12,7 @@ import pytest
 from bookie.api import BookKeeper, connect
 from bookie.client.replica_audit import REPAIRABLE, ReplicaVerdict
 from bookie.client.replica_repair import CopyDamage, RepairOutcome
+from bookie.cluster.cookies import CookieManager
 from bookie.cluster.ledgers import LedgerManager
 from bookie.cluster.underreplication import UnderreplicationManager
 from bookie.formats.ledger_metadata import Fragment, LedgerMetadata
@@ -221,6 +222,28 @@ async def test_what_a_bookie_in_limbo_lacks_is_copied_back(
         assert all("in limbo" in one.detail for one in found)
         assert [one.outcome for one in await _repair(bk, found)] == ["repaired", "repaired"]
         assert await _damage(bk) == []
+
+
+async def test_a_bookie_of_another_incarnation_is_given_nothing(
+    cluster: RealCluster, bk: BookKeeper
+) -> None:
+    """It lost what it had, and was registered anew: what it is given now may be lost as well."""
+    metadata = await _write(bk)
+    lacking = await _unstore(cluster, metadata)
+    found = await _damage(bk)
+    cookies = CookieManager(cluster.store)
+    cookie = await cookies.read_latest(lacking)
+    assert cookie is not None
+    renewed = await cookies.write(replace(cookie.value, incarnation="another"), cookie.version)
+    (outcome,) = await _repair(bk, found)
+    assert (outcome.outcome, outcome.entries) == ("refused", 0)
+    assert "another incarnation" in outcome.detail
+    rows = [
+        one async for some in cluster.bookies[int(lacking[1:])].list_ledgers(-1) for one in some
+    ]
+    assert metadata.ledger_id not in {one.ledger_id for one in rows}
+    await cookies.write(cookie.value, renewed.version)
+    assert [one.outcome for one in await _repair(bk, found)] == ["repaired"]
 
 
 async def test_a_deleted_ledger_is_no_damage_and_not_written(

@@ -447,3 +447,17 @@ async def test_aborts_of_the_same_ledgers_meet(orders: MetadataLog, store: Fault
     async with before_a_write(store, lambda: direct.abort(given[:5])) as aborted:
         assert await orders.publisher.abort(given) == [5, 6, 7, 8, 9]
     assert aborted == [[0, 1, 2, 3, 4]]
+
+
+async def test_a_driver_on_a_late_server_sees_what_was_done(
+    store: FaultyStore, orders: MetadataLog
+) -> None:
+    """Which log there is now, and which batch of an application was the last one."""
+    other = metadata_client(store._store)
+    await orders.make_ledger(1, entries=10)
+    await store.fall_behind()
+    assert await MetadataLog(other, orders.log_id).batch(7, pending(1, 0, 9))
+    assert await orders.publisher.last_batch(APPLICATION) == 7
+    await store.fall_behind()
+    late = await metadata_log(other, name=LogName("default", "late"))
+    assert await LogPublisher(orders.client, late.name).publish(APPLICATION, 0, [])

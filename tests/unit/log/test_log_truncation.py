@@ -20,7 +20,7 @@ from bookie.formats.log_record import LogPosition
 from bookie.log import publisher as publisher_module
 from bookie.log.head_keeper import HeadKeeper
 from bookie.log.retention import apply_retention
-from bookie.log.truncation import truncate
+from bookie.log.truncation import truncate, truncate_as
 from bookie.metadata.model import NOT_EXISTS
 from bookie.protocol.chain import LedgerEnd, taken_over, with_closed, with_ledger
 from tests.conformance.faulty_store import FaultyStore
@@ -81,6 +81,11 @@ async def test_chunks_go_when_all_of_them_is_gone(orders: MetadataLog) -> None:
     assert await orders.named() == [(n, 0, 9) for n in range(16, 60)]
     head = (await logs.read_head(partition, orders.log_id)).value
     assert head.chunk_bytes == 100 * 32
+    # So does a chunk of which one entry is left.
+    assert await truncate(orders.client, partition, before=239) == 239
+    assert await logs.chunk_numbers(partition) == [2, 3, 4, 5]
+    assert await truncate(orders.client, partition, before=240) == 240
+    assert await logs.chunk_numbers(partition) == [3, 4, 5]
     assert await truncate(orders.client, partition, before_ms=50) == 500
     assert await logs.chunk_numbers(partition) == []
     assert await orders.ledgers() == list(range(50, 60))
@@ -284,3 +289,23 @@ async def test_a_truncation_uses_the_newest_head(orders: MetadataLog, store: Fau
         assert await truncate(orders.client, orders.partition(), before=10) == 20
     assert truncated == [20]
     assert await orders.ledgers() == [2]
+
+
+async def test_a_bound_that_is_lower_at_the_second_attempt_keeps_chunks(
+    orders: MetadataLog, store: FaultyStore, small_heads: None
+) -> None:
+    """A cursor was protected between the two, and the head changed as well."""
+    await orders.publish_ledgers(0, 30)
+    assert await orders.client.logs.chunk_numbers(orders.partition()) == [0, 1]
+    await orders.make_ledger(30, entries=10)
+    other = MetadataLog(metadata_client(store._store), orders.log_id)
+    offsets = iter([200, 30])
+
+    async def choose(_: object) -> int:
+        return next(offsets)
+
+    async with before_a_write(store, lambda: other.batch(30, pending(30, 0, 9))):
+        start = await truncate_as(orders.client, orders.partition(), orders.log_id, choose)
+    assert start == 30
+    assert await orders.client.logs.chunk_numbers(orders.partition()) == [0, 1]
+    assert len(await orders.named()) == 31

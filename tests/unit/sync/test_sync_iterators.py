@@ -90,6 +90,29 @@ def test_nothing_is_lost_or_repeated(ahead: int) -> None:
     assert list(numbers) == []
 
 
+def test_items_that_come_just_before_the_end_are_not_lost() -> None:
+    """Whoever finds nothing, and then that the generator has ended, looks for items once more."""
+    source = Source(3, error=NoSuchEntryError("the end"))
+    pump = source._pump(source._generate(), 8, None)
+    assert pump._ended.wait(WAIT_SECONDS_MAX)
+    pump._wait()
+    assert [next(pump) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(NoSuchEntryError, match="the end"):
+        next(pump)
+
+
+def test_an_item_that_comes_just_before_the_wait_is_seen() -> None:
+    """Its flag is taken down by whoever begins to wait, who looks once more after that."""
+    source = Source(1)
+    pump = source._pump(source._generate(), 8, 0.2)
+    assert source.stuck.wait(WAIT_SECONDS_MAX)
+    pump._wait()
+    assert next(pump) == 0
+    with pytest.raises(OperationTimeoutError):
+        pump._wait()
+    pump.stop()
+
+
 def test_closing_cancels_the_generator() -> None:
     """What was read ahead is dropped, and closing again has no effect."""
     source = Source(3)

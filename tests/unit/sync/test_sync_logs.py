@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from itertools import chain, islice
+from typing import cast
 
 import pytest
 
@@ -13,12 +14,16 @@ from bookie.errors import (
     BadRequestError,
     CursorLostError,
     LogTakenOverError,
+    NoSuchLedgerError,
     NoSuchLogError,
     OperationTimeoutError,
 )
 from bookie.formats.log_record import LogRecord, encode_log_record
+from bookie.log.reader import LogReader
 from bookie.sync import SyncBookKeeper
 from bookie.sync.given_records import GivenRecords
+from bookie.sync.log_reader import SyncLogReader
+from bookie.sync.loop_thread import this_process
 
 WAIT_SECONDS_MAX = 120.0
 
@@ -133,6 +138,75 @@ def test_seeking_in_one_partition_leaves_the_others(bk: SyncBookKeeper) -> None:
             reader.seek(0, partition=2)
 
 
+def test_seeking_in_one_partition_leaves_what_was_read_ahead_of_others(bk: SyncBookKeeper) -> None:
+    """Several batches of one partition were read ahead: it goes on with the first of them."""
+    bk.create_log("wide", partitions=2)
+    with bk.open_log("wide") as log:
+        for first in range(0, 50, 10):
+            log.append_many([b"%d" % (first + n) for n in range(10)], partition=0)
+            log.roll()
+        log.append(b"other", partition=1)
+    with bk.log_reader("wide", timeout=WAIT_SECONDS_MAX) as reader:
+        seen = [next(iter(reader)) for _ in range(3)]
+        pump = reader._batches
+        assert pump is not None
+        wait_until(lambda: pump._ended.is_set() or len(pump.waiting) >= 2)
+        reader.seek("earliest", partition=1)
+        seen += list(reader)
+    offsets = [one.offset for one in seen if one.partition == 0]
+    assert offsets == list(range(50))
+
+
+def test_the_lag_of_a_reader_counts_what_was_read_ahead(bk: SyncBookKeeper) -> None:
+    """Whole batches that nobody has asked for yet."""
+    with bk.open_log("orders") as log:
+        for first in range(0, 50, 10):
+            log.append_many([b"%d" % (first + n) for n in range(10)])
+            log.roll()
+    with bk.log_reader("orders") as reader:
+        next(iter(reader))
+        pump = reader._batches
+        assert pump is not None
+        wait_until(lambda: pump._ended.is_set() or len(pump.waiting) >= 2)
+        assert pump.waiting
+        assert reader.lag() == 49
+
+
+def test_a_reader_goes_on_after_an_error() -> None:
+    """The next loop begins a new iteration of the reader behind it."""
+
+    class Failing:
+        """A reader that fails once, behind its first batch."""
+
+        def __init__(self) -> None:
+            self.iterations = 0
+
+        async def batches(self) -> AsyncGenerator[Sequence[int], None]:
+            self.iterations += 1
+            yield [self.iterations]
+            if self.iterations == 1:
+                raise NoSuchLedgerError("once")
+
+    reader = SyncLogReader(this_process.home(), cast("LogReader", Failing()), None)
+    records: Iterator[object] = iter(reader)
+    assert next(records) == 1
+    with pytest.raises(NoSuchLedgerError):
+        next(records)
+    records = iter(reader)
+    assert list(records) == [2]
+    reader.close()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Return when something holds, which the loop of the clients brings about."""
+    pause = threading.Event()
+    for _ in range(int(WAIT_SECONDS_MAX / 0.01)):
+        if condition():
+            return
+        pause.wait(0.01)
+    raise AssertionError("what was waited for does not happen")
+
+
 def test_a_follower_waits_and_a_wait_may_be_repeated(bk: SyncBookKeeper) -> None:
     """The next loop goes on behind a timeout."""
     with bk.open_log("orders") as log, bk.log_reader("orders", follow=True) as reader:
@@ -204,6 +278,34 @@ def test_a_wait_of_a_consumer_may_be_repeated(bk: SyncBookKeeper) -> None:
         bk.cursors("orders").reset("slow")
         with pytest.raises(CursorLostError):
             consumer.commit()
+
+
+def test_a_batch_that_comes_with_the_timeout_is_not_lost(bk: SyncBookKeeper) -> None:
+    """It has arrived in the loop, and the caller has just given the wait up."""
+    fill(bk, 80)
+    with bk.consume("orders", cursor="billing", timeout=WAIT_SECONDS_MAX) as consumer:
+        consumer._run(consumer._arrive(), None)
+        consumer._run(consumer._arrive(), None)
+        assert [one.offset for one in islice(consumer, 80)] == list(range(80))
+
+
+def test_a_lost_partition_does_not_keep_others_from_being_committed(bk: SyncBookKeeper) -> None:
+    """The cursor of one was reset: that is an error, once, and the others are committed."""
+    bk.create_log("jobs", partitions=3)
+    with (
+        bk.open_log("jobs") as log,
+        bk.join_group("g", logs=["jobs"], member="a", timeout=WAIT_SECONDS_MAX) as member,
+    ):
+        for partition in range(3):
+            log.append_many([b"%d" % number for number in range(5)], partition=partition)
+        seen = list(islice(member, 15))
+        lost = seen[0].partition.number
+        bk.cursors("jobs").reset("g", "earliest", partition=lost)
+        with pytest.raises(CursorLostError):
+            member.commit()
+        found = {one.partition.number: one.cursor.offset for one in bk.group_status("g").cursors}
+        assert found == {number: 0 if number == lost else 5 for number in range(3)}
+        member.commit()
 
 
 def test_cursors_are_made_moved_and_deleted(bk: SyncBookKeeper) -> None:

@@ -1,0 +1,18 @@
+"""All mutants."""
+
+from __future__ import annotations
+
+from tests.mutants.client_mutants import CLIENT_MUTANTS
+from tests.mutants.coordination_mutants import COORDINATION_MUTANTS
+from tests.mutants.log_mutants import LOG_MUTANTS
+from tests.mutants.mutant import Mutant
+from tests.mutants.spark_mutants import SPARK_MUTANTS
+from tests.mutants.sync_mutants import SYNC_MUTANTS
+
+MUTANTS: tuple[Mutant, ...] = (
+    *CLIENT_MUTANTS,
+    *COORDINATION_MUTANTS,
+    *LOG_MUTANTS,
+    *SYNC_MUTANTS,
+    *SPARK_MUTANTS,
+)
