@@ -28,6 +28,7 @@ from bookie.errors import (
     CursorLostError,
     MetadataUnavailableError,
     NoSuchCursorError,
+    NoSuchLogError,
     SessionLostError,
 )
 from bookie.formats.ledger_metadata import Versioned
@@ -140,7 +141,7 @@ class HeldCursor:
         self._epoch = taken.value.epoch
         self._owner = taken.value.owner
         self._serial = asyncio.Lock()
-        self._lost: CursorLostError | None = None
+        self._lost: CursorLostError | NoSuchLogError | None = None
         """Set for good as soon as it is known that another epoch has begun."""
 
     @property
@@ -160,6 +161,7 @@ class HeldCursor:
 
         Raises:
             CursorLostError: the cursor belongs to another consumer, was reset, or was deleted.
+            NoSuchLogError: the log was deleted.
             MetadataUnavailableError, SessionLostError: unknown whether it was committed. A later
                 commit decides.
         """
@@ -181,7 +183,7 @@ class HeldCursor:
         try:
             found = await asked
         except NoSuchCursorError as error:
-            self._lost = CursorLostError(f"{self._record} was deleted")
+            self._lost = await self._why_deleted()
             raise self._lost from error
         if (found.value.epoch, found.value.owner) != (self._epoch, self._owner):
             self._lost = CursorLostError(
@@ -190,6 +192,14 @@ class HeldCursor:
             )
             raise self._lost
         self._found = found
+
+    async def _why_deleted(self) -> CursorLostError | NoSuchLogError:
+        """A log takes its cursors with it."""
+        try:
+            await self._client.definition(self._record.partition.name)
+        except NoSuchLogError as error:
+            return error
+        return CursorLostError(f"{self._record} was deleted")
 
 
 async def take_cursor(

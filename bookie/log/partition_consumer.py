@@ -34,6 +34,7 @@ from bookie.errors import (
     CursorLostError,
     LogClosedError,
     MetadataClosedError,
+    NoSuchLogError,
 )
 from bookie.formats.claim import Claim, ClaimMode
 from bookie.formats.log_record import LogRecord
@@ -181,7 +182,7 @@ class PartitionConsumer:
         """The next consumer begins at `offset`; raises what `HeldCursor.commit` does."""
         try:
             await self.cursor.commit(offset)
-        except CursorLostError as error:
+        except (CursorLostError, NoSuchLogError) as error:
             self._fail(error)
             raise
 
@@ -265,7 +266,7 @@ class PartitionConsumer:
         while self.error is None and not self._is_released:
             try:
                 await self.cursor.check()
-            except (CursorLostError, MetadataClosedError) as error:
+            except (CursorLostError, NoSuchLogError, MetadataClosedError) as error:
                 self._fail(error)
             except BookieError:
                 await self._participant.pause(attempt)

@@ -1,5 +1,6 @@
-"""An episode in which ids get several lives: ledgers are deleted and made anew, proofs of deletions
-are swept, and the metadata store goes back in time. Clocks are days off meanwhile.
+"""An episode in which ids get several lives, stores go back in time, and clocks are days off.
+
+Ledgers are deleted and made anew, also with swept proofs of their deletions.
 
 Every payload names its ledger's creation token. So whoever gets an entry of another life sees it,
 and :class:`Lives` says so.
