@@ -2,7 +2,7 @@
 
 ::
 
-    python -m tests.mutants                   # all, an hour
+    python -m tests.mutants                   # all, a quarter of an hour
     python -m tests.mutants log/ spark/       # those of files whose path has one of these parts
     python -m tests.mutants -k token -k sync  # those whose names have one of these parts
     python -m tests.mutants --list
