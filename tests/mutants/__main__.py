@@ -2,7 +2,7 @@
 
 ::
 
-    python -m tests.mutants                   # all, an hour
+    python -m tests.mutants                   # all, a quarter of an hour
     python -m tests.mutants log/ spark/       # those of files whose path has one of these parts
     python -m tests.mutants -k token -k sync  # those whose names have one of these parts
     python -m tests.mutants --list
@@ -89,9 +89,12 @@ class Copy:
         )
         try:
             output, _ = process.communicate(timeout=seconds_max)
-        except subprocess.TimeoutExpired:
+        except BaseException as error:
             os.killpg(process.pid, signal.SIGKILL)  # with the servers that the tests started
-            return None, process.communicate()[0]
+            output, _ = process.communicate()
+            if isinstance(error, subprocess.TimeoutExpired):
+                return None, output
+            raise
         return process.returncode, output
 
 
@@ -110,7 +113,7 @@ def chosen(parts: Sequence[str], names: Sequence[str]) -> list[Mutant]:
     ]
 
 
-def _verdict(mutant: Mutant, outcome: str) -> tuple[bool, str]:
+def verdict_of(mutant: Mutant, outcome: str) -> tuple[bool, str]:
     """Whether all is as it should be, and what to say."""
     if outcome == "not run":
         return False, "NOT RUN"
@@ -127,8 +130,9 @@ def main() -> int:
     parser.add_argument("-k", dest="names", action="append", default=[], metavar="NAME")
     parser.add_argument("--list", action="store_true", help="print the mutants, and run nothing")
     parser.add_argument("--test-seconds", type=float, default=60.0, help="of one test, at most")
-    parser.add_argument("--seconds", type=float, default=900.0, help="of one mutant, at most")
+    parser.add_argument("--seconds", type=float, default=300.0, help="of one mutant, at most")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the tests end as well
     mutants = chosen(given.part, given.names)
     if given.list:
         for one in mutants:
@@ -146,7 +150,7 @@ def main() -> int:
         for one in mutants:
             begin = time.monotonic()
             outcome, detail = copy.run_with(one, given.seconds)
-            is_right, verdict = _verdict(one, outcome)
+            is_right, verdict = verdict_of(one, outcome)
             wrong += not is_right
             seconds = time.monotonic() - begin
             print(f"{verdict:9} {one.name} ({one.path}, {seconds:.0f} s) {detail}", flush=True)

@@ -66,7 +66,7 @@ COORDINATION_MUTANTS = (
         "    async def _claim_anew",
         (f"{LOCKS}a_short_outage_makes_a_lock_uncertain_and_nothing_else[memory]",),
         "A lock is held for certain while its session is in doubt.",
-        harmless="A check ends with an answer of the store; the session is certain by events then.",
+        harmless="`state` asks the session itself, by its events and by the clock.",
     ),
     Mutant(
         "a claim waits for the first one",

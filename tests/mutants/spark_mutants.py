@@ -72,12 +72,8 @@ SPARK_MUTANTS = (
         "bookie/spark/sink_task.py",
         "        while self._under_way:\n            self._settle()\n        cut",
         "        cut",
-        (
-            f"{TASK}a_record_that_is_too_large_fails_the_attempt",
-            f"{TASK}many_rows_keep_their_order",
-        ),
+        (f"{TASK}a_record_that_is_too_large_fails_the_attempt",),
         "Rows that were not written are committed.",
-        harmless="`cut` waits for all appends of its range itself, and raises what they raised.",
     ),
     Mutant(
         "a task writes without a bound",
@@ -85,7 +81,7 @@ SPARK_MUTANTS = (
         "            while self._under_way and self._under_way_bytes + size_bytes > "
         "UNDER_WAY_BYTES_MAX:\n                self._settle()\n",
         "",
-        (f"{TASK}many_rows_keep_their_order",),
+        (f"{TASK}what_is_under_way_has_a_bound",),
         "A task runs out of memory.",
     ),
     Mutant(
@@ -115,10 +111,12 @@ SPARK_MUTANTS = (
     Mutant(
         "slices overlap",
         "bookie/spark/splits.py",
-        "                found.append(LogSlice(log, partition, start, at))\n"
-        "                start, room = at, float(size_bytes)",
-        "                found.append(LogSlice(log, partition, start, at))\n"
-        "                start, room = at - 1, float(size_bytes)",
+        """\
+                found.append(LogSlice(log, partition, start, at))
+                start, room""",
+        """\
+                found.append(LogSlice(log, partition, start, at + 1))
+                start, room""",
         (f"{UNIT}splits.py::test_slices_cover_the_spans_once_and_in_order",),
         "Rows are read twice.",
     ),

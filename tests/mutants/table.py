@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.mutants.client_mutants import CLIENT_MUTANTS
+from tests.mutants.cluster_mutants import CLUSTER_MUTANTS
 from tests.mutants.coordination_mutants import COORDINATION_MUTANTS
 from tests.mutants.log_mutants import LOG_MUTANTS
 from tests.mutants.mutant import Mutant
@@ -11,6 +12,7 @@ from tests.mutants.sync_mutants import SYNC_MUTANTS
 
 MUTANTS: tuple[Mutant, ...] = (
     *CLIENT_MUTANTS,
+    *CLUSTER_MUTANTS,
     *COORDINATION_MUTANTS,
     *LOG_MUTANTS,
     *SYNC_MUTANTS,

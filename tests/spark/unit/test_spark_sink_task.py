@@ -123,6 +123,20 @@ def test_many_rows_keep_their_order(
     assert values(bk, "a") == expected
 
 
+def test_what_is_under_way_has_a_bound(
+    bk: SyncBookKeeper, writers: TaskWriters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One piece at least, however large it is."""
+    monkeypatch.setattr(sink_task, "UNDER_WAY_BYTES_MAX", 5_000)
+    monkeypatch.setattr(sink_task, "PIECE_ROWS", 20)
+    task = SinkTask(SETTINGS, APPLICATION, writers, bk, 0)
+    for _ in range(5):
+        task.add(rows(*((f"{number:100}", "a") for number in range(100))))
+        assert task._under_way
+        assert sum(size for _, size in task._under_way) == task._under_way_bytes <= 5_000
+    task.finish()
+
+
 def test_a_task_writes_to_so_many_partitions(
     bk: SyncBookKeeper, writers: TaskWriters, monkeypatch: pytest.MonkeyPatch
 ) -> None:
