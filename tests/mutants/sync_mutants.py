@@ -20,8 +20,9 @@ SYNC_MUTANTS = (
     Mutant(
         "a member commits its last batch only",
         "bookie/sync/consumers.py",
-        "            self._uncommitted[last.partition] = last\n        return super()._fetch()",
-        "            self._uncommitted = {last.partition: last}\n        return super()._fetch()",
+        "            self._uncommitted[last.log_partition] = last\n        return super()._fetch()",
+        "            self._uncommitted = {last.log_partition: last}\n"
+        "        return super()._fetch()",
         (f"{LOGS}a_lost_partition_does_not_keep_others_from_being_committed",),
         "Records of other partitions come again after each restart.",
     ),
@@ -110,9 +111,9 @@ SYNC_MUTANTS = (
     ),
     Mutant(
         "gRPC is used after a fork",
-        "bookie/sync/loop_thread.py",
-        "self._has_lost_grpc |= home is not None and home.was_used",
-        "self._has_lost_grpc = False",
+        "bookie/env/forks.py",
+        "self._is_broken |= self._was_used",
+        "self._is_broken = False",
         ("tests/unit/sync/test_sync_forks.py",),
         "A forked process crashes or hangs.",
     ),

@@ -57,7 +57,7 @@ class Logs:
         monkeypatch.setattr(SparkConnection, "client", lambda _: client)
 
     def _survey(self, *_: object) -> Surveys:
-        return Surveys(cast("Any", dict(self.by_name)), LogSelection(tuple(self.by_name)))
+        return Surveys(cast("Any", dict(self.by_name)), LogSelection(pattern=".*"))
 
     def stream(self, **options: str) -> LogStreamReader:
         """A new query over all logs."""
@@ -71,6 +71,13 @@ class Logs:
 def logs(monkeypatch: pytest.MonkeyPatch) -> Logs:
     """No log yet."""
     return Logs(monkeypatch)
+
+
+def bare(offsets: Any) -> dict[str, dict[str, int]]:
+    """Offsets without the ids of their logs."""
+    return {
+        log: {key: at for key, at in each.items() if key != "id"} for log, each in offsets.items()
+    }
 
 
 def started(logs: Logs, **options: str) -> tuple[LogStreamReader, Any]:
@@ -90,7 +97,7 @@ def test_a_query_starts_where_its_options_say(logs: Logs) -> None:
         ({"startingOffsets": '{"a": {"0": -2, "1": -1}}'}, {"0": 3, "1": 4}),
         ({"startingOffsets": '{"a": {"0": 5, "1": 4}}'}, {"0": 5, "1": 4}),
     ):
-        assert logs.stream(**options).initialOffset() == {"a": offsets}
+        assert bare(logs.stream(**options).initialOffset()) == {"a": offsets}
 
 
 def test_a_start_behind_the_end_is_refused(logs: Logs) -> None:
@@ -105,11 +112,12 @@ def test_the_first_offset_is_the_start_itself(logs: Logs) -> None:
     """Spark keeps it with an empty batch, whatever is there by then."""
     log = logs.by_name["a"] = ALog((0, 4))
     stream = logs.stream()
-    assert stream.initialOffset() == {"a": {"0": 4}}
+    start = stream.initialOffset()
+    assert bare(start) == {"a": {"0": 4}}
     log.now = [(0, 9)]
-    assert stream.initialOffset() == {"a": {"0": 4}}
-    assert stream.latestOffset({"a": {"0": 4}}, ALL) == {"a": {"0": 4}}
-    assert stream.latestOffset({"a": {"0": 4}}, ALL) == {"a": {"0": 9}}
+    assert stream.initialOffset() == start
+    assert stream.latestOffset(start, ALL) == start
+    assert bare(stream.latestOffset(start, ALL)) == {"a": {"0": 9}}
 
 
 def test_a_stream_waits_for_a_record(logs: Logs) -> None:
@@ -117,7 +125,7 @@ def test_a_stream_waits_for_a_record(logs: Logs) -> None:
     log = logs.by_name["a"] = ALog((0, 4))
     stream, start = started(logs)
     logs.while_waiting = lambda: log.now.__setitem__(0, (0, 6))
-    assert stream.latestOffset(start, ALL) == {"a": {"0": 6}}
+    assert bare(stream.latestOffset(start, ALL)) == {"a": {"0": 6}}
 
 
 def test_an_end_that_goes_back_for_a_moment_loses_nothing(logs: Logs) -> None:
@@ -146,7 +154,7 @@ def test_a_log_that_is_deleted_is_a_loss(logs: Logs) -> None:
     del logs.by_name["b"]
     with pytest.raises(LogTruncatedError, match="the log b was deleted; set failOnDataLoss"):
         careful.latestOffset(start, ALL)
-    assert careless.latestOffset(start, ALL) == {"a": {"0": 4}}
+    assert bare(careless.latestOffset(start, ALL)) == {"a": {"0": 4}}
 
 
 def test_a_log_that_is_made_anew_is_a_loss(logs: Logs) -> None:
@@ -154,10 +162,11 @@ def test_a_log_that_is_made_anew_is_a_loss(logs: Logs) -> None:
     logs.by_name["a"] = ALog((0, 4))
     stream, start = started(logs)
     logs.by_name["a"].now = [(0, 5)]
-    assert stream.latestOffset(start, ALL) == {"a": {"0": 5}}
+    end = stream.latestOffset(start, ALL)
+    assert bare(end) == {"a": {"0": 5}}
     logs.by_name["a"] = ALog((0, 9), log_id="2")
     with pytest.raises(LogTruncatedError, match="the log a was deleted and made anew"):
-        stream.latestOffset({"a": {"0": 5}}, ALL)
+        stream.latestOffset(end, ALL)
 
 
 def test_available_now_ends_with_what_was_there(logs: Logs) -> None:
@@ -166,9 +175,9 @@ def test_available_now_ends_with_what_was_there(logs: Logs) -> None:
     stream, start = started(logs, startingOffsets="earliest")
     stream.prepareForTriggerAvailableNow()
     log.now = [(0, 50)]
-    assert stream.latestOffset(start, ReadMaxRows(5)) == {"a": {"0": 5}}
-    assert stream.latestOffset({"a": {"0": 5}}, ReadMaxRows(5)) == {"a": {"0": 9}}
-    assert stream.latestOffset({"a": {"0": 9}}, ReadMaxRows(5)) == {"a": {"0": 9}}
+    for expected in (5, 9, 9):
+        start = stream.latestOffset(start, ReadMaxRows(5))
+        assert bare(start) == {"a": {"0": expected}}
 
 
 def test_a_batch_keeps_both_limits(logs: Logs) -> None:
@@ -179,11 +188,11 @@ def test_a_batch_keeps_both_limits(logs: Logs) -> None:
     )
     limit = stream.getDefaultReadLimit()
     assert isinstance(limit, ReadMaxRows)
-    assert stream.latestOffset(start, limit) == {"a": {"0": 20}}
+    assert bare(stream.latestOffset(start, limit)) == {"a": {"0": 20}}
     stream, start = started(
         logs, startingOffsets="earliest", maxEntriesPerTrigger="7", maxBytesPerTrigger="2000"
     )
-    assert stream.latestOffset(start, stream.getDefaultReadLimit()) == {"a": {"0": 7}}
+    assert bare(stream.latestOffset(start, stream.getDefaultReadLimit())) == {"a": {"0": 7}}
 
 
 def test_truncated_bytes_do_not_count(logs: Logs) -> None:
@@ -192,7 +201,7 @@ def test_truncated_bytes_do_not_count(logs: Logs) -> None:
     options = {"startingOffsets": "earliest", "maxBytesPerTrigger": "1000"}
     stream, start = started(logs, failOnDataLoss="false", **options)
     log.now = [(8, 14)]
-    assert stream.latestOffset(start, stream.getDefaultReadLimit()) == {"a": {"0": 14}}
+    assert bare(stream.latestOffset(start, stream.getDefaultReadLimit())) == {"a": {"0": 14}}
 
 
 def test_a_partition_that_is_new_begins_at_its_earliest_record(logs: Logs) -> None:
@@ -201,7 +210,7 @@ def test_a_partition_that_is_new_begins_at_its_earliest_record(logs: Logs) -> No
     stream, start = started(logs)
     logs.by_name["b"] = ALog((7, 9))
     end = stream.latestOffset(start, ALL)
-    assert end == {"a": {"0": 4}, "b": {"0": 9}}
+    assert bare(end) == {"a": {"0": 4}, "b": {"0": 9}}
     (split,) = stream.partitions(start, end)
     part = cast("Any", split).slice
     assert (part.log, part.partition, part.start, part.end) == ("b", 0, 7, 9)

@@ -299,7 +299,7 @@ def test_a_lost_partition_does_not_keep_others_from_being_committed(bk: SyncBook
         for partition in range(3):
             log.append_many([b"%d" % number for number in range(5)], partition=partition)
         seen = list(islice(member, 15))
-        lost = seen[0].partition.number
+        lost = seen[0].partition
         bk.cursors("jobs").reset("g", "earliest", partition=lost)
         with pytest.raises(CursorLostError):
             member.commit()
