@@ -69,7 +69,7 @@ def test_five_minutes_and_every_example(home: Path) -> None:
     assert append_again == exactly_once == ""
     assert [int(line.split()[0]) for line in read.splitlines()][:2] == [5, 6]
     assert read.splitlines()[-1].endswith("b'order 10'")
-    assert join == "orders#0 b'order 0'\n"
+    assert join == "orders 0 1 b'order 0'\n"  # a snapshot of producers has offset 0
     assert publish == "True\n"
     counted = python(home, COUNT)
     assert counted == "11\n"
