@@ -23,7 +23,7 @@ async def apply_retention(client: LogClient, partition: LogPartition) -> int:
         NoSuchLogError: there is no such log.
         MetadataError: the metadata store failed; it may be truncated.
         FormatError: the chain or a cursor cannot be read; nothing was truncated.
-        NotEnoughBookiesError: no bookie tells the time; nothing was truncated.
+        NotEnoughBookiesError: too few bookies tell the time; nothing was truncated.
     """
     definition = await client.definition(partition.name)
 

@@ -64,7 +64,7 @@ async def sweep_logs(
 
     Raises:
         MetadataError: the logs or the ledgers cannot be listed.
-        NotEnoughBookiesError: no bookie tells the time; nothing was swept.
+        NotEnoughBookiesError: too few bookies tell the time; nothing was swept.
     """
     sweep = _Sweep(client, older_than_seconds, dry_run=dry_run)
     await sweep.run()
