@@ -50,7 +50,7 @@ from bookie.log.cursors import Cursors
 from bookie.log.group import GroupMember, GroupRecord, GroupStatus
 from bookie.log.partitions_reader import PartitionsReader
 from bookie.log.positions import LogPositions
-from bookie.log.publisher import LogPublisher
+from bookie.log.publisher import LogPublisher, RecordBounds
 from bookie.log.range_writer import PendingRange, RangeWriter
 from bookie.log.reader import LogReader
 from bookie.log.record_encoder import NewRecord
@@ -108,6 +108,7 @@ __all__ = [
     "ReadWriteLocks",
     "ReaderHandle",
     "Record",
+    "RecordBounds",
     "Resync",
     "ServiceInstance",
     "Stat",

@@ -22,6 +22,7 @@ from bookie.cli.stores import on_cluster, on_store
 from bookie.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from bookie.spark.jobs.moving import Moved
     from bookie.spark.session import Session
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
@@ -76,6 +77,38 @@ Checkpoint = Annotated[
 
 Create = Annotated[
     bool, typer.Option("--create", help="Make the log if it does not exist, transactional.")
+]
+
+Partitions = Annotated[
+    int | None,
+    typer.Option("--partitions", metavar="N", help="How many a log gets that --create makes."),
+]
+
+SourceOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--option",
+        metavar="KEY=VALUE",
+        help="An option of Spark's for what is read, such as sep=';'. May be given several times.",
+    ),
+]
+
+Quarantine = Annotated[
+    str | None,
+    typer.Option(
+        "--quarantine",
+        metavar="DIR",
+        help="Where bad rows are set aside, as Parquet; CHECKPOINT/quarantine by default.",
+    ),
+]
+
+TooLarge = Annotated[
+    str,
+    typer.Option(
+        "--too-large",
+        metavar="WHAT",
+        help="For rows larger than a record may be: fail, or quarantine.",
+    ),
 ]
 
 TakeOver = Annotated[
@@ -369,10 +402,17 @@ def export(
     this checkpoint. Rows whose value does not fit the schema go to DIR/quarantine.
     """
     with spark_session("export", metadata, master, conf) as spark:
-        from bookie.spark.jobs.export import ExportPlan, export_log, parse_schema
+        from bookie.spark.jobs.export import (
+            ExportPlan,
+            export_log,
+            parse_schema,
+            quarantine_of,
+            quarantined_rows,
+        )
 
         columns = None if schema is None else parse_schema(schema)
         plan = ExportPlan(target, value_format, columns, tuple(partition_by or ()))
+        before = quarantined_rows(spark, target)
         rows = export_log(
             spark,
             metadata,
@@ -382,7 +422,10 @@ def export(
             password_file=password_file,
             takes_over=take_over,
         )
-    print_record({"rows": rows}, output)
+        quarantined = max(0, quarantined_rows(spark, target) - before)
+    quarantine = quarantine_of(target)
+    print_record({"rows": rows, "quarantined": quarantined, "quarantine": quarantine}, output)
+    _tell_quarantine(quarantined, quarantine)
 
 
 @app.command("ingest")
@@ -400,7 +443,36 @@ def ingest(
     key: Annotated[
         str | None, typer.Option("--key", metavar="COLUMN", help="The column that is the key.")
     ] = None,
+    schema: Annotated[
+        str | None,
+        typer.Option(
+            "--schema",
+            metavar="DDL",
+            help="The columns that files have, such as 'id BIGINT, name STRING'.",
+        ),
+    ] = None,
+    header_check: Annotated[
+        str,
+        typer.Option(
+            "--header-check",
+            metavar="WHAT",
+            help="For files with other columns than the schema: fail, quarantine, or any, which "
+            "takes them as they are.",
+        ),
+    ] = "fail",
+    option: SourceOption = None,
+    max_bytes_per_trigger: Annotated[
+        str | None,
+        typer.Option(
+            "--max-bytes-per-trigger",
+            metavar="SIZE",
+            help="What one batch reads, such as 64MiB; 1GiB by default.",
+        ),
+    ] = None,
+    quarantine: Quarantine = None,
+    too_large: TooLarge = "fail",
     create: Create = False,
+    partitions: Partitions = None,
     take_over: TakeOver = False,
     master: Master = "local[*]",
     conf: Conf = None,
@@ -408,24 +480,37 @@ def ingest(
 ) -> None:
     """Write new files of a directory to a log, each row once.
 
-    The next run with the same checkpoint takes only files that have come since. Lines of text are
-    values; rows of other formats become JSON.
+    The next run with the same checkpoint takes only files that have come since. Lines of text and
+    of JSON are values as they are; rows of CSV and Parquet become JSON, by the names of their
+    columns. Rows that do not fit are set aside, with the reason.
     """
+    options = parse_pairs(option, "--option KEY=VALUE")
+    max_bytes = None
+    if max_bytes_per_trigger is not None:
+        max_bytes = _size(max_bytes_per_trigger, "--max-bytes-per-trigger")
     with spark_session("ingest", metadata, master, conf) as spark:
+        from bookie.spark.jobs.export import parse_schema
         from bookie.spark.jobs.ingest import ingest_files
+        from bookie.spark.jobs.ingest_plan import IngestPlan
+        from bookie.spark.jobs.moving import MoveTarget
 
-        rows = ingest_files(
-            spark,
-            metadata,
-            files,
-            log,
-            file_format=file_format,
-            checkpoint=checkpoint,
-            key=key,
-            create=create,
-            takes_over=take_over,
+        target = MoveTarget(
+            metadata, log, checkpoint, create, partitions, quarantine, too_large, take_over
         )
-    print_record({"rows": rows}, output)
+        columns = None if schema is None else parse_schema(schema)
+        plan = IngestPlan(files, file_format, key, columns, header_check, options, max_bytes)
+        moved = ingest_files(spark, plan, target)
+    _print_moved(moved, output)
+
+
+def _print_moved(moved: Moved, output: OutputFormat) -> None:
+    print_record(asdict(moved), output)
+    _tell_quarantine(moved.quarantined, moved.quarantine)
+
+
+def _tell_quarantine(rows: int, directory: str) -> None:
+    if rows:
+        print(f"{rows} rows are in {directory}; the column reason says why", file=sys.stderr)
 
 
 @app.command("migrate-from-kafka")
@@ -444,7 +529,28 @@ def migrate_from_kafka(
         bool,
         typer.Option("--keep-partitions", help="Records keep the number of their partition."),
     ] = False,
+    tombstones: Annotated[
+        str,
+        typer.Option(
+            "--tombstones",
+            metavar="WHAT",
+            help="For records whose value is null: fail, skip, or empty, which gives them an empty "
+            "value.",
+        ),
+    ] = "fail",
+    times_ahead: Annotated[
+        str,
+        typer.Option(
+            "--times-ahead",
+            metavar="WHAT",
+            help="For records whose time is later than the log allows: fail, or quarantine.",
+        ),
+    ] = "fail",
+    option: SourceOption = None,
+    quarantine: Quarantine = None,
+    too_large: TooLarge = "fail",
     create: Create = False,
+    partitions: Partitions = None,
     take_over: TakeOver = False,
     master: Master = "local[*]",
     conf: Conf = None,
@@ -453,19 +559,17 @@ def migrate_from_kafka(
     """Write what is new in topics of Kafka to logs, each record once.
 
     Spark needs its package for Kafka: --conf spark.jars.packages=…; without it the error names it.
+    A header without a value gets an empty one; a second header of one name becomes NAME#2.
     """
+    options = parse_pairs(option, "--option KEY=VALUE")
     with spark_session("migrate-from-kafka", metadata, master, conf) as spark:
-        from bookie.spark.jobs.ingest import migrate_from_kafka as run
+        from bookie.spark.jobs.migrate import MigratePlan
+        from bookie.spark.jobs.migrate import migrate_from_kafka as run
+        from bookie.spark.jobs.moving import MoveTarget
 
-        rows = run(
-            spark,
-            metadata,
-            brokers,
-            topics,
-            log,
-            checkpoint=checkpoint,
-            keeps_partitions=keep_partitions,
-            create=create,
-            takes_over=take_over,
+        target = MoveTarget(
+            metadata, log, checkpoint, create, partitions, quarantine, too_large, take_over
         )
-    print_record({"rows": rows}, output)
+        plan = MigratePlan(brokers, topics, keep_partitions, tombstones, times_ahead, options)
+        moved = run(spark, plan, target)
+    _print_moved(moved, output)

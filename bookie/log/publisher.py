@@ -25,8 +25,11 @@ from itertools import pairwise
 from bookie.cluster.logs import LogName, LogPartition
 from bookie.env.checked import checked
 from bookie.errors import BadRequestError, InvalidKeyError, LogFullError, MetadataError
+from bookie.formats.digest import derive_key, digester_for_key
+from bookie.formats.entry import HEADER_SIZE_BYTES
 from bookie.formats.ledger_metadata import LedgerMetadata, Versioned
 from bookie.formats.log_metadata import LogChunk, LogDefinition, LogHead, LogRange
+from bookie.ids import ENTRY_SIZE_BYTES_MAX
 from bookie.log.attempts import Attempts
 from bookie.log.log_client import LogClient
 from bookie.log.range_writer import PendingRange, publisher_tags, require_transactional
@@ -53,6 +56,16 @@ def head_ranges_max(partitions: int) -> int:
     return max(_HEAD_RANGES_MIN, most)
 
 
+@dataclass(frozen=True, slots=True)
+class RecordBounds:
+    """What a record of a log may be."""
+
+    size_bytes_max: int
+    """With its key, its headers and its own header."""
+    ahead_seconds: int
+    """How far its time may be ahead of the clock; 0 sets no limit."""
+
+
 class LogPublisher:
     """Publishes to one log. It has no state: any number of them may work at the same time."""
 
@@ -70,6 +83,17 @@ class LogPublisher:
         definition = await self._client.definition(self._name)
         require_transactional(LogPartition(self._name), definition)
         return definition
+
+    async def bounds(self) -> RecordBounds:
+        """What its records may be, by the policy of now; the log need not exist yet.
+
+        Raises:
+            NoSuchKeyError: there is no such namespace.
+        """
+        policy = await self._client.policy(self._name)
+        digester = digester_for_key(self._client.shape(policy).digest_type, derive_key(b""))
+        overhead = HEADER_SIZE_BYTES + digester.size_bytes
+        return RecordBounds(ENTRY_SIZE_BYTES_MAX - overhead, policy.ahead_seconds or 0)
 
     @checked
     async def last_batch(self, application_id: str) -> int:

@@ -358,7 +358,11 @@ def require_transactional(partition: LogPartition, definition: LogDefinition) ->
         BadRequestError: it is one.
     """
     if definition.mode is not LogMode.TRANSACTIONAL:
-        raise BadRequestError(f"the log {partition.name} has an exclusive writer; append to it")
+        raise BadRequestError(
+            f"the log {partition.name} has an exclusive writer, and this needs a transactional "
+            "log: make another by `bookie log create NAME --transactional --partitions N`, or "
+            "append by open_log"
+        )
     if not 0 <= partition.number < definition.partitions:
         raise BadRequestError(
             f"the log {partition.name} has {definition.partitions} partitions, from 0 on; "

@@ -34,7 +34,7 @@ class BatchSink(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[Any]) -> WrittenRanges:
         """Write the rows of a task, on an executor."""
-        turn = task_context().partitionId()
+        turn = task_context().partitionId() + (self.settings.version or 0)
         client = self.settings.connection.client()
         task = SinkTask(self.settings, self.application, task_writers(), client, turn)
         return WrittenRanges(self.application, write_rows(task, iterator))

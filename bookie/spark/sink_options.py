@@ -67,6 +67,8 @@ class SinkSettings:
     log: str | None
     """Where all rows go; None if the column says it."""
     creates_logs: bool = False
+    partitions: int | None = None
+    """How many a log gets that is made; None leaves it to the policy."""
     application: str | None = None
     """The id whose batches are published once each; None leaves it to the query or the write."""
     version: int | None = None
@@ -91,11 +93,13 @@ def take_sink(
     connection = take_connection(options)
     log = options.take("log", "topic", "path")
     creates_logs = options.take_flag("createLog", False)
+    partitions = options.take_count("partitions")
     application = options.take("txnAppId")
     version = options.take_count("txnVersion", least=0)
     options.refuse_others()
     _check_mode(overwrite=overwrite, is_stream=is_stream)
     _check_transaction(application, version, is_stream=is_stream)
+    _check_partitions(partitions, creates_logs)
     if log == "":
         raise BadRequestError("the option log is empty; name a log, or leave the option out")
     found = _take_columns(columns, filled_by_log)
@@ -103,7 +107,7 @@ def take_sink(
         raise BadRequestError(
             'the rows have no log to go to: set .option("log", NAME), or add a column log'
         )
-    return SinkSettings(connection, found, log, creates_logs, application, version)
+    return SinkSettings(connection, found, log, creates_logs, partitions, application, version)
 
 
 def check_log(name: str, definition: LogDefinition) -> None:
@@ -116,6 +120,21 @@ def check_log(name: str, definition: LogDefinition) -> None:
         raise BadRequestError(
             f"the log {name} has {definition.partitions} partitions, and Spark writes to logs of "
             f"{PARTITIONS_TOUCHED_MAX} at most; make another log for it"
+        )
+
+
+def _check_partitions(partitions: int | None, creates_logs: bool) -> None:
+    if partitions is None:
+        return
+    if not creates_logs:
+        raise BadRequestError(
+            'the option partitions is for a log that is made: add .option("createLog", "true"), or '
+            "leave it out"
+        )
+    if partitions > PARTITIONS_TOUCHED_MAX:
+        raise BadRequestError(
+            f"the option partitions is {partitions}, and Spark writes to logs of "
+            f"{PARTITIONS_TOUCHED_MAX} at most"
         )
 
 

@@ -35,6 +35,8 @@ class SinkRows:
     timestamp: pa.Array | None = None
     log: pa.Array | None = None
     partition: pa.Array | None = None
+    place: pa.Array | None = None
+    """Where each row stands in its batch, for errors."""
 
     def take(self, places: NDArray[np.int64]) -> SinkRows:
         """The rows at these places, in this order."""
@@ -51,7 +53,8 @@ class SinkRows:
             yield SinkRows(*columns)
 
     def _columns(self) -> tuple[pa.Array | None, ...]:
-        return self.value, self.key, self.headers, self.timestamp, self.log, self.partition
+        known = self.value, self.key, self.headers, self.timestamp, self.log, self.partition
+        return (*known, self.place)
 
     def groups(self, codes: NDArray[np.int64]) -> Iterator[tuple[int, SinkRows]]:
         """The rows by their codes, one of which each row has; the order within a code stays."""
@@ -94,6 +97,7 @@ def read_rows(batch: pa.RecordBatch, columns: SinkColumns) -> SinkRows:
         column(columns.timestamp),
         column(columns.log),
         column(columns.partition),
+        pa.array(np.arange(batch.num_rows)),
     )
 
 
@@ -194,6 +198,14 @@ def _fixed_width(data: bytes, width: int, count: int) -> pa.Array:
 def _lengths(column: pa.Array) -> NDArray[np.int64]:
     lengths = pc.fill_null(pc.binary_length(column), 0)
     return lengths.to_numpy(zero_copy_only=False).astype(np.int64)  # type: ignore[no-any-return]
+
+
+def latest_row(rows: SinkRows) -> int | None:
+    """The row with the greatest timestamp; None if no row has one."""
+    if rows.timestamp is None or rows.timestamp.null_count == len(rows.timestamp):
+        return None
+    found: int = pc.index(rows.timestamp, pc.max(rows.timestamp)).as_py()
+    return found
 
 
 def _milliseconds(rows: SinkRows, now_ms: int) -> NDArray[np.int64]:

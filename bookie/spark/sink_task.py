@@ -16,11 +16,21 @@ from typing import Any
 import pyarrow as pa
 
 from bookie.env import SystemClock
+from bookie.env.clock import moment_text
 from bookie.errors import BadRequestError, LogExistsError, NoSuchLogError
 from bookie.formats.log_metadata import NO_TIME_MS, LogDefinition
+from bookie.formats.log_record import greatest_timestamp_ms
+from bookie.log.publisher import RecordBounds
 from bookie.log.range_writer import PendingRange
 from bookie.spark.sink_options import SinkSettings, check_log
-from bookie.spark.sink_rows import SinkRows, by_log, choose_partitions, encode_rows, read_rows
+from bookie.spark.sink_rows import (
+    SinkRows,
+    by_log,
+    choose_partitions,
+    encode_rows,
+    latest_row,
+    read_rows,
+)
 from bookie.spark.task_writers import TaskWriters, WriterKey, close_quietly
 from bookie.sync import SyncBookKeeper, SyncRangeWriter
 
@@ -40,8 +50,12 @@ LogRanges = dict[str, list[PendingRange]]
 """What was written, by log."""
 
 
-def find_log(client: SyncBookKeeper, name: str, *, creates: bool) -> LogDefinition:
+def find_log(
+    client: SyncBookKeeper, name: str, *, creates: bool, partitions: int | None = None
+) -> LogDefinition:
     """What a transactional log is; made if it is missing and `creates` says so.
+
+    `partitions` is how many it gets then; None leaves it to the policy.
 
     Raises:
         NoSuchLogError: there is no such log.
@@ -54,10 +68,10 @@ def find_log(client: SyncBookKeeper, name: str, *, creates: bool) -> LogDefiniti
         if not creates:
             raise NoSuchLogError(
                 f"there is no log {name}; make one with bookie log create {name} --transactional, "
-                'or set .option("createLog", "true")'
+                'or set .option("createLog", "true") and .option("partitions", N)'
             ) from None
         with suppress(LogExistsError):  # another task was faster
-            client.create_log(name, transactional=True)
+            client.create_log(name, transactional=True, partitions=partitions)
         found = publisher.definition()
     check_log(name, found)
     return found
@@ -90,6 +104,9 @@ class SinkTask:
         self._client = client
         self._turn = turn
         self._logs: dict[str, LogDefinition] = {}
+        self._bounds: dict[str, RecordBounds] = {}
+        self._rows = 0
+        """How many rows the batches before this one had."""
         self._ranges: dict[tuple[str, int], _OpenRange] = {}
         self._under_way: deque[tuple[Future[None], int]] = deque()
         self._under_way_bytes = 0
@@ -104,9 +121,10 @@ class SinkTask:
             partitions = self._definition(log).partitions
             turn = self._turn % partitions
             for partition, those in some.groups(choose_partitions(some, partitions, turn)):
-                self._append(self._open(log, partition), those)
+                self._append(self._open(log, partition), those, log)
         # A batch stays together, so that ranges are few and long.
         self._turn += 1
+        self._rows += batch.num_rows
 
     def finish(self) -> LogRanges:
         """The ranges, when all of them are durable."""
@@ -129,8 +147,11 @@ class SinkTask:
 
     def _definition(self, log: str) -> LogDefinition:
         if log not in self._logs:
-            creates = self._settings.creates_logs
-            self._logs[log] = find_log(self._client, log, creates=creates)
+            settings = self._settings
+            self._logs[log] = find_log(
+                self._client, log, creates=settings.creates_logs, partitions=settings.partitions
+            )
+            self._bounds[log] = self._client.publisher(log).bounds()
         return self._logs[log]
 
     def _open(self, log: str, partition: int) -> _OpenRange:
@@ -152,17 +173,54 @@ class SinkTask:
             found = self._ranges[log, partition] = _OpenRange(key, writer)
         return found
 
-    def _append(self, to: _OpenRange, rows: SinkRows) -> None:
+    def _append(self, to: _OpenRange, rows: SinkRows, log: str) -> None:
         now_ms = SystemClock().now_ms()
         fitting = PIECE_BYTES * len(rows.value) // max(1, rows.value.nbytes)
         for piece in rows.pieces(max(1, min(PIECE_ROWS, fitting))):
             payloads, to.greatest_ms = encode_rows(piece, now_ms, to.greatest_ms)
             size_bytes = sum(map(len, payloads))
+            self._check(piece, payloads, to, log, now_ms)
             while self._under_way and self._under_way_bytes + size_bytes > UNDER_WAY_BYTES_MAX:
                 self._settle()
             sent = to.writer.append_encoded(payloads, to.greatest_ms)
             self._under_way.append((sent, size_bytes))
             self._under_way_bytes += size_bytes
+
+    def _check(
+        self, rows: SinkRows, payloads: list[bytes], to: _OpenRange, log: str, now_ms: int
+    ) -> None:
+        """Refuse a row that no record can hold, by its place.
+
+        Raises:
+            BadRequestError: it is too large, or its time is too far ahead.
+        """
+        bounds = self._bounds[log]
+        sizes = list(map(len, payloads))
+        if (largest := max(sizes)) > bounds.size_bytes_max:
+            raise BadRequestError(
+                f"{self._named(rows, sizes.index(largest), to, log)} has {largest} bytes with key "
+                f"and headers, and a record has at most {bounds.size_bytes_max}; filter such rows "
+                "out before the write, or split them"
+            )
+        latest_ms = now_ms + 1000 * bounds.ahead_seconds
+        if not bounds.ahead_seconds or to.greatest_ms <= latest_ms:
+            return
+        latest = latest_row(rows)
+        if latest is not None:
+            at_ms = greatest_timestamp_ms(payloads[latest])
+            raise BadRequestError(
+                f"{self._named(rows, latest, to, log)} has the time {at_ms} ms "
+                f"({moment_text(at_ms)}), more than {bounds.ahead_seconds} s ahead; correct the "
+                "column timestamp, or allow it by ahead_seconds in the log's policy"
+            )
+
+    def _named(self, rows: SinkRows, place: int, to: _OpenRange, log: str) -> str:
+        """Where a row is, as errors say it; rows of a task count from 1."""
+        assert rows.place is not None
+        number = self._rows + rows.place[place].as_py() + 1
+        key = None if rows.key is None else rows.key[place].as_py()
+        with_key = "" if key is None else f", key {key[:40]!r}"
+        return f"the row {number} of its task (log {log}, partition {to.key.partition}{with_key})"
 
     def _settle(self) -> None:
         """Wait for the oldest write; raises what it raised."""

@@ -84,5 +84,10 @@ class BookKeeperSource(DataSource):
         )
         if settings.log is not None:
             client = settings.connection.client()
-            find_log(client, settings.log, creates=settings.creates_logs)
+            find_log(
+                client,
+                settings.log,
+                creates=settings.creates_logs,
+                partitions=settings.partitions,
+            )
         return settings

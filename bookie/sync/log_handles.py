@@ -18,7 +18,7 @@ from bookie.formats.log_record import NO_HEADERS, LogPosition
 from bookie.log.cursors import Cursors, CursorStatus
 from bookie.log.places import LogStart
 from bookie.log.positions import LogPositions
-from bookie.log.publisher import LogPublisher
+from bookie.log.publisher import LogPublisher, RecordBounds
 from bookie.log.range_writer import PendingRange, RangeWriter
 from bookie.log.record_encoder import NewRecord, checked_records
 from bookie.log.writer import LogWriter
@@ -196,6 +196,10 @@ class SyncLogPublisher(SyncHandle):
     def definition(self) -> LogDefinition:
         """What the log is; see `LogPublisher.definition`."""
         return self._run(self._handle.definition())
+
+    def bounds(self) -> RecordBounds:
+        """What records of the log may be; see `LogPublisher.bounds`."""
+        return self._run(self._handle.bounds())
 
     def last_batch(self, application_id: str) -> int:
         """The last batch that an application published; -1 before any."""

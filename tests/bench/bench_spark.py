@@ -36,7 +36,8 @@ from bookie.formats.entry import Entries
 from bookie.formats.log_record import LogPosition, plain_prefix
 from bookie.formats.log_records import decode_log_records
 from bookie.spark.columns import BATCH_BYTES, BATCH_ROWS, LogBatches, SourceColumns
-from bookie.spark.jobs.ingest import migrate_from_kafka
+from bookie.spark.jobs.migrate import MigratePlan, migrate_from_kafka
+from bookie.spark.jobs.moving import MoveTarget
 from bookie.sync.loop_thread import Resident, this_process
 from tests.bench.kafka_broker import kafka_broker
 from tests.bench.processes import served
@@ -243,9 +244,8 @@ def migrate(
     with bookie.sync.connect(uri) as bk:
         bk.create_log(log, partitions=TASKS, transactional=True, policy=ONE_COPY)
     begin = time.perf_counter()
-    moved = migrate_from_kafka(
-        spark, uri, address, topic, log, checkpoint=str(checkpoint), keeps_partitions=True
-    )
+    plan = MigratePlan(address, topic, keeps_partitions=True)
+    moved = migrate_from_kafka(spark, plan, MoveTarget(uri, log, str(checkpoint))).rows
     seconds = time.perf_counter() - begin
     columns = ["key", "value", "timestamp", "partition"]
     kafka = spark.read.format("kafka").option("kafka.bootstrap.servers", address)

@@ -16,7 +16,10 @@ from pyspark.sql import SparkSession
 from bookie.errors import BookieError
 from bookie.spark.jobs.audit import audit
 from bookie.spark.jobs.export import ExportPlan, export_log, parse_schema
-from bookie.spark.jobs.ingest import ingest_files, migrate_from_kafka
+from bookie.spark.jobs.ingest import ingest_files
+from bookie.spark.jobs.ingest_plan import IngestPlan
+from bookie.spark.jobs.migrate import MigratePlan, migrate_from_kafka
+from bookie.spark.jobs.moving import MoveTarget
 from bookie.spark.jobs.repair import repair
 from bookie.spark.jobs.stats import stats
 from bookie.spark.session import open_session, plain_error
@@ -54,14 +57,8 @@ def main(address: str, uri: str, log: str, ledger: str, home: str) -> None:
     landing = directory / "landing"
     landing.mkdir()
     (landing / "a.txt").write_text("".join(f'{{"id": {number}}}\n' for number in range(ROWS)))
-    found["ingested"] = ingest_files(
-        spark,
-        uri,
-        str(landing),
-        log,
-        file_format="text",
-        checkpoint=str(directory / "ingested"),
-    )
+    target = MoveTarget(uri, log, str(directory / "ingested"))
+    found["ingested"] = ingest_files(spark, IngestPlan(str(landing), "json"), target).rows
     plan = ExportPlan(str(directory / "lake"), "json", parse_schema("id BIGINT"))
     found["exported"] = export(spark, uri, log, plan, str(directory / "exported"))
     ids = spark.read.parquet(f"{plan.target}/data").select("id").distinct()
@@ -72,7 +69,8 @@ def main(address: str, uri: str, log: str, ledger: str, home: str) -> None:
     found["damaged later"] = audit(spark, uri, report, ledgers=ledger).has_damage
     found["bookies"] = len(stats(spark, uri).bookies)
     try:
-        migrate_from_kafka(spark, uri, "127.0.0.1:1", "topic", log, checkpoint=str(directory / "k"))
+        target = MoveTarget(uri, log, str(directory / "k"))
+        migrate_from_kafka(spark, MigratePlan("127.0.0.1:1", "topic"), target)
     except BookieError as error:
         found["kafka"] = str(error)
     try:

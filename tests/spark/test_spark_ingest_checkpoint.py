@@ -11,6 +11,8 @@ from pyspark.sql import SparkSession
 from bookie.errors import BadRequestError
 from bookie.spark.jobs.export import ExportPlan, export_log
 from bookie.spark.jobs.ingest import ingest_files
+from bookie.spark.jobs.ingest_plan import IngestPlan
+from bookie.spark.jobs.moving import MoveTarget
 from bookie.sync import SyncBookKeeper
 
 
@@ -22,16 +24,8 @@ def test_a_checkpoint_of_an_ingest_belongs_to_its_log(
 
     def ingest(to: str, lines: str, *, checkpoint: str = "checkpoint", takes: bool = False) -> int:
         (landing / f"{len(list(landing.iterdir()))}.txt").write_text(lines)
-        return ingest_files(
-            spark,
-            uri,
-            str(landing),
-            to,
-            file_format="text",
-            checkpoint=str(tmp_path / checkpoint),
-            create=True,
-            takes_over=takes,
-        )
+        target = MoveTarget(uri, to, str(tmp_path / checkpoint), create=True, takes_over=takes)
+        return ingest_files(spark, IngestPlan(str(landing), "text"), target).rows
 
     def count(name: str) -> int:
         return len(list(bk.read_log(name)))

@@ -12,8 +12,9 @@ from pyspark.sql.types import TimestampType
 
 from bookie.cli.app import run
 from bookie.errors import BadRequestError, ConfigurationError
-from bookie.spark.jobs.export import ExportPlan, parse_schema, write_batch
-from bookie.spark.jobs.ingest import migrate_from_kafka, rows_of
+from bookie.spark.jobs.export import ExportPlan, parse_schema, quarantined_rows, write_batch
+from bookie.spark.jobs.migrate import MigratePlan, migrate_from_kafka
+from bookie.spark.jobs.moving import MoveTarget
 from bookie.spark.jobs.stats import stats
 from bookie.spark.tables.columns import TABLES
 from bookie.sync import SyncBookKeeper
@@ -99,6 +100,7 @@ def test_a_batch_of_an_export_replaces_itself_and_sets_bad_rows_aside(
         (bytearray(b'{"id": "x"'), "orders", 0, 1),
         (bytearray(b'{"id": 2, "name": "b"}'), "orders", 0, 2),
         (None, "orders", 0, 3),
+        (bytearray(b'{"id": "x", "name": "c"}'), "orders", 0, 4),
     ]
     frame = spark.createDataFrame(rows, "value BINARY, log STRING, partition INT, offset BIGINT")
     plan = ExportPlan(str(tmp_path), "json", parse_schema("id BIGINT, name STRING"), ("name",))
@@ -113,15 +115,31 @@ def test_a_batch_of_an_export_replaces_itself_and_sets_bad_rows_aside(
         (5, 2, "b", 2),
     ]
     bad = spark.read.parquet(f"{tmp_path}/quarantine").orderBy("offset").collect()
-    assert [(row["offset"], row["value"]) for row in bad] == [(1, b'{"id": "x"'), (3, None)]
+    assert [(row["offset"], row["value"], row["reason"]) for row in bad] == [
+        (1, b'{"id": "x"', "it is no JSON object"),
+        (3, None, "the value is null"),
+        (4, b'{"id": "x", "name": "c"}', "id is no bigint: x"),
+    ]
     csv = ExportPlan(str(tmp_path / "csv"), "csv", parse_schema("id BIGINT, name STRING"))
     write_batch(
-        spark.createDataFrame([(b"7,g", 0), (b"x,y", 1)], "value BINARY, offset INT"), 0, csv
+        spark.createDataFrame(
+            [(b"7,g", 0), (b"x,y", 1), (b"8", 2), (None, 3)], "value BINARY, offset INT"
+        ),
+        0,
+        csv,
     )
+    bad = spark.read.parquet(f"{tmp_path}/csv/quarantine").orderBy("offset").collect()
+    assert [(row["offset"], row["reason"]) for row in bad] == [
+        (1, "id is no bigint: x"),
+        (2, "the row does not have 2 columns"),
+        (3, "the value is null"),
+    ]
+    assert quarantined_rows(spark, str(tmp_path / "csv")) == 3
+    assert quarantined_rows(spark, str(tmp_path / "none")) == 0
     assert [row["id"] for row in spark.read.parquet(f"{tmp_path}/csv/data").collect()] == [7]
     raw = ExportPlan(str(tmp_path / "raw"))
     write_batch(frame, 0, raw)
-    assert spark.read.parquet(f"{tmp_path}/raw/data").count() == 4
+    assert spark.read.parquet(f"{tmp_path}/raw/data").count() == 5
 
 
 def test_wrong_exports_and_ingests_say_so_at_once(spark: SparkSession, uri: str) -> None:
@@ -129,12 +147,7 @@ def test_wrong_exports_and_ingests_say_so_at_once(spark: SparkSession, uri: str)
         ExportPlan("/x", "json").validate()
     with pytest.raises(BadRequestError, match="is no list of columns"):
         parse_schema("id NOTHING")
-    frame = spark.createDataFrame([(1, "a")], "id INT, name STRING")
-    with pytest.raises(BadRequestError, match="no column missing; there are id, name"):
-        rows_of(frame, "parquet", "missing")
-    found = rows_of(frame, "json", "name").collect()
-    assert [(bytes(row["value"]), bytes(row["key"])) for row in found] == [
-        (b'{"id":1,"name":"a"}', b"a")
-    ]
     with pytest.raises(ConfigurationError, match=r"spark-sql-kafka-0-10_2\.13:4\.3"):
-        migrate_from_kafka(spark, uri, "127.0.0.1:1", "topic", "log", checkpoint="/nowhere")
+        migrate_from_kafka(
+            spark, MigratePlan("127.0.0.1:1", "topic"), MoveTarget(uri, "log", "/nowhere")
+        )

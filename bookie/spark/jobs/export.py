@@ -6,7 +6,7 @@ its own directory. So a run that was cut off leaves nothing double and nothing o
 one log, one checkpoint and one target: see `bookie.spark.jobs.export_target`.
 
 Values become columns in one of three ways. Rows whose value does not fit go to ``quarantine``, with
-all columns of the log and their bytes as they were.
+all columns of the log, their bytes as they were, and the reason in the column ``reason``.
 
 ====== ====================================================================================
 format columns
@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pyspark.errors import PySparkException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the field's name for it)
 from pyspark.sql.types import StringType, StructField, StructType
@@ -32,15 +32,20 @@ from bookie.errors import BadRequestError
 from bookie.spark.connecting import SparkConnection
 from bookie.spark.jobs.export_target import claim_target
 from bookie.spark.jobs.marks import new_mark
+from bookie.spark.jobs.reasons import (
+    CORRUPT,
+    csv_misfit,
+    csv_texts,
+    ddl,
+    json_misfit,
+    json_parts,
+)
 from bookie.spark.lag import rows_read
 
 VALUE_FORMATS = ("bytes", "json", "csv")
 
 ORIGIN = ("log", "partition", "offset", "timestamp", "key")
 """Columns of the source that stand beside parsed ones, with an underscore before them."""
-
-CORRUPT = "_corrupt_record"
-"""What Spark's parsers fill in when a text does not fit the schema."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +121,19 @@ def export_log(
     return rows_read(query)
 
 
+def quarantined_rows(spark: SparkSession, target: str) -> int:
+    """How many rows the exports into a directory have set aside so far."""
+    try:
+        return spark.read.parquet(quarantine_of(target)).count()
+    except AnalysisException:
+        return 0  # nothing was ever set aside there
+
+
+def quarantine_of(target: str) -> str:
+    """The directory of the rows that exports into `target` have set aside."""
+    return f"{target}/quarantine"
+
+
 def parse_schema(text: str) -> StructType:
     """Columns from text such as ``id BIGINT, name STRING``; needs a session.
 
@@ -141,9 +159,24 @@ def write_batch(frame: DataFrame, batch: int, plan: ExportPlan) -> None:
     origin = [F.col(name).alias(f"_{name}") for name in ORIGIN if name in frame.columns]
     good = parsed.where(~bad).select("_parsed.*", *origin).drop(CORRUPT)
     _write(good, f"{plan.target}/data/batch={batch}", plan.partition_by)
+    aside = _with_reasons(parsed.where(bad), plan).drop("_parsed", "_texts")
     # An empty quarantine replaces what a repeated batch has left.
-    _write(parsed.where(bad).drop("_parsed"), f"{plan.target}/quarantine/batch={batch}", ())
+    _write(aside, f"{quarantine_of(plan.target)}/batch={batch}", ())
     parsed.unpersist()
+
+
+def _with_reasons(bad: DataFrame, plan: ExportPlan) -> DataFrame:
+    """Bad rows with the column ``reason``."""
+    assert plan.schema is not None
+    text, parsed, texts = F.col("value").cast("string"), F.col("_parsed"), F.col("_texts")
+    if plan.value_format == "json":
+        bad = bad.withColumn("_texts", json_parts(text, plan.schema, {})[1])
+        reason = json_misfit(text, parsed, texts, plan.schema)
+    else:
+        fields = plan.schema.fields
+        bad = bad.withColumn("_texts", csv_texts(text, fields, {}))
+        reason = csv_misfit(text, texts, fields, parsed.getField)
+    return bad.withColumn("reason", F.coalesce(reason, F.lit("the value is null")))
 
 
 def _parse(plan: ExportPlan) -> Column:
@@ -153,11 +186,7 @@ def _parse(plan: ExportPlan) -> Column:
     text = F.col("value").cast("string")
     if plan.value_format == "json":
         return F.from_json(text, schema, options)
-    return F.from_csv(text, _ddl(schema), options)
-
-
-def _ddl(schema: StructType) -> str:
-    return ", ".join(f"`{one.name}` {one.dataType.simpleString()}" for one in schema.fields)
+    return F.from_csv(text, ddl(schema.fields), options)
 
 
 def _write(frame: DataFrame, path: str, partition_by: Sequence[str]) -> None:

@@ -42,6 +42,12 @@ def test_kafkas_name_of_a_log() -> None:
     assert (by_option.log, by_option.creates_logs) == ("orders", True)
 
 
+def test_a_log_that_is_made_may_have_partitions() -> None:
+    settings = taken({"log": "a", "createLog": "true", "partitions": "98"}, VALUE)
+    assert (settings.creates_logs, settings.partitions) == (True, 98)
+    assert taken({"log": "a", "createLog": "true"}, VALUE).partitions is None
+
+
 def test_a_write_that_happens_once() -> None:
     settings = taken({"log": "a", "txnappid": "job", "txnversion": "0"}, VALUE)
     assert (settings.application, settings.version) == ("job", 0)
@@ -80,6 +86,9 @@ def test_a_frame_that_does_not_fit(columns: list[tuple[str, str]], says: str) ->
         ({"log": "a", "txnAppId": "x", "txnVersion": "-1"}, False, "number from 0 on"),
         ({"log": "a", "txnAppId": "x", "txnVersion": "1"}, True, "leave the option txnVersion out"),
         ({"log": "a", "startingOffsets": "earliest"}, False, "no option startingoffsets"),
+        ({"log": "a", "partitions": "4"}, False, 'add .option\\("createLog", "true"\\)'),
+        ({"log": "a", "createLog": "true", "partitions": "99"}, False, "is 99, .* 98 at most"),
+        ({"log": "a", "createLog": "true", "partitions": "0"}, False, "number from 1 on"),
     ],
 )
 def test_options_that_do_not_fit(options: dict[str, str], is_stream: bool, says: str) -> None:

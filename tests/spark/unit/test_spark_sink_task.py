@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from datetime import UTC, datetime
 
 import pyarrow as pa
 import pytest
 
 from bookie.errors import BadRequestError, NoSuchLogError
+from bookie.formats.log_policy import LogPolicy
 from bookie.spark import sink_task
 from bookie.spark.connecting import SparkConnection
 from bookie.spark.sink_options import SinkColumns, SinkSettings
@@ -106,10 +108,43 @@ def test_what_a_failed_attempt_wrote_is_in_no_range(
 def test_a_record_that_is_too_large_fails_the_attempt(
     bk: SyncBookKeeper, writers: TaskWriters
 ) -> None:
-    with pytest.raises(BadRequestError, match=r"larger than the .* bytes that fit into an entry"):
-        attempt(bk, writers, rows(("1", "a"), ("x" * (5 << 20), "a")))
+    says = (
+        r"the row 4 of its task \(log a, partition 0\) has 5242896 bytes with key and headers, and "
+        "a record has at most 4194268; filter such rows out"
+    )
+    with pytest.raises(BadRequestError, match=says):
+        attempt(bk, writers, rows(("1", "a"), ("2", "b")), rows(("3", "b"), ("x" * (5 << 20), "a")))
     publish(bk, 0, attempt(bk, writers, rows(("1", "a"))))
     assert values(bk, "a") == ["1"]
+
+
+def test_the_largest_record_fits(bk: SyncBookKeeper, writers: TaskWriters) -> None:
+    largest = bk.publisher("a").bounds().size_bytes_max - 16
+    publish(bk, 0, attempt(bk, writers, rows(("x" * largest, "a"))))
+    assert list(map(len, values(bk, "a"))) == [largest]
+    with pytest.raises(BadRequestError, match=r"the row 1 .* has 4194269 bytes"):
+        attempt(bk, writers, rows(("x" * (largest + 1), "a")))
+
+
+def test_a_time_too_far_ahead_names_its_row(bk: SyncBookKeeper, writers: TaskWriters) -> None:
+    """As of microseconds that are given as milliseconds."""
+    ahead = datetime(2300, 1, 1, tzinfo=UTC)
+    fine = datetime(2020, 1, 1, tzinfo=UTC)
+    columns = SinkColumns(value=0, key=1, timestamp=2)
+    settings = SinkSettings(SparkConnection("memory://x"), columns, log="a")
+    times = pa.array([fine, None, ahead, fine], pa.timestamp("us", "UTC"))
+    batch = pa.record_batch({"value": ["1", "2", "3", "4"], "key": list("kxyz"), "at": times})
+    says = (
+        r"the row 3 of its task \(log a, partition 0, key b'y'\) has the time 10413792000000 ms "
+        r"\(2300-01-01T00:00:00.000Z\), more than 86400 s ahead; correct the column timestamp"
+    )
+    task = SinkTask(settings, APPLICATION, writers, bk, 0)
+    with pytest.raises(BadRequestError, match=says):
+        write_rows(task, iter([batch]))
+    bk.delete_log("a")
+    bk.create_log("a", transactional=True, policy=LogPolicy(ahead_seconds=0))
+    publish(bk, 0, write_rows(SinkTask(settings, APPLICATION, writers, bk, 0), iter([batch])))
+    assert values(bk, "a") == ["1", "2", "3", "4"]
 
 
 def test_many_rows_keep_their_order(
@@ -147,12 +182,17 @@ def test_a_task_writes_to_so_many_partitions(
 
 def test_logs_that_are_missing_or_owned(bk: SyncBookKeeper) -> None:
     bk.create_log("owned")
-    with pytest.raises(BadRequestError, match="owned has an exclusive writer"):
+    says = (
+        "owned has an exclusive writer, .*`bookie log create NAME --transactional --partitions N`"
+    )
+    with pytest.raises(BadRequestError, match=says):
         find_log(bk, "owned", creates=True)
     with pytest.raises(NoSuchLogError, match=r'no log new; .*option\("createLog", "true"\)'):
         find_log(bk, "new", creates=False)
     made = find_log(bk, "new", creates=True)
     assert find_log(bk, "new", creates=True) == made
+    assert find_log(bk, "wide", creates=True, partitions=5).partitions == 5
+    assert find_log(bk, "wide", creates=True, partitions=6).partitions == 5
 
 
 def test_a_log_that_was_made_anew_gets_new_writers(

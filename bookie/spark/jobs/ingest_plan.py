@@ -1,0 +1,160 @@
+"""Which files an ingest reads, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+
+from pyspark.sql.types import DataType, MapType, StructType
+
+from bookie.errors import BadRequestError
+from bookie.spark.jobs.moving import ON_BAD, OURS, check_choice
+from bookie.spark.jobs.reasons import CORRUPT
+
+FILE_FORMATS = ("text", "json", "csv", "parquet", "binaryFile")
+
+HEADER_CHECKS = (*ON_BAD, "any")
+
+HEADER = "header"
+"""The kind of rows whose file, or object, has other columns than it should."""
+
+BATCH_BYTES = 1 << 30
+"""What one batch reads by default; a larger file is a batch of its own."""
+
+_FINDING = [
+    "maxFilesPerTrigger",
+    "latestFirst",
+    "fileNameOnly",
+    "maxFileAge",
+    "maxCachedFiles",
+    "discardCachedInputRatio",
+    "cleanSource",
+    "sourceArchiveDir",
+    "pathGlobFilter",
+    "recursiveFileLookup",
+]
+"""Options of Spark's that say which files are taken, for all formats."""
+
+_TIMES = ["dateFormat", "timestampFormat", "timestampNTZFormat", "locale", "timeZone"]
+
+_OF_CSV = [
+    *("sep", "delimiter", "lineSep", "encoding", "charset", "header", "multiLine", "comment"),
+    *("quote", "escape", "charToEscapeQuoteEscaping", "unescapedQuoteHandling"),
+    *("ignoreLeadingWhiteSpace", "ignoreTrailingWhiteSpace", "maxColumns", "maxCharsPerColumn"),
+    *("nullValue", "emptyValue", "nanValue", "positiveInf", "negativeInf"),
+    *("enableDateTimeParsingFallback", *_TIMES),
+]
+
+_READING: dict[str, list[str]] = {
+    "text": ["lineSep", "wholetext"],
+    "json": ["lineSep", "multiLine", *_TIMES],
+    "csv": _OF_CSV,
+    "parquet": ["datetimeRebaseMode", "int96RebaseMode"],
+    "binaryFile": [],
+}
+"""Options of Spark's that say how a file is read. Those that drop or guess are not among them."""
+
+
+@dataclass(frozen=True, slots=True)
+class IngestPlan:
+    """Which files are read, and how."""
+
+    files: str
+    """A directory or pattern of any file system that Spark knows."""
+    file_format: str
+    """One of `FILE_FORMATS`."""
+    key: str | None = None
+    """A column whose text is the key."""
+    schema: StructType | None = None
+    """The columns that files must have, by their names; None takes those of each file."""
+    header_check: str = "fail"
+    """Of `HEADER_CHECKS`: what is done with files that have other columns."""
+    options: Mapping[str, str] = field(default_factory=dict)
+    """Spark's, for this format."""
+    max_bytes: int | None = None
+    """What one batch reads; None is `BATCH_BYTES`."""
+
+    def validate(self) -> None:
+        """Check it before anything is read.
+
+        Raises:
+            BadRequestError: something is wrong.
+        """
+        if self.file_format not in FILE_FORMATS:
+            raise BadRequestError(f"files are {', '.join(FILE_FORMATS)}, not {self.file_format}")
+        check_choice("--header-check", self.header_check, HEADER_CHECKS)
+        has_columns = self.file_format in ("json", "csv", "parquet")
+        if self.schema is not None and not has_columns:
+            raise BadRequestError(f"a file of {self.file_format} has no columns; omit --schema")
+        if self.key is not None and not has_columns:
+            raise BadRequestError(f"a file of {self.file_format} has no columns; omit --key")
+        if self.schema is not None and self.key is not None and self.key not in self.schema.names:
+            raise BadRequestError(
+                f"there is no column {self.key}; there are {', '.join(self.schema.names)}"
+            )
+        for name in [] if self.schema is None else self.schema.names:
+            if name.lower() == CORRUPT or name.lower().startswith(OURS):
+                raise BadRequestError(f"a column cannot be called {name}; rename it")
+        if self.file_format == "csv" and not self.has_header and self.schema is None:
+            raise BadRequestError("files of CSV without a header need --schema")
+        if self.file_format == "csv":
+            for one in [] if self.schema is None else self.schema.fields:
+                if isinstance(one.dataType, StructType | MapType) or _is_array(one.dataType):
+                    raise BadRequestError(
+                        f"a column of CSV cannot be {one.dataType.simpleString()}; make "
+                        f"{one.name} a STRING"
+                    )
+        self._check_options()
+
+    @property
+    def has_header(self) -> bool:
+        """Whether the first row of a file names its columns."""
+        return self.reading().get("header", "true").lower() == "true"
+
+    @property
+    def is_multiline(self) -> bool:
+        """Whether a row of a file may have several lines."""
+        return self.reading().get("multiLine", "false").lower() == "true"
+
+    def finding(self) -> dict[str, str]:
+        """Options for the stream that finds files."""
+        given = self._given(_FINDING)
+        # Spark takes no file that is older than the newest one by a week, and says nothing.
+        found = {"maxFileAge": "36500d"}
+        if "maxFilesPerTrigger" not in given:
+            found["maxBytesPerTrigger"] = str(self.max_bytes or BATCH_BYTES)
+        return found | given
+
+    def reading(self) -> dict[str, str]:
+        """Options for reading the files of a batch."""
+        return self._given(_READING[self.file_format])
+
+    def _given(self, names: Sequence[str]) -> dict[str, str]:
+        """The options of these names, as Spark spells them."""
+        known = {name.lower(): name for name in names}
+        return {
+            known[name.lower()]: value
+            for name, value in self.options.items()
+            if name.lower() in known
+        }
+
+    def _check_options(self) -> None:
+        names = [*_FINDING, *_READING[self.file_format]]
+        known = {name.lower(): name for name in names}
+        for name in self.options:
+            if name.lower() in known:
+                continue
+            near = get_close_matches(name.lower(), known, 1)
+            hint = f"; do you mean {known[near[0]]}?" if near else f"; there are {', '.join(names)}"
+            raise BadRequestError(
+                f"ingest does not take the option {name} for {self.file_format}{hint}"
+            )
+        if self.max_bytes is not None and "maxfilespertrigger" in map(str.lower, self.options):
+            raise BadRequestError(
+                "give either --max-bytes-per-trigger or the option maxFilesPerTrigger, not both"
+            )
+
+
+def _is_array(kind: DataType) -> bool:
+    return kind.typeName() == "array"

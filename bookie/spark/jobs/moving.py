@@ -1,0 +1,299 @@
+"""Rows on their way into logs: each is published once, or set aside with a reason.
+
+A job judges the rows of a batch: `judged` makes a frame of rows that may go, and of rows that may
+not. `run_moves` runs the batches of a stream up to now. Each batch does this, in order:
+
+1. It counts the rows of each kind. A kind that is fatal fails the run, and nothing is written.
+2. It writes the bad rows below ``QUARANTINE/batch=N``. A batch that is repeated replaces them.
+3. It publishes the good rows under the id of the query and the number of the batch, so only once.
+4. It notes the counts below ``CHECKPOINT/moved/batch=N``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import reduce
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  (the field's name for it)
+
+from bookie.errors import BadRequestError
+from bookie.log.publisher import PARTITIONS_TOUCHED_MAX, RecordBounds
+from bookie.spark.connecting import SparkConnection
+
+TASKS_MAX = 32
+"""Tasks that write a batch: each makes a range in each partition, and some 4000 fit into one."""
+
+PLAIN_HEADER_BYTES = 16
+LATE_BYTES = 8
+HEADERS_BYTES, HEADER_BYTES = 4, 6
+"""What a record has besides its key, headers and value (`bookie.formats.log_record`)."""
+
+OURS = "__bookie_"
+"""How columns begin that stand beside those of files for a while."""
+
+SKIPPED = "skipped"
+"""The kind of rows that are counted, and neither published nor set aside."""
+TOO_LARGE = "too large"
+"""The kind of rows that no record can hold."""
+
+ON_BAD = ("fail", "quarantine")
+"""What may be done with bad rows of a kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class MoveTarget:
+    """Where rows go."""
+
+    metadata: str
+    """The URI of the metadata store, as the executors reach it."""
+    log: str | None
+    """None if the column ``log`` of the rows says it."""
+    checkpoint: str
+    """A directory that belongs to this job alone."""
+    create: bool = False
+    """Make logs that do not exist."""
+    partitions: int | None = None
+    """How many they get; None leaves it to the policy."""
+    quarantine: str | None = None
+    """A directory for bad rows; None for one below the checkpoint."""
+    too_large: str = "fail"
+    """Of `ON_BAD`: what is done with rows that no record can hold."""
+    takes_over: bool = False
+    """Go on with a checkpoint that was used for another log, or a former one."""
+
+    @property
+    def aside(self) -> str:
+        """The directory for bad rows."""
+        return self.quarantine or f"{self.checkpoint.rstrip('/')}/quarantine"
+
+    def validate(self) -> None:
+        """Check it before anything is read.
+
+        Raises:
+            BadRequestError: something is wrong.
+        """
+        check_choice("--too-large", self.too_large, ON_BAD)
+        if self.partitions is not None and not self.create:
+            raise BadRequestError("--partitions is for a log that is made; add --create")
+        if self.partitions is not None and not 1 <= self.partitions <= PARTITIONS_TOUCHED_MAX:
+            raise BadRequestError(
+                f"--partitions is 1 to {PARTITIONS_TOUCHED_MAX}, not {self.partitions}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What a run has done, over the batches that Spark remembers."""
+
+    rows: int
+    """Published."""
+    quarantined: int = 0
+    """Set aside."""
+    skipped: int = 0
+    """Neither, because the job was told so."""
+    quarantine: str = ""
+    """The directory of those that were set aside."""
+
+
+def check_choice(option: str, given: str, choices: tuple[str, ...]) -> None:
+    """Refuse a word that is not one of `choices`.
+
+    Raises:
+        BadRequestError: it is not.
+    """
+    if given not in choices:
+        raise BadRequestError(f"{option} is one of {', '.join(choices)}, not {given!r}")
+
+
+def quoted(name: str) -> Column:
+    """A column by its exact name, which may have dots."""
+    return F.col(f"`{name.replace('`', '``')}`")
+
+
+def first_of(*reasons: Column) -> Column:
+    """The first that is not null."""
+    return F.coalesce(*reasons, F.lit(None).cast("string"))
+
+
+def judged(
+    frame: DataFrame,
+    row: Mapping[str, Column],
+    aside: Mapping[str, Column],
+    place: Column,
+    verdicts: Mapping[str, Column],
+) -> DataFrame:
+    """Rows with what becomes of them.
+
+    Args:
+        frame: the rows.
+        row: the columns of the sink, for rows that may go.
+        aside: the columns of the quarantine, for those that may not.
+        place: the place of a row, as errors name it.
+        verdicts: by kind, the reason why a row may not go; null if it may. The first one counts.
+    """
+    kinds = [F.when(reason.isNotNull(), F.lit(kind)) for kind, reason in verdicts.items()]
+    kind, reason = f"{OURS}kind", f"{OURS}reason"
+    frame = frame.withColumns({kind: first_of(*kinds), reason: first_of(*verdicts.values())})
+    is_good = F.col(kind).isNull()
+    good = F.struct(*(one.alias(name) for name, one in row.items()))
+    bad = F.struct(*(one.alias(name) for name, one in aside.items()))
+    return frame.select(
+        F.col(kind).alias("_kind"),
+        F.col(reason).alias("_reason"),
+        place.alias("_place"),
+        F.when(is_good, good).alias("_row"),
+        F.when(~is_good, bad).alias("_aside"),
+    )
+
+
+def size_verdict(row: Mapping[str, Column], size_bytes_max: Column, *, may_be_late: bool) -> Column:
+    """The reason why a row is larger than a record may be; null if it is not.
+
+    Args:
+        row: the columns of the sink.
+        size_bytes_max: the most bytes of a record.
+        may_be_late: rows have times of their own, so a record may take `LATE_BYTES` more.
+    """
+    fixed = PLAIN_HEADER_BYTES + (LATE_BYTES if may_be_late else 0)
+    size = F.lit(fixed) + F.coalesce(F.length(row["value"]), F.lit(0))
+    if "key" in row:
+        size += F.coalesce(F.length(row["key"]), F.lit(0))
+    if "headers" in row:
+        headers = F.aggregate(
+            row["headers"],
+            F.lit(HEADERS_BYTES),
+            lambda so_far, one: (
+                so_far + F.lit(HEADER_BYTES) + F.octet_length(one["key"]) + F.length(one["value"])
+            ),
+        )
+        size += F.when(F.size(row["headers"]) > 0, headers).otherwise(F.lit(0))
+    says = F.concat(
+        F.lit("the record has "),
+        size.cast("string"),
+        F.lit(" bytes with key and headers, and the most is "),
+        size_bytes_max.cast("string"),
+    )
+    return F.when(size > size_bytes_max, says)
+
+
+def bounds_of(target: MoveTarget, logs: list[str]) -> dict[str, RecordBounds]:
+    """What records of these logs may be; called in a process of the driver."""
+    client = SparkConnection(target.metadata).client()
+    return {log: client.publisher(log).bounds() for log in logs}
+
+
+def run_moves(
+    frame: DataFrame, move: Callable[[DataFrame, int], None], target: MoveTarget
+) -> Moved:
+    """Move a stream's rows up to now; `move` is called with the rows and number of each batch."""
+    query = (
+        frame.writeStream.foreachBatch(move)
+        .option("checkpointLocation", target.checkpoint)
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    batches = [one.batchId for one in query.recentProgress if one.numInputRows]
+    if not batches:
+        return Moved(0, quarantine=target.aside)
+    noted = frame.sparkSession.read.schema(_NOTES).json(_notes(target))
+    sums = noted.where(F.col("batch") >= min(batches)).agg(
+        *(F.sum(name) for name in ("rows", "quarantined", "skipped"))
+    )
+    [found] = sums.collect()
+    rows, quarantined, skipped = (one or 0 for one in found)
+    return Moved(rows, quarantined, skipped, target.aside)
+
+
+_NOTES = "rows BIGINT, quarantined BIGINT, skipped BIGINT, batch BIGINT"
+
+
+def _notes(target: MoveTarget) -> str:
+    return f"{target.checkpoint.rstrip('/')}/moved"
+
+
+def move_batch(rows: DataFrame, batch: int, target: MoveTarget, fatal: Mapping[str, str]) -> None:
+    """Publish and set aside what `judged` has said of a batch.
+
+    Args:
+        rows: what `judged` returned.
+        batch: its number.
+        target: where rows go.
+        fatal: by kind, what a user can do about rows of it; a row of such a kind fails the run.
+
+    Raises:
+        BadRequestError: there is a row of a fatal kind; nothing was written.
+    """
+    rows = rows.persist()
+    try:
+        example = F.min(F.struct("_place", "_reason")).alias("example")
+        counted = rows.groupBy("_kind").agg(F.count(F.lit(1)).alias("count"), example).collect()
+        for one in counted:
+            if one["_kind"] in fatal:
+                place, reason = one["example"]
+                raise BadRequestError(f"{place}: {reason}; {fatal[one['_kind']]}")
+        counts = {one["_kind"]: int(one["count"]) for one in counted}
+        good, skipped = counts.pop(None, 0), counts.pop(SKIPPED, 0)
+        bad = sum(counts.values())
+        _set_aside(rows, bad, f"{target.aside}/batch={batch}")
+        if good:
+            kept = rows.where(F.col("_kind").isNull()).select("_row.*")
+            publish(kept.coalesce(TASKS_MAX), batch, target)
+        note_batch(rows.sparkSession, batch, target, good, bad, skipped)
+    finally:
+        rows.unpersist()
+
+
+def note_batch(
+    spark: SparkSession,
+    batch: int,
+    target: MoveTarget,
+    rows: int = 0,
+    quarantined: int = 0,
+    skipped: int = 0,
+) -> None:
+    """Keep what became of a batch, for the process that started the query."""
+    counts = {"rows": rows, "quarantined": quarantined, "skipped": skipped}
+    note = spark.range(1).select(*(F.lit(count).alias(name) for name, count in counts.items()))
+    note.coalesce(1).write.mode("overwrite").json(f"{_notes(target)}/batch={batch}")
+
+
+def _set_aside(rows: DataFrame, count: int, path: str) -> None:
+    if not count:
+        try:
+            _ = rows.sparkSession.read.parquet(path).schema
+        except AnalysisException:
+            return  # no attempt before this one has set rows aside
+    is_bad = F.col("_kind").isNotNull() & (F.col("_kind") != SKIPPED)
+    bad = rows.where(is_bad).select("_aside.*", F.col("_reason").alias("reason"))
+    bad.write.mode("overwrite").parquet(path)
+
+
+def publish(rows: DataFrame, batch: int, target: MoveTarget) -> None:
+    """Publish rows under the id of the query; what was published before is dropped."""
+    options = {
+        "metadata": target.metadata,
+        "txnAppId": query_id(rows.sparkSession, target.checkpoint),
+        "txnVersion": str(batch),
+        "createLog": str(target.create).lower(),
+    }
+    if target.log is not None:
+        options["log"] = target.log
+    if target.partitions is not None:
+        options["partitions"] = str(target.partitions)
+    rows.write.format("bookkeeper").options(**options).mode("append").save()
+
+
+def query_id(spark: SparkSession, checkpoint: str) -> str:
+    """The id that Spark gave the query of a checkpoint, under which a stream publishes."""
+    [row] = spark.read.text(f"{checkpoint.rstrip('/')}/metadata").collect()
+    return str(json.loads(row["value"])["id"])
+
+
+def union(frames: list[DataFrame]) -> DataFrame:
+    """All rows of frames of equal columns."""
+    return reduce(DataFrame.union, frames)

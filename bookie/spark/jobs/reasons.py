@@ -1,0 +1,109 @@
+"""Why a text does not fit a schema, as one sentence for its row in the quarantine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F  # noqa: N812  (the field's name for it)
+from pyspark.sql.types import DecimalType, StringType, StructField, StructType
+
+CORRUPT = "_corrupt_record"
+"""What Spark's parsers fill in when a text does not fit the schema."""
+
+_SHOWN = 60
+"""Letters of a text that a reason shows."""
+
+_OPTIONS = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
+
+
+def ddl(fields: Sequence[StructField]) -> str:
+    """The columns as text that Spark parses."""
+    return ", ".join(
+        f"`{one.name.replace('`', '``')}` {one.dataType.simpleString()}" for one in fields
+    )
+
+
+def csv_texts(text: Column, fields: Sequence[StructField], options: Mapping[str, str]) -> Column:
+    """The columns of a text of CSV as texts; make it a column of a frame, for it is costly."""
+    plain = {name: one for name, one in options.items() if name.lower() not in _OF_FILES}
+    texts = [StructField(one.name, StringType()) for one in fields]
+    columns = ddl([*texts, StructField(CORRUPT, StringType())])
+    return F.from_csv(text, columns, {**plain, **_OPTIONS})
+
+
+def csv_misfit(
+    text: Column, texts: Column, fields: Sequence[StructField], value: Callable[[str], Column]
+) -> Column:
+    """Why a text of CSV does not fit; null if the text is null.
+
+    Args:
+        text: the text of a row that did not fit, else null.
+        texts: what `csv_texts` found in it.
+        fields: the columns that it should have.
+        value: the value that Spark has found for a column; null if it found none.
+    """
+    count = F.lit(f"the row does not have {len(fields)} columns")
+    return F.when(
+        text.isNotNull(),
+        F.coalesce(
+            F.when(texts.getField(CORRUPT).isNotNull(), count),
+            *(_no_value(one, texts.getField(one.name), value(one.name)) for one in fields),
+            F.lit("Spark cannot read the row"),
+        ),
+    )
+
+
+_OF_FILES = ("header", "multiline", "encoding", "charset", "linesep")
+
+
+def json_parts(
+    text: Column, schema: StructType, options: Mapping[str, str]
+) -> tuple[Column, Column]:
+    """The columns of a text of JSON as they should be, and as texts; each is costly."""
+    plain = {name: one for name, one in options.items() if name.lower() not in _OF_FILES}
+    corrupt = StructField(CORRUPT, StringType())
+    found = F.from_json(text, StructType([*schema.fields, corrupt]), {**plain, **_OPTIONS})
+    texts = StructType([StructField(one.name, StringType()) for one in schema.fields])
+    return found, F.from_json(text, texts, {**plain, "mode": "PERMISSIVE"})
+
+
+def is_one_value(text: Column) -> Column:
+    """Whether a text is one value of JSON, with nothing behind it."""
+    # Spark's parsers do not look behind the first value.
+    count = F.json_array_length(F.concat(F.lit("["), text, F.lit("]")))
+    return F.coalesce(count == 1, F.lit(False))
+
+
+def json_misfit(text: Column, found: Column, texts: Column, schema: StructType) -> Column:
+    """Why a text of JSON does not fit; null if it does. `json_parts` has found the others."""
+    return F.when(
+        found.isNull() | found.getField(CORRUPT).isNotNull(),
+        F.coalesce(
+            F.when(text.isNull(), F.lit("the value is null")),
+            F.when(texts.isNull() | ~is_one_value(text), F.lit("it is no JSON object")),
+            *(
+                _no_value(one, texts.getField(one.name), found.getField(one.name))
+                for one in schema.fields
+            ),
+            F.lit("a part of it does not fit the schema"),
+        ),
+    )
+
+
+def decimal_misfit(text: Column, name: str, kind: DecimalType) -> Column:
+    """Why a text is no decimal of this type without a loss; null if it is, or is null."""
+    fraction = F.regexp_extract(text, r"\.([0-9]*?)0*\s*$", 1)
+    says = F.lit(f"{name} has more digits than {kind.simpleString()}: ")
+    shown = F.substr(text, F.lit(1), F.lit(_SHOWN))
+    return F.coalesce(
+        _no_value(StructField(name, kind), text, text.try_cast(kind)),
+        F.when(text.rlike("[eE]"), F.lit(f"{name} is written with an exponent")),
+        F.when(F.length(fraction) > kind.scale, F.concat(says, shown)),
+    )
+
+
+def _no_value(column: StructField, text: Column, value: Column) -> Column:
+    says = F.lit(f"{column.name} is no {column.dataType.simpleString()}: ")
+    shown = F.substr(text, F.lit(1), F.lit(_SHOWN))
+    return F.when(text.isNotNull() & value.isNull(), F.concat(says, shown))
