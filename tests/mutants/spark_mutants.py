@@ -46,8 +46,8 @@ SPARK_MUTANTS = (
     Mutant(
         "every write has version 0",
         "bookie/spark/batch_sink.py",
-        "self.settings.version or 0",
-        "0",
+        "publish_batch(self.settings, self.settings.version or 0,",
+        "publish_batch(self.settings, 0,",
         (f"{PUBLISHING}a_write_with_an_application_happens_once",),
         "The second write of an application is dropped.",
     ),
