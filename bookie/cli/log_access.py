@@ -6,10 +6,14 @@ from typing import TYPE_CHECKING
 
 from bookie.cli.log_arguments import check_partition
 from bookie.cluster.logs import LogName, LogPartition
+from bookie.errors import UnavailableError
 from bookie.log.places import checked_place
 from bookie.log.reading import LogReading
+from bookie.log.seek import unpublished_entries
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from bookie.api import BookKeeper
     from bookie.formats.log_metadata import LogDefinition
     from bookie.log.log_client import LogClient
@@ -35,6 +39,30 @@ async def partitions_of(
     check_partition(name, definition, partition, *places)
     numbers = range(definition.partitions) if partition is None else [partition]
     return definition, [LogPartition(name, number) for number in numbers]
+
+
+async def unpublished_hint(
+    bk: BookKeeper, partitions: Sequence[LogPartition], definition: LogDefinition, password: bytes
+) -> str:
+    """A sentence about entries behind the end, and what makes them readable; empty without any.
+
+    Nobody's work depends on it, so bookies that do not answer are not named here.
+    """
+    client = client_of(bk)
+    for partition in partitions:
+        try:
+            found = await unpublished_entries(client, partition, definition, password)
+        except UnavailableError:
+            continue
+        if found:
+            head = (await client.logs.read_head(partition, definition.log_id)).value
+            owner = "" if head.owner is None else f" {head.owner.name}"
+            return (
+                f"bookies store {found} entries behind the end of {partition}; "
+                f"if the writer{owner} is gone, make them readable by: "
+                f"bookie log roll {partition.name}"
+            )
+    return ""
 
 
 async def truncate_partition(

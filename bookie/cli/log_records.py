@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 from bookie.api import LogPositions, LogRecord, LogWriter, NewRecord, connect
 from bookie.cli.entries import GROUPS_IN_FLIGHT_MAX, entries_in
-from bookie.cli.log_access import partitions_of
+from bookie.cli.log_access import partitions_of, unpublished_hint
 from bookie.cli.options import OutputFormat
 from bookie.cli.output import Record
 from bookie.cli.progress import Advance, progress_bar
@@ -235,7 +235,7 @@ async def _batches(
 ) -> AsyncGenerator[Sequence[LogRecord], None]:
     assert not isinstance(end, str), "a command checks it"
     async with connect(metadata) as client:
-        await partitions_of(client, log, partition, start, end)
+        definition, partitions = await partitions_of(client, log, partition, start, end)
         reader = await client.log_reader(
             log,
             start=start,
@@ -253,6 +253,10 @@ async def _batches(
                 async for batch in batches:
                     yield batch
                     advance(len(batch))
+        if end is None:
+            hint = await unpublished_hint(client, partitions, definition, password)
+            if hint:
+                print(f"bookie: {hint}", file=sys.stderr)
 
 
 def as_json(record: LogRecord) -> bytes:

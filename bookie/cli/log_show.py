@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -73,7 +74,7 @@ async def owners_of(store: MetadataStore, log: str, partition: int | None) -> st
 
 async def describe_log(bk: BookKeeper, log: str, password: bytes, output: OutputFormat) -> None:
     """Print what a log is, which policy holds for it, and what each partition holds."""
-    from bookie.cli.log_access import client_of, partitions_of
+    from bookie.cli.log_access import client_of, partitions_of, unpublished_hint
     from bookie.env.clock import moment_text
 
     definition, partitions = await partitions_of(bk, log, None)
@@ -101,6 +102,9 @@ async def describe_log(bk: BookKeeper, log: str, password: bytes, output: Output
     print_records(policy, output)
     print()
     print_records(details, output)
+    hint = await unpublished_hint(bk, partitions, definition, password)
+    if hint:
+        print(f"bookie: {hint}", file=sys.stderr)
 
 
 async def _policy(bk: BookKeeper, namespace: str, log: str) -> list[Record]:

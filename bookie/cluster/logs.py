@@ -322,6 +322,14 @@ class LogManager:
             raise NoSuchLogError(f"the log {partition.name} was deleted, and made anew")
         return found
 
+    async def revision(self, name: LogName) -> int:
+        """The store's revision of the last write of a definition; 0 if it is gone, or has none.
+
+        It is greater than that of every write before, also of a deleted log of this name.
+        """
+        record = await self._store.get(name.definition_key)
+        return 0 if record is None else record.stat.revision or 0
+
     async def read_latest_head(self, partition: LogPartition, log_id: str) -> Versioned[LogHead]:
         """As `read_head`; shows every change that was finished before this call."""
         await self._store.sync()

@@ -24,6 +24,9 @@ from bookie.log.log_client import LogClient
 from bookie.log.ranges import LogRanges
 from bookie.protocol.chain import live_bytes
 
+UNPUBLISHED_MAX = 1000
+"""Of entries behind the end, no more are counted."""
+
 
 async def find_end(ranges: LogRanges, readers: LedgerReaders) -> int:
     """The offset behind the last entry that is known to be confirmed.
@@ -191,6 +194,37 @@ async def log_extent(
     ranges = LogRanges(client.logs, partition, definition.log_id)
     await ranges.refresh()
     return await extent_of(ranges, LedgerReaders(client.ledgers, password))
+
+
+async def unpublished_entries(
+    client: LogClient, partition: LogPartition, definition: LogDefinition, password: bytes = b""
+) -> int:
+    """How many entries bookies store behind the confirmed end; at most `UNPUBLISHED_MAX` count.
+
+    A live writer publishes them in a moment. A killed one never does: the next owner decides about
+    them. Nothing is fenced or written.
+
+    Raises:
+        NoSuchLogError, NotEnoughBookiesError, MetadataError: as `log_extent`.
+    """
+    ranges = LogRanges(client.logs, partition, definition.log_id)
+    await ranges.refresh()
+    readers = LedgerReaders(client.ledgers, password)
+    found = 0
+    for one in ranges.head.open_ranges:
+        try:
+            handle = await readers.open(one.ledger_id)
+            first = await handle.refresh() + 1
+            if handle.is_closed:
+                continue
+            async with aclosing(handle.read_unconfirmed(first)) as entries:
+                async for _ in entries:
+                    found += 1
+                    if found == UNPUBLISHED_MAX:
+                        return found
+        except NoSuchLedgerError:  # the log went on meanwhile
+            continue
+    return found
 
 
 async def extent_of(ranges: LogRanges, readers: LedgerReaders) -> LogExtent:

@@ -183,7 +183,10 @@ class _Takeover:
         name = self._options.name or self._client.identity
         # A reply may be lost. Then the claim in the head tells whether this process wrote it.
         owner = LogOwner(name, clock.now_ms(), clock.nonce().hex())
-        claimed = taken_over(found.value, owner)
+        # A log of this name may have been deleted, and its last epoch with it. Each epoch takes a
+        # write, so no epoch of it is greater than the revision of the write that made the new log.
+        first = 1 if found.value.epoch else max(1, await logs.revision(partition.name))
+        claimed = taken_over(found.value, owner, first_epoch=first)
         try:
             written = await logs.write_head(partition, claimed, found.version)
         except (BadVersionError, MetadataUnavailableError) as error:

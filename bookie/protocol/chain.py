@@ -36,9 +36,12 @@ CHUNK_RANGES = 128
 """The ranges of a chunk. A truncation removes whole chunks, so they are not large."""
 
 
-def taken_over(head: LogHead, owner: LogOwner) -> LogHead:
-    """`owner` owns the partition in a new epoch. It fences the open ranges only after this."""
-    return replace(head, epoch=head.epoch + 1, owner=owner)
+def taken_over(head: LogHead, owner: LogOwner, *, first_epoch: int = 1) -> LogHead:
+    """`owner` owns the partition in a new epoch. It fences the open ranges only after this.
+
+    A partition without an owner so far begins with `first_epoch`.
+    """
+    return replace(head, epoch=head.epoch + 1 if head.epoch else first_epoch, owner=owner)
 
 
 def given_up(head: LogHead) -> LogHead:

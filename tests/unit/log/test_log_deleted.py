@@ -109,3 +109,4 @@ async def test_an_owner_appends_nothing_into_nothing(bk: BookKeeper, anew: bool)
     if anew:
         async with bk.open_log("orders") as log:
             assert (await log.append(b"first")).offset == 0
+            assert log.epoch() > owner.epoch(), "a fencing token of the former log would pass"
