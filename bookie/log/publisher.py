@@ -84,12 +84,14 @@ class LogPublisher:
         require_transactional(LogPartition(self._name), definition)
         return definition
 
+    @checked
     async def bounds(self) -> RecordBounds:
         """What its records may be, by the policy of now; the log need not exist yet.
 
         Raises:
             NoSuchKeyError: there is no such namespace.
         """
+        self._client.require_here()
         policy = await self._client.policy(self._name)
         digester = digester_for_key(self._client.shape(policy).digest_type, derive_key(b""))
         overhead = HEADER_SIZE_BYTES + digester.size_bytes

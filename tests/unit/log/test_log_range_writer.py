@@ -190,16 +190,18 @@ async def test_wrong_records_are_refused(writer: RangeWriter) -> None:
 
 
 async def test_appends_at_the_same_time_and_a_cut(writer: RangeWriter) -> None:
+    """All of them together are smaller than `roll_bytes`, so the ledger stays."""
     async with asyncio.TaskGroup() as tasks:
-        for number in range(20):
-            tasks.create_task(writer.append_many([b"%d" % number] * 50))
+        for number in range(10):
+            tasks.create_task(writer.append_many([b"%d" % number] * 2))
         await asyncio.sleep(0)
         cutting = tasks.create_task(_cut(writer))
         await asyncio.sleep(0)
         tasks.create_task(writer.append_many([b"later"]))
     one, later = cutting.result(), await _cut(writer)
-    assert (one.first_entry_id, one.last_entry_id) == (0, 999)
-    assert (later.first_entry_id, later.last_entry_id) == (1000, 1000)
+    assert (one.ledger_id, one.first_entry_id, one.last_entry_id) == (later.ledger_id, 0, 19)
+    assert one.size_bytes < 1000
+    assert (later.first_entry_id, later.last_entry_id) == (20, 20)
 
 
 async def test_entries_follow_the_calls_while_a_ledger_is_made(
