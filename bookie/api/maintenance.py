@@ -17,7 +17,7 @@ from bookie.cluster.logs import LogName, LogPartition
 from bookie.env import gather
 from bookie.env.checked import checked
 from bookie.errors import BadRequestError, NoSuchLogError
-from bookie.formats.ledger_metadata import LedgerMetadata, Versioned, encode
+from bookie.formats.ledger_metadata import LedgerMetadata, encode
 from bookie.formats.log_cursor import LogCursor
 from bookie.formats.log_metadata import LogDefinition, LogHead, LogRange
 from bookie.log.compaction import (
@@ -31,6 +31,7 @@ from bookie.log.compaction import (
 )
 from bookie.log.log_client import LogClient
 from bookie.log.unnamed_ledgers import read_chain
+from bookie.metadata.versioned import Versioned
 from bookie.protocol.compaction import CompactionLimits
 
 READS_AT_ONCE = 64

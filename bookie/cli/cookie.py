@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from bookie.cluster.dependents import Dependents
     from bookie.config import Sources
     from bookie.formats.cookie import Cookie
-    from bookie.formats.ledger_metadata import Versioned
     from bookie.metadata.store import MetadataStore
+    from bookie.metadata.versioned import Versioned
     from bookie.node.move import Move
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)

@@ -26,8 +26,9 @@ from bookie.errors import (
     OperationTimeoutError,
 )
 from bookie.formats.digest import digester_for_key
-from bookie.formats.ledger_metadata import LedgerMetadata, Versioned
+from bookie.formats.ledger_metadata import LedgerMetadata
 from bookie.ids import BATCH_SIZE_BYTES_MAX, NO_ENTRY, Status
+from bookie.metadata.versioned import Versioned
 from bookie.protocol.exchange import ChooseNewcomers, NewcomersChosen
 from bookie.protocol.pending import BATCH_ENTRIES_MAX
 from bookie.protocol.quorum import slots_of

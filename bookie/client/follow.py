@@ -23,8 +23,9 @@ from bookie.errors import (
     NotEnoughBookiesError,
 )
 from bookie.formats.digest import Digester, key_tag
-from bookie.formats.ledger_metadata import LedgerMetadata, Versioned
+from bookie.formats.ledger_metadata import LedgerMetadata
 from bookie.ids import NO_ENTRY
+from bookie.metadata.versioned import Versioned
 from bookie.rpc.client.channel import LacReply, LacState
 
 METADATA_RETRY_SECONDS = 1.0

@@ -27,7 +27,8 @@ from bookie.errors import (
     UnauthorizedError,
 )
 from bookie.formats.digest import DigestType, is_password, key_of_life
-from bookie.formats.ledger_metadata import Fragment, LedgerMetadata, LedgerState, Versioned
+from bookie.formats.ledger_metadata import Fragment, LedgerMetadata, LedgerState
+from bookie.metadata.versioned import Versioned
 from bookie.protocol.quorum import Quorum
 
 UNCLAIMED = "bookie.unclaimed"

@@ -22,8 +22,9 @@ from bookie.cluster.ledgers import LedgerManager
 from bookie.errors import BadRequestError, NoSuchEntryError, UnavailableError
 from bookie.formats.digest import digester_for_key
 from bookie.formats.entry import Entry
-from bookie.formats.ledger_metadata import LedgerMetadata, Versioned
+from bookie.formats.ledger_metadata import LedgerMetadata
 from bookie.ids import MAX_ID, NO_ENTRY
+from bookie.metadata.versioned import Versioned
 from bookie.protocol.quorum import Quorum
 from bookie.protocol.reader import ReaderLimits
 

@@ -12,8 +12,9 @@ from bookie.client.requests import RequestEncoder
 from bookie.client.verification import verify_lac, verify_read
 from bookie.cluster.ledgers import LedgerManager
 from bookie.errors import BadVersionError, BookieError
-from bookie.formats.ledger_metadata import LedgerMetadata, Versioned
+from bookie.formats.ledger_metadata import LedgerMetadata
 from bookie.ids import BATCH_SIZE_BYTES_MAX, Status
+from bookie.metadata.versioned import Versioned
 from bookie.protocol.exchange import (
     ChooseNewcomers,
     MetadataConflict,

@@ -39,8 +39,9 @@ from bookie.client.replica_plan import (
 )
 from bookie.env import gather
 from bookie.errors import BookieError, NoSuchLedgerError
-from bookie.formats.ledger_metadata import LedgerMetadata, Versioned, decode
+from bookie.formats.ledger_metadata import LedgerMetadata, decode
 from bookie.ids import NO_ENTRY
+from bookie.metadata.versioned import Versioned
 
 COPIES_AT_ONCE = 16
 """Copy ranges that one process reads at the same time, of all bookies together."""

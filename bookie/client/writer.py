@@ -33,8 +33,9 @@ from bookie.client.requests import Request, RequestEncoder
 from bookie.client.writer_lanes import WriterLanes
 from bookie.cluster.ledgers import LedgerManager
 from bookie.errors import BadRequestError, BookieError, ClientClosedError
-from bookie.formats.ledger_metadata import LedgerMetadata, Versioned
+from bookie.formats.ledger_metadata import LedgerMetadata
 from bookie.ids import Status
+from bookie.metadata.versioned import Versioned
 from bookie.protocol.exchange import (
     CancelTimer,
     ChooseNewcomers,

@@ -12,9 +12,9 @@ from bookie.cluster import keys
 from bookie.cluster.instance import require_instance
 from bookie.errors import FormatError, KeyExistsError
 from bookie.formats.cookie import Cookie, decode_cookie, encode_cookie
-from bookie.formats.ledger_metadata import Versioned
 from bookie.metadata.model import NOT_EXISTS, Check
 from bookie.metadata.store import MetadataStore
+from bookie.metadata.versioned import Versioned
 from bookie.telemetry import event_log
 
 _log = event_log(__name__)

@@ -23,9 +23,9 @@ from bookie.formats.group_metadata import (
     decode_group_assignment,
     encode_group_assignment,
 )
-from bookie.formats.ledger_metadata import Versioned
 from bookie.metadata.model import NOT_EXISTS, Check, Operation, Put
 from bookie.metadata.store import MetadataStore
+from bookie.metadata.versioned import Versioned
 
 
 class ConsumerGroup:

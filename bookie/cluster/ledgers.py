@@ -29,10 +29,11 @@ from bookie.errors import (
     NoSuchLedgerError,
 )
 from bookie.formats.deletion_proof import DeletionProof
-from bookie.formats.ledger_metadata import LedgerMetadata, Versioned, decode, encode
+from bookie.formats.ledger_metadata import LedgerMetadata, decode, encode
 from bookie.ids import NO_ENTRY
 from bookie.metadata.model import NOT_EXISTS, Change, Check, Delete, Operation, Put, Record, Stat
 from bookie.metadata.store import MetadataStore
+from bookie.metadata.versioned import Versioned
 from bookie.telemetry import event_log
 
 _log = event_log(__name__)

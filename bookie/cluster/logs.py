@@ -44,7 +44,6 @@ from bookie.errors import (
     NoSuchKeyError,
     NoSuchLogError,
 )
-from bookie.formats.ledger_metadata import Versioned
 from bookie.formats.log_cursor import LogCursor, decode_log_cursor, encode_log_cursor
 from bookie.formats.log_metadata import (
     LogChunk,
@@ -69,6 +68,7 @@ from bookie.metadata.model import (
     Record,
 )
 from bookie.metadata.store import MetadataStore
+from bookie.metadata.versioned import Versioned
 
 T = TypeVar("T")
 

@@ -19,10 +19,10 @@ from bookie.errors import (
     KeyExistsError,
     NoSuchKeyError,
 )
-from bookie.formats.ledger_metadata import Versioned
 from bookie.formats.log_policy import DEFAULTS, LogPolicy, decode_policy, encode_policy
 from bookie.metadata.model import NOT_EXISTS, Put, Record
 from bookie.metadata.store import MetadataStore
+from bookie.metadata.versioned import Versioned
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
 

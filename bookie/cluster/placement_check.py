@@ -12,9 +12,10 @@ from bookie.cluster.layout import read_layout
 from bookie.cluster.ledgers import LedgerManager
 from bookie.cluster.placement_view import placement_of, placement_settings
 from bookie.config import Sources
-from bookie.formats.ledger_metadata import Fragment, LedgerMetadata, Versioned
+from bookie.formats.ledger_metadata import Fragment, LedgerMetadata
 from bookie.ids import is_vacant
 from bookie.metadata.store import MetadataStore
+from bookie.metadata.versioned import Versioned
 from bookie.protocol.placement import Placement
 
 

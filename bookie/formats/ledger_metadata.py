@@ -30,7 +30,6 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Generic, TypeVar
 
 from google.protobuf.message import DecodeError
 
@@ -38,8 +37,6 @@ from bookie._pb.ledger_metadata_pb2 import LedgerMetadataFormat
 from bookie.errors import BadRequestError, FormatError
 from bookie.formats.digest import DigestType, is_password
 from bookie.ids import MAX_ID, NO_ENTRY, is_valid_bookie_id
-
-T = TypeVar("T")
 
 LEDGER_METADATA_SIZE_BYTES_MAX = 512 * 1024
 """The largest value: what every metadata store takes, with room to spare."""
@@ -61,14 +58,6 @@ class LedgerState(enum.IntEnum):
     OPEN = 1
     IN_RECOVERY = 2
     CLOSED = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Versioned(Generic[T]):
-    """A value with the version under which the metadata store holds it, for compare-and-set."""
-
-    value: T
-    version: int
 
 
 @dataclass(frozen=True, slots=True)

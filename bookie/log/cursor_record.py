@@ -31,10 +31,10 @@ from bookie.errors import (
     NoSuchLogError,
     SessionLostError,
 )
-from bookie.formats.ledger_metadata import Versioned
 from bookie.formats.log_cursor import LogCursor
 from bookie.log.log_client import LogClient
 from bookie.metadata.model import NOT_EXISTS
+from bookie.metadata.versioned import Versioned
 
 CursorStep = Callable[[LogCursor], LogCursor]
 """From one value of a cursor to the next."""

@@ -49,7 +49,6 @@ from bookie.errors import (
     NoSuchLogError,
 )
 from bookie.formats.group_metadata import GroupAssignment, MemberProfile, encode_member_profile
-from bookie.formats.ledger_metadata import Versioned
 from bookie.formats.log_record import LogPosition, LogRecord, Producer
 from bookie.log.consumer import (
     AutoCommit,
@@ -66,6 +65,7 @@ from bookie.log.partition_consumer import ConsumedBatch, PartitionConsumer
 from bookie.log.places import LogStart, Place, checked_place
 from bookie.log.reading import PartitionReading, locate_cursor
 from bookie.metadata.mirror import follow
+from bookie.metadata.versioned import Versioned
 from bookie.telemetry import event_log
 
 _log = event_log(__name__)

@@ -32,8 +32,8 @@ from bookie.errors import (
     NoSuchLogError,
     SessionLostError,
 )
-from bookie.formats.ledger_metadata import Versioned
 from bookie.formats.log_metadata import LogChunk, LogHead
+from bookie.metadata.versioned import Versioned
 from bookie.protocol.chain import LedgerEnd, seal, with_closed, with_ledger
 
 HeadStep = Callable[[LogHead], LogHead]

@@ -8,8 +8,8 @@ from contextlib import AsyncExitStack
 
 from bookie.cluster.logs import LogManager, LogPartition
 from bookie.errors import MetadataUnavailableError, SessionLostError
-from bookie.formats.ledger_metadata import Versioned
 from bookie.formats.log_metadata import LogHead
+from bookie.metadata.versioned import Versioned
 from bookie.telemetry import event_log
 
 METADATA_RETRY_SECONDS = 1.0

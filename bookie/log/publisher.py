@@ -27,7 +27,7 @@ from bookie.env.checked import checked
 from bookie.errors import BadRequestError, InvalidKeyError, LogFullError, MetadataError
 from bookie.formats.digest import derive_key, digester_for_key
 from bookie.formats.entry import HEADER_SIZE_BYTES
-from bookie.formats.ledger_metadata import LedgerMetadata, Versioned
+from bookie.formats.ledger_metadata import LedgerMetadata
 from bookie.formats.log_metadata import LogChunk, LogDefinition, LogHead, LogRange
 from bookie.ids import ENTRY_SIZE_BYTES_MAX
 from bookie.log.attempts import Attempts
@@ -39,6 +39,7 @@ from bookie.metadata.model import (
     TRANSACTION_SIZE_BYTES_MAX,
     Check,
 )
+from bookie.metadata.versioned import Versioned
 from bookie.protocol import chain
 
 PARTITIONS_TOUCHED_MAX = TRANSACTION_OPERATIONS_MAX - 2

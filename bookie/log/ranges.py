@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 
 from bookie.cluster.logs import LogManager, LogPartition
 from bookie.errors import FormatError, LogTruncatedError
-from bookie.formats.ledger_metadata import Versioned
 from bookie.formats.log_metadata import LogChunk, LogHead, LogRange
 from bookie.metadata.model import NOT_EXISTS
+from bookie.metadata.versioned import Versioned
 from bookie.protocol.chain import range_of_offset, range_of_time
 from bookie.protocol.log_ranges import completed
 

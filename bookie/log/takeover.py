@@ -23,13 +23,13 @@ from bookie.errors import (
     NoSuchLedgerError,
     UnavailableError,
 )
-from bookie.formats.ledger_metadata import Versioned
 from bookie.formats.log_metadata import LogDefinition, LogHead, LogOwner, LogRange
 from bookie.ids import NO_ENTRY
 from bookie.log.attempts import patiently
 from bookie.log.head_keeper import HeadKeeper, adding, closing, taken_over_error
 from bookie.log.ledger_end import check_last_record, end_of, producers_of
 from bookie.log.log_client import LogClient
+from bookie.metadata.versioned import Versioned
 from bookie.protocol.chain import LedgerEnd, end_offset, taken_over
 from bookie.protocol.producer_windows import ProducerWindows
 from bookie.telemetry import event_log

@@ -25,11 +25,12 @@ from bookie.errors import (
     NoSuchKeyError,
     NoSuchLedgerError,
 )
-from bookie.formats.ledger_metadata import LedgerMetadata, Versioned
+from bookie.formats.ledger_metadata import LedgerMetadata
 from bookie.formats.log_metadata import LogChunk, LogHead, LogRange
 from bookie.log.attempts import Attempts
 from bookie.log.log_client import LogClient
 from bookie.metadata.model import Operation
+from bookie.metadata.versioned import Versioned
 
 DELETIONS_AT_ONCE = 40
 """Ledgers of one transaction; each takes two operations."""

@@ -45,7 +45,7 @@ from bookie.errors import (
     StorageFailedError,
 )
 from bookie.formats.cookie import Cookie, encode_cookie
-from bookie.formats.ledger_metadata import Versioned
+from bookie.metadata.versioned import Versioned
 from bookie.storage.directories import Directories
 from bookie.telemetry import event_log
 

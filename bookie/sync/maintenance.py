@@ -9,7 +9,7 @@ from bookie.client.replica_audit import ReplicaVerdict
 from bookie.client.replica_plan import AuditItem
 from bookie.client.replica_repair import CopyDamage, RepairOutcome
 from bookie.cluster.logs import LogPartition
-from bookie.formats.ledger_metadata import LedgerMetadata, Versioned
+from bookie.formats.ledger_metadata import LedgerMetadata
 from bookie.formats.log_metadata import LogRange
 from bookie.log.compaction import (
     CompactionGroup,
@@ -17,6 +17,7 @@ from bookie.log.compaction import (
     CopiedGroup,
     PublishedCompaction,
 )
+from bookie.metadata.versioned import Versioned
 from bookie.protocol.compaction import CompactionLimits
 from bookie.sync.handles import SyncHandle
 from bookie.sync.iterator import SyncIterator

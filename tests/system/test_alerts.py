@@ -25,11 +25,12 @@ from bookie.config import GarbageSettings, NodeSettings
 from bookie.config.sections import SessionSettings
 from bookie.env import DiskUsage, SystemClock, beside
 from bookie.errors import MetadataUnavailableError
-from bookie.formats.ledger_metadata import LedgerMetadata, LedgerState, Versioned
+from bookie.formats.ledger_metadata import LedgerMetadata, LedgerState
 from bookie.formats.registration import Endpoint, Registration
 from bookie.ids import BOOKIE_ID_METADATA_KEY, Status
 from bookie.metadata.connect import open_store
 from bookie.metadata.store import MetadataStore
+from bookie.metadata.versioned import Versioned
 from bookie.node.disk_watch import DiskWatch
 from bookie.rpc.server.error_mapper import ErrorMapper
 from bookie.server.readiness import Readiness

@@ -22,7 +22,6 @@ from bookie.errors import (
     NoSuchCursorError,
     NoSuchLogError,
 )
-from bookie.formats.ledger_metadata import Versioned
 from bookie.formats.log_cursor import LogCursor, encode_log_cursor
 from bookie.formats.log_metadata import (
     LogChunk,
@@ -34,6 +33,7 @@ from bookie.formats.log_metadata import (
 )
 from bookie.metadata.model import NOT_EXISTS, Operation
 from bookie.metadata.store import MetadataStore
+from bookie.metadata.versioned import Versioned
 from tests.conformance.backends import Backend
 from tests.conformance.faulty_store import FaultyStore
 from tests.conformance.streams import next_item

@@ -19,8 +19,9 @@ from bookie.errors import (
     NotEnoughBookiesError,
     UnauthorizedError,
 )
-from bookie.formats.ledger_metadata import LedgerState, Versioned
+from bookie.formats.ledger_metadata import LedgerState
 from bookie.ids import Status
+from bookie.metadata.versioned import Versioned
 from tests.unit.client.fake_pool import UNNAMED, FakePool, fake_pool, metadata_of
 
 QUICK = ClientSettings(add_timeout_seconds=0.05)

@@ -15,8 +15,8 @@ from bookie.cluster.directory import BookieDirectory
 from bookie.cluster.placement_view import PlacementView
 from bookie.errors import BookieError, FormatError, MetadataUnavailableError
 from bookie.formats.cookie import Cookie, CookieState
-from bookie.formats.ledger_metadata import Versioned
 from bookie.formats.registration import Registration
+from bookie.metadata.versioned import Versioned
 from bookie.protocol.placement import ANYWHERE, Placement
 from bookie.protocol.quorum import Quorum
 

@@ -13,8 +13,9 @@ from bookie.formats.checksum import crc32c
 from bookie.formats.commands import AddCommand
 from bookie.formats.digest import digester_for_key
 from bookie.formats.entry import pack_batch
-from bookie.formats.ledger_metadata import LedgerState, Versioned
+from bookie.formats.ledger_metadata import LedgerState
 from bookie.ids import NO_ENTRY, Status
+from bookie.metadata.versioned import Versioned
 from bookie.protocol.recovery_forecast import WouldClose
 from tests.unit.client.real_cluster import RealCluster, until
 

@@ -21,7 +21,8 @@ from bookie.errors import (
     NotEnoughBookiesError,
     WrongClusterError,
 )
-from bookie.formats.ledger_metadata import Fragment, Versioned
+from bookie.formats.ledger_metadata import Fragment
+from bookie.metadata.versioned import Versioned
 from tests.unit.client.real_cluster import WAIT_SECONDS_MAX, RealCluster, until
 
 

@@ -21,9 +21,10 @@ from bookie.errors import (
     ClientClosedError,
 )
 from bookie.formats.entry import pack_batch, pack_lac
-from bookie.formats.ledger_metadata import Fragment, Versioned
+from bookie.formats.ledger_metadata import Fragment
 from bookie.ids import Status
 from bookie.metadata.memory.backend import MemoryStore
+from bookie.metadata.versioned import Versioned
 from bookie.rpc.client.channel import LacReply
 from tests.unit.client.fake_pool import DIGESTER, LEDGER_ID, fake_pool, metadata_of
 from tests.unit.client.real_cluster import RealCluster, real_cluster, until

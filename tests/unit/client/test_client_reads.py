@@ -22,9 +22,10 @@ from bookie.errors import (
 )
 from bookie.formats.batch import EntryBatch
 from bookie.formats.entry import Entry, pack_batch, pack_lac
-from bookie.formats.ledger_metadata import LedgerMetadata, Versioned
+from bookie.formats.ledger_metadata import LedgerMetadata
 from bookie.ids import Status
 from bookie.metadata.memory.backend import MemoryStore
+from bookie.metadata.versioned import Versioned
 from bookie.protocol.reader import LedgerRead, ReaderLimits
 from bookie.rpc.client.channel import LacReply, ReadCommand, ReadReply
 from tests.entry_batches import merged

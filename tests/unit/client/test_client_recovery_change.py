@@ -16,10 +16,11 @@ from bookie.client.recovery import ADDS_BEHIND_MAX, _RecoveryDriver, recover_led
 from bookie.cluster.cookies import CookieManager
 from bookie.cluster.ledgers import LedgerManager
 from bookie.errors import BookieError, LedgerRecoveryError
-from bookie.formats.ledger_metadata import LedgerMetadata, Versioned
+from bookie.formats.ledger_metadata import LedgerMetadata
 from bookie.ids import Status
 from bookie.metadata.model import Check
 from bookie.metadata.store import MetadataStore
+from bookie.metadata.versioned import Versioned
 from bookie.protocol.recovery import LedgerRecovery
 from bookie.protocol.recovery_events import (
     RecoveryAddAnswered,

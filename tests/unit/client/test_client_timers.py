@@ -12,7 +12,7 @@ from bookie.client.calls import PART_SECONDS, Timers
 from bookie.client.writer import WriterHandle
 from bookie.cluster.ledgers import LedgerManager
 from bookie.errors import BookieError, NotEnoughBookiesError
-from bookie.formats.ledger_metadata import Versioned
+from bookie.metadata.versioned import Versioned
 from bookie.protocol.exchange import StartTimer, TimerId
 from bookie.rpc.deadlines import LATE_SECONDS
 from tests.held_up import Loop, in_virtual_time

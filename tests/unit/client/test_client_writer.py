@@ -18,8 +18,8 @@ from bookie.errors import (
 )
 from bookie.formats.batch import headers_of
 from bookie.formats.entry import unpack_lac, verify_batch
-from bookie.formats.ledger_metadata import Versioned
 from bookie.ids import Status
+from bookie.metadata.versioned import Versioned
 from bookie.rpc.codec import parse_add_request
 from tests.unit.client.fake_pool import (
     DIGESTER,

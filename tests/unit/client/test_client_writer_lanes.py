@@ -14,8 +14,8 @@ from bookie.client.writer import WriterHandle
 from bookie.client.writer_lanes import WriterLanes
 from bookie.cluster.ledgers import LedgerManager
 from bookie.config import ClientSettings
-from bookie.formats.ledger_metadata import Versioned
 from bookie.ids import Status
+from bookie.metadata.versioned import Versioned
 from bookie.protocol.exchange import ChooseNewcomers
 from bookie.protocol.writer_events import SlotConnected, SlotLost, SpanDomains, WriterEvent
 from tests.unit.client.fake_pool import (

@@ -28,16 +28,12 @@ from bookie.errors import (
     NoSuchLedgerError,
 )
 from bookie.formats.cookie import Cookie, CookieState
-from bookie.formats.ledger_metadata import (
-    Fragment,
-    LedgerMetadata,
-    LedgerState,
-    Versioned,
-)
+from bookie.formats.ledger_metadata import Fragment, LedgerMetadata, LedgerState
 from bookie.ids import MAX_ID
 from bookie.metadata.connect import open_store
 from bookie.metadata.model import Put
 from bookie.metadata.store import MetadataStore
+from bookie.metadata.versioned import Versioned
 
 T = TypeVar("T")
 _names = itertools.count()

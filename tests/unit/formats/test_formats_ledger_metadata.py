@@ -13,11 +13,11 @@ from bookie.formats.ledger_metadata import (
     Fragment,
     LedgerMetadata,
     LedgerState,
-    Versioned,
     decode,
     encode,
 )
 from bookie.ids import MAX_ID
+from bookie.metadata.versioned import Versioned
 
 THREE = ("a:3181", "b:3181", "c:3181")
 OPEN = LedgerMetadata(

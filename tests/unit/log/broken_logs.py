@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from bookie.errors import MetadataUnavailableError
-from bookie.formats.ledger_metadata import Versioned
 from bookie.formats.log_cursor import LogCursor
 from bookie.formats.log_metadata import LogHead
 from bookie.log import idempotence, partition_writer, publisher, reader, retention, takeover
@@ -18,6 +17,7 @@ from bookie.log.head_keeper import HeadKeeper
 from bookie.log.log_client import LogClient
 from bookie.log.positions import PositionRun
 from bookie.log.unconfirmed import Segment, Unconfirmed
+from bookie.metadata.versioned import Versioned
 from bookie.protocol.chain import end_offset, with_ledger
 from bookie.protocol.producer_windows import ProducerWindows
 from bookie.protocol.retention import RetentionLimits, limits_of

@@ -20,10 +20,10 @@ from bookie.errors import (
     NoSuchLogError,
     SessionLostError,
 )
-from bookie.formats.ledger_metadata import Versioned
 from bookie.formats.log_metadata import LogHead
 from bookie.log.head_watch import HeadWatch
 from bookie.metadata.store import MetadataStore
+from bookie.metadata.versioned import Versioned
 from tests.unit.client.real_cluster import real_cluster, until
 from tests.unit.log.hand_made_log import ONE_COPY, HandMadeLog
 

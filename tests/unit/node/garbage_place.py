@@ -16,10 +16,11 @@ from bookie.config import GarbageSettings
 from bookie.errors import (
     MetadataUnavailableError,
 )
-from bookie.formats.ledger_metadata import LedgerMetadata, LedgerState, Versioned
+from bookie.formats.ledger_metadata import LedgerMetadata, LedgerState
 from bookie.ids import NO_ENTRY, Status
 from bookie.metadata.connect import open_store
 from bookie.metadata.store import MetadataStore
+from bookie.metadata.versioned import Versioned
 from bookie.node.garbage import GarbageCollector
 from bookie.node.garbage_status import GarbageReport
 from tests.unit.node.node_room import Room, add, serving

@@ -12,9 +12,10 @@ import pytest
 
 from bookie.cluster.ledgers import LedgerManager
 from bookie.errors import MetadataUnavailableError
-from bookie.formats.ledger_metadata import LedgerMetadata, LedgerState, Versioned
+from bookie.formats.ledger_metadata import LedgerMetadata, LedgerState
 from bookie.ids import Status
 from bookie.metadata.store import MetadataStore
+from bookie.metadata.versioned import Versioned
 from bookie.node.start import StartedBookie
 from bookie.storage.index.entry_index import (
     INTEGRITY_IN_LIMBO,

@@ -10,9 +10,10 @@ import pytest
 from bookie.cluster.ledgers import LedgerManager
 from bookie.config import NodeSettings
 from bookie.errors import MetadataUnavailableError
-from bookie.formats.ledger_metadata import Fragment, LedgerMetadata, LedgerState, Versioned
+from bookie.formats.ledger_metadata import Fragment, LedgerMetadata, LedgerState
 from bookie.ids import Status
 from bookie.metadata.store import MetadataStore
+from bookie.metadata.versioned import Versioned
 from bookie.node import integrity_check
 from bookie.node.holdings import holdings
 from bookie.node.integrity_check import IntegrityCheck, _is_counted

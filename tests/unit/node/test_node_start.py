@@ -10,9 +10,10 @@ import pytest
 from bookie.cluster.ledgers import LedgerManager
 from bookie.config import NodeSettings
 from bookie.errors import CookieError, DirectoryLockedError, MetadataUnavailableError
-from bookie.formats.ledger_metadata import LedgerMetadata, LedgerState, Versioned
+from bookie.formats.ledger_metadata import LedgerMetadata, LedgerState
 from bookie.ids import Status
 from bookie.metadata.store import MetadataStore
+from bookie.metadata.versioned import Versioned
 from bookie.node.disk_watch import DISK_USAGE, DiskWatch
 from bookie.node.start import StartedBookie
 from bookie.storage.directories import Directories, locked_directories

@@ -24,9 +24,10 @@ from bookie.errors import (
     WrongClusterError,
 )
 from bookie.formats.cookie import Cookie, CookieState, decode_cookie, encode_cookie
-from bookie.formats.ledger_metadata import LedgerMetadata, LedgerState, Versioned
+from bookie.formats.ledger_metadata import LedgerMetadata, LedgerState
 from bookie.ids import Status
 from bookie.metadata.store import MetadataStore
+from bookie.metadata.versioned import Versioned
 from bookie.node import own_cookie
 from bookie.node.own_cookie import OwnCookie, compare_states
 from bookie.storage.index.entry_index import INTEGRITY_SOUND
