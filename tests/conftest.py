@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-import bookie.rpc  # noqa: F401  (it has gRPC loaded in the way it chooses, before a test loads it)
+import bookie.wire.grpc  # noqa: F401  (it has gRPC loaded in the way it chooses, before a test loads it)
 from tests.servers.running import PIDS
 
 # Without bytecode on disk, each of hundreds of processes would compile the package anew.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bookie.formats.batch import EntryBatch
+from bookie.entry.batch import EntryBatch
 
 
 def merged(batches: Sequence[EntryBatch]) -> EntryBatch:

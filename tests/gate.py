@@ -37,8 +37,8 @@ AT_NIGHT: Mapping[str, int] = {
     "tests/cluster_sim/test_cluster_sim_finds_bugs.py": ALL,
     "tests/cluster_sim/test_log_sim_finds_bugs.py": ALL,
     "tests/histories/test_checker.py": 4,
-    "tests/property/protocol/test_property_mutants.py": 4,
-    "tests/property/storage/test_model_catches.py": 4,
+    "tests/property/ledger/test_protocol_mutants.py": 4,
+    "tests/property/node/engine/test_model_catches.py": 4,
     "tests/sim/test_images_find_bugs.py": 4,
     # By day the simulated cluster with ledgers, and logs on real processes in one episode.
     "tests/cluster_sim/test_log_sim.py": ALL,
@@ -65,7 +65,7 @@ AT_NIGHT: Mapping[str, int] = {
     "tests/matrix/test_corruption_fuzz.py": ALL,
     "tests/matrix/test_corruption_matrix.py": ALL,
     "tests/matrix/test_io_errors.py": 6,
-    "tests/property/protocol/test_property_protocol.py": 3,
+    "tests/property/ledger/test_protocol_model.py": 3,
     "tests/sim/test_rebuild_images.py": 2,
     "tests/sim/test_sim_seeds.py": 3,
     # Ensembles of servers that are cut off from each other; by day one server, killed and stopped.

@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import AsyncIterator
 
 from bookie.config import RpcSettings
-from bookie.rpc.server.grpc_server import ServedNode, hold_port
 from bookie.telemetry import Metrics
+from bookie.wire.grpc.server.grpc_server import ServedNode, hold_port
 
 
 @contextlib.asynccontextmanager

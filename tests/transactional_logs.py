@@ -8,18 +8,18 @@ from contextlib import asynccontextmanager
 from itertools import pairwise
 from typing import Any, TypeVar, cast
 
-from bookie.client.ledger_client import LedgerClient
-from bookie.cluster.ledgers import LedgerManager
-from bookie.cluster.logs import LogName, LogPartition
 from bookie.env import Clock, SystemClock
 from bookie.errors import BookieUnreachableError
-from bookie.formats.commands import Info
-from bookie.formats.ledger_metadata import Fragment, LedgerMetadata, LedgerState
-from bookie.formats.log_metadata import LogMode, LogRange
+from bookie.ledger.catalog.ledgers import LedgerManager
+from bookie.ledger.ledger_client import LedgerClient
+from bookie.ledger.metadata import Fragment, LedgerMetadata, LedgerState
+from bookie.log.catalog.log_metadata import LogMode, LogRange
+from bookie.log.catalog.logs import LogName, LogPartition
 from bookie.log.log_client import CREATED_TAG, LogClient
-from bookie.log.publisher import LogPublisher
-from bookie.log.range_writer import PendingRange, publisher_tags
+from bookie.log.publish.publisher import LogPublisher
+from bookie.log.publish.range_writer import PendingRange, publisher_tags
 from bookie.metadata.store import MetadataStore
+from bookie.wire.commands import Info
 from tests.conformance.faulty_store import FaultyStore
 
 T = TypeVar("T")

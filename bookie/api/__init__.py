@@ -24,11 +24,6 @@ from __future__ import annotations
 
 from bookie.api.bookkeeper import BookKeeper, DigestName
 from bookie.api.connecting import ClientOptions, connect, coordinate
-from bookie.client.explanation import LedgerExplanation
-from bookie.client.ledger_client import UNCLAIMED
-from bookie.client.reader import ReaderHandle
-from bookie.client.retrying import retry
-from bookie.client.writer import WriterHandle
 from bookie.coordination.barriers import DoubleBarrier
 from bookie.coordination.cache import JsonCodec, MetadataCache
 from bookie.coordination.counters import Counter
@@ -40,23 +35,28 @@ from bookie.coordination.membership import Group
 from bookie.coordination.participant import Participant
 from bookie.coordination.queues import Queue
 from bookie.coordination.read_write_locks import ReadWriteLocks
-from bookie.formats.entry import Entry
-from bookie.formats.ledger_metadata import LedgerMetadata
-from bookie.formats.log_policy import LogPolicy
-from bookie.formats.log_record import LogPosition, LogRecord
-from bookie.formats.service_instance import ServiceInstance
-from bookie.log.consumer import AutoCommit, LogConsumer
-from bookie.log.cursors import Cursors
-from bookie.log.group import GroupMember, GroupRecord, GroupStatus
-from bookie.log.partitions_reader import PartitionsReader
-from bookie.log.positions import LogPositions
-from bookie.log.publisher import LogPublisher, RecordBounds
-from bookie.log.range_writer import PendingRange, RangeWriter
-from bookie.log.reader import LogReader
-from bookie.log.record_encoder import NewRecord
-from bookie.log.status import LogStatus
-from bookie.log.sweep import LogSweep
-from bookie.log.writer import LogWriter
+from bookie.coordination.service_instance import ServiceInstance
+from bookie.entry.entry import Entry
+from bookie.ledger.connection.retrying import retry
+from bookie.ledger.ledger_client import UNCLAIMED
+from bookie.ledger.metadata import LedgerMetadata
+from bookie.ledger.read.handle import ReaderHandle
+from bookie.ledger.recover.explanation import LedgerExplanation
+from bookie.ledger.write.handle import WriterHandle
+from bookie.log.catalog.log_policy import LogPolicy
+from bookie.log.consume.consumer import AutoCommit, LogConsumer
+from bookie.log.consume.cursors import Cursors
+from bookie.log.consume.group import GroupMember, GroupRecord, GroupStatus
+from bookie.log.publish.publisher import LogPublisher, RecordBounds
+from bookie.log.publish.range_writer import PendingRange, RangeWriter
+from bookie.log.read.partitions_reader import PartitionsReader
+from bookie.log.read.reader import LogReader
+from bookie.log.read.status import LogStatus
+from bookie.log.record.log_record import LogPosition, LogRecord
+from bookie.log.record.positions import LogPositions
+from bookie.log.record.record_encoder import NewRecord
+from bookie.log.tidy.sweep import LogSweep
+from bookie.log.write.writer import LogWriter
 from bookie.metadata.connect import open_store
 from bookie.metadata.model import Check, Delete, Put, Record, Resync, Stat
 from bookie.metadata.store import MetadataStore

@@ -1,6 +1,6 @@
 """The client of a cluster: ledgers and logs.
 
-Its methods check arguments, and say what each call promises. What they do is in `bookie.client` and
+Its methods check arguments, and say what each call promises. What they do is in `bookie.ledger` and
 `bookie.log`.
 """
 
@@ -12,41 +12,41 @@ from typing import Literal
 
 from bookie.api.connection import ClusterConnection
 from bookie.api.maintenance import Maintenance
-from bookie.client.creating import creating
-from bookie.client.explain import explain_ledger
-from bookie.client.explanation import LedgerExplanation
-from bookie.client.ledger_client import LedgerShape
-from bookie.client.reader import ReaderHandle
-from bookie.client.writer import WriterHandle
-from bookie.cluster.groups import list_groups
-from bookie.cluster.logs import LogName, LogPartition
+from bookie.entry.digest import DigestType
 from bookie.env import Moment, moment_ms
 from bookie.env.checked import checked
 from bookie.errors import (
     BadRequestError,
 )
-from bookie.formats.digest import DigestType
-from bookie.formats.ledger_metadata import LedgerMetadata
-from bookie.formats.log_metadata import LogMode
-from bookie.formats.log_policy import LogPolicy
-from bookie.formats.log_record import LogPosition, LogRecord
-from bookie.log.consumer import AutoCommit, LogConsumer, consume
-from bookie.log.cursors import Cursors
-from bookie.log.deletion import delete_log
-from bookie.log.group import GroupMember, GroupStatus, group_status, join_group
-from bookie.log.partitions_reader import PartitionsReader, open_reader
-from bookie.log.places import LogStart
-from bookie.log.publisher import LogPublisher
-from bookie.log.range_writer import RangeWriter
-from bookie.log.reader import LogReader, OnTruncated
-from bookie.log.reading import LogReading
-from bookie.log.status import LogStatus, log_status
-from bookie.log.survey import LogSurvey, await_records
-from bookie.log.sweep import OLDER_THAN_SECONDS, LogSweep, sweep_logs
-from bookie.log.takeover import WriterOptions
-from bookie.log.truncation import truncate
-from bookie.log.writer import LogWriter, open_writer
-from bookie.protocol.quorum import Quorum
+from bookie.ledger.ledger_client import LedgerShape
+from bookie.ledger.metadata import LedgerMetadata
+from bookie.ledger.quorum import Quorum
+from bookie.ledger.read.handle import ReaderHandle
+from bookie.ledger.recover.explain import explain_ledger
+from bookie.ledger.recover.explanation import LedgerExplanation
+from bookie.ledger.write.creating import creating
+from bookie.ledger.write.handle import WriterHandle
+from bookie.log.catalog.groups import list_groups
+from bookie.log.catalog.log_metadata import LogMode
+from bookie.log.catalog.log_policy import LogPolicy
+from bookie.log.catalog.logs import LogName, LogPartition
+from bookie.log.consume.consumer import AutoCommit, LogConsumer, consume
+from bookie.log.consume.cursors import Cursors
+from bookie.log.consume.group import GroupMember, GroupStatus, group_status, join_group
+from bookie.log.publish.publisher import LogPublisher
+from bookie.log.publish.range_writer import RangeWriter
+from bookie.log.read.partitions_reader import PartitionsReader, open_reader
+from bookie.log.read.places import LogStart
+from bookie.log.read.reader import LogReader, OnTruncated
+from bookie.log.read.reading import LogReading
+from bookie.log.read.status import LogStatus, log_status
+from bookie.log.read.survey import LogSurvey, await_records
+from bookie.log.record.log_record import LogPosition, LogRecord
+from bookie.log.tidy.deletion import delete_log
+from bookie.log.tidy.sweep import OLDER_THAN_SECONDS, LogSweep, sweep_logs
+from bookie.log.tidy.truncation import truncate
+from bookie.log.write.takeover import WriterOptions
+from bookie.log.write.writer import LogWriter, open_writer
 
 DigestName = Literal["crc32c", "crc32", "hmac", "dummy"]
 

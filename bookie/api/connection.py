@@ -8,22 +8,22 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
 
-from bookie.client.ensembles import Ensembles
-from bookie.client.ledger_client import LedgerClient
-from bookie.client.pool import BookiePool
 from bookie.cluster.cookies import CookieManager
 from bookie.cluster.directory import BookieDirectory
 from bookie.cluster.instance import read_instance_id
-from bookie.cluster.ledger_ids import LedgerIdGenerator
-from bookie.cluster.ledgers import LedgerManager
-from bookie.cluster.placement_view import PlacementView
+from bookie.cluster.registration_record import Registration
 from bookie.config import RpcSettings, Sources
 from bookie.env.forks import grpc_use
 from bookie.errors import (
     BadRequestError,
     ClientClosedError,
 )
-from bookie.formats.registration import Registration
+from bookie.ledger.catalog.ledger_ids import LedgerIdGenerator
+from bookie.ledger.catalog.ledgers import LedgerManager
+from bookie.ledger.connection.pool import BookiePool
+from bookie.ledger.ledger_client import LedgerClient
+from bookie.ledger.place.ensembles import Ensembles
+from bookie.ledger.place.placement_view import PlacementView
 from bookie.log.log_client import LogClient
 from bookie.metadata.connect import open_store
 from bookie.metadata.security import MetadataSecurity

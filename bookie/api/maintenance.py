@@ -10,17 +10,17 @@ import socket
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from bookie.client.replica_audit import ReplicaAudit, ReplicaVerdict
-from bookie.client.replica_plan import AuditItem, plan_ledger, quorum_of
-from bookie.client.replica_repair import CopyDamage, RepairOutcome, ReplicaRepair
-from bookie.cluster.logs import LogName, LogPartition
 from bookie.env import gather
 from bookie.env.checked import checked
 from bookie.errors import BadRequestError, NoSuchLogError
-from bookie.formats.ledger_metadata import LedgerMetadata, encode
-from bookie.formats.log_cursor import LogCursor
-from bookie.formats.log_metadata import LogDefinition, LogHead, LogRange
-from bookie.log.compaction import (
+from bookie.ledger.copies.replica_audit import ReplicaAudit, ReplicaVerdict
+from bookie.ledger.copies.replica_plan import AuditItem, plan_ledger, quorum_of
+from bookie.ledger.copies.replica_repair import CopyDamage, RepairOutcome, ReplicaRepair
+from bookie.ledger.metadata import LedgerMetadata, encode
+from bookie.log.catalog.log_cursor import LogCursor
+from bookie.log.catalog.log_metadata import LogDefinition, LogHead, LogRange
+from bookie.log.catalog.logs import LogName, LogPartition
+from bookie.log.compact.compaction import (
     CompactionGroup,
     CompactionPlan,
     CopiedGroup,
@@ -29,10 +29,10 @@ from bookie.log.compaction import (
     plan_compaction,
     publish_compaction,
 )
+from bookie.log.compact.plan import CompactionLimits
 from bookie.log.log_client import LogClient
-from bookie.log.unnamed_ledgers import read_chain
+from bookie.log.tidy.unnamed_ledgers import read_chain
 from bookie.metadata.versioned import Versioned
-from bookie.protocol.compaction import CompactionLimits
 
 READS_AT_ONCE = 64
 """Records of the metadata store that are read at the same time."""
@@ -137,7 +137,7 @@ class Maintenance:
 
     @checked
     async def plan_compaction(self, log: str, limits: CompactionLimits) -> CompactionPlan:
-        """What is worth joining in a log; see `bookie.log.compaction`."""
+        """What is worth joining in a log; see `bookie.log.compact.compaction`."""
         return await plan_compaction(self._client, LogName.parse(log), limits)
 
     @checked

@@ -217,7 +217,7 @@ def log(
     append to a reader that follows.
     """
     from bookie.cli.bench_log import bench_log
-    from bookie.formats.log_policy import LogPolicy
+    from bookie.log.catalog.log_policy import LogPolicy
 
     policy = LogPolicy(
         ensemble_size=ensemble, write_quorum_size=write_quorum, ack_quorum_size=ack_quorum

@@ -52,7 +52,7 @@ def nuke(
     After that no client can find what its bookies hold. The command refuses while a bookie is
     registered, or while other keys lie in the same scope.
     """
-    from bookie.cluster.removal import nuke_cluster
+    from bookie.ledger.catalog.removal import nuke_cluster
 
     if not yes:
         status = on_store(metadata, _status)
@@ -71,7 +71,7 @@ def status(metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
 
 async def _status(store: MetadataStore) -> dict[str, str | int]:
     from bookie.cluster.instance import read_status
-    from bookie.cluster.ledgers import LedgerManager
+    from bookie.ledger.catalog.ledgers import LedgerManager
 
     found = await read_status(store)
     ledgers = 0
@@ -115,7 +115,7 @@ def health(
 
     It compares only entries of closed fragments. It reads no payloads; `bookie node scrub` does.
     """
-    from bookie.server.cluster_health import check_cluster
+    from bookie.daemon.cluster_health import check_cluster
 
     checks = on_store(
         metadata, lambda store: check_cluster(store, is_deep=deep, answer_seconds=timeout)

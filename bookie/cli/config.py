@@ -102,7 +102,7 @@ def _tell_unknown_variables(sources: Sources) -> None:
 def _of_cluster(sources: Sources) -> dict[str, str]:
     import asyncio
 
-    from bookie.server.live_settings import fetch_cluster_settings
+    from bookie.daemon.live_settings import fetch_cluster_settings
 
     return asyncio.run(fetch_cluster_settings(sources.first_settings()))
 
@@ -119,7 +119,7 @@ def check(
     Only with --cluster it connects to the metadata store.
     """
     from bookie.config import Sources, require_bookie_id
-    from bookie.server.live_settings import open_configured
+    from bookie.daemon.live_settings import open_configured
 
     sources = Sources.read(config, parse_overrides(overrides))
     _tell_unknown_variables(sources)

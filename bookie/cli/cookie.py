@@ -22,10 +22,10 @@ from bookie.cli.stores import on_store
 from bookie.errors import BadVersionError, CookieError, FormatError, IdentityError, NoSuchKeyError
 
 if TYPE_CHECKING:
+    from bookie.cluster.cookie import Cookie
     from bookie.cluster.cookies import CookieManager
-    from bookie.cluster.dependents import Dependents
     from bookie.config import Sources
-    from bookie.formats.cookie import Cookie
+    from bookie.ledger.catalog.dependents import Dependents
     from bookie.metadata.store import MetadataStore
     from bookie.metadata.versioned import Versioned
     from bookie.node.move import Move
@@ -160,8 +160,8 @@ def _deletion(bookie: str, found: Dependents, *, deleted: bool) -> Record:
 
 async def _examine(store: MetadataStore, bookie_id: str) -> _Examined:
     from bookie.cluster.cookies import CookieManager
-    from bookie.cluster.dependents import find_dependents, reliable_bookies
-    from bookie.cluster.ledgers import LedgerManager
+    from bookie.ledger.catalog.dependents import find_dependents, reliable_bookies
+    from bookie.ledger.catalog.ledgers import LedgerManager
 
     await store.sync()
     manager = CookieManager(store)
@@ -174,7 +174,7 @@ async def _examine(store: MetadataStore, bookie_id: str) -> _Examined:
 
 async def _delete(store: MetadataStore, bookie_id: str, examined: _Examined) -> None:
     from bookie.cluster.cookies import CookieManager
-    from bookie.cluster.dependents import reliable_bookies
+    from bookie.ledger.catalog.dependents import reliable_bookies
 
     await store.sync()
     manager = CookieManager(store)
@@ -244,9 +244,9 @@ async def _move(sources: Sources, *, accept_older: bool) -> Move:
     from bookie.cluster.cookies import CookieManager
     from bookie.cluster.instance import read_instance_id
     from bookie.config import require_bookie_id
+    from bookie.daemon.live_settings import fetch_cluster_settings, open_configured
     from bookie.env import ThreadWorkers, system_environment
     from bookie.node.move import move_directories
-    from bookie.server.live_settings import fetch_cluster_settings, open_configured
 
     first = sources.first_settings()
     sources.require_one_store()
@@ -287,7 +287,7 @@ def restore(
     until a check has found all of its entries. All directories must hold the same state; with
     --in-doubt they may differ.
     """
-    from bookie.server.inspection import read_cookie
+    from bookie.daemon.inspection import read_cookie
 
     cookies = [read_cookie(directory) for directory in directories]
     first = cookies[0]

@@ -30,7 +30,7 @@ from bookie.cli.progress import Advance, progress_bar
 
 if TYPE_CHECKING:
     from bookie.api import WriterHandle
-    from bookie.server.local.supervisor import LocalCluster
+    from bookie.daemon.local.supervisor import LocalCluster
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -117,7 +117,7 @@ class Demonstration:
 
     async def run(self) -> Story:
         """Do everything; the story says what happened."""
-        from bookie.server.local.supervisor import local_cluster, start_all
+        from bookie.daemon.local.supervisor import local_cluster, start_all
 
         self.story.started = asyncio.get_running_loop().time()
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -183,7 +183,7 @@ class Demonstration:
 
     async def _bring_back(self, cluster: LocalCluster, writer: WriterHandle) -> None:
         """Start the dead bookies, and wait until the ledger has three copies again."""
-        from bookie.server.local.supervisor import start_all
+        from bookie.daemon.local.supervisor import start_all
 
         await start_all([bookie for bookie in cluster.bookies if bookie.pid is None])
         with suppress(TimeoutError):

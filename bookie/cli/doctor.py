@@ -34,7 +34,7 @@ def doctor(
     It measures the sync latency of the given directories, and checks file systems, free space,
     limits, clock and library versions. Exit status 1 means that a bookie must not run here.
     """
-    from bookie.server.preflight import Severity, check_machine
+    from bookie.daemon.preflight import Severity, check_machine
 
     journal_dir, ledgers_dir = _directories(directories or [], config)
     checks = check_machine(journal_dir, ledgers_dir, syncs=syncs)

@@ -13,8 +13,8 @@ from typing import BinaryIO
 
 from bookie.api import WriterHandle, connect
 from bookie.cli.progress import progress_bar
+from bookie.entry.entry import Entry
 from bookie.errors import BadRequestError
-from bookie.formats.entry import Entry
 from bookie.ids import ENTRY_SIZE_BYTES_MAX
 
 GROUP_BYTES = 1024 * 1024

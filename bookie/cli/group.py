@@ -12,8 +12,8 @@ from bookie.cli.output import Record, print_record, print_records
 from bookie.cli.stores import on_cluster, on_store
 
 if TYPE_CHECKING:
-    from bookie.formats.group_metadata import GroupAssignment, MemberProfile
-    from bookie.log.group import GroupStatus
+    from bookie.log.catalog.group_metadata import GroupAssignment, MemberProfile
+    from bookie.log.consume.group import GroupStatus
     from bookie.metadata.store import MetadataStore
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
@@ -26,8 +26,8 @@ def list_(metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
 
 
 async def _list(store: MetadataStore) -> list[Record]:
-    from bookie.cluster.groups import ConsumerGroup, list_groups
     from bookie.cluster.instance import read_instance_id
+    from bookie.log.catalog.groups import ConsumerGroup, list_groups
 
     await read_instance_id(store)
     records: list[Record] = []

@@ -12,9 +12,9 @@ from bookie.cli.output import Record, print_record, print_records
 from bookie.cli.progress import progress_bar
 
 if TYPE_CHECKING:
-    from bookie.formats.blocks import FileKind
-    from bookie.server.inspection import FileSummary
-    from bookie.storage.index.entry_index import Index
+    from bookie.daemon.inspection import FileSummary
+    from bookie.node.engine.format.blocks import FileKind
+    from bookie.node.engine.index.entry_index import Index
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
@@ -36,7 +36,7 @@ def journal(
     output: Output = OutputFormat.TABLE,
 ) -> None:
     """Show the journal files: blocks, records, where each file ends."""
-    from bookie.formats.blocks import FileKind
+    from bookie.node.engine.format.blocks import FileKind
 
     _print_files(path, FileKind.JOURNAL, output, blocks=blocks, records=records)
 
@@ -49,7 +49,7 @@ def log(
     output: Output = OutputFormat.TABLE,
 ) -> None:
     """Show the entry logs in a directory of ledgers."""
-    from bookie.formats.blocks import FileKind
+    from bookie.node.engine.format.blocks import FileKind
 
     _print_files(path, FileKind.ENTRY_LOG, output, blocks=blocks, records=records)
 
@@ -68,7 +68,7 @@ def index(
     output: Output = OutputFormat.TABLE,
 ) -> None:
     """Show the index in a directory of ledgers: the ledgers, or files, or one ledger's entries."""
-    from bookie.server.inspection import opened_index
+    from bookie.daemon.inspection import opened_index
 
     with opened_index(directory) as opened:
         if verify:
@@ -93,7 +93,7 @@ def cookie(
     output: Output = OutputFormat.TABLE,
 ) -> None:
     """Show the owner of directories; exit with 1 if they belong to several bookies."""
-    from bookie.server.inspection import read_cookie
+    from bookie.daemon.inspection import read_cookie
 
     cookies = [read_cookie(directory) for directory in directories]
     print_records(
@@ -122,7 +122,7 @@ def cookie(
 def _print_files(
     path: Path, kind: FileKind, output: OutputFormat, *, blocks: bool, records: bool
 ) -> None:
-    from bookie.server.inspection import files_in, inspect_file
+    from bookie.daemon.inspection import files_in, inspect_file
 
     paths = files_in(path, kind)
     summaries: list[FileSummary] = []
@@ -176,7 +176,7 @@ def _record_rows(summary: FileSummary) -> list[Record]:
 
 
 def _index_summary(index: Index) -> Record:
-    from bookie.storage.index.entry_index import (
+    from bookie.node.engine.index.entry_index import (
         META_BOOKIE,
         META_CLEAN,
         META_FORMAT,
@@ -199,7 +199,7 @@ def _index_summary(index: Index) -> Record:
 
 
 def _ledger_records(index: Index) -> list[Record]:
-    from bookie.server.inspection import LEDGERS_PER_READ
+    from bookie.daemon.inspection import LEDGERS_PER_READ
 
     records: list[Record] = []
     after = -1
@@ -223,7 +223,7 @@ def _ledger_records(index: Index) -> list[Record]:
 
 
 def _file_records(index: Index) -> list[Record]:
-    from bookie.formats.blocks import FileKind
+    from bookie.node.engine.format.blocks import FileKind
 
     return [
         {
@@ -238,7 +238,7 @@ def _file_records(index: Index) -> list[Record]:
 
 
 def _entry_records(index: Index, ledger_id: int) -> list[Record]:
-    from bookie.server.inspection import entry_ranges
+    from bookie.daemon.inspection import entry_ranges
 
     return [
         {"first_entry_id": first, "last_entry_id": last, "entries": last - first + 1}

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
 
     from bookie.api import BookKeeper
-    from bookie.formats.entry import Entry
-    from bookie.formats.ledger_metadata import LedgerMetadata
+    from bookie.entry.entry import Entry
+    from bookie.ledger.metadata import LedgerMetadata
     from bookie.metadata.store import MetadataStore
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
@@ -136,7 +136,7 @@ async def _list(
     store: MetadataStore, after: int, limit: int, on_damaged: Callable[[int], object]
 ) -> list[Record]:
     from bookie.cluster.layout import read_layout
-    from bookie.cluster.ledgers import LedgerManager
+    from bookie.ledger.catalog.ledgers import LedgerManager
 
     records: list[Record] = []
     await read_layout(store)  # "no ledgers" would hide a mistyped address
@@ -178,7 +178,7 @@ def show(ledger: LedgerArgument, metadata: Metadata, output: Output = OutputForm
 
 async def _read_metadata(store: MetadataStore, ledger_id: int) -> LedgerMetadata:
     from bookie.cluster.layout import read_layout
-    from bookie.cluster.ledgers import LedgerManager
+    from bookie.ledger.catalog.ledgers import LedgerManager
 
     await read_layout(store)
     return (await LedgerManager(store).read(ledger_id)).value
@@ -236,8 +236,8 @@ def check_placement(
 async def _check_placement(
     store: MetadataStore, ledger_ids: Sequence[int], on_damaged: Callable[[int], object]
 ) -> list[Record]:
-    from bookie.cluster.placement_check import PlacementCheck
     from bookie.config import Sources
+    from bookie.ledger.place.placement_check import PlacementCheck
 
     return [
         {
@@ -280,7 +280,7 @@ def append(
     Every entry is durable on the ack quorum when this returns.
     """
     from bookie.cli.entries import append_stream
-    from bookie.server.loop import run
+    from bookie.daemon.loop import run
 
     summary = run(
         append_stream(
@@ -325,7 +325,7 @@ def read(
     With --output json each entry is a JSON object on its own line.
     """
     from bookie.cli.entries import read_range, read_unconfirmed
-    from bookie.server.loop import run
+    from bookie.daemon.loop import run
 
     read_entries = read_unconfirmed if unconfirmed else read_range
     password = read_password(password_file)
@@ -351,7 +351,7 @@ def tail(
 ) -> None:
     """Print all entries, then new ones as they come, until the ledger is closed or Ctrl-C."""
     from bookie.cli.entries import follow
-    from bookie.server.loop import run
+    from bookie.daemon.loop import run
 
     if new and start is not None:
         raise typer.BadParameter("give --start or --new, not both")

@@ -9,7 +9,7 @@ from bookie.cli.options import OutputFormat
 from bookie.cli.output import Record, print_record, print_records
 
 if TYPE_CHECKING:
-    from bookie.client.explanation import LedgerExplanation, SlotFindings, TailRange
+    from bookie.ledger.recover.explanation import LedgerExplanation, SlotFindings, TailRange
 
 _CURRENT = {True: "current", False: "another", None: "unknown"}
 

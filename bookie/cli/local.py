@@ -14,7 +14,7 @@ from bookie.cli.output import table_lines
 if TYPE_CHECKING:
     import asyncio
 
-    from bookie.server.local.supervisor import LocalCluster
+    from bookie.daemon.local.supervisor import LocalCluster
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -85,8 +85,8 @@ async def _run(
     base_port: int | None,
     restart: bool,
 ) -> None:
-    from bookie.server.local.supervisor import local_cluster
-    from bookie.server.signals import USER_SIGNALS, ignore, noting, until_signal
+    from bookie.daemon.local.supervisor import local_cluster
+    from bookie.daemon.signals import USER_SIGNALS, ignore, noting, until_signal
 
     ignore(*USER_SIGNALS)
     print(f"starting the cluster in {data} …", flush=True)
@@ -107,7 +107,7 @@ async def _until_stopped(
     """Watch the processes until the stop is asked for, or all of them have ended."""
     import asyncio
 
-    from bookie.server.local.supervisor import watch_processes
+    from bookie.daemon.local.supervisor import watch_processes
 
     async with asyncio.TaskGroup() as group:
         watching = group.create_task(watch_processes(cluster, _report, restart=restart))

@@ -90,7 +90,7 @@ def create(
     output: Output = OutputFormat.TABLE,
 ) -> None:
     """Make a log. What --set leaves open, its namespace decides."""
-    from bookie.formats.log_policy import LogPolicy
+    from bookie.log.catalog.log_policy import LogPolicy
 
     changes = parse_pairs(decisions, "--set KEY=VALUE")
     policy = changed_policy(LogPolicy(), changes) if changes else None
@@ -140,7 +140,7 @@ def append(
     partition, the others to the partitions in turn. If the log has an owner, it asks first.
     """
     from bookie.cli.log_records import append_lines
-    from bookie.server.loop import run
+    from bookie.daemon.loop import run
 
     password = read_password(password_file)
     _confirm_takeover(metadata, log, partition, yes=yes, question="Append to {log}?", always=False)
@@ -248,7 +248,7 @@ def _print(
     follow: bool = False,
 ) -> None:
     from bookie.cli.log_records import print_log
-    from bookie.server.loop import run
+    from bookie.daemon.loop import run
 
     if start is not None and start_time is not None:
         raise typer.BadParameter("give --start or --start-time, not both")

@@ -5,19 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from bookie.cli.log_arguments import check_partition
-from bookie.cluster.logs import LogName, LogPartition
 from bookie.errors import UnavailableError
-from bookie.log.places import checked_place
-from bookie.log.reading import LogReading
-from bookie.log.seek import unpublished_entries
+from bookie.log.catalog.logs import LogName, LogPartition
+from bookie.log.read.places import checked_place
+from bookie.log.read.reading import LogReading
+from bookie.log.read.seek import unpublished_entries
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from bookie.api import BookKeeper
-    from bookie.formats.log_metadata import LogDefinition
+    from bookie.log.catalog.log_metadata import LogDefinition
     from bookie.log.log_client import LogClient
-    from bookie.log.places import LogStart
+    from bookie.log.read.places import LogStart
 
 
 def client_of(bk: BookKeeper) -> LogClient:

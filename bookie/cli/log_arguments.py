@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from bookie.formats.log_metadata import LogDefinition
-    from bookie.log.places import LogStart
+    from bookie.log.catalog.log_metadata import LogDefinition
+    from bookie.log.read.places import LogStart
     from bookie.metadata.store import MetadataStore
 
 _ENTRY = re.compile(r"(\d{1,19}):(\d{1,19})", re.ASCII)
@@ -33,7 +33,7 @@ def complete_log(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 async def _names(store: MetadataStore) -> list[str]:
-    from bookie.cluster.logs import LogManager
+    from bookie.log.catalog.logs import LogManager
 
     return [str(name) async for name in LogManager(store).list_logs()]
 

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from bookie.api import BookKeeper
-    from bookie.cluster.logs import LogPartition
-    from bookie.formats.log_metadata import LogDefinition, LogHead
-    from bookie.log.seek import LogExtent
+    from bookie.log.catalog.log_metadata import LogDefinition, LogHead
+    from bookie.log.catalog.logs import LogPartition
+    from bookie.log.read.seek import LogExtent
     from bookie.metadata.store import MetadataStore
 
 
@@ -26,9 +26,9 @@ async def list_all(
 ) -> list[Record]:
     """All logs, or those of a namespace; `on_damaged` gets those that cannot be read."""
     from bookie.cluster.instance import read_instance_id
-    from bookie.cluster.logs import LogManager
     from bookie.env.clock import moment_text
     from bookie.errors import FormatError
+    from bookie.log.catalog.logs import LogManager
 
     await read_instance_id(store)  # "no logs" would hide a mistyped address
     logs = LogManager(store)
@@ -58,8 +58,8 @@ async def owners_of(store: MetadataStore, log: str, partition: int | None) -> st
     An owner that crashed is among them: nothing tells it from one that is slow.
     """
     from bookie.cli.log_arguments import check_partition
-    from bookie.cluster.logs import LogManager, LogName, LogPartition
     from bookie.env.clock import moment_text
+    from bookie.log.catalog.logs import LogManager, LogName, LogPartition
 
     logs, name = LogManager(store), LogName.parse(log)
     definition = (await logs.read(name)).value
@@ -110,8 +110,8 @@ async def describe_log(bk: BookKeeper, log: str, password: bytes, output: Output
 async def _policy(bk: BookKeeper, namespace: str, log: str) -> list[Record]:
     """Every value of the policy that holds for a log, and who decided it."""
     from bookie.cli.log_access import client_of
-    from bookie.cluster.logs import LogName
     from bookie.errors import NoSuchKeyError
+    from bookie.log.catalog.logs import LogName
 
     client = client_of(bk)
     whole = asdict(await client.policy(LogName(namespace, log)))
@@ -137,7 +137,7 @@ async def _extent(
     """What a partition holds; None if bookies do not tell where it ends."""
     from bookie.cli.log_access import client_of
     from bookie.errors import UnavailableError
-    from bookie.log.seek import log_extent
+    from bookie.log.read.seek import log_extent
 
     try:
         return await log_extent(client_of(bk), partition, definition, password)
@@ -147,7 +147,7 @@ async def _extent(
 
 def _describe(partition: LogPartition, head: LogHead, extent: LogExtent | None) -> Record:
     from bookie.env.clock import moment_text
-    from bookie.protocol.chain import live_bytes
+    from bookie.log.head.chain import live_bytes
 
     return {
         "partition": partition.number,

@@ -18,7 +18,7 @@ from bookie.cli.output import Record, print_records
 from bookie.cli.stores import on_configuration, on_store
 
 if TYPE_CHECKING:
-    from bookie.formats.log_policy import LogPolicy
+    from bookie.log.catalog.log_policy import LogPolicy
     from bookie.metadata.store import MetadataStore
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
@@ -45,8 +45,8 @@ Decisions = Annotated[
 @app.command("create")
 def create(name: Name, metadata: Metadata, decisions: Decisions = None) -> None:
     """Make a namespace."""
-    from bookie.cluster.namespaces import NamespaceManager
-    from bookie.formats.log_policy import LogPolicy
+    from bookie.log.catalog.log_policy import LogPolicy
+    from bookie.log.catalog.namespaces import NamespaceManager
 
     policy = changed_policy(LogPolicy(), parse_pairs(decisions, "--set KEY=VALUE"))
     on_configuration(metadata, lambda store: NamespaceManager(store).create(name, policy))
@@ -60,8 +60,8 @@ def set_(name: Name, metadata: Metadata, decisions: Decisions = None, log: Log =
 
 
 async def _set(store: MetadataStore, name: str, log: str | None, changes: dict[str, str]) -> None:
-    from bookie.cluster.namespaces import NamespaceManager
-    from bookie.formats.log_policy import LogPolicy
+    from bookie.log.catalog.log_policy import LogPolicy
+    from bookie.log.catalog.namespaces import NamespaceManager
     from bookie.metadata.model import NOT_EXISTS
 
     namespaces = NamespaceManager(store)
@@ -86,7 +86,7 @@ def list_(metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
 
 
 async def _list(store: MetadataStore) -> list[Record]:
-    from bookie.cluster.namespaces import NamespaceManager
+    from bookie.log.catalog.namespaces import NamespaceManager
 
     return [
         {"namespace": name, "decides": _given(found.value)}
@@ -104,7 +104,7 @@ def show(
 
 async def _show(store: MetadataStore, name: str, log: str | None) -> list[Record]:
 
-    from bookie.cluster.namespaces import NamespaceManager
+    from bookie.log.catalog.namespaces import NamespaceManager
 
     namespaces = NamespaceManager(store)
     whole = asdict(await namespaces.policy(name, log))
@@ -124,7 +124,7 @@ def delete(name: Name, metadata: Metadata, yes: Yes = False) -> None:
 
     Where several clusters share namespaces, only the logs of this cluster are looked for.
     """
-    from bookie.cluster.namespaces import NamespaceManager, check_without_logs
+    from bookie.log.catalog.namespaces import NamespaceManager, check_without_logs
 
     confirm(f"Delete the namespace {name}?", yes=yes)
     on_store(metadata, lambda store: check_without_logs(store, name))
@@ -138,7 +138,7 @@ def _given(policy: LogPolicy) -> dict[str, int | str]:
 
 def changed_policy(policy: LogPolicy, changes: dict[str, str]) -> LogPolicy:
     """`policy` with `changes`, as words of --set give them."""
-    from bookie.formats.log_policy import LogPolicy as Policy
+    from bookie.log.catalog.log_policy import LogPolicy as Policy
 
     values = asdict(policy)
     for key, text in changes.items():

@@ -245,7 +245,7 @@ async def _label(
     store: MetadataStore, bookie_id: str, labels: dict[str, str], remove: list[str]
 ) -> dict[str, str]:
     from bookie.cluster.cookies import CookieManager
-    from bookie.cluster.labels import BookieLabels
+    from bookie.ledger.place.labels import BookieLabels
 
     # Labels of a mistyped id would apply to a bookie that joins later under that id.
     if bookie_id not in await CookieManager(store).bookie_ids():

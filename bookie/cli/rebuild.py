@@ -41,8 +41,8 @@ def index(
     well. It does not read the cluster's settings: name the directories if they come from there.
     """
     from bookie.config import load_settings
-    from bookie.server.loop import prepare_process
-    from bookie.server.rebuild import rebuild_index, size_of_files
+    from bookie.daemon.loop import prepare_process
+    from bookie.daemon.rebuild import rebuild_index, size_of_files
 
     given = {"storage.journal_dir": journal_dir, "storage.ledgers_dir": ledgers_dir}
     overrides = {name: str(path) for name, path in given.items() if path is not None}

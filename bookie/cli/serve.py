@@ -43,7 +43,7 @@ def serve(
     than [session] allows. Status 74 means a failed disk, 78 a wrong setting.
     """
     from bookie.config import find_log_format, silence_grpc
-    from bookie.server.signals import NOTED_SIGNALS, ignore
+    from bookie.daemon.signals import NOTED_SIGNALS, ignore
     from bookie.telemetry import configure_logging, log_uncaught, writes_json
 
     ignore(*NOTED_SIGNALS)
@@ -55,7 +55,7 @@ def serve(
         sentence = "python -O removes the checks that protect data; start without it"
         return _refuse(sentence, EXIT_MISCONFIGURED)
     if stop_with_parent:
-        from bookie.server.parent import stop_with_parent as arrange
+        from bookie.daemon.parent import stop_with_parent as arrange
 
         arrange()
     # Imported objects live as long as the process. Collecting while they are made takes a seventh
@@ -63,9 +63,9 @@ def serve(
     gc.disable()
     try:
         from bookie.config import Sources, read_failpoints, read_supervision
+        from bookie.daemon.daemon import run_daemon
+        from bookie.daemon.loop import run
         from bookie.env.slices import ask_for_short_slices
-        from bookie.server.daemon import run_daemon
-        from bookie.server.loop import run
 
         ask_for_short_slices()
         sources = Sources.read(config, given)

@@ -260,7 +260,7 @@ def compact(
     Records and offsets stay, and writers and readers go on. A run may be cut off and repeated; two
     at once do no harm. Exit status: 1 if small ledgers are left that should have been joined.
     """
-    from bookie.protocol.compaction import CompactionLimits
+    from bookie.log.compact.plan import CompactionLimits
 
     limits = CompactionLimits(
         _size(small_bytes, "--small-bytes"), _size(target_bytes, "--target-bytes")

@@ -54,7 +54,7 @@ def on_store(uri: str, work: Callable[[MetadataStore], Awaitable[T]], *, create:
 def on_cluster(uri: str, work: Callable[[BookKeeper], Awaitable[T]]) -> T:
     """Connect a client, await `work` with it in an event loop of uvloop; what `work` returned."""
     from bookie.api import connect
-    from bookie.server.loop import run
+    from bookie.daemon.loop import run
 
     async def main() -> T:
         async with connect(uri) as client:

@@ -14,8 +14,8 @@ from bookie.api import BookKeeper, LogRecord, connect
 from bookie.cli.log_access import client_of
 from bookie.cli.torture_judge import PartitionHistory, Seen
 from bookie.cli.torture_writer import sequence_of
-from bookie.cluster.logs import LogName, LogPartition
 from bookie.errors import BookieError
+from bookie.log.catalog.logs import LogName, LogPartition
 
 CURSOR = "consumer"
 GROUP = "members"

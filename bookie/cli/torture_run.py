@@ -25,9 +25,9 @@ from bookie.cli.torture_clients import TortureClients, read_all
 from bookie.cli.torture_judge import PartitionHistory, judge
 from bookie.cli.torture_writer import BATCH_MAX
 from bookie.cluster.cookies import CookieManager
+from bookie.daemon.local.process import BookieProcess, child_environment
+from bookie.daemon.local.supervisor import LocalCluster, local_cluster
 from bookie.errors import BookieError
-from bookie.server.local.process import BookieProcess, child_environment
-from bookie.server.local.supervisor import LocalCluster, local_cluster
 from bookie.testing.link import NetworkLink
 
 LOG = "tortured"

@@ -10,9 +10,9 @@ from __future__ import annotations
 import sys
 
 from bookie.api import connect
+from bookie.daemon.loop import run
+from bookie.daemon.parent import stop_with_parent
 from bookie.errors import BookieError
-from bookie.server.loop import run
-from bookie.server.parent import stop_with_parent
 
 BATCH_MAX = 40
 _ROLL_EVERY = 50

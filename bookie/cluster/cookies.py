@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bookie.cluster import keys
+from bookie.cluster.cookie import Cookie, decode_cookie, encode_cookie
 from bookie.cluster.instance import require_instance
 from bookie.errors import FormatError, KeyExistsError
-from bookie.formats.cookie import Cookie, decode_cookie, encode_cookie
 from bookie.metadata.model import NOT_EXISTS, Check
 from bookie.metadata.store import MetadataStore
 from bookie.metadata.versioned import Versioned

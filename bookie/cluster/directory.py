@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from bookie.cluster import keys
+from bookie.cluster.registration_record import Endpoint, Registration, decode_registration
 from bookie.errors import BookieUnreachableError
-from bookie.formats.registration import Endpoint, Registration, decode_registration
 from bookie.metadata.mirror import Mirror
 from bookie.metadata.store import MetadataStore
 

@@ -23,8 +23,8 @@ from dataclasses import dataclass, replace
 from bookie.cluster import keys
 from bookie.cluster.digit_tree import DigitTree
 from bookie.errors import BadRequestError, FormatError, NewerFormatError, NoSuchKeyError
-from bookie.formats import json_record
 from bookie.ids import MAX_ID, NO_ENTRY
+from bookie.metadata import json_record
 from bookie.metadata.model import Record
 from bookie.metadata.store import MetadataStore
 

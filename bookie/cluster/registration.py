@@ -22,6 +22,7 @@ from typing import Self
 
 from bookie.cluster import keys
 from bookie.cluster.instance import require_instance
+from bookie.cluster.registration_record import Registration, encode_registration
 from bookie.coordination.takeover import take_over
 from bookie.errors import (
     BadVersionError,
@@ -32,7 +33,6 @@ from bookie.errors import (
     NoSuchKeyError,
     RequestError,
 )
-from bookie.formats.registration import Registration, encode_registration
 from bookie.metadata.mirror import pause_seconds
 from bookie.metadata.model import (
     NOT_EXISTS,
@@ -45,8 +45,8 @@ from bookie.metadata.model import (
     Resync,
     WatchEvent,
 )
+from bookie.metadata.session import SessionEvent
 from bookie.metadata.store import MetadataStore
-from bookie.protocol.session import SessionEvent
 from bookie.telemetry import event_log
 
 WAIT_TIMEOUTS = 1.5

@@ -45,7 +45,7 @@ from bookie.metadata.model import (
     check_prefix,
     is_under,
 )
-from bookie.protocol.session import SessionEvent
+from bookie.metadata.session import SessionEvent
 from bookie.telemetry import event_log
 
 T = TypeVar("T")

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from bookie.coordination.membership import Group, GroupView, Member
 from bookie.coordination.participant import Participant
-from bookie.env.checked import checked
-from bookie.errors import FormatError
-from bookie.formats.service_instance import (
+from bookie.coordination.service_instance import (
     ServiceInstance,
     decode_service_instance,
     encode_service_instance,
 )
+from bookie.env.checked import checked
+from bookie.errors import FormatError
 from bookie.metadata.model import check_key
 from bookie.telemetry import event_log
 

@@ -25,6 +25,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Self
 
+from bookie.coordination.claim import Claim, ClaimMode
 from bookie.coordination.lock import Lock, LockState
 from bookie.coordination.locks import Holder, LockManager
 from bookie.coordination.participant import Participant
@@ -37,8 +38,7 @@ from bookie.errors import (
     MetadataClosedError,
     NoSuchKeyError,
 )
-from bookie.formats.claim import Claim, ClaimMode
-from bookie.protocol.session import SessionEvent
+from bookie.metadata.session import SessionEvent
 from bookie.telemetry import event_log
 
 _log = event_log(__name__)

@@ -28,6 +28,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from typing import Self
 
+from bookie.coordination.claim import Claim, encode_claim
 from bookie.coordination.participant import Participant
 from bookie.coordination.wait_queue import ClaimLostError, Ticket, WaitQueue, is_gone, with_stat
 from bookie.env.checked import checked
@@ -40,9 +41,8 @@ from bookie.errors import (
     NoSuchKeyError,
     SessionLostError,
 )
-from bookie.formats.claim import Claim, encode_claim
 from bookie.metadata.model import Change, Check, Record
-from bookie.protocol.session import SessionEvent
+from bookie.metadata.session import SessionEvent
 from bookie.telemetry import event_log
 
 _log = event_log(__name__)

@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
+from bookie.coordination.claim import Claim, ClaimMode
 from bookie.coordination.lock import Lock, LockState
 from bookie.coordination.participant import Participant
 from bookie.coordination.wait_queue import Contender, WaitQueue
 from bookie.env.checked import checked
 from bookie.errors import BadVersionError, LockBusyError, NoSuchKeyError, OperationTimeoutError
-from bookie.formats.claim import Claim, ClaimMode
 
 
 @dataclass(frozen=True, slots=True)

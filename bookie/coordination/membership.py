@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, suppress
 from typing import Self
 
+from bookie.coordination.claim import Claim, ClaimMode, encode_claim
 from bookie.coordination.participant import Participant
 from bookie.coordination.takeover import take_over
 from bookie.coordination.wait_queue import is_gone, read_claim
@@ -28,10 +29,9 @@ from bookie.errors import (
     NoSuchKeyError,
     SessionLostError,
 )
-from bookie.formats.claim import Claim, ClaimMode, encode_claim
 from bookie.metadata.mirror import Mirror
 from bookie.metadata.model import NOT_EXISTS, Change, Record, check_key
-from bookie.protocol.session import SessionEvent
+from bookie.metadata.session import SessionEvent
 from bookie.telemetry import event_log
 
 WAIT_TIMEOUTS = 1.5

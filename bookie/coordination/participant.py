@@ -14,8 +14,8 @@ from typing import Any, Self, TypeVar
 
 from bookie.env import SystemClock, jitter
 from bookie.errors import BookieError, MetadataClosedError
+from bookie.metadata.session import SessionEvent
 from bookie.metadata.store import MetadataStore
-from bookie.protocol.session import SessionEvent
 from bookie.telemetry import event_log
 
 T = TypeVar("T")

@@ -8,11 +8,11 @@ token, which is greater than that of all claims before it.
 
 from __future__ import annotations
 
+from bookie.coordination.claim import ClaimMode
 from bookie.coordination.lock import Lock
 from bookie.coordination.locks import LockManager
 from bookie.coordination.participant import Participant
 from bookie.env.checked import checked
-from bookie.formats.claim import ClaimMode
 
 
 class ReadWriteLocks:

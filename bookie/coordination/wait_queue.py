@@ -22,6 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
+from bookie.coordination.claim import Claim, ClaimMode, decode_claim, encode_claim
 from bookie.coordination.participant import Participant
 from bookie.errors import (
     FormatError,
@@ -30,7 +31,6 @@ from bookie.errors import (
     MetadataUnavailableError,
     NoSuchKeyError,
 )
-from bookie.formats.claim import Claim, ClaimMode, decode_claim, encode_claim
 from bookie.metadata.model import (
     Change,
     ChangeKind,

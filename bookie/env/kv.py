@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 import lmdb
 
+from bookie.entry.checksum import crc32c
 from bookie.env.disk import NO_ROOM_ERRNOS, allocate, is_disk_full
 from bookie.env.kv_check import (
     SUM_KEY,
@@ -28,7 +29,6 @@ from bookie.env.kv_check import (
     sum_of_pair,
 )
 from bookie.errors import ConfigurationError, CorruptionError, DiskFullError, StorageFailedError
-from bookie.formats.checksum import crc32c
 
 if TYPE_CHECKING:
     from lmdb import _Database

@@ -20,8 +20,8 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from bookie.entry.checksum import crc32c
 from bookie.errors import CorruptionError
-from bookie.formats.checksum import crc32c
 
 UNREADABLE_ERRNOS = (errno.EIO, errno.ENODATA, errno.EBADMSG)
 """A bad sector, as block devices and file systems report it; it stays bad until rewritten."""

@@ -1,7 +1,7 @@
 """Logs: named, replicated sequences of records, made of ledgers.
 
 A log has partitions. The list of a partition's ledgers is its **head** in the metadata store, which
-changes by compare-and-set only (`bookie.protocol.chain` has the steps, `head_keeper` takes them).
+changes by compare-and-set only (`bookie.log.head.chain` has the steps, `head_keeper` takes them).
 
 - A **writer** (`writer`) owns a partition: it takes it over (`takeover`), appends to the last
   ledger, and goes on in another one when that is large or dead. One task of it, the only one that

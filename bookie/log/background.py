@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Generic, TypeVar
 
-from bookie.client.pool import BookiePool
 from bookie.errors import ClientClosedError
+from bookie.ledger.connection.pool import BookiePool
 
 T = TypeVar("T")
 

@@ -14,11 +14,11 @@ from __future__ import annotations
 import asyncio
 import random
 
-from bookie.client.bookie_answers import ask_bookies
-from bookie.client.ledger_client import LedgerClient
 from bookie.env import Clock
 from bookie.env.clock import duration_text
 from bookie.errors import ClockError, NotEnoughBookiesError
+from bookie.ledger.connection.bookie_answers import ask_bookies
+from bookie.ledger.ledger_client import LedgerClient
 from bookie.telemetry import event_log
 
 DIFFERENCE_SECONDS_MAX = 3600.0

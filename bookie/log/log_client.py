@@ -8,13 +8,8 @@ import random
 import socket
 from collections.abc import Mapping
 
-from bookie.client.bookie_answers import ask_bookies
-from bookie.client.calls import ELSEWHERE
-from bookie.client.ledger_client import LedgerClient, LedgerShape
-from bookie.client.writer import WriterHandle
-from bookie.cluster.logs import DEFAULT_NAMESPACE, LogManager, LogName, LogPartition
-from bookie.cluster.namespaces import NamespaceManager
 from bookie.coordination.participant import Participant
+from bookie.entry.digest import DigestType
 from bookie.env import Clock, SystemClock
 from bookie.errors import (
     BadRequestError,
@@ -26,13 +21,18 @@ from bookie.errors import (
     NoSuchLogError,
     NotEnoughBookiesError,
 )
-from bookie.formats.digest import DigestType
-from bookie.formats.log_metadata import LogDefinition, LogMode
-from bookie.formats.log_policy import DEFAULTS, LogPolicy
+from bookie.ledger.connection.bookie_answers import ask_bookies
+from bookie.ledger.connection.calls import ELSEWHERE
+from bookie.ledger.ledger_client import LedgerClient, LedgerShape
+from bookie.ledger.quorum import Quorum
+from bookie.ledger.write.handle import WriterHandle
+from bookie.log.catalog.log_metadata import LogDefinition, LogMode
+from bookie.log.catalog.log_policy import DEFAULTS, LogPolicy
+from bookie.log.catalog.logs import DEFAULT_NAMESPACE, LogManager, LogName, LogPartition
+from bookie.log.catalog.namespaces import NamespaceManager
 from bookie.log.clock_check import ANSWER_SECONDS_MAX, ClockCheck
 from bookie.metadata.model import NOT_EXISTS
 from bookie.metadata.store import MetadataStore
-from bookie.protocol.quorum import Quorum
 
 LOG_TAG = "bookie.log"
 """Key in the custom metadata of a log's ledgers: the log's name, a space, and its id."""

@@ -14,7 +14,7 @@ from typing import Self
 
 from bookie.env import boot_time_seconds, jitter
 from bookie.errors import BookieError, SessionLostError, UnauthorizedError
-from bookie.protocol.session import (
+from bookie.metadata.session import (
     Announce,
     Answered,
     AuthFailed,

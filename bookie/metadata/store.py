@@ -42,7 +42,7 @@ from bookie.metadata.model import (
     check_key,
     check_prefix,
 )
-from bookie.protocol.session import SessionEvent
+from bookie.metadata.session import SessionEvent
 
 DELETIONS_MAX = TRANSACTION_OPERATIONS_MAX - 1
 """How many keys `delete_recursive` deletes in one transaction, beside a condition."""

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 from bookie.errors import BookieError, MetadataClosedError
 from bookie.metadata.model import Change, Commit, Resync, WatchEvent, is_under
-from bookie.protocol.session import SessionEvent
+from bookie.metadata.session import SessionEvent
 
 T = TypeVar("T")
 

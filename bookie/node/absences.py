@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 
 from bookie.errors import FormatError
-from bookie.formats.garbage_notes import Absence, decode_absence, encode_absence
-from bookie.formats.index_rows import ledger_key, parse_ledger_key
-from bookie.storage.notes import Notes
+from bookie.node.engine.format.index_rows import ledger_key, parse_ledger_key
+from bookie.node.engine.notes import Notes
+from bookie.node.garbage_notes import Absence, decode_absence, encode_absence
 
 NOTES_AT_ONCE = 1000
 """Absent ledgers that one transaction of the index notes."""

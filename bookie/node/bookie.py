@@ -12,6 +12,9 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 
 from bookie.config import NodeSettings
+from bookie.entry.batch import check_headers
+from bookie.entry.checksum import crc32c
+from bookie.entry.entry import lac_packet_ids
 from bookie.env import DiskUsage, Outcome
 from bookie.errors import (
     BadRequestError,
@@ -21,9 +24,15 @@ from bookie.errors import (
     StorageFailedError,
     error_for_status,
 )
-from bookie.formats.batch import check_headers
-from bookie.formats.checksum import crc32c
-from bookie.formats.commands import (
+from bookie.ids import MAX_ID, NO_ENTRY, Status
+from bookie.node.budget import ByteBudget
+from bookie.node.engine.admission import UNAUTHORIZED
+from bookie.node.engine.engine import Engine
+from bookie.node.engine.ledger_state import LocalLedger
+from bookie.node.lac_watch import LacCallback, LacWatches, lac_state
+from bookie.node.reads import EntryReads, IdRanges, problem_of
+from bookie.telemetry import Metrics, event_log
+from bookie.wire.commands import (
     AddCommand,
     Info,
     LacReply,
@@ -33,15 +42,6 @@ from bookie.formats.commands import (
     ReadReply,
     Reply,
 )
-from bookie.formats.entry import lac_packet_ids
-from bookie.ids import MAX_ID, NO_ENTRY, Status
-from bookie.node.budget import ByteBudget
-from bookie.node.lac_watch import LacCallback, LacWatches, lac_state
-from bookie.node.reads import EntryReads, IdRanges, problem_of
-from bookie.storage.admission import UNAUTHORIZED
-from bookie.storage.engine import Engine
-from bookie.storage.ledger_state import LocalLedger
-from bookie.telemetry import Metrics, event_log
 
 _log = event_log(__name__)
 

@@ -13,7 +13,7 @@ from typing import NoReturn
 from bookie.config import NodeSettings
 from bookie.env import DiskUsage, Pause
 from bookie.node.bookie import Bookie
-from bookie.storage.engine import Engine
+from bookie.node.engine.engine import Engine
 from bookie.telemetry import Metrics, event_log
 
 _log = event_log(__name__)

@@ -7,7 +7,7 @@ collector have observed:
 1. A period begins with a note of that time, and of the newest journal file.
 2. After `deleted_ledger_retention_seconds`, rows of ledgers that were deleted before the period are
    removed. The store must not list them, and no file may hold their entries
-   (`storage/index/tombstones.py`).
+   (`node/engine/index/tombstones.py`).
 3. Then the next period begins.
 
 A later add creates the ledger again. The collector then deletes it like every ledger that the store
@@ -22,8 +22,8 @@ from contextlib import suppress
 
 from bookie.errors import DiskFullError
 from bookie.ids import MAX_ID, NO_ENTRY
-from bookie.storage.engine import Engine
-from bookie.storage.notes import Notes
+from bookie.node.engine.engine import Engine
+from bookie.node.engine.notes import Notes
 
 _NAME = b"period"
 _PERIOD = struct.Struct("<dI")

@@ -28,7 +28,6 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import NoReturn
 
-from bookie.cluster.ledgers import LedgerManager
 from bookie.config import GarbageSettings
 from bookie.env import Clock, Pause, gather
 from bookie.errors import (
@@ -39,14 +38,15 @@ from bookie.errors import (
     StorageFailedError,
     WrongClusterError,
 )
-from bookie.formats.garbage_notes import Absence
 from bookie.ids import MAX_ID, NO_ENTRY, Status
+from bookie.ledger.catalog.ledgers import LedgerManager
 from bookie.node.absences import Absences
+from bookie.node.engine.engine import Engine
+from bookie.node.engine.notes import Notes
 from bookie.node.forgetting import Forgetting
+from bookie.node.garbage_notes import Absence
 from bookie.node.garbage_status import GarbageReport, GarbageStatus, RoundOutcome
 from bookie.node.store_memory import StoreMemory
-from bookie.storage.engine import Engine
-from bookie.storage.notes import Notes
 from bookie.telemetry import Metrics, event_log
 
 _log = event_log(__name__)

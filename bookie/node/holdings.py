@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from bookie.formats.ledger_metadata import LedgerMetadata
 from bookie.ids import MAX_ID
-from bookie.protocol.quorum import Quorum, Stripe
+from bookie.ledger.metadata import LedgerMetadata
+from bookie.ledger.quorum import Quorum, Stripe
 
 Ids = npt.NDArray[np.int64]
 

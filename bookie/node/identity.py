@@ -31,12 +31,12 @@ import enum
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from bookie.cluster.cookie import Cookie, CookieState, decode_cookie, encode_cookie
 from bookie.cluster.cookies import CookieManager
 from bookie.env import Environment
 from bookie.errors import CookieError, FormatError
-from bookie.formats.cookie import Cookie, CookieState, decode_cookie, encode_cookie
+from bookie.node.engine.directories import Directories
 from bookie.node.own_cookie import OwnCookie, StateComparison, compare_states
-from bookie.storage.directories import Directories
 
 
 class Decision(enum.Enum):

@@ -32,8 +32,9 @@ from typing import NoReturn, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from bookie.cluster.ledgers import LedgerManager
 from bookie.config import NodeSettings
+from bookie.entry.digest import digester_for_key
+from bookie.entry.entry import verify_batch
 from bookie.env import Environment, Pause
 from bookie.errors import (
     BookieError,
@@ -44,18 +45,17 @@ from bookie.errors import (
     RequestError,
     StorageFailedError,
 )
-from bookie.formats.digest import digester_for_key
-from bookie.formats.entry import verify_batch
-from bookie.formats.ledger_metadata import LedgerMetadata
 from bookie.ids import MAX_ID, NO_ENTRY, Status
+from bookie.ledger.catalog.ledgers import LedgerManager
+from bookie.ledger.metadata import LedgerMetadata
+from bookie.node.engine.admission import Waiter
+from bookie.node.engine.boot.start import Identity
+from bookie.node.engine.engine import Engine
+from bookie.node.engine.index.entry_index import INTEGRITY_IN_LIMBO, INTEGRITY_SOUND
+from bookie.node.engine.ledger_state import LocalLedger
+from bookie.node.engine.reader import ReadResult
 from bookie.node.holdings import Holding, Missing, holdings, missing_of, nothing_stored
 from bookie.node.limbo_entry import names
-from bookie.storage.admission import Waiter
-from bookie.storage.boot.start import Identity
-from bookie.storage.engine import Engine
-from bookie.storage.index.entry_index import INTEGRITY_IN_LIMBO, INTEGRITY_SOUND
-from bookie.storage.ledger_state import LocalLedger
-from bookie.storage.reader import ReadResult
 from bookie.telemetry import Metrics, event_log
 
 _log = event_log(__name__)

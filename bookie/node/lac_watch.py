@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from bookie.formats.commands import LacState
-from bookie.formats.entry import lac_packet_ids
+from bookie.entry.entry import lac_packet_ids
 from bookie.ids import NO_ENTRY, Status
-from bookie.storage.ledger_state import LocalLedger
+from bookie.node.engine.ledger_state import LocalLedger
+from bookie.wire.commands import LacState
 
 LacCallback = Callable[[LacState], None]
 

@@ -14,13 +14,13 @@ without need.
 
 from __future__ import annotations
 
-from bookie.cluster.ledgers import LedgerManager
 from bookie.errors import CorruptionError, StorageFailedError
-from bookie.formats.ledger_metadata import LedgerMetadata
 from bookie.ids import Status
-from bookie.storage.admission import Waiter
-from bookie.storage.engine import Engine
-from bookie.storage.index.entry_index import INTEGRITY_IN_LIMBO, INTEGRITY_SOUND
+from bookie.ledger.catalog.ledgers import LedgerManager
+from bookie.ledger.metadata import LedgerMetadata
+from bookie.node.engine.admission import Waiter
+from bookie.node.engine.engine import Engine
+from bookie.node.engine.index.entry_index import INTEGRITY_IN_LIMBO, INTEGRITY_SOUND
 from bookie.telemetry import event_log
 
 _log = event_log(__name__)

@@ -11,14 +11,14 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 
+from bookie.cluster.cookie import Cookie, CookieState, decode_cookie, encode_cookie
 from bookie.cluster.cookies import CookieManager
 from bookie.config import StorageSettings
 from bookie.env import Disk, Environment
 from bookie.errors import BadVersionError, CookieError, FormatError
-from bookie.formats.blocks import FileKind
-from bookie.formats.cookie import Cookie, CookieState, decode_cookie, encode_cookie
-from bookie.storage.directories import Directories, locked_directories
-from bookie.storage.files import parse_file_name
+from bookie.node.engine.directories import Directories, locked_directories
+from bookie.node.engine.files import parse_file_name
+from bookie.node.engine.format.blocks import FileKind
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
+from bookie.cluster.cookie import Cookie, encode_cookie
 from bookie.cluster.cookies import CookieManager
 from bookie.env import Environment, is_disk_full
 from bookie.errors import (
@@ -44,9 +45,8 @@ from bookie.errors import (
     RequestError,
     StorageFailedError,
 )
-from bookie.formats.cookie import Cookie, encode_cookie
 from bookie.metadata.versioned import Versioned
-from bookie.storage.directories import Directories
+from bookie.node.engine.directories import Directories
 from bookie.telemetry import event_log
 
 ADVANCE_SECONDS = 10.0

@@ -12,15 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 from bookie.config import NodeSettings
+from bookie.entry.digest import KEY_TAG_BYTES
 from bookie.errors import BadRequestError, NoSuchLedgerError
-from bookie.formats.commands import LacReply, LedgerRow, ReadCommand, ReadReply
-from bookie.formats.digest import KEY_TAG_BYTES
 from bookie.ids import MAX_ID, NO_ENTRY, Status
-from bookie.protocol.quorum import EVERY_ID, Stripe
-from bookie.storage.engine import Engine
-from bookie.storage.ledger_state import LocalLedger
-from bookie.storage.reader import ReadResult
+from bookie.ledger.quorum import EVERY_ID, Stripe
+from bookie.node.engine.engine import Engine
+from bookie.node.engine.ledger_state import LocalLedger
+from bookie.node.engine.reader import ReadResult
 from bookie.telemetry import event_log
+from bookie.wire.commands import LacReply, LedgerRow, ReadCommand, ReadReply
 
 _log = event_log(__name__)
 

@@ -23,22 +23,22 @@ from functools import partial
 
 import bookie
 from bookie.cluster.cookies import CookieManager
-from bookie.cluster.ledgers import LedgerManager
 from bookie.config import GarbageSettings, NodeSettings, StorageSettings
 from bookie.env import Environment, beside, is_disk_full
 from bookie.errors import ConfigurationError, DiskFullError, StorageFailedError
+from bookie.ledger.catalog.ledgers import LedgerManager
 from bookie.node.bookie import Bookie, open_bookie
 from bookie.node.disk_watch import DiskWatch
+from bookie.node.engine.boot.start import Identity
+from bookie.node.engine.directories import Directories, locked_directories
+from bookie.node.engine.engine import Engine, open_engine
+from bookie.node.engine.index.entry_index import INTEGRITY_SOUND, INTEGRITY_SUSPECT
+from bookie.node.engine.index.opening import make_index
 from bookie.node.garbage import GarbageCollector
 from bookie.node.identity import ClaimedDirectories, Decision, ensure_identity
 from bookie.node.integrity_check import IntegrityCheck
 from bookie.node.limbo_entry import put_ledgers_in_limbo
 from bookie.node.own_cookie import OwnCookie
-from bookie.storage.boot.start import Identity
-from bookie.storage.directories import Directories, locked_directories
-from bookie.storage.engine import Engine, open_engine
-from bookie.storage.index.entry_index import INTEGRITY_SOUND, INTEGRITY_SUSPECT
-from bookie.storage.index.opening import make_index
 from bookie.telemetry import Metrics, event_log
 
 _log = event_log(__name__)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bookie.cluster.store_marks import StoreMarks
 from bookie.errors import FormatError
-from bookie.formats.garbage_notes import GarbageMemory, decode_memory, encode_memory
-from bookie.storage.notes import Notes
+from bookie.ledger.catalog.store_marks import StoreMarks
+from bookie.node.engine.notes import Notes
+from bookie.node.garbage_notes import GarbageMemory, decode_memory, encode_memory
 
 _NAME = b"memory"
 

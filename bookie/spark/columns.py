@@ -26,12 +26,12 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from bookie.entry.digest import BytesLike
+from bookie.entry.entry import Entries, Entry
 from bookie.errors import BadRequestError
-from bookie.formats.digest import BytesLike
-from bookie.formats.entry import Entries, Entry
-from bookie.formats.log_record import LogRecord
-from bookie.formats.log_record_columns import RecordColumns
-from bookie.formats.log_records import PlainRecords
+from bookie.log.record.log_record import LogRecord
+from bookie.log.record.log_record_columns import RecordColumns
+from bookie.log.record.log_records import PlainRecords
 from bookie.spark.options import SparkOptions
 
 S = TypeVar("S")

@@ -21,9 +21,9 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from bookie.cluster.logs import LogName, LogPartition
 from bookie.errors import BadRequestError, NoSuchLogError
 from bookie.ids import MAX_ID
+from bookie.log.catalog.logs import LogName, LogPartition
 from bookie.spark.options import SparkOptions
 from bookie.sync import SyncBookKeeper, SyncLogSurvey
 

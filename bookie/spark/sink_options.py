@@ -20,8 +20,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from bookie.errors import BadRequestError
-from bookie.formats.log_metadata import LogDefinition
-from bookie.log.publisher import PARTITIONS_TOUCHED_MAX
+from bookie.log.catalog.log_metadata import LogDefinition
+from bookie.log.publish.publisher import PARTITIONS_TOUCHED_MAX
 from bookie.spark.connecting import SparkConnection, take_connection
 from bookie.spark.options import SparkOptions
 

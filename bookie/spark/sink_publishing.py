@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pyspark.sql.datasource import WriterCommitMessage
 
 from bookie.errors import BookieError
-from bookie.log.range_writer import PendingRange
+from bookie.log.publish.range_writer import PendingRange
 from bookie.spark.sink_options import SinkSettings
 from bookie.spark.sink_task import LogRanges
 from bookie.telemetry import event_log

@@ -17,9 +17,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from bookie.errors import BadRequestError
-from bookie.formats.log_record import encode_headers, plain_prefix
-from bookie.formats.log_record_columns import FIXED_SIZE_BYTES, LATE_SIZE_BYTES, record_starts
-from bookie.log.writer import partition_of
+from bookie.log.record.log_record import encode_headers, plain_prefix
+from bookie.log.record.log_record_columns import FIXED_SIZE_BYTES, LATE_SIZE_BYTES, record_starts
+from bookie.log.write.writer import partition_of
 from bookie.spark.sink_options import SinkColumns
 
 _HEADERS_MAX = 2**16 - 1

@@ -18,10 +18,10 @@ import pyarrow as pa
 from bookie.env import SystemClock
 from bookie.env.clock import moment_text
 from bookie.errors import BadRequestError, LogExistsError, NoSuchLogError
-from bookie.formats.log_metadata import NO_TIME_MS, LogDefinition
-from bookie.formats.log_record import greatest_timestamp_ms
-from bookie.log.publisher import RecordBounds
-from bookie.log.range_writer import PendingRange
+from bookie.log.catalog.log_metadata import NO_TIME_MS, LogDefinition
+from bookie.log.publish.publisher import RecordBounds
+from bookie.log.publish.range_writer import PendingRange
+from bookie.log.record.log_record import greatest_timestamp_ms
 from bookie.spark.sink_options import SinkSettings, check_log
 from bookie.spark.sink_rows import (
     SinkRows,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from bookie.log.survey import LogSpan
+from bookie.log.read.survey import LogSpan
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bookie.errors import BadRequestError
-from bookie.formats.log_metadata import LogDefinition
+from bookie.log.catalog.log_metadata import LogDefinition
 
 LogOffsets = dict[tuple[str, int], int]
 """(log, partition) → the offset of the next record."""

@@ -10,22 +10,22 @@ from typing import Self, Unpack
 
 from bookie.api import BookKeeper, ClientOptions, DigestName
 from bookie.api import connect as connect_async
-from bookie.client.explanation import LedgerExplanation
-from bookie.cluster.logs import LogPartition
+from bookie.cluster.registration_record import Registration
 from bookie.config import RpcSettings
+from bookie.entry.digest import DigestType
 from bookie.env import Moment
-from bookie.formats.digest import DigestType
-from bookie.formats.ledger_metadata import LedgerMetadata
-from bookie.formats.log_policy import LogPolicy
-from bookie.formats.log_record import LogPosition, LogRecord
-from bookie.formats.registration import Registration
-from bookie.log.consumer import AutoCommit
-from bookie.log.group import GroupStatus
-from bookie.log.partitions_reader import ReaderKeywords
-from bookie.log.places import LogStart
-from bookie.log.reader import OnTruncated
-from bookie.log.status import LogStatus
-from bookie.log.sweep import OLDER_THAN_SECONDS, LogSweep
+from bookie.ledger.metadata import LedgerMetadata
+from bookie.ledger.recover.explanation import LedgerExplanation
+from bookie.log.catalog.log_policy import LogPolicy
+from bookie.log.catalog.logs import LogPartition
+from bookie.log.consume.consumer import AutoCommit
+from bookie.log.consume.group import GroupStatus
+from bookie.log.read.partitions_reader import ReaderKeywords
+from bookie.log.read.places import LogStart
+from bookie.log.read.reader import OnTruncated
+from bookie.log.read.status import LogStatus
+from bookie.log.record.log_record import LogPosition, LogRecord
+from bookie.log.tidy.sweep import OLDER_THAN_SECONDS, LogSweep
 from bookie.metadata.connect import SESSION_TIMEOUT_SECONDS
 from bookie.sync.consumers import SyncGroupMember, SyncLogConsumer
 from bookie.sync.handles import BATCHES_AHEAD, SyncHandle, SyncReader, SyncWriter

@@ -13,11 +13,11 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
-from bookie.cluster.logs import LogPartition
 from bookie.errors import BookieError, CursorLostError
-from bookie.formats.log_record import LogPosition, LogRecord
-from bookie.log.consumer import LogConsumer
-from bookie.log.group import GroupMember, GroupRecord
+from bookie.log.catalog.logs import LogPartition
+from bookie.log.consume.consumer import LogConsumer
+from bookie.log.consume.group import GroupMember, GroupRecord
+from bookie.log.record.log_record import LogPosition, LogRecord
 from bookie.sync.given_records import GivenRecords
 from bookie.sync.handles import SyncHandle
 from bookie.sync.loop_thread import LoopThread, Resident, check_timeout

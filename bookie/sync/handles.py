@@ -7,12 +7,12 @@ from itertools import chain
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from bookie.client.arguments import Payload, checked_payloads
-from bookie.client.reader import ReaderHandle
-from bookie.client.writer import WriterHandle
+from bookie.entry.entry import Entry
 from bookie.errors import BookieError
-from bookie.formats.entry import Entry
-from bookie.formats.ledger_metadata import LedgerMetadata
+from bookie.ledger.connection.arguments import Payload, checked_payloads
+from bookie.ledger.metadata import LedgerMetadata
+from bookie.ledger.read.handle import ReaderHandle
+from bookie.ledger.write.handle import WriterHandle
 from bookie.sync.iterator import Pump, SyncIterator
 from bookie.sync.loop_thread import LoopThread, check_timeout
 

@@ -8,20 +8,20 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import Self
 
-from bookie.client.arguments import Payload
 from bookie.env import Moment
 from bookie.env.checked import checked
 from bookie.errors import BookieError
-from bookie.formats.log_cursor import LogCursor
-from bookie.formats.log_metadata import LogDefinition
-from bookie.formats.log_record import NO_HEADERS, LogPosition
-from bookie.log.cursors import Cursors, CursorStatus
-from bookie.log.places import LogStart
-from bookie.log.positions import LogPositions
-from bookie.log.publisher import LogPublisher, RecordBounds
-from bookie.log.range_writer import PendingRange, RangeWriter
-from bookie.log.record_encoder import NewRecord, checked_records
-from bookie.log.writer import LogWriter
+from bookie.ledger.connection.arguments import Payload
+from bookie.log.catalog.log_cursor import LogCursor
+from bookie.log.catalog.log_metadata import LogDefinition
+from bookie.log.consume.cursors import Cursors, CursorStatus
+from bookie.log.publish.publisher import LogPublisher, RecordBounds
+from bookie.log.publish.range_writer import PendingRange, RangeWriter
+from bookie.log.read.places import LogStart
+from bookie.log.record.log_record import NO_HEADERS, LogPosition
+from bookie.log.record.positions import LogPositions
+from bookie.log.record.record_encoder import NewRecord, checked_records
+from bookie.log.write.writer import LogWriter
 from bookie.sync.handles import SyncHandle
 from bookie.sync.loop_thread import LoopThread
 

@@ -8,10 +8,10 @@ from typing import Self
 
 from bookie.env import Moment
 from bookie.errors import BadRequestError
-from bookie.formats.log_record import LogPosition, LogRecord
-from bookie.log.partitions_reader import PartitionsReader
-from bookie.log.places import LogStart
-from bookie.log.reader import LogReader
+from bookie.log.read.partitions_reader import PartitionsReader
+from bookie.log.read.places import LogStart
+from bookie.log.read.reader import LogReader
+from bookie.log.record.log_record import LogPosition, LogRecord
 from bookie.sync.given_records import GivenRecords
 from bookie.sync.handles import BATCHES_AHEAD, SyncHandle
 from bookie.sync.iterator import Pump

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bookie.env import Moment
-from bookie.formats.log_metadata import LogDefinition
-from bookie.log.places import LogStart
-from bookie.log.survey import LogSpan, LogSurvey
+from bookie.log.catalog.log_metadata import LogDefinition
+from bookie.log.read.places import LogStart
+from bookie.log.read.survey import LogSpan, LogSurvey
 from bookie.sync.handles import SyncHandle
 from bookie.sync.loop_thread import LoopThread
 
 
 class SyncLogSurvey(SyncHandle):
-    """`bookie.log.survey.LogSurvey`; made by `SyncBookKeeper.survey_log`."""
+    """`bookie.log.read.survey.LogSurvey`; made by `SyncBookKeeper.survey_log`."""
 
     def __init__(self, home: LoopThread, handle: LogSurvey) -> None:
         super().__init__(home)

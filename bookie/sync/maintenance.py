@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from bookie.api.maintenance import ListedCursor, ListedPartition, Maintenance
-from bookie.client.replica_audit import ReplicaVerdict
-from bookie.client.replica_plan import AuditItem
-from bookie.client.replica_repair import CopyDamage, RepairOutcome
-from bookie.cluster.logs import LogPartition
-from bookie.formats.ledger_metadata import LedgerMetadata
-from bookie.formats.log_metadata import LogRange
-from bookie.log.compaction import (
+from bookie.ledger.copies.replica_audit import ReplicaVerdict
+from bookie.ledger.copies.replica_plan import AuditItem
+from bookie.ledger.copies.replica_repair import CopyDamage, RepairOutcome
+from bookie.ledger.metadata import LedgerMetadata
+from bookie.log.catalog.log_metadata import LogRange
+from bookie.log.catalog.logs import LogPartition
+from bookie.log.compact.compaction import (
     CompactionGroup,
     CompactionPlan,
     CopiedGroup,
     PublishedCompaction,
 )
+from bookie.log.compact.plan import CompactionLimits
 from bookie.metadata.versioned import Versioned
-from bookie.protocol.compaction import CompactionLimits
 from bookie.sync.handles import SyncHandle
 from bookie.sync.iterator import SyncIterator
 from bookie.sync.loop_thread import LoopThread

@@ -9,20 +9,20 @@ from pathlib import Path
 
 from bookie.cluster.cookies import CookieManager
 from bookie.cluster.instance import read_instance_id
-from bookie.cluster.ledgers import LedgerManager
 from bookie.cluster.registration import BookieRegistration
+from bookie.cluster.registration_record import Endpoint
 from bookie.config import NodeSettings, RpcSettings, StorageSettings
+from bookie.daemon.readiness import Readiness
+from bookie.daemon.registration_updater import RegistrationUpdater, keep_registered
 from bookie.env import ThreadWorkers, beside
 from bookie.errors import BadRequestError, CannotStartError, StorageFailedError
-from bookie.formats.registration import Endpoint
+from bookie.ledger.catalog.ledgers import LedgerManager
 from bookie.node.start import StartedBookie, start_bookie
-from bookie.rpc.server.grpc_server import hold_port
-from bookie.server.readiness import Readiness
-from bookie.server.registration_updater import RegistrationUpdater, keep_registered
 from bookie.telemetry import Metrics
 from bookie.testing.faulty_memory import FaultyMemoryStore
 from bookie.testing.link import NetworkLink
 from bookie.testing.mortal_disk import Mortality, mortal_environment
+from bookie.wire.grpc.server.grpc_server import hold_port
 
 MIB = 1024 * 1024
 _LIMITS = NodeSettings(disk_usage_max=1.0)
@@ -154,7 +154,7 @@ class BookieLives:
             self._begun.set()
 
     async def _serve(self) -> None:
-        """As `bookie.server.daemon` does it."""
+        """As `bookie.daemon.daemon` does it."""
         storage, metrics = self._storage(), _metrics()
         async with (
             hold_port("127.0.0.1", 0, _RPC) as held,

@@ -22,7 +22,7 @@ from bookie.env import Clock, SystemClock
 from bookie.errors import MetadataUnavailableError
 from bookie.metadata.memory.backend import MemoryStore
 from bookie.metadata.model import Commit, Operation, Stat
-from bookie.protocol.session import (
+from bookie.metadata.session import (
     Announce,
     Answered,
     Disconnected,

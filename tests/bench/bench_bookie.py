@@ -27,9 +27,9 @@ from rich.console import Console
 from rich.table import Table
 
 from bookie.api import BookKeeper
-from bookie.client.writer import WriterHandle
+from bookie.daemon.loop import run as run_loop
 from bookie.env import PosixDisk
-from bookie.server.loop import run as run_loop
+from bookie.ledger.write.handle import WriterHandle
 from tests.bench.processes import served
 
 SIZES_BYTES = (100, 1024, 65536)

@@ -33,9 +33,16 @@ from rich.console import Console
 from rich.table import Table
 
 from bookie.config import StorageSettings
+from bookie.daemon.loop import prepare_process
+from bookie.entry.batch import EntryBatch
+from bookie.entry.digest import DigestType, digester_for_key
+from bookie.entry.entry import pack_batch
 from bookie.env import PosixDisk, ThreadWorkers, system_environment
-from bookie.formats.batch import EntryBatch
-from bookie.formats.blocks import (
+from bookie.node.engine.boot.start import Identity
+from bookie.node.engine.directories import locked_directories
+from bookie.node.engine.engine import open_engine
+from bookie.node.engine.files import create_file, file_name
+from bookie.node.engine.format.blocks import (
     BlockHeader,
     FileHeader,
     FileKind,
@@ -43,17 +50,10 @@ from bookie.formats.blocks import (
     encode_block_header,
     padding,
 )
-from bookie.formats.digest import DigestType, digester_for_key
-from bookie.formats.entry import pack_batch
-from bookie.formats.index_rows import LedgerIndexRow
-from bookie.formats.records import encode_entries_head
-from bookie.server.loop import prepare_process
-from bookie.storage.boot.start import Identity
-from bookie.storage.directories import locked_directories
-from bookie.storage.engine import open_engine
-from bookie.storage.files import create_file, file_name
-from bookie.storage.index.entry_index import CheckpointChange, LedgerChange
-from bookie.storage.memtable import LocationTable
+from bookie.node.engine.format.index_rows import LedgerIndexRow
+from bookie.node.engine.format.records import encode_entries_head
+from bookie.node.engine.index.entry_index import CheckpointChange, LedgerChange
+from bookie.node.engine.memtable import LocationTable
 from bookie.telemetry import Metrics
 
 IDENTITY = Identity("bench-1", "5c2b0c1e-0000-4000-8000-000000000001")
@@ -321,7 +321,7 @@ def measure_full_index(root: Path, entries: int, ledgers: int) -> FullIndex:
 
 async def _forget_clean(root: Path) -> None:
     from bookie.env import open_lmdb
-    from bookie.storage.index.entry_index import META_CLEAN, TABLES, Index
+    from bookie.node.engine.index.entry_index import META_CLEAN, TABLES, Index
 
     index = Index(open_lmdb(str(root / "ledgers" / "index"), 1 << 40, TABLES))
     index.put_meta({META_CLEAN: b"0"})

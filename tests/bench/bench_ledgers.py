@@ -19,12 +19,12 @@ from pathlib import Path
 from bookie.cluster import keys
 from bookie.cluster.instance import initialize_cluster
 from bookie.cluster.layout import read_layout
-from bookie.cluster.ledgers import LedgerManager
-from bookie.formats.ledger_metadata import Fragment, LedgerMetadata, LedgerState
+from bookie.daemon.loop import run
+from bookie.ledger.catalog.ledgers import LedgerManager
+from bookie.ledger.metadata import Fragment, LedgerMetadata, LedgerState
 from bookie.metadata.connect import open_store
 from bookie.metadata.model import ChangeKind, Resync
 from bookie.metadata.store import MetadataStore
-from bookie.server.loop import run
 from tests.fault.metadata_servers import SERVERS
 
 CALLERS = 64

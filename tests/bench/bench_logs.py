@@ -32,16 +32,16 @@ from pathlib import Path
 from typing import TypeVar
 
 from bookie.api import BookKeeper, LogPolicy
-from bookie.client.reader import ReaderHandle
-from bookie.cluster.logs import LogName, LogPartition
+from bookie.daemon.loop import run
 from bookie.env import gather
-from bookie.formats.log_metadata import LogHead, LogMode, LogRange
-from bookie.formats.log_record import LogRecord, plain_prefix
-from bookie.log.reader import LogReader
-from bookie.log.record_encoder import NewRecord
+from bookie.ledger.read.handle import ReaderHandle
+from bookie.log.catalog.log_metadata import LogHead, LogMode, LogRange
+from bookie.log.catalog.logs import LogName, LogPartition
+from bookie.log.head.chain import seal, with_published
+from bookie.log.read.reader import LogReader
+from bookie.log.record.log_record import LogRecord, plain_prefix
+from bookie.log.record.record_encoder import NewRecord
 from bookie.metadata.model import NOT_EXISTS
-from bookie.protocol.chain import seal, with_published
-from bookie.server.loop import run
 from tests.bench.bench_reads import fill
 from tests.bench.processes import Served, served
 

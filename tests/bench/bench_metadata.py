@@ -20,7 +20,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
-from bookie.server.loop import run
+from bookie.daemon.loop import run
 from tests.bench import metadata_embedded, metadata_etcd, metadata_zookeeper
 
 ROUNDS = 15

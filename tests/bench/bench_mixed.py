@@ -22,8 +22,8 @@ import urllib.request
 from pathlib import Path
 
 from bookie.api import connect
-from bookie.client.writer import WriterHandle
-from bookie.server.loop import run
+from bookie.daemon.loop import run
+from bookie.ledger.write.handle import WriterHandle
 from tests.bench.bench_reads import fill, forget, read_range
 from tests.bench.processes import Served, served
 

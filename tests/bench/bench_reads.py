@@ -25,9 +25,9 @@ from typing import Any
 
 from grpc import aio
 
-from bookie.client.reader import ReaderHandle
-from bookie.rpc.interfaces import SERVICE
-from bookie.server.loop import run
+from bookie.daemon.loop import run
+from bookie.ledger.read.handle import ReaderHandle
+from bookie.wire.interfaces import SERVICE
 from tests.bench.processes import Served, process, served
 
 ROUNDS = 3

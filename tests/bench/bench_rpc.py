@@ -30,15 +30,15 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # it has an opinion about each
 import crc32c
 import uvloop
 
+from bookie.entry.entry import pack_batch
 from bookie.env.allocator import keep_freed_memory
 from bookie.errors import BookieError
-from bookie.formats.commands import ReadCommand
-from bookie.formats.entry import pack_batch
 from bookie.ids import Status
-from bookie.rpc.client.channel import BookieChannel
-from bookie.rpc.codec import encode_add_request
-from tests.unit.rpc.fake_node import INSTANCE_ID
-from tests.unit.rpc.real_bookie import DIGESTER
+from bookie.wire.codec import encode_add_request
+from bookie.wire.commands import ReadCommand
+from bookie.wire.grpc.client.channel import BookieChannel
+from tests.unit.wire.fake_node import INSTANCE_ID
+from tests.unit.wire.real_bookie import DIGESTER
 
 ROOT = Path(__file__).resolve().parents[2]
 MESSAGES_BYTES_MAX = 384 * 1024 * 1024

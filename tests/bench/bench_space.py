@@ -23,8 +23,8 @@ from pathlib import Path
 
 import lmdb
 
-from bookie.client.writer import WriterHandle
-from bookie.server.loop import run
+from bookie.daemon.loop import run
+from bookie.ledger.write.handle import WriterHandle
 from tests.bench.processes import Served, served
 
 SIZE = 100

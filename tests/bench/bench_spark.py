@@ -32,9 +32,9 @@ from pyspark.sql.types import StructType
 
 import bookie.sync
 from bookie.api import LogPolicy
-from bookie.formats.entry import Entries
-from bookie.formats.log_record import LogPosition, plain_prefix
-from bookie.formats.log_records import decode_log_records
+from bookie.entry.entry import Entries
+from bookie.log.record.log_record import LogPosition, plain_prefix
+from bookie.log.record.log_records import decode_log_records
 from bookie.spark.columns import BATCH_BYTES, BATCH_ROWS, LogBatches, SourceColumns
 from bookie.spark.jobs.migrate import MigratePlan, migrate_from_kafka
 from bookie.spark.jobs.moving import MoveTarget

@@ -30,8 +30,8 @@ from pyspark.sql.types import StructType
 
 import bookie.sync
 from bookie.api import LogPolicy
-from bookie.formats.log_metadata import NO_TIME_MS
-from bookie.formats.log_record import plain_prefix
+from bookie.log.catalog.log_metadata import NO_TIME_MS
+from bookie.log.record.log_record import plain_prefix
 from bookie.spark.sink_options import SinkColumns
 from bookie.spark.sink_rows import encode_rows, read_rows
 from bookie.sync import shared_client

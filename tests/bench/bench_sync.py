@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import bookie.sync
-from bookie.client.reader import ReaderHandle
-from bookie.client.writer import WriterHandle
+from bookie.ledger.read.handle import ReaderHandle
+from bookie.ledger.write.handle import WriterHandle
 from bookie.sync.handles import SyncReader, SyncWriter
 from bookie.sync.loop_thread import Resident, this_process
 from tests.bench.bench_writes import new_ledger

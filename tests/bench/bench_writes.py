@@ -24,8 +24,8 @@ from functools import partial
 from pathlib import Path
 
 from bookie.api import BookKeeper
-from bookie.client.writer import WriterHandle
-from bookie.server.loop import run
+from bookie.daemon.loop import run
+from bookie.ledger.write.handle import WriterHandle
 from tests.bench.bench_bookie import disk_alone
 from tests.bench.processes import Served, served
 

@@ -17,10 +17,15 @@ from collections.abc import AsyncIterator, Callable
 
 from bookie.cluster.instance import read_instance_id
 from bookie.cluster.registration import BookieRegistration
+from bookie.cluster.registration_record import Endpoint, Registration
 from bookie.config import NodeSettings, RpcSettings
+from bookie.daemon.loop import run
+from bookie.entry.batch import EntryBatch
 from bookie.env import Outcome
-from bookie.formats.batch import EntryBatch
-from bookie.formats.commands import (
+from bookie.ids import MAX_ID, Status
+from bookie.metadata.connect import open_store
+from bookie.telemetry import Metrics
+from bookie.wire.commands import (
     AddCommand,
     Info,
     LacReply,
@@ -30,12 +35,7 @@ from bookie.formats.commands import (
     ReadReply,
     Reply,
 )
-from bookie.formats.registration import Endpoint, Registration
-from bookie.ids import MAX_ID, Status
-from bookie.metadata.connect import open_store
-from bookie.rpc.unary_codec import Ranges
-from bookie.server.loop import run
-from bookie.telemetry import Metrics
+from bookie.wire.unary_codec import Ranges
 from tests.entry_batches import merged
 from tests.served_node import serve
 

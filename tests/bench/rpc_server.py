@@ -20,19 +20,19 @@ import uvloop
 from grpc import aio
 
 from bookie.config import RpcSettings
+from bookie.entry.batch import EntryBatch
 from bookie.env import Outcome
 from bookie.env.allocator import keep_freed_memory
-from bookie.formats.batch import EntryBatch
-from bookie.formats.commands import AddCommand, ReadCommand, ReadReply, Reply
 from bookie.ids import Status
-from bookie.rpc import security
-from bookie.rpc.codec import encode_add_response, encode_read_response
-from bookie.rpc.interfaces import SERVICE
-from bookie.rpc.server.grpc_server import ServedNode
 from bookie.telemetry import Metrics
+from bookie.wire.codec import encode_add_response, encode_read_response
+from bookie.wire.commands import AddCommand, ReadCommand, ReadReply, Reply
+from bookie.wire.grpc import security
+from bookie.wire.grpc.server.grpc_server import ServedNode
+from bookie.wire.interfaces import SERVICE
 from tests.served_node import serve
-from tests.unit.rpc.fake_node import FakeNode
-from tests.unit.rpc.real_bookie import real_bookie
+from tests.unit.wire.fake_node import FakeNode
+from tests.unit.wire.real_bookie import real_bookie
 
 SETTINGS = RpcSettings(drain_seconds=0.5)
 READ_BYTES = 1024 * 1024

@@ -14,9 +14,9 @@ import grpc
 from grpc import aio
 
 from bookie.config import RpcSettings
-from bookie.rpc import security
-from bookie.rpc.interfaces import SERVICE
-from bookie.server.loop import run
+from bookie.daemon.loop import run
+from bookie.wire.grpc import security
+from bookie.wire.interfaces import SERVICE
 
 
 async def main(reply_bytes: int) -> None:

@@ -12,19 +12,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
-import bookie.client.recovery
-import bookie.client.writer
+import bookie.ledger.recover.driver
+import bookie.ledger.write.handle
 import bookie.node.start
-from bookie.client.calls import carry_out_metadata
 from bookie.env import Outcome
-from bookie.formats.commands import Reply
 from bookie.ids import Status
-from bookie.protocol.exchange import MetadataFailed, MetadataWritten, WriteMetadata
-from bookie.protocol.ownership import LedgerOwnership, MetadataAnswer, Overtaken
-from bookie.storage.admission import Admission
-from bookie.storage.ledger_state import LocalLedger
+from bookie.ledger.connection.calls import carry_out_metadata
+from bookie.ledger.exchange import MetadataFailed, MetadataWritten, WriteMetadata
+from bookie.ledger.write.ownership import LedgerOwnership, MetadataAnswer, Overtaken
+from bookie.node.engine.admission import Admission
+from bookie.node.engine.ledger_state import LocalLedger
+from bookie.wire.commands import Reply
 from tests.cluster_sim.cluster_swarm import ClusterSwarm, draw_cluster
-from tests.property.protocol import test_property_mutants as broken
+from tests.property.ledger import test_protocol_mutants as broken
 
 _OK = Reply(Status.OK)
 _add, _refusal = Admission.add, Admission.refusal
@@ -72,12 +72,12 @@ class BrokenCluster:
 
 def with_writer(machine: type) -> AbstractContextManager[Any]:
     """Clients write by another machine."""
-    return patch.object(bookie.client.writer, "LedgerWriter", machine)
+    return patch.object(bookie.ledger.write.handle, "LedgerWriter", machine)
 
 
 def with_recovery(machine: type) -> AbstractContextManager[Any]:
     """Clients recover by another machine."""
-    return patch.object(bookie.client.recovery, "LedgerRecovery", machine)
+    return patch.object(bookie.ledger.recover.driver, "LedgerRecovery", machine)
 
 
 @contextmanager
@@ -154,8 +154,8 @@ def takes_silence_for_success() -> Iterator[None]:
         return event
 
     with (
-        patch.object(bookie.client.writer, "carry_out_metadata", carry_out),
-        patch.object(bookie.client.recovery, "carry_out_metadata", carry_out),
+        patch.object(bookie.ledger.write.handle, "carry_out_metadata", carry_out),
+        patch.object(bookie.ledger.recover.driver, "carry_out_metadata", carry_out),
     ):
         yield
 

@@ -15,19 +15,19 @@ from unittest.mock import patch
 from bookie.cluster import keys
 from bookie.env import Outcome
 from bookie.errors import FormatError
-from bookie.formats.commands import AddCommand, ReadCommand, ReadReply, Reply
-from bookie.formats.ledger_metadata import LedgerMetadata, LedgerState, decode
 from bookie.ids import Status
+from bookie.ledger.metadata import LedgerMetadata, LedgerState, decode
+from bookie.ledger.write.writer import LedgerWriter
+from bookie.ledger.write.writer_events import AddAnswered, WriterEffect, WriterEvent
 from bookie.metadata.memory.tree import MemoryTree
 from bookie.metadata.model import Operation, Put
 from bookie.node.bookie import Bookie
-from bookie.protocol.writer import LedgerWriter
-from bookie.protocol.writer_events import AddAnswered, WriterEffect, WriterEvent
-from bookie.storage.admission import Admission
-from bookie.storage.duplicates import DuplicateAdds
-from bookie.storage.ledger_state import LocalLedger
+from bookie.node.engine.admission import Admission
+from bookie.node.engine.duplicates import DuplicateAdds
+from bookie.node.engine.ledger_state import LocalLedger
 from bookie.testing.simulation.disk import SimulatedFile
 from bookie.testing.simulation.simulated_network import PROCESS
+from bookie.wire.commands import AddCommand, ReadCommand, ReadReply, Reply
 from tests.cluster_sim.lives_of_ids import LivesOfIds
 from tests.ledger_history.ledger_events import BookieEvent, BookieEventKind, HistoryRecorder
 

@@ -22,12 +22,12 @@ from traceback import format_exception
 from typing import Any
 
 from bookie.api import BookKeeper, ReaderHandle, WriterHandle
-from bookie.cluster.deletion_proofs import find_proofs
-from bookie.cluster.ledgers import LedgerManager
+from bookie.entry.digest import derive_key, is_password
 from bookie.errors import BookieError, UnauthorizedError
-from bookie.formats.digest import derive_key, is_password
-from bookie.formats.ledger_metadata import LedgerMetadata, LedgerState
 from bookie.ids import Status
+from bookie.ledger.catalog.deletion_proofs import find_proofs
+from bookie.ledger.catalog.ledgers import LedgerManager
+from bookie.ledger.metadata import LedgerMetadata, LedgerState
 from bookie.metadata.memory.backend import MemoryStore
 from bookie.testing.simulation.cluster_faults import ClusterFaults
 from bookie.testing.simulation.loop import simulated_loop

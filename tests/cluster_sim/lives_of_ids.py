@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bookie.formats.digest import digest_of_key
-from bookie.formats.ledger_metadata import LedgerMetadata
+from bookie.entry.digest import digest_of_key
+from bookie.ledger.metadata import LedgerMetadata
 
 LATER_LIFE = 1_000_000
 """The number of a later life of an id is greater than its former one by this."""

@@ -7,14 +7,14 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-import bookie.log.partition_writer
-import bookie.log.takeover
+import bookie.log.write.partition_writer
+import bookie.log.write.takeover
 from bookie.errors import LogTakenOverError
 from bookie.ids import NO_ENTRY
-from bookie.log.head_keeper import HeadKeeper
-from bookie.log.partition_writer import PartitionWriter
-from bookie.log.publisher import LogPublisher
-from bookie.log.takeover import _Takeover
+from bookie.log.head.head_keeper import HeadKeeper
+from bookie.log.publish.publisher import LogPublisher
+from bookie.log.write.partition_writer import PartitionWriter
+from bookie.log.write.takeover import _Takeover
 
 LOGS_SOMETIMES = {
     "takeover with 1 open": 100,
@@ -58,7 +58,7 @@ def observed_logs(count: Callable[[str], None]) -> Iterator[None]:
         PartitionWriter._mend,
         PartitionWriter._end,
     )
-    is_ours, remove_empty = LogPublisher._is_ours, bookie.log.takeover.remove_empty
+    is_ours, remove_empty = LogPublisher._is_ours, bookie.log.write.takeover.remove_empty
 
     async def seen_begin(self: Any, keeper: HeadKeeper, writer: Any) -> Any:
         is_open = len(keeper.head.open_ranges)
@@ -96,8 +96,8 @@ def observed_logs(count: Callable[[str], None]) -> Iterator[None]:
             (PartitionWriter, "_mend", seen_mend),
             (PartitionWriter, "_end", seen_end),
             (LogPublisher, "_is_ours", seen_is_ours),
-            (bookie.log.takeover, "remove_empty", seen_remove),
-            (bookie.log.partition_writer, "remove_empty", seen_remove),
+            (bookie.log.write.takeover, "remove_empty", seen_remove),
+            (bookie.log.write.partition_writer, "remove_empty", seen_remove),
         ):
             stack.enter_context(patch.object(owner, name, value))
         yield

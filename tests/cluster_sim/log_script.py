@@ -26,8 +26,8 @@ from traceback import format_exception
 from typing import TypeAlias, TypeVar
 
 from bookie.api import BookKeeper, LogPolicy
-from bookie.cluster.logs import LogName, LogPartition
 from bookie.errors import BookieError
+from bookie.log.catalog.logs import LogName, LogPartition
 from bookie.testing.simulation.cluster_faults import ClusterFaults
 from bookie.testing.simulation.loop import simulated_loop
 from bookie.testing.simulation.seeded_world import seeded_world

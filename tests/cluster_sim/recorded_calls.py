@@ -8,13 +8,13 @@ import random
 from collections import Counter
 
 from bookie.api import BookKeeper, ReaderHandle, WriterHandle
+from bookie.entry.entry import Entry
 from bookie.errors import (
     BookieError,
     NoSuchEntryError,
     NoSuchLedgerError,
     UnauthorizedError,
 )
-from bookie.formats.entry import Entry
 from bookie.testing.simulation.simulated_cluster import SimulatedClient, SimulatedCluster
 from tests.cluster_sim.lives_of_ids import LivesOfIds
 from tests.ledger_history.ledger_events import (

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-from bookie.client.verification import verify_read
-from bookie.formats.commands import ReadCommand
-from bookie.formats.digest import digester_for_key
-from bookie.formats.ledger_metadata import LedgerMetadata
+from bookie.entry.digest import digester_for_key
 from bookie.ids import Status
+from bookie.ledger.metadata import LedgerMetadata
+from bookie.ledger.read.verification import verify_read
 from bookie.testing.simulation.simulated_cluster import SimulatedBookie
+from bookie.wire.commands import ReadCommand
 from tests.ledger_history.ledger_events import PayloadDigest, digest_of
 
 

@@ -24,7 +24,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-from bookie.server.local.process import child_environment
+from bookie.daemon.local.process import child_environment
 from tests.servers.ports import claimed_ports
 
 SPECIMENS = Path(__file__).parent / "specimens"

@@ -20,11 +20,11 @@ import pytest
 
 from bookie.api import BookKeeper, ReaderHandle, connect
 from bookie.cli import app
+from bookie.cluster.cookie import Cookie
 from bookie.cluster.cookies import CookieManager
 from bookie.cluster.instance import read_status
 from bookie.errors import NoSuchLedgerError
-from bookie.formats.cookie import Cookie
-from bookie.formats.ledger_metadata import LedgerState
+from bookie.ledger.metadata import LedgerState
 from bookie.metadata.connect import open_store
 from tests.compat.make_specimen import BOOKIES, SPECIMENS
 from tests.fault.daemon_cluster import SECONDS_MAX, DaemonCluster

@@ -10,8 +10,8 @@ from typing import Self
 
 from bookie.errors import MetadataUnavailableError
 from bookie.metadata.model import Change, Operation, Record, Stat
+from bookie.metadata.session import SessionEvent
 from bookie.metadata.store import MetadataStore
-from bookie.protocol.session import SessionEvent
 
 
 class FaultyStore(MetadataStore):

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
+from bookie.coordination.claim import Claim, encode_claim
 from bookie.coordination.election import Election, LeaderState
 from bookie.coordination.participant import Participant
 from bookie.errors import LockLostError
-from bookie.formats.claim import Claim, encode_claim
 from tests.conformance.backends import Backend
 from tests.conformance.clients import Client, NewClient
 from tests.conformance.waiting import settle, until

@@ -10,7 +10,7 @@ import pytest
 from bookie.api import connect
 from bookie.errors import LedgerFencedError
 from tests.conformance.backends import Backend
-from tests.unit.client.real_cluster import real_cluster
+from tests.unit.ledger.real_cluster import real_cluster
 
 
 async def test_what_was_written_is_read_and_who_was_fenced_stays_fenced(

@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 
+from bookie.coordination.claim import Claim, encode_claim
 from bookie.coordination.lock import Lock, LockState
 from bookie.coordination.locks import LockManager
 from bookie.coordination.participant import Participant
@@ -19,7 +20,6 @@ from bookie.errors import (
     NoSuchKeyError,
     OperationTimeoutError,
 )
-from bookie.formats.claim import Claim, encode_claim
 from bookie.metadata.model import Put
 from tests.conformance.backends import Backend
 from tests.conformance.clients import Client, NewClient

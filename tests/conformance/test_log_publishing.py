@@ -9,11 +9,11 @@ import pytest
 
 from bookie.env import gather
 from bookie.errors import BadRequestError
-from bookie.log import publisher as publisher_module
-from bookie.log.deletion import delete_log
-from bookie.log.publisher import LogPublisher
-from bookie.log.sweep import LogSweep, sweep_logs
-from bookie.log.truncation import truncate
+from bookie.log.publish import publisher as publisher_module
+from bookie.log.publish.publisher import LogPublisher
+from bookie.log.tidy.deletion import delete_log
+from bookie.log.tidy.sweep import LogSweep, sweep_logs
+from bookie.log.tidy.truncation import truncate
 from bookie.metadata.store import MetadataStore
 from tests.conformance.backends import Backend
 from tests.conformance.faulty_store import FaultyStore

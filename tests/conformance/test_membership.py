@@ -10,6 +10,7 @@ import pytest
 from bookie.coordination.discovery import Discovery
 from bookie.coordination.membership import Group, GroupView
 from bookie.coordination.participant import Participant
+from bookie.coordination.service_instance import ServiceInstance
 from bookie.errors import (
     BadRequestError,
     BookieError,
@@ -17,7 +18,6 @@ from bookie.errors import (
     MetadataClosedError,
     MetadataUnavailableError,
 )
-from bookie.formats.service_instance import ServiceInstance
 from bookie.metadata.model import Record
 from tests.conformance.backends import Backend
 from tests.conformance.clients import Client, NewClient

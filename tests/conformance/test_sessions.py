@@ -17,8 +17,8 @@ from bookie.errors import (
     SessionLostError,
 )
 from bookie.metadata.model import Resync
+from bookie.metadata.session import EXPIRY_EVENTS, SessionEvent
 from bookie.metadata.store import MetadataStore
-from bookie.protocol.session import EXPIRY_EVENTS, SessionEvent
 from tests.conformance.backends import Backend
 from tests.conformance.streams import (
     CREATED,

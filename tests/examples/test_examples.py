@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import bookie.sync
-from bookie.server.local.process import child_environment
+from bookie.daemon.local.process import child_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS_MAX = 300.0

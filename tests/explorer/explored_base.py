@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import Self
 
-from bookie.formats.ledger_metadata import LedgerState
 from bookie.ids import NO_ENTRY
-from bookie.protocol import recovery_events
-from bookie.protocol.exchange import (
+from bookie.ledger.exchange import (
     ChooseNewcomers,
     MetadataConflict,
     MetadataRead,
     MetadataWritten,
     TimerId,
 )
-from bookie.protocol.pending import WriterLimits
-from bookie.protocol.recovery import LedgerRecovery
-from bookie.protocol.writer_events import WriterState
+from bookie.ledger.metadata import LedgerState
+from bookie.ledger.recover import recovery_events
+from bookie.ledger.recover.recovery import LedgerRecovery
+from bookie.ledger.write.pending import WriterLimits
+from bookie.ledger.write.writer_events import WriterState
 from tests.explorer.explored_machines import (
     Body,
     Key,
@@ -38,7 +38,7 @@ from tests.explorer.explored_world import (
     first_store,
     written,
 )
-from tests.property.protocol.protocol_world import require
+from tests.property.ledger.protocol_world import require
 
 WRITER = 0
 """The writer among the clients; recoverers count from 1."""

@@ -13,13 +13,13 @@ from functools import lru_cache
 from itertools import permutations
 from typing import TypeVar
 
-from bookie.formats.batch import EntryBatch
-from bookie.formats.digest import DigestType, digester_for_key
-from bookie.formats.entry import pack_batch, parse_header
-from bookie.formats.ledger_metadata import Fragment, LedgerMetadata
-from bookie.protocol.pending import PendingBatch
-from bookie.protocol.recovery import LedgerRecovery
-from bookie.protocol.writer import LedgerWriter
+from bookie.entry.batch import EntryBatch
+from bookie.entry.digest import DigestType, digester_for_key
+from bookie.entry.entry import pack_batch, parse_header
+from bookie.ledger.metadata import Fragment, LedgerMetadata
+from bookie.ledger.recover.recovery import LedgerRecovery
+from bookie.ledger.write.pending import PendingBatch
+from bookie.ledger.write.writer import LedgerWriter
 from tests.entry_batches import merged
 
 LEDGER_ID = 7

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 from bookie.ids import NO_ENTRY, Status
-from bookie.protocol import recovery_events
-from bookie.protocol.exchange import (
-    ChooseNewcomers,
-    ReadMetadata,
-    StartTimer,
-    WriteMetadata,
-)
-from bookie.protocol.recovery import RecoveryState
+from bookie.ledger.exchange import ChooseNewcomers, ReadMetadata, StartTimer, WriteMetadata
+from bookie.ledger.recover import recovery_events
+from bookie.ledger.recover.recovery import RecoveryState
 from tests.explorer.explored_base import Recoverer, Surroundings
 from tests.explorer.explored_machines import (
     PAYLOAD_BYTES,
@@ -25,7 +20,7 @@ from tests.explorer.explored_world import (
     Zombie,
     add,
 )
-from tests.property.protocol.protocol_world import require
+from tests.property.ledger.protocol_world import require
 
 
 class RecoverySide(Surroundings):

@@ -19,8 +19,7 @@ from collections.abc import Iterator
 from typing import Self
 
 from bookie.errors import MetadataUnavailableError
-from bookie.protocol import recovery_events, writer_events
-from bookie.protocol.exchange import (
+from bookie.ledger.exchange import (
     ChooseNewcomers,
     MetadataConflict,
     MetadataFailed,
@@ -28,8 +27,10 @@ from bookie.protocol.exchange import (
     TimerFired,
     TimerId,
 )
-from bookie.protocol.quorum import slots_of
-from bookie.protocol.writer_events import WriterState
+from bookie.ledger.quorum import slots_of
+from bookie.ledger.recover import recovery_events
+from bookie.ledger.write import writer_events
+from bookie.ledger.write.writer_events import WriterState
 from tests.explorer.explored_base import WRITER, Action
 from tests.explorer.explored_recovery import RecoverySide
 from tests.explorer.explored_world import (

@@ -13,14 +13,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from bookie.formats.digest import DigestType
-from bookie.formats.ledger_metadata import Fragment, LedgerMetadata, LedgerState
+from bookie.entry.digest import DigestType
 from bookie.ids import NO_ENTRY, Status
-from bookie.protocol.quorum import Quorum
-from bookie.protocol.recovery import LedgerRecovery
-from bookie.protocol.writer import LedgerWriter
+from bookie.ledger.metadata import Fragment, LedgerMetadata, LedgerState
+from bookie.ledger.quorum import Quorum
+from bookie.ledger.recover.recovery import LedgerRecovery
+from bookie.ledger.write.writer import LedgerWriter
 from tests.explorer.explored_machines import LEDGER_ID, PAYLOAD_BYTES, Body
-from tests.property.protocol.protocol_world import require
+from tests.property.ledger.protocol_world import require
 
 
 @dataclass(frozen=True)

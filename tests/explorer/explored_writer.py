@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from bookie.errors import LedgerFencedError
-from bookie.formats.ledger_metadata import LedgerState
 from bookie.ids import NO_ENTRY, Status
-from bookie.protocol import writer_events
-from bookie.protocol.exchange import (
+from bookie.ledger.exchange import (
     CancelTimer,
     ChooseNewcomers,
     MetadataRead,
@@ -14,7 +12,9 @@ from bookie.protocol.exchange import (
     StartTimer,
     WriteMetadata,
 )
-from bookie.protocol.quorum import slots_of
+from bookie.ledger.metadata import LedgerState
+from bookie.ledger.quorum import slots_of
+from bookie.ledger.write import writer_events
 from tests.explorer.explored_base import WRITER, Surroundings
 from tests.explorer.explored_machines import (
     PAYLOAD_BYTES,
@@ -30,7 +30,7 @@ from tests.explorer.explored_world import (
     check_durable,
     write_lac,
 )
-from tests.property.protocol.protocol_world import require
+from tests.property.ledger.protocol_world import require
 
 
 class WriterSide(Surroundings):

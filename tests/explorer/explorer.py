@@ -16,12 +16,12 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from bookie.formats.ledger_metadata import LedgerState
+from bookie.ledger.metadata import LedgerState
 from tests.explorer.explored_base import WRITER, Action
 from tests.explorer.explored_machines import Key, Renaming, key_of_writer, renamings
 from tests.explorer.explored_state import ExploredState
 from tests.explorer.explored_world import Scope, Stream, Write, Zombie, check_closed
-from tests.property.protocol.protocol_world import require
+from tests.property.ledger.protocol_world import require
 
 FINISHED_EVERY = 100
 """Of so many states one is closed by a recovery without faults, beside all that are at rest."""

@@ -14,13 +14,13 @@ from dataclasses import replace
 
 import pytest
 
-from bookie.protocol.delivery import Delivery
-from bookie.protocol.ensemble_change import Replacements
-from bookie.protocol.ownership import LedgerOwnership
-from bookie.protocol.pending import BatchWindow
-from bookie.protocol.recovery import LedgerRecovery
-from bookie.protocol.slots import Slots
-from bookie.protocol.writer import LedgerWriter
+from bookie.ledger.recover.recovery import LedgerRecovery
+from bookie.ledger.write.delivery import Delivery
+from bookie.ledger.write.ensemble_change import Replacements
+from bookie.ledger.write.ownership import LedgerOwnership
+from bookie.ledger.write.pending import BatchWindow
+from bookie.ledger.write.slots import Slots
+from bookie.ledger.write.writer import LedgerWriter
 from tests.explorer.explored_machines import FIELDS
 from tests.explorer.explored_state import ExploredState
 from tests.explorer.explored_world import Scope

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from bookie.protocol.recovery import LedgerRecovery
-from bookie.protocol.writer import LedgerWriter
+from bookie.ledger.recover.recovery import LedgerRecovery
+from bookie.ledger.write.writer import LedgerWriter
 from tests.explorer.explored_world import Scope
 from tests.explorer.explorer import FoundError, explore
-from tests.property.protocol import test_property_mutants as broken
+from tests.property.ledger import test_protocol_mutants as broken
 from tests.sim.summary import PROPERTY
 
 pytestmark = pytest.mark.model

@@ -9,10 +9,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
 from bookie.api import BookKeeper
-from bookie.cluster.logs import LogPartition
 from bookie.errors import BookieError, NoSuchCursorError
-from bookie.formats.log_record import LogRecord
-from bookie.log.group import GroupMember
+from bookie.log.catalog.logs import LogPartition
+from bookie.log.consume.group import GroupMember
+from bookie.log.record.log_record import LogRecord
 from tests.fault.log_actors import Record, logs_of, moment, pause, seen
 from tests.ledger_history.ledger_events import EventOutcome
 from tests.log_history.log_events import (

@@ -21,16 +21,16 @@ from pathlib import Path
 import crc32c
 
 from bookie.cluster.instance import initialize_cluster
+from bookie.daemon.local.layout import Layout, LocalBookie, write_configuration
+from bookie.daemon.local.process import BookieProcess
+from bookie.entry.digest import DigestType, derive_key, digester_for_key
+from bookie.entry.entry import pack_batch, pack_lac
 from bookie.errors import BookieError, BookieUnreachableError, ShuttingDownError
-from bookie.formats.commands import ReadCommand, ReadReply
-from bookie.formats.digest import DigestType, derive_key, digester_for_key
-from bookie.formats.entry import pack_batch, pack_lac
 from bookie.ids import Status
 from bookie.metadata.connect import open_store
-from bookie.rpc.client.channel import BookieChannel
-from bookie.rpc.codec import encode_add_request
-from bookie.server.local.layout import Layout, LocalBookie, write_configuration
-from bookie.server.local.process import BookieProcess
+from bookie.wire.codec import encode_add_request
+from bookie.wire.commands import ReadCommand, ReadReply
+from bookie.wire.grpc.client.channel import BookieChannel
 from tests.servers.ports import claimed_ports
 
 PASSWORD = b"secret"

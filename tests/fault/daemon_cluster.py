@@ -16,7 +16,7 @@ from bookie.errors import BookieError
 from bookie.metadata.connect import open_store
 from tests.fault.daemon_process import Daemon, Home, serving
 from tests.servers.ports import claimed_ports
-from tests.unit.client.real_cluster import until
+from tests.unit.ledger.real_cluster import until
 
 SESSION_TIMEOUT_SECONDS = 2.0
 BOOKIES = ("b1", "b2", "b3")

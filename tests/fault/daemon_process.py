@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bookie.cluster.instance import initialize_cluster
+from bookie.daemon.local.process import child_environment
 from bookie.errors import MetadataUnavailableError
 from bookie.metadata.connect import open_store
-from bookie.server.local.process import child_environment
 from tests.servers.ports import claimed_ports
 
 START_SECONDS_MAX = 120.0

@@ -8,12 +8,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from bookie.api import BookKeeper
-from bookie.cluster.logs import LogPartition
 from bookie.errors import BadRequestError, BookieError
+from bookie.log.catalog.logs import LogPartition
+from bookie.log.compact.plan import CompactionLimits
+from bookie.log.head.chain import end_offset
 from bookie.log.log_client import LogClient
-from bookie.log.truncation import truncate
-from bookie.protocol.chain import end_offset
-from bookie.protocol.compaction import CompactionLimits
+from bookie.log.tidy.truncation import truncate
 from tests.fault.log_actors import Record, logs_of, moment, pause
 from tests.ledger_history.ledger_events import EventOutcome
 from tests.log_history.log_events import LogTruncated

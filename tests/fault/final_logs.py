@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from bookie.api import BookKeeper
-from bookie.cluster.logs import LogPartition
-from bookie.formats.log_metadata import LogHead, LogMode, LogRange
-from bookie.formats.log_record import is_control
-from bookie.log.reader import LogReader
-from bookie.protocol.chain import end_offset
+from bookie.log.catalog.log_metadata import LogHead, LogMode, LogRange
+from bookie.log.catalog.logs import LogPartition
+from bookie.log.head.chain import end_offset
+from bookie.log.read.reader import LogReader
+from bookie.log.record.log_record import is_control
 from tests.fault.log_actors import logs_of, seen
 from tests.log_history.log_events import FinalPartition
 

@@ -33,11 +33,11 @@ from bookie.env import SystemClock
 from bookie.errors import BookieError, KeyHasChildrenError
 from bookie.log.clock_check import ClockCheck
 from bookie.log.log_client import LOG_TAG
-from bookie.log.sweep import sweep_logs
+from bookie.log.tidy.sweep import sweep_logs
 from bookie.metadata.export import import_records, walk
 from bookie.metadata.model import Record
 from bookie.metadata.store import MetadataStore
-from tests.unit.client.real_cluster import RealCluster, real_cluster
+from tests.unit.ledger.real_cluster import RealCluster, real_cluster
 
 BOOKIES = 4
 IDS = 6

@@ -14,13 +14,13 @@ from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
 from bookie.api import BookKeeper, LogWriter
-from bookie.cluster.logs import LogPartition
 from bookie.env import gather
 from bookie.errors import BookieError, LogTruncatedError
-from bookie.formats.log_record import LogRecord
+from bookie.log.catalog.logs import LogPartition
 from bookie.log.log_client import LogClient
-from bookie.log.reader import LogReader
-from bookie.log.writer import partition_of
+from bookie.log.read.reader import LogReader
+from bookie.log.record.log_record import LogRecord
+from bookie.log.write.writer import partition_of
 from tests.ledger_history.ledger_events import EventOutcome
 from tests.log_history.log_events import (
     AnyLogEvent,

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from bookie.api import BookKeeper, LogPolicy
-from bookie.cluster.logs import LogName, LogPartition
-from bookie.server.local.process import child_environment
+from bookie.daemon.local.process import child_environment
+from bookie.log.catalog.logs import LogName, LogPartition
 from bookie.telemetry import Event
 from tests.fault.consuming_actors import ConsumingActor, CursorActor, GroupActor
 from tests.fault.daemon_process import suspend

@@ -15,8 +15,8 @@ from aiohttp import ClientSession
 
 from bookie.api import BookKeeper, WriterHandle, connect
 from bookie.cluster.instance import initialize_cluster
-from bookie.cluster.removal import registered_bookies
 from bookie.errors import BookieError, NotEnoughBookiesError
+from bookie.ledger.catalog.removal import registered_bookies
 from bookie.metadata.connect import open_store
 from tests.fault.daemon_cluster import BOOKIES, home_of
 from tests.fault.daemon_process import Daemon, Home, serving, suspend

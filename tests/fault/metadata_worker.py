@@ -11,8 +11,8 @@ import random
 import sys
 
 from bookie.cluster.registration import BookieRegistration
+from bookie.cluster.registration_record import Endpoint, Registration
 from bookie.errors import BadVersionError, IdentityError, MetadataError, SessionLostError
-from bookie.formats.registration import Endpoint, Registration
 from bookie.metadata.connect import open_store
 from bookie.metadata.local.backend import LocalStore
 from bookie.metadata.local.tree import TreeWriter

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 
-from bookie.cluster.logs import LogName, LogPartition
 from bookie.errors import BookieError
+from bookie.log.catalog.logs import LogName, LogPartition
 from bookie.log.log_client import LogClient
-from bookie.log.publisher import LogPublisher
-from bookie.log.range_writer import PendingRange, RangeWriter
+from bookie.log.publish.publisher import LogPublisher
+from bookie.log.publish.range_writer import PendingRange, RangeWriter
 from tests.fault.log_actors import PARTITIONS, Record, moment, pause
 from tests.ledger_history.ledger_events import EventOutcome
 from tests.log_history.log_events import BatchPublished

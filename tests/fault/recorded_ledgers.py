@@ -10,13 +10,13 @@ from dataclasses import replace
 from functools import partial
 
 from bookie.api import BookKeeper, ReaderHandle, WriterHandle
-from bookie.client.verification import verify_read
+from bookie.entry.digest import digester_for_key
 from bookie.errors import BookieError, NoSuchEntryError, NoSuchLedgerError
-from bookie.formats.commands import ReadCommand
-from bookie.formats.digest import digester_for_key
-from bookie.formats.ledger_metadata import Fragment, LedgerMetadata
 from bookie.ids import Status
-from bookie.protocol.quorum import Quorum
+from bookie.ledger.metadata import Fragment, LedgerMetadata
+from bookie.ledger.quorum import Quorum
+from bookie.ledger.read.verification import verify_read
+from bookie.wire.commands import ReadCommand
 from tests.fault.lossy_cluster import healed
 from tests.ledger_history.ledger_checker import HistoryVerdict, check_ledgers
 from tests.ledger_history.ledger_events import (

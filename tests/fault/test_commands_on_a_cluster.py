@@ -17,9 +17,9 @@ import pytest
 
 from bookie.cluster.directory import BookieDirectory
 from bookie.cluster.registration import BookieRegistration
-from bookie.formats.registration import Registration
+from bookie.cluster.registration_record import Registration
+from bookie.daemon.local.process import child_environment
 from bookie.metadata.connect import open_store
-from bookie.server.local.process import child_environment
 
 SECONDS_MAX = 300.0
 

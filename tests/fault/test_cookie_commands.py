@@ -15,17 +15,17 @@ from pathlib import Path
 import pytest
 
 from bookie.api import BookKeeper
+from bookie.cluster.cookie import Cookie
 from bookie.cluster.cookies import CookieManager
 from bookie.cluster.instance import read_instance_id
 from bookie.config import load_settings
+from bookie.daemon.local.process import child_environment
 from bookie.env import Environment, Failpoints, SystemClock, ThreadWorkers, open_lmdb
-from bookie.formats.cookie import Cookie
 from bookie.metadata.connect import open_store
 from bookie.node.move import move_directories
-from bookie.server.local.process import child_environment
 from tests.fault.daemon_cluster import DaemonCluster, daemon_cluster
 from tests.fault.daemon_process import Daemon, refused, serving
-from tests.unit.storage.faulty_disk import FaultyDisk
+from tests.unit.node.engine.faulty_disk import FaultyDisk
 
 ENTRIES = [b"%d" % n for n in range(50)]
 DONE, FAILED = 0, 1

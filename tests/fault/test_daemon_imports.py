@@ -12,7 +12,7 @@ from tests.fault.test_daemon_life import add_entries
 
 NEEDLESS = {
     *("kazoo", "rich", "structlog", "grpc_reflection.v1alpha", "pyspark", "pytest"),
-    *("bookie.api", "bookie.client", "bookie.log", "bookie.testing", "bookie._pb.etcd_pb2"),
+    *("bookie.api", "bookie.ledger", "bookie.log", "bookie.testing", "bookie._pb.etcd_pb2"),
     *("bookie.metadata.etcd", "bookie.metadata.zookeeper"),
 }
 

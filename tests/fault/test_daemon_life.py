@@ -13,13 +13,13 @@ import crc32c
 
 from bookie.cluster.directory import BookieDirectory
 from bookie.cluster.instance import read_instance_id
-from bookie.formats.digest import DigestType, digester_for_key
-from bookie.formats.entry import pack_batch
+from bookie.daemon.inspection import inspect_file
+from bookie.entry.digest import DigestType, digester_for_key
+from bookie.entry.entry import pack_batch
 from bookie.ids import Status
 from bookie.metadata.connect import open_store
-from bookie.rpc.client.channel import BookieChannel
-from bookie.rpc.codec import encode_add_request
-from bookie.server.inspection import inspect_file
+from bookie.wire.codec import encode_add_request
+from bookie.wire.grpc.client.channel import BookieChannel
 from tests.fault.daemon_process import Home, serving
 
 DIGESTER = digester_for_key(DigestType.CRC32C, b"")

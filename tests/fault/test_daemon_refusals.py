@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from bookie.cluster.instance import initialize_cluster, read_status
-from bookie.formats.blocks import FileHeader, decode_file_header
 from bookie.metadata.connect import open_store
+from bookie.node.engine.format.blocks import FileHeader, decode_file_header
 from tests.fault.daemon_process import Home, new_home, refused, serving
 
 FAILED, MISCONFIGURED = 1, 78
@@ -246,7 +246,7 @@ async def test_newer_journal(used: Home, monkeypatch: pytest.MonkeyPatch) -> Non
     path = max(used.journal.glob("*.journal"))
     data = bytearray(path.read_bytes())
     header = decode_file_header(data)
-    monkeypatch.setattr("bookie.formats.blocks.FORMAT_VERSION", 2)
+    monkeypatch.setattr("bookie.node.engine.format.blocks.FORMAT_VERSION", 2)
     newer = FileHeader(header.kind, header.number, header.nonce, header.alignment).encode()
     path.write_bytes(newer + data[len(newer) :])
     status, sentence = await refused(used.write())

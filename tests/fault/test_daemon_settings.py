@@ -15,8 +15,8 @@ import pytest
 from bookie.cluster import keys
 from bookie.cluster.cluster_settings import ClusterSettings
 from bookie.cluster.directory import BookieDirectory
+from bookie.daemon.local.process import child_environment
 from bookie.metadata.connect import open_store
-from bookie.server.local.process import child_environment
 from tests.fault.daemon_process import Daemon, Home, new_home, refused, serving
 
 FAILED, MISCONFIGURED = 1, 78

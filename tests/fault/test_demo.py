@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bookie.server.local.process import child_environment
+from bookie.daemon.local.process import child_environment
 
 
 @pytest.mark.timeout(1800)

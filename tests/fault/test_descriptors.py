@@ -15,7 +15,7 @@ from typing import Any
 
 import aiohttp
 
-from bookie.server.descriptors import DESCRIPTORS_MIN, PROCESS, RESERVED
+from bookie.daemon.descriptors import DESCRIPTORS_MIN, PROCESS, RESERVED
 from tests.fault.daemon_process import Home, serving
 
 MISCONFIGURED = 78

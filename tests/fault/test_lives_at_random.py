@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bookie.storage.ledger_state import LocalLedger
+from bookie.node.engine.ledger_state import LocalLedger
 from tests.fault.lives_episode import episode
 
 STEPS = 150

@@ -19,10 +19,10 @@ import pytest
 from bookie.api import connect
 from bookie.cli import app
 from bookie.cluster.directory import BookieDirectory
+from bookie.daemon.local.process import child_environment
+from bookie.daemon.local.supervisor import local_cluster, start_all
 from bookie.errors import ConfigurationError, ShuttingDownError
 from bookie.metadata.connect import open_store
-from bookie.server.local.process import child_environment
-from bookie.server.local.supervisor import local_cluster, start_all
 from tests.fault.metadata_servers import SHARED
 
 SECONDS_MAX = 300.0

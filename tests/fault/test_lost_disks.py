@@ -18,13 +18,13 @@ from bookie.errors import (
     LedgerFencedError,
     LedgerRecoveryError,
 )
-from bookie.formats.commands import ReadCommand
-from bookie.formats.ledger_metadata import LedgerState
 from bookie.ids import Status
+from bookie.ledger.metadata import LedgerState
+from bookie.wire.commands import ReadCommand
 from tests.fault.daemon_cluster import BOOKIES
 from tests.fault.lossy_cluster import LossyCluster, create, lossy_cluster, payloads_of
 from tests.fault.metadata_servers import SHARED
-from tests.unit.client.real_cluster import until
+from tests.unit.ledger.real_cluster import until
 
 STORES = ["local", *sorted(SHARED)]
 

@@ -24,8 +24,8 @@ import pytest
 
 from bookie.api import BookKeeper
 from bookie.errors import BookieError, NoSuchLedgerError
-from bookie.formats.commands import ReadCommand
 from bookie.ids import Status
+from bookie.wire.commands import ReadCommand
 from tests.fault.daemon_cluster import BOOKIES
 from tests.fault.lossy_cluster import LossyCluster, create, healed, lossy_cluster
 from tests.fault.metadata_servers import SHARED

@@ -21,8 +21,8 @@ from bookie.cluster.directory import BookieDirectory
 from bookie.errors import MetadataUnavailableError
 from bookie.metadata.connect import open_store
 from bookie.metadata.model import Change, ChangeKind, Commit, Resync
+from bookie.metadata.session import EXPIRY_EVENTS, SessionEvent
 from bookie.metadata.store import MetadataStore
-from bookie.protocol.session import EXPIRY_EVENTS, SessionEvent
 
 _WORKER = Path(__file__).with_name("metadata_worker.py")
 _ROOT = Path(bookie.__file__).parent.parent

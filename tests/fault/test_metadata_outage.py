@@ -28,7 +28,7 @@ from tests.fault.daemon_cluster import (
 from tests.fault.daemon_process import serving
 from tests.fault.metadata_servers import SERVERS, MetadataServer
 from tests.servers.etcd import EtcdServer
-from tests.unit.client.real_cluster import until
+from tests.unit.ledger.real_cluster import until
 
 SESSION_GIVEN_UP = 3
 TIMEOUT_SECONDS = 1.0

@@ -17,9 +17,9 @@ import aiohttp
 
 from bookie.api import BookKeeper, connect
 from bookie.cluster.layout import FLAT
+from bookie.daemon.local.process import child_environment
 from bookie.metadata.connect import open_store
 from bookie.metadata.model import Delete
-from bookie.server.local.process import child_environment
 from tests.fault.daemon_process import Daemon, Home, new_home, serving
 
 SECONDS_MAX = 300.0

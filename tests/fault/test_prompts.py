@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from bookie.cluster.instance import initialize_cluster
+from bookie.daemon.local.process import child_environment
 from bookie.metadata.connect import open_store
-from bookie.server.local.process import child_environment
 
 SECONDS_MAX = 300.0
 DONE, FAILED, INTERRUPTED = 0, 1, 130

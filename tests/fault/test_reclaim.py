@@ -7,9 +7,9 @@ import os
 from pathlib import Path
 
 from bookie.api import BookKeeper, connect
-from bookie.client.writer import WriterHandle
 from bookie.errors import NoSuchLedgerError, NotEnoughBookiesError
-from bookie.storage.reclaim.compaction import ROLL_GARBAGE_BYTES_MIN
+from bookie.ledger.write.handle import WriterHandle
+from bookie.node.engine.reclaim.compaction import ROLL_GARBAGE_BYTES_MIN
 from tests.fault.daemon_process import Home, new_home, serving
 
 LEDGERS = 20

@@ -14,7 +14,7 @@ import pytest
 from bookie.api import WriterHandle, connect
 from tests.fault.lossy_cluster import create, lossy_cluster, payloads_of
 from tests.fault.recorded_ledgers import RecordedLedgers, RecordedWriter
-from tests.unit.client.real_cluster import until
+from tests.unit.ledger.real_cluster import until
 
 LEDGERS = 1000
 NAMES = ("b1", "b2", "b3", "b4", "b5")

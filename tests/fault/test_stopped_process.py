@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bookie.api import WriterHandle, connect
 from tests.fault.daemon_process import Daemon, new_home, serving
-from tests.unit.client.real_cluster import until
+from tests.unit.ledger.real_cluster import until
 
 SYNC_FAIL_SECONDS = 4.0
 """More than a sync takes on a busy machine: only the stop may look like a dead device."""

@@ -17,11 +17,11 @@ from typing import Any
 import aiohttp
 
 from bookie.api import connect
-from bookie.client.replica_audit import ReplicaVerdict
-from bookie.client.replica_repair import CopyDamage, RepairOutcome
 from bookie.cluster.instance import initialize_cluster
+from bookie.daemon.local.process import child_environment
+from bookie.ledger.copies.replica_audit import ReplicaVerdict
+from bookie.ledger.copies.replica_repair import CopyDamage, RepairOutcome
 from bookie.metadata.connect import open_store
-from bookie.server.local.process import child_environment
 from tests.fault.daemon_cluster import BOOKIES, home_of
 from tests.fault.daemon_process import Daemon, Home, serving, suspend
 from tests.fault.waiting import time_limit

@@ -24,8 +24,8 @@ from bookie.errors import (
     SessionLostError,
 )
 from bookie.metadata.model import NOT_EXISTS, Change, ChangeKind, Put, Record, Resync, Stat
+from bookie.metadata.session import SessionEvent
 from bookie.metadata.store import MetadataStore
-from bookie.protocol.session import SessionEvent
 from tests.conformance.faulty_store import FaultyStore
 from tests.histories.history import (
     FOREVER,

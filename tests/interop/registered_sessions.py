@@ -13,8 +13,8 @@ import sys
 from contextlib import AsyncExitStack, suppress
 
 from bookie.cluster.registration import BookieRegistration
+from bookie.cluster.registration_record import Endpoint, Registration
 from bookie.errors import MetadataUnavailableError
-from bookie.formats.registration import Endpoint, Registration
 from bookie.metadata.connect import open_store
 from bookie.metadata.store import MetadataStore
 

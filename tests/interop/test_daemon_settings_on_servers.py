@@ -12,7 +12,7 @@ import pytest
 from bookie.cluster.cluster_settings import ClusterSettings
 from bookie.cluster.directory import BookieDirectory
 from bookie.cluster.instance import initialize_cluster
-from bookie.cluster.labels import BookieLabels
+from bookie.ledger.place.labels import BookieLabels
 from bookie.metadata.connect import open_store
 from tests.fault.daemon_process import Daemon, serving
 from tests.servers.etcd import EtcdServer

@@ -11,8 +11,8 @@ import pytest
 from bookie.errors import BadVersionError, MetadataError, MetadataUnavailableError
 from bookie.metadata.etcd.backend import EtcdStore
 from bookie.metadata.model import Change, Resync
+from bookie.metadata.session import SessionEvent
 from bookie.metadata.store import MetadataStore
-from bookie.protocol.session import SessionEvent
 from tests.servers.etcd import EtcdCluster, EtcdMember
 
 SESSION_TIMEOUT_SECONDS = 6

@@ -8,9 +8,9 @@ import pytest
 
 from bookie._pb import etcd_pb2 as pb
 from bookie.cluster.instance import initialize_cluster
-from bookie.cluster.ledgers import LedgerManager
-from bookie.cluster.removal import nuke_cluster
 from bookie.errors import ClusterInUseError
+from bookie.ledger.catalog.ledgers import LedgerManager
+from bookie.ledger.catalog.removal import nuke_cluster
 from bookie.metadata.etcd import listing
 from bookie.metadata.etcd.backend import EtcdStore
 from bookie.metadata.etcd.client import RANGE, TXN

@@ -19,8 +19,8 @@ from bookie.errors import MetadataUnavailableError, SessionLostError
 from bookie.metadata.etcd.backend import EtcdStore
 from bookie.metadata.etcd.client import GRANT, EtcdClient, LostReplyError, Method
 from bookie.metadata.model import NOT_EXISTS, Delete, Operation, Put
+from bookie.metadata.session import EXPIRY_EVENTS, SessionEvent
 from bookie.metadata.store import MetadataStore
-from bookie.protocol.session import EXPIRY_EVENTS, SessionEvent
 from tests.conformance.streams import CREATED, DELETED, next_changes, next_item
 from tests.servers.etcd import EtcdServer
 from tests.servers.proxy import Direction, Proxy

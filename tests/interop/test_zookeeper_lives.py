@@ -13,8 +13,8 @@ import pytest
 
 from bookie.errors import BadVersionError, ConfigurationError, NoSuchKeyError
 from bookie.metadata.connect import open_store
+from bookie.metadata.session import SessionEvent
 from bookie.metadata.store import MetadataStore
-from bookie.protocol.session import SessionEvent
 from tests.conformance.streams import CREATED, DELETED, next_changes, next_item
 from tests.servers.proxy import Direction, Proxy
 from tests.servers.zookeeper import ZooKeeperServer, new_scope

@@ -17,10 +17,10 @@ from bookie.env import gather
 from bookie.errors import BadVersionError
 from bookie.metadata.connect import open_store
 from bookie.metadata.model import NOT_EXISTS
+from bookie.metadata.session import SessionEvent
 from bookie.metadata.zookeeper.backend import ZooKeeperStore
 from bookie.metadata.zookeeper.outcome import RECEIPTS, RECEIPTS_MAX
 from bookie.metadata.zookeeper.tree import HOME
-from bookie.protocol.session import SessionEvent
 from tests.conformance.streams import CREATED, DELETED, next_changes, next_item
 from tests.conformance.waiting import until_found
 from tests.servers.proxy import Proxy

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from bookie.cluster.instance import initialize_cluster
-from bookie.cluster.removal import nuke_cluster
 from bookie.errors import BadVersionError, BookieError, KeyExistsError, MetadataUnavailableError
+from bookie.ledger.catalog.removal import nuke_cluster
 from bookie.metadata.model import NOT_EXISTS
 from bookie.metadata.zookeeper.backend import ZooKeeperStore
 from bookie.metadata.zookeeper.outcome import RECEIPTS_MAX, Receipts

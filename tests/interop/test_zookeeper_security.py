@@ -24,9 +24,9 @@ from bookie.metadata.connect import open_store
 from bookie.metadata.export import migrate
 from bookie.metadata.model import Acl
 from bookie.metadata.security import Access, MetadataSecurity, SaslMechanism
+from bookie.metadata.session import SessionEvent
 from bookie.metadata.store import MetadataStore
 from bookie.metadata.zookeeper.backend import ZooKeeperStore
-from bookie.protocol.session import SessionEvent
 from tests.conformance.streams import next_item
 from tests.servers.certificates import Authority, Certificate
 from tests.servers.ports import claimed_ports

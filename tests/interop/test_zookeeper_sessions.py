@@ -14,12 +14,12 @@ from bookie.coordination.participant import Participant
 from bookie.errors import BadVersionError, MetadataUnavailableError, SessionLostError
 from bookie.metadata.connect import open_store
 from bookie.metadata.model import Resync
+from bookie.metadata.session import EXPIRY_EVENTS, SessionEvent
 from bookie.metadata.store import MetadataStore
 from bookie.metadata.zookeeper.backend import ZooKeeperStore
 from bookie.metadata.zookeeper.client import Pending
 from bookie.metadata.zookeeper.requests import GetChildren, Request
 from bookie.metadata.zookeeper.session import ZooKeeperLink
-from bookie.protocol.session import EXPIRY_EVENTS, SessionEvent
 from tests.conformance.streams import CREATED, DELETED, next_changes, next_item
 from tests.servers.proxy import Proxy
 from tests.servers.zookeeper import ZooKeeperServer, expire_session, new_scope

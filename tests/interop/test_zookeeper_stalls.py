@@ -13,11 +13,11 @@ from kazoo.security import make_acl
 from bookie.errors import InvalidKeyError, MetadataUnavailableError, UnauthorizedError
 from bookie.metadata.connect import open_store
 from bookie.metadata.model import Acl, Put
+from bookie.metadata.session import SessionEvent
 from bookie.metadata.zookeeper import outcome, session
 from bookie.metadata.zookeeper.backend import ZooKeeperStore
 from bookie.metadata.zookeeper.kazoo_parts import AddWatch
 from bookie.metadata.zookeeper.requests import Exists
-from bookie.protocol.session import SessionEvent
 from tests.conformance.streams import CREATED, DELETED, next_changes, next_item
 from tests.servers.proxy import Direction, Proxy
 from tests.servers.zookeeper import ZooKeeperServer, new_scope

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bookie.env import open_lmdb
-from bookie.formats.blocks import FILE_HEADER_SIZE_BYTES
-from bookie.formats.index_rows import decode_mark, file_key, ledger_key
-from bookie.formats.pages import page_key
-from bookie.formats.records import EntriesRecord
-from bookie.storage.index.entry_index import (
+from bookie.node.engine.format.blocks import FILE_HEADER_SIZE_BYTES
+from bookie.node.engine.format.index_rows import decode_mark, file_key, ledger_key
+from bookie.node.engine.format.pages import page_key
+from bookie.node.engine.format.records import EntriesRecord
+from bookie.node.engine.index.entry_index import (
     META_BOOKIE,
     META_BOOT_ID,
     META_CLEAN,
@@ -26,7 +26,7 @@ from bookie.storage.index.entry_index import (
     META_MARK,
     TABLES,
 )
-from bookie.storage.index.page_deletions import META_DELETING, deletions, note_deletion
+from bookie.node.engine.index.page_deletions import META_DELETING, deletions, note_deletion
 from tests.matrix.places import (
     META_FIELDS,
     PAGE_BYTES,
@@ -41,7 +41,7 @@ from tests.matrix.places import (
     tree_of,
 )
 from tests.matrix.specimen import DENSE, KINDS, REMOVED, probe_ledger
-from tests.unit.storage.machine import MIB
+from tests.unit.node.engine.machine import MIB
 
 BLOCK_FIELDS = {
     "block magic": 0,

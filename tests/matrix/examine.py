@@ -11,16 +11,16 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
+from bookie.entry.entry import lac_packet_ids, unpack_packet
 from bookie.errors import BookieError
-from bookie.formats.entry import lac_packet_ids, unpack_packet
 from bookie.ids import Status
 from bookie.metadata.store import MetadataStore
 from bookie.node.bookie import Bookie
+from bookie.node.engine.engine import Engine
 from bookie.node.start import StartedBookie
-from bookie.storage.engine import Engine
 from tests.matrix.specimen import SPARSE, Truth, started
+from tests.unit.node.engine.machine import DIGESTER, Machine, batch
 from tests.unit.node.node_room import add_command, read_command
-from tests.unit.storage.machine import DIGESTER, Machine, batch
 
 ZOMBIE_ID = 2**40
 """An id that a writer might use who has not heard of the fence."""

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bookie.env import PosixDisk
-from bookie.formats.blocks import FILE_HEADER_SIZE_BYTES
-from bookie.formats.records import (
+from bookie.node.engine.files import read_header
+from bookie.node.engine.format.blocks import FILE_HEADER_SIZE_BYTES
+from bookie.node.engine.format.records import (
     DeletedRecord,
     EntriesRecord,
     FenceRecord,
@@ -22,8 +23,7 @@ from bookie.formats.records import (
     Record,
     parse_records,
 )
-from bookie.storage.files import read_header
-from bookie.storage.scan import ScannedBlock, blocks
+from bookie.node.engine.scan import ScannedBlock, blocks
 
 PAGE_BYTES = 4096
 SECTOR_BYTES = 512

@@ -17,19 +17,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
+from bookie.cluster.cookie import decode_cookie
 from bookie.cluster.cookies import CookieManager
-from bookie.cluster.ledgers import LedgerManager
 from bookie.config import NodeSettings
+from bookie.entry.entry import pack_lac
 from bookie.env import ThreadWorkers
-from bookie.formats.cookie import decode_cookie
-from bookie.formats.entry import pack_lac
-from bookie.formats.ledger_metadata import Fragment, LedgerMetadata, LedgerState
 from bookie.ids import NO_ENTRY, Status
+from bookie.ledger.catalog.ledgers import LedgerManager
+from bookie.ledger.metadata import Fragment, LedgerMetadata, LedgerState
 from bookie.metadata.store import MetadataStore
+from bookie.node.engine.journal.group_commit import JournalRequest, RequestKind
 from bookie.node.start import StartedBookie, start_bookie
-from bookie.storage.journal.group_commit import JournalRequest, RequestKind
+from tests.unit.node.engine.machine import DIGESTER, IDENTITY, KEY, KIB, Machine, batch
 from tests.unit.node.node_room import add_command
-from tests.unit.storage.machine import DIGESTER, IDENTITY, KEY, KIB, Machine, batch
 
 P = ParamSpec("P")
 R = TypeVar("R")

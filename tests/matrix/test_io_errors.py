@@ -32,9 +32,9 @@ from tests.matrix.examine import Finding, examine, flattened
 from tests.matrix.io_table import FAULTS, Effect, Error, Fault, Phase
 from tests.matrix.short_writes import ShortWrite, ShortWrites
 from tests.matrix.specimen import Picture, Truth, restore, started
+from tests.unit.node.engine.faulty_disk import Fault as Armed
+from tests.unit.node.engine.machine import KEY, KIB, Machine, Moment, batch
 from tests.unit.node.node_room import add_command, read_command
-from tests.unit.storage.faulty_disk import Fault as Armed
-from tests.unit.storage.machine import KEY, KIB, Machine, Moment, batch
 
 OK = Status.OK
 CASES = [(fault, error, nth) for fault in FAULTS for error in fault.errors for nth in fault.nths]

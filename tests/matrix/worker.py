@@ -25,7 +25,7 @@ from tests.matrix.cells import Cell, apply
 from tests.matrix.examine import Finding, examine
 from tests.matrix.fuzz import vandalize
 from tests.matrix.specimen import SETTINGS, Author, Picture, restore
-from tests.unit.storage.machine import Machine
+from tests.unit.node.engine.machine import Machine
 
 
 class Laboratory:

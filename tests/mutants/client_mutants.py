@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-REPAIR = "tests/unit/client/test_client_replica_repair.py::test_"
+REPAIR = "tests/unit/ledger/copies/test_replica_repair.py::test_"
 
 CLIENT_MUTANTS = (
     Mutant(
         "a repair stores under any incarnation",
-        "bookie/client/replica_repair.py",
+        "bookie/ledger/copies/replica_repair.py",
         ".recovery(await self._incarnation_of(bookie_id))",
         '.recovery("")',
         (f"{REPAIR}a_bookie_of_another_incarnation_is_given_nothing",),

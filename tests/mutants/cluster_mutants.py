@@ -9,7 +9,7 @@ LATE = "tests/conformance/cluster/test_late_servers.py::test_"
 CLUSTER_MUTANTS = (
     Mutant(
         "the latest metadata of a ledger is late",
-        "bookie/cluster/ledgers.py",
+        "bookie/ledger/catalog/ledgers.py",
         "        await self._store.sync()\n        return await self.read(ledger_id, token)",
         "        return await self.read(ledger_id, token)",
         (f"{LATE}the_latest_metadata_of_a_ledger[memory]",),
@@ -25,7 +25,7 @@ CLUSTER_MUTANTS = (
     ),
     Mutant(
         "the latest head of a partition is late",
-        "bookie/cluster/logs.py",
+        "bookie/log/catalog/logs.py",
         "        await self._store.sync()\n        return await self.read_head(partition, log_id)",
         "        return await self.read_head(partition, log_id)",
         (f"{LATE}an_owner_on_a_late_server_hears_that_it_was_taken_over[memory]",),
@@ -33,7 +33,7 @@ CLUSTER_MUTANTS = (
     ),
     Mutant(
         "whether a log is there is asked late",
-        "bookie/cluster/logs.py",
+        "bookie/log/catalog/logs.py",
         "        await self._store.sync()\n        found = await self.find(name)",
         "        found = await self.find(name)",
         (f"{LATE}a_roll_on_a_late_server_hears_that_the_log_was_deleted[memory]",),

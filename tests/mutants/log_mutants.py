@@ -13,7 +13,7 @@ STORY = f"{LOG}mutants.py::test_a_right_log_passes"
 OWNERS = (
     Mutant(
         "mended producers are not forgotten",
-        "bookie/log/partition_writer.py",
+        "bookie/log/write/partition_writer.py",
         """\
             if one.entries.payloads and one.next_producer is not None:
                 self._encoder.windows.forget(one.next_producer)
@@ -24,7 +24,7 @@ OWNERS = (
     ),
     Mutant(
         "a roll does not wait",
-        "bookie/log/partition_writer.py",
+        "bookie/log/write/partition_writer.py",
         """\
         try:
             await self._all_confirmed()
@@ -40,7 +40,7 @@ OWNERS = (
     ),
     Mutant(
         "a takeover adds a ledger that was swept",
-        "bookie/log/takeover.py",
+        "bookie/log/write/takeover.py",
         "            check=lambda: self._client.ledgers.ledgers.read(writer.ledger_id),\n",
         "",
         (f"{LOG}owner_steps.py::test_a_ledger_that_a_sweep_took_is_in_no_chain",),
@@ -48,7 +48,7 @@ OWNERS = (
     ),
     Mutant(
         "a roll adds a ledger that was swept",
-        "bookie/log/partition_writer.py",
+        "bookie/log/write/partition_writer.py",
         "                check=lambda: self._client.ledgers.ledgers.read(created.ledger_id),\n",
         "",
         (f"{LOG}writer.py::test_a_next_ledger_that_a_sweep_took_is_made_again",),
@@ -56,7 +56,7 @@ OWNERS = (
     ),
     Mutant(
         "a ledger is added twice",
-        "bookie/log/head_keeper.py",
+        "bookie/log/head/head_keeper.py",
         "return head if is_there else with_ledger(head, ledger_id)",
         "return with_ledger(head, ledger_id)",
         (f"{LOG}writer_store.py::test_a_lost_reply_and_a_truncation",),
@@ -64,7 +64,7 @@ OWNERS = (
     ),
     Mutant(
         "a former owner goes on",
-        "bookie/log/head_keeper.py",
+        "bookie/log/head/head_keeper.py",
         "if found.value.epoch != self.head.epoch:",
         "if found.value.epoch < self.head.epoch:",
         (f"{LOG}writer.py::test_the_former_owner_hears_who_and_when",),
@@ -72,7 +72,7 @@ OWNERS = (
     ),
     Mutant(
         "another's change is taken for the own one",
-        "bookie/log/head_keeper.py",
+        "bookie/log/head/head_keeper.py",
         "if found.value == head:",
         "if found.value.epoch == head.epoch:",
         (
@@ -83,7 +83,7 @@ OWNERS = (
     ),
     Mutant(
         "another's claim is taken for the own one",
-        "bookie/log/takeover.py",
+        "bookie/log/write/takeover.py",
         "if latest.value != claimed:",
         "if latest.value.owner is None or latest.value.owner.name != name:",
         (f"{LOG}writer_store.py::test_two_claims_of_one_name_in_one_millisecond_have_one_winner",),
@@ -91,7 +91,7 @@ OWNERS = (
     ),
     Mutant(
         "a takeover fences the last ledger only",
-        "bookie/log/takeover.py",
+        "bookie/log/write/takeover.py",
         "ends = [await self._close(one) for one in before.open_ranges]",
         "ends = [await self._close(one) for one in before.open_ranges[-1:]]",
         (f"{STORY}[both_open_ledgers_are_closed]",),
@@ -99,7 +99,7 @@ OWNERS = (
     ),
     Mutant(
         "a takeover counts offsets of producers wrongly",
-        "bookie/log/takeover.py",
+        "bookie/log/write/takeover.py",
         "            base += end.last_entry_id + 1\n",
         "            base += end.last_entry_id\n",
         (f"{LOG}owner_steps.py::test_a_crash_in_a_roll_keeps_the_offsets_of_producers",),
@@ -107,7 +107,7 @@ OWNERS = (
     ),
     Mutant(
         "the last written record of a call is appended again",
-        "bookie/log/unconfirmed.py",
+        "bookie/log/write/unconfirmed.py",
         "last_entry_id - self.first_entry_id + 1",
         "last_entry_id - self.first_entry_id",
         (f"{STORY}[what_was_written_is_not_appended_again]",),
@@ -115,7 +115,7 @@ OWNERS = (
     ),
     Mutant(
         "the rest of a producer's call has its first number",
-        "bookie/log/unconfirmed.py",
+        "bookie/log/write/unconfirmed.py",
         "sequence + sum(run.entries for run in self.runs)",
         "sequence",
         (f"{LOG}owner_steps.py::test_a_producers_call_that_was_cut_keeps_its_numbers",),
@@ -123,7 +123,7 @@ OWNERS = (
     ),
     Mutant(
         "a duplicate does not wait",
-        "bookie/log/idempotence.py",
+        "bookie/log/write/idempotence.py",
         """\
         if before:
             await asyncio.wait(before)
@@ -134,7 +134,7 @@ OWNERS = (
     ),
     Mutant(
         "the next ledger has no snapshot",
-        "bookie/log/record_encoder.py",
+        "bookie/log/record/record_encoder.py",
         "        self._entries_since_snapshot = SNAPSHOT_ENTRIES\n        self.latest.compared()",
         "        self.latest.compared()",
         (f"{LOG}writer.py::test_a_duplicate_gets_the_first_position",),
@@ -142,7 +142,7 @@ OWNERS = (
     ),
     Mutant(
         "a new owner reads back too little",
-        "bookie/log/ledger_end.py",
+        "bookie/log/write/ledger_end.py",
         "if not follows_control(found[0][1]) or any(is_control(one) for _, one in found):",
         "if len(behind) > 1 or not follows_control(found[0][1]):",
         (f"{LOG}writer.py::test_a_snapshot_spares_reading_everything",),
@@ -150,7 +150,7 @@ OWNERS = (
     ),
     Mutant(
         "the quota forgets the present ledger",
-        "bookie/log/partition_writer.py",
+        "bookie/log/write/partition_writer.py",
         "self._chain_bytes + self._segment.size_bytes >= quota",
         "self._chain_bytes >= quota",
         (f"{LOG}writer.py::test_a_full_log_refuses",),
@@ -158,7 +158,7 @@ OWNERS = (
     ),
     Mutant(
         "a closed log keeps its last range open",
-        "bookie/log/partition_writer.py",
+        "bookie/log/write/partition_writer.py",
         """\
         segment = self._segment
         await self._patiently(lambda: self._close_range(segment))
@@ -173,7 +173,7 @@ OWNERS = (
 PUBLISHERS = (
     Mutant(
         "a batch is published twice",
-        "bookie/log/publisher.py",
+        "bookie/log/publish/publisher.py",
         "if batch <= look.last.value:",
         "if batch < look.last.value:",
         (f"{LOG}publisher.py::test_a_batch_is_published_whole_and_once",),
@@ -181,7 +181,7 @@ PUBLISHERS = (
     ),
     Mutant(
         "a batch goes into a log that was deleted",
-        "bookie/log/publisher.py",
+        "bookie/log/publish/publisher.py",
         "commit_heads(changes, [put, look.condition])",
         "commit_heads(changes, [put])",
         (f"{LOG}publisher.py::test_a_log_deleted_at_the_last_moment_gets_no_batch",),
@@ -189,7 +189,7 @@ PUBLISHERS = (
     ),
     Mutant(
         "any batch of this number is ours",
-        "bookie/log/publisher.py",
+        "bookie/log/publish/publisher.py",
         "return any((one.ledger_id, one.first_entry_id) == entry for one in found)",
         "return bool(found)",
         (f"{LOG}publisher.py::test_a_batch_that_another_driver_published_is_not_ours",),
@@ -197,7 +197,7 @@ PUBLISHERS = (
     ),
     Mutant(
         "a lost compare-and-set is taken for a doubt",
-        "bookie/log/publisher.py",
+        "bookie/log/publish/publisher.py",
         """\
                 if not attempts.is_in_doubt:
                     first_look = None
@@ -209,7 +209,7 @@ PUBLISHERS = (
     ),
     Mutant(
         "what is published is not looked at anew",
-        "bookie/log/publisher.py",
+        "bookie/log/publish/publisher.py",
         """\
         await self._client.store.sync()
         definition = await logs.read(self._name)
@@ -220,7 +220,7 @@ PUBLISHERS = (
     ),
     Mutant(
         "the last batch is read late",
-        "bookie/log/publisher.py",
+        "bookie/log/publish/publisher.py",
         """\
         await self._client.store.sync()
         return (await self._client.logs.last_batch""",
@@ -231,7 +231,7 @@ PUBLISHERS = (
     ),
     Mutant(
         "foreign ledgers are published",
-        "bookie/log/publisher.py",
+        "bookie/log/publish/publisher.py",
         "    if not _has_tags(tags, ledger):\n",
         "    if not ledger.custom_metadata:\n",
         (f"{LOG}publisher.py::test_a_batch_with_a_wrong_range_is_refused_whole",),
@@ -239,7 +239,7 @@ PUBLISHERS = (
     ),
     Mutant(
         "named ledgers are deleted",
-        "bookie/log/unnamed_ledgers.py",
+        "bookie/log/tidy/unnamed_ledgers.py",
         "[state for one, state in sorted(going.items()) if one not in named]",
         "[state for one, state in sorted(going.items())]",
         (f"{LOG}publisher.py::test_abort_deletes_only_what_nobody_published",),
@@ -247,7 +247,7 @@ PUBLISHERS = (
     ),
     Mutant(
         "a truncation deletes what is still to be published",
-        "bookie/log/unnamed_ledgers.py",
+        "bookie/log/tidy/unnamed_ledgers.py",
         "return ledger.is_closed and ledger.last_entry_id <= ends[ledger.ledger_id]",
         "return ledger.last_entry_id <= ends[ledger.ledger_id]",
         (f"{LOG}truncation.py::test_a_ledger_that_its_publisher_may_go_on_with_stays",),
@@ -255,7 +255,7 @@ PUBLISHERS = (
     ),
     Mutant(
         "a range is cut before it is durable",
-        "bookie/log/range_writer.py",
+        "bookie/log/publish/range_writer.py",
         "        if current.under_way:\n",
         "        if False:\n",
         (f"{LOG}range_writer.py::test_appends_at_the_same_time_and_a_cut",),
@@ -263,7 +263,7 @@ PUBLISHERS = (
     ),
     Mutant(
         "a range begins in a ledger that was deleted",
-        "bookie/log/range_writer.py",
+        "bookie/log/publish/range_writer.py",
         """\
         except NoSuchLedgerError:
             return True
@@ -279,7 +279,7 @@ PUBLISHERS = (
     ),
     Mutant(
         "copies keep the times of one publisher",
-        "bookie/log/compaction.py",
+        "bookie/log/compact/compaction.py",
         "            payload = with_greatest(entry.payload, greatest_ms)\n",
         "            payload = entry.payload\n",
         (f"{LOG}compaction.py::test_times_are_found_that_go_back_between_publishers",),
@@ -290,7 +290,7 @@ PUBLISHERS = (
 DELETIONS = (
     Mutant(
         "the own clock deletes",
-        "bookie/log/retention.py",
+        "bookie/log/tidy/retention_run.py",
         "await client.clocks.deletion_ms() if policy.retention_seconds else 0",
         "client.clock.now_ms()",
         (
@@ -309,7 +309,7 @@ DELETIONS = (
     ),
     Mutant(
         "a sweep takes young ledgers",
-        "bookie/log/sweep.py",
+        "bookie/log/tidy/sweep.py",
         "return 0 <= ledger.ctime_ms <= self._before_ms",
         "return ledger.ctime_ms <= self._before_ms or ledger.ctime_ms < 0",
         (f"{LOG}sweep.py::test_ledgers_of_nobody_and_of_unknown_age_stay",),
@@ -317,7 +317,7 @@ DELETIONS = (
     ),
     Mutant(
         "a sweep goes by names",
-        "bookie/log/sweep.py",
+        "bookie/log/tidy/sweep.py",
         "if found is None or found.value.log_id != tags.log_id:",
         "if found is None:",
         (f"{LOG}sweep.py::test_a_log_made_anew_does_not_keep_ledgers_of_the_former_one",),
@@ -325,7 +325,7 @@ DELETIONS = (
     ),
     Mutant(
         "chunks go that an attempt had in mind",
-        "bookie/log/truncation.py",
+        "bookie/log/tidy/truncation.py",
         "{chunk.number for chunk in chunks if chunk.number < head.first_chunk}",
         "{chunk.number for chunk in chunks}",
         (f"{LOG}truncation.py::test_a_bound_that_is_lower_at_the_second_attempt_keeps_chunks",),
@@ -333,7 +333,7 @@ DELETIONS = (
     ),
     Mutant(
         "a chunk goes with an entry that stays",
-        "bookie/log/truncation.py",
+        "bookie/log/tidy/truncation.py",
         "        if end > offset:\n            break\n",
         "        if end > offset + 1:\n            break\n",
         (f"{LOG}truncation.py::test_chunks_go_when_all_of_them_is_gone",),
@@ -341,7 +341,7 @@ DELETIONS = (
     ),
     Mutant(
         "a deletion looks once",
-        "bookie/log/deletion.py",
+        "bookie/log/tidy/deletion.py",
         "        version = found.version\n        for one in found.value.open_ranges:",
         "        version = found.version\n        if not found.value.open_ranges:\n"
         "            return\n        for one in found.value.open_ranges:",
@@ -350,7 +350,7 @@ DELETIONS = (
     ),
     Mutant(
         "an owner appends into nothing",
-        "bookie/log/deletion.py",
+        "bookie/log/tidy/deletion.py",
         "            await _end_writer(client, one.ledger_id)\n",
         "            pass\n",
         (f"{LOG}deleted.py::test_an_owner_appends_nothing_into_nothing",),
@@ -361,7 +361,7 @@ DELETIONS = (
 READERS = (
     Mutant(
         "what was truncated is passed over",
-        "bookie/log/reader.py",
+        "bookie/log/read/reader.py",
         "if isinstance(self._target, AtEntry) or not (self._skips or self._is_floating):",
         "if isinstance(self._target, AtEntry):",
         (f"{LOG}reader.py::test_truncation_at_the_position",),
@@ -369,7 +369,7 @@ READERS = (
     ),
     Mutant(
         "a reader goes past its end",
-        "bookie/log/reader.py",
+        "bookie/log/read/reader.py",
         "entries = entries[: end - offset]",
         "entries = entries[: end - offset + 1]",
         (f"{LOG}reader.py::test_an_end_while_following",),
@@ -377,7 +377,7 @@ READERS = (
     ),
     Mutant(
         "records of the time itself are left out",
-        "bookie/log/reader.py",
+        "bookie/log/read/reader.py",
         "lambda record: record.timestamp_ms < oldest",
         "lambda record: record.timestamp_ms <= oldest",
         (f"{LOG}seek.py::test_late_records",),
@@ -385,7 +385,7 @@ READERS = (
     ),
     Mutant(
         "the rest of a batch comes after a seek",
-        "bookie/log/reader.py",
+        "bookie/log/read/reader.py",
         "                    if self._seeks != seeks:\n                        break\n",
         "",
         (f"{LOG}reader.py::test_seek_back_and_forth",),
@@ -393,7 +393,7 @@ READERS = (
     ),
     Mutant(
         "an open ledger's end is where it is confirmed",
-        "bookie/log/reader.py",
+        "bookie/log/read/reader.py",
         "        if handle.is_closed:\n            self._ranges.note_end",
         "        if True:\n            self._ranges.note_end",
         (f"{STORY}[an_open_ledger_holds_readers_back]",),
@@ -401,7 +401,7 @@ READERS = (
     ),
     Mutant(
         "halving for a time goes too far",
-        "bookie/log/seek.py",
+        "bookie/log/read/seek.py",
         "        if await _greatest_ms(handle, middle) < timestamp_ms:",
         "        if await _greatest_ms(handle, middle) <= timestamp_ms:",
         (f"{LOG}seek.py::test_late_records",),
@@ -412,7 +412,7 @@ READERS = (
 CONSUMERS = (
     Mutant(
         "records are given out under another claim",
-        "bookie/log/partition_consumer.py",
+        "bookie/log/consume/partition_consumer.py",
         "if not (self._lock.is_held and self._lock.token == self._checked):",
         "if not self._lock.is_held:",
         (f"{CONSUMER}nothing_is_given_out_under_another_claim_before_the_cursor_was_looked_at",),
@@ -420,7 +420,7 @@ CONSUMERS = (
     ),
     Mutant(
         "the rest of a batch is given out in doubt",
-        "bookie/log/consumer.py",
+        "bookie/log/consume/consumer.py",
         "not (consumer.may_give or consumer.is_over)",
         "False",
         (
@@ -431,7 +431,7 @@ CONSUMERS = (
     ),
     Mutant(
         "any holder may commit",
-        "bookie/log/cursor_record.py",
+        "bookie/log/consume/cursor_record.py",
         "if (found.value.epoch, found.value.owner) != (self._epoch, self._owner):",
         "if found.value.epoch < self._epoch:",
         (f"{CONSUMER}a_stopped_consumer_cannot_move_the_cursor_back[memory]",),
@@ -439,7 +439,7 @@ CONSUMERS = (
     ),
     Mutant(
         "a cursor goes back",
-        "bookie/log/cursor_record.py",
+        "bookie/log/consume/cursor_record.py",
         "            while offset > self.committed:",
         "            while offset != self.committed:",
         (f"{STORY}[a_cursor_does_not_go_back]",),
@@ -447,7 +447,7 @@ CONSUMERS = (
     ),
     Mutant(
         "a commit that was not answered is believed",
-        "bookie/log/cursor_record.py",
+        "bookie/log/consume/cursor_record.py",
         "if found is not None and found.version != version:",
         "if found is not None:",
         (f"{CURSORS}a_late_commit_cannot_undo_a_later_one[memory]",),
@@ -455,7 +455,7 @@ CONSUMERS = (
     ),
     Mutant(
         "a cursor made anew begins its tokens anew",
-        "bookie/log/cursor_record.py",
+        "bookie/log/consume/cursor_record.py",
         "max(1, revision)",
         "1",
         (f"{CURSORS}a_cursor_that_is_made_anew_goes_on_with_its_tokens[memory-a consumer]",),
@@ -463,7 +463,7 @@ CONSUMERS = (
     ),
     Mutant(
         "a cursor is read late",
-        "bookie/log/cursor_record.py",
+        "bookie/log/consume/cursor_record.py",
         "                await store.sync()\n",
         "",
         (f"{CURSORS}a_holder_on_a_late_server_hears_that_it_lost_its_cursor[memory]",),
@@ -471,7 +471,7 @@ CONSUMERS = (
     ),
     Mutant(
         "a late check undoes a newer one",
-        "bookie/log/partition_consumer.py",
+        "bookie/log/consume/partition_consumer.py",
         "self._checked = max(self._checked, token)",
         "self._checked = token",
         (f"{CONSUMER}a_late_check_does_not_undo_a_newer_one[memory]",),
@@ -479,7 +479,7 @@ CONSUMERS = (
     ),
     Mutant(
         "reading begins again where it began",
-        "bookie/log/partition_consumer.py",
+        "bookie/log/consume/partition_consumer.py",
         "                        offset = batch[-1].offset + 1\n",
         "",
         (f"{CONSUMER}reading_goes_on_after_a_failure_that_passes[memory]",),
@@ -487,7 +487,7 @@ CONSUMERS = (
     ),
     Mutant(
         "the record in hand is committed",
-        "bookie/log/consumer.py",
+        "bookie/log/consume/consumer.py",
         "                await commit_finished([consumer])\n        finally:\n"
         "            await consumer.release()",
         "                await commit_finished([consumer])\n"
@@ -498,7 +498,7 @@ CONSUMERS = (
     ),
     Mutant(
         "a member commits under a former token",
-        "bookie/log/group.py",
+        "bookie/log/consume/group.py",
         "if consumer is None or consumer.cursor.token != up_to.token:",
         "if consumer is None:",
         (f"{GROUP}a_reset_of_a_groups_cursor_is_followed[memory]",),
@@ -506,7 +506,7 @@ CONSUMERS = (
     ),
     Mutant(
         "a partition moves with a record in hand",
-        "bookie/log/group.py",
+        "bookie/log/consume/group.py",
         "while self._flow.in_hand is consumer and not (consumer.error or self._is_leaving):",
         "while False:",
         (f"{GROUP}a_partition_moves_when_its_last_record_is_handed_back[memory]",),
@@ -514,7 +514,7 @@ CONSUMERS = (
     ),
     Mutant(
         "a former leader writes",
-        "bookie/log/group_leader.py",
+        "bookie/log/consume/group_leader.py",
         "write_assignment(assignment, found.version, [condition])",
         "write_assignment(assignment, found.version, [])",
         (f"{GROUP}a_leader_writes_only_while_its_claim_stands[memory]",),
@@ -522,7 +522,7 @@ CONSUMERS = (
     ),
     Mutant(
         "a lost cursor ends a member",
-        "bookie/log/group.py",
+        "bookie/log/consume/group.py",
         "elif not isinstance(consumer.error, CursorLostError | None):",
         "elif consumer.error is not None:",
         (f"{GROUP}a_reset_of_a_groups_cursor_is_followed[memory]",),

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from bookie.config import Settings, Sources
 from bookie.config.load import section_type
 from bookie.config.section import is_dynamic
+from bookie.daemon.live_settings import LiveSettings
 from bookie.errors import ConfigurationError
-from bookie.server.live_settings import LiveSettings
 
 _TEXTS = {
     "storage.scrub_bytes_per_second": ["0", "1MiB", "fast"],

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 
-from bookie.formats.ledger_metadata import Fragment, LedgerState
 from bookie.ids import Status
-from bookie.protocol import writer_events
-from bookie.protocol.pending import WriterLimits
-from tests.property.protocol.protocol_world import SimBookie, Stream, ViolationError
+from bookie.ledger.metadata import Fragment, LedgerState
+from bookie.ledger.write import writer_events
+from bookie.ledger.write.pending import WriterLimits
+from tests.property.ledger.protocol_world import SimBookie, Stream, ViolationError
 from tests.scenarios.scenario_expectations import EXPECTATIONS
 from tests.scenarios.scenario_script import (
     Line,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from bookie.formats.entry import parse_header
-from bookie.protocol.quorum import slots_of
-from tests.property.protocol.protocol_world import SimBookie
+from bookie.entry.entry import parse_header
+from bookie.ledger.quorum import slots_of
+from tests.property.ledger.protocol_world import SimBookie
 from tests.scenarios.scenario_script import ScriptError, demand, number, numbers
 from tests.scenarios.scenario_world import (
     Client,

@@ -13,25 +13,16 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from bookie.errors import BookieError, ForeignEnsembleError, MetadataUnavailableError
-from bookie.formats.ledger_metadata import LedgerMetadata, LedgerState
-from bookie.protocol import recovery_events, writer_events
-from bookie.protocol.exchange import (
-    ChooseNewcomers,
-    MetadataFailed,
-    NewcomersChosen,
-)
-from bookie.protocol.pending import WriterLimits
-from bookie.protocol.recovery import LedgerRecovery
-from bookie.protocol.writer import LedgerWriter
-from tests.property.protocol.protocol_clients import SimRecoverer, SimWriter
-from tests.property.protocol.protocol_faults import Faults
-from tests.property.protocol.protocol_world import (
-    MetadataAnswer,
-    SimBookie,
-    Stream,
-    World,
-    require,
-)
+from bookie.ledger.exchange import ChooseNewcomers, MetadataFailed, NewcomersChosen
+from bookie.ledger.metadata import LedgerMetadata, LedgerState
+from bookie.ledger.recover import recovery_events
+from bookie.ledger.recover.recovery import LedgerRecovery
+from bookie.ledger.write import writer_events
+from bookie.ledger.write.pending import WriterLimits
+from bookie.ledger.write.writer import LedgerWriter
+from tests.property.ledger.protocol_clients import SimRecoverer, SimWriter
+from tests.property.ledger.protocol_faults import Faults
+from tests.property.ledger.protocol_world import MetadataAnswer, SimBookie, Stream, World, require
 from tests.scenarios.scenario_script import ScenarioFailedError, demand
 
 T = TypeVar("T")

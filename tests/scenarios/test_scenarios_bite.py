@@ -8,21 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from bookie.formats.batch import EntryBatch
-from bookie.formats.entry import pack_batch, parse_header, verify_batch
+from bookie.entry.batch import EntryBatch
+from bookie.entry.entry import pack_batch, parse_header, verify_batch
 from bookie.ids import Status
-from bookie.protocol import recovery_events, writer_events
-from bookie.protocol.ensemble_change import EnsembleChange
-from bookie.protocol.exchange import CancelTimer, MetadataRead
-from bookie.protocol.ownership import CloseRefused, Outcome
-from bookie.protocol.quorum import mask_of
-from bookie.protocol.recovery import LedgerRecovery
-from bookie.protocol.recovery_events import RecoveryEffect, RecoveryEvent
-from bookie.protocol.writer import LedgerWriter
-from bookie.protocol.writer_events import WriterEffect, WriterEvent, WriterState
+from bookie.ledger.exchange import CancelTimer, MetadataRead
+from bookie.ledger.quorum import mask_of
+from bookie.ledger.recover import recovery_events
+from bookie.ledger.recover.recovery import LedgerRecovery
+from bookie.ledger.recover.recovery_events import RecoveryEffect, RecoveryEvent
+from bookie.ledger.write import writer_events
+from bookie.ledger.write.ensemble_change import EnsembleChange
+from bookie.ledger.write.ownership import CloseRefused, Outcome
+from bookie.ledger.write.writer import LedgerWriter
+from bookie.ledger.write.writer_events import WriterEffect, WriterEvent, WriterState
 from tests.entry_batches import merged
-from tests.property.protocol import test_property_mutants as seeded
-from tests.property.protocol.protocol_world import DIGESTER, LEDGER_ID, SimBookie
+from tests.property.ledger import test_protocol_mutants as seeded
+from tests.property.ledger.protocol_world import DIGESTER, LEDGER_ID, SimBookie
 from tests.scenarios.scenario_commands import run_scenario
 from tests.scenarios.scenario_script import ScenarioFailedError
 from tests.scenarios.scenario_world import Machines

@@ -14,7 +14,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from bookie.storage.engine import Engine
+from bookie.node.engine.engine import Engine
 from bookie.testing.simulation.machine import Left, SimulatedMachine
 from bookie.testing.simulation.platter import Cut, FileWrite, Image, cached, tear_last_write
 from tests.sim.observed import adopt, check

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from bookie.entry.entry import lac_packet_ids, unpack_packet
 from bookie.errors import ChecksumError
-from bookie.formats.blocks import BLOCK_MAGIC, FILE_HEADER_SIZE_BYTES
-from bookie.formats.entry import lac_packet_ids, unpack_packet
 from bookie.ids import Status
-from bookie.storage.engine import Engine
+from bookie.node.engine.engine import Engine
+from bookie.node.engine.format.blocks import BLOCK_MAGIC, FILE_HEADER_SIZE_BYTES
 from bookie.testing.simulation.disk import SimulatedDisk
 from bookie.testing.simulation.machine import SimulatedMachine
 from bookie.testing.simulation.platter import SECTOR, FileWrite

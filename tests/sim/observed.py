@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from bookie.formats.blocks import FileKind
-from bookie.formats.entry import lac_packet_ids
-from bookie.formats.index_rows import FileState
-from bookie.formats.pages import decode_pages
+from bookie.entry.entry import lac_packet_ids
 from bookie.ids import MAX_ID, Status
-from bookie.storage.engine import Engine
-from bookie.storage.ledger_state import LocalLedger
+from bookie.node.engine.engine import Engine
+from bookie.node.engine.format.blocks import FileKind
+from bookie.node.engine.format.index_rows import FileState
+from bookie.node.engine.format.pages import decode_pages
+from bookie.node.engine.ledger_state import LocalLedger
 from tests.sim.promises import KEY, NO_LAC, OTHER_KEY, Frozen, LedgerPromise, packets_of
 
 MIB = 1024 * 1024

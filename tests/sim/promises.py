@@ -20,13 +20,13 @@ from dataclasses import dataclass, field
 
 from crc32c import crc32c
 
-from bookie.formats.batch import EntryBatch
-from bookie.formats.commands import AddCommand, Reply
-from bookie.formats.digest import DigestType, digester_for_key
-from bookie.formats.entry import pack_batch, pack_lac
+from bookie.entry.batch import EntryBatch
+from bookie.entry.digest import DigestType, digester_for_key
+from bookie.entry.entry import pack_batch, pack_lac
 from bookie.ids import NO_ENTRY, Status
-from bookie.storage.admission import Waiter
-from bookie.storage.engine import Engine
+from bookie.node.engine.admission import Waiter
+from bookie.node.engine.engine import Engine
+from bookie.wire.commands import AddCommand, Reply
 from tests.entry_batches import merged
 
 DIGESTER = digester_for_key(DigestType.CRC32C, b"")

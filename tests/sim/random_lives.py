@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from bookie.errors import BookieError, DiskFullError, StorageFailedError
 from bookie.ids import Status
-from bookie.storage.engine import Engine
+from bookie.node.engine.engine import Engine
 from bookie.testing.simulation.disk_faults import Room
 from bookie.testing.simulation.loop import Mode
 from bookie.testing.simulation.machine import KIB, Left, SimulatedMachine

@@ -10,12 +10,12 @@ import random
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
-from bookie.formats.commands import Reply
 from bookie.ids import Status
-from bookie.storage.engine import Engine
+from bookie.node.engine.engine import Engine
 from bookie.testing.simulation.loop import Mode
 from bookie.testing.simulation.machine import KIB, Left, SimulatedMachine
 from bookie.testing.simulation.platter import Cut
+from bookie.wire.commands import Reply
 from tests.sim.crash_images import Moment, Recorder
 from tests.sim.observed import adopt, check
 from tests.sim.promises import Client, Promises

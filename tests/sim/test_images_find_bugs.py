@@ -11,23 +11,23 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-import bookie.storage.boot.replay
-import bookie.storage.boot.start
-import bookie.storage.entry_log
-import bookie.storage.files
-import bookie.storage.index.opening
+import bookie.node.engine.boot.replay
+import bookie.node.engine.boot.start
+import bookie.node.engine.entry_log
+import bookie.node.engine.files
+import bookie.node.engine.index.opening
 from bookie.config import StorageSettings
 from bookie.env import Disk, Environment
-from bookie.formats.blocks import FileHeader
-from bookie.formats.tail import TAIL_RULES
-from bookie.storage.admission import Admission
-from bookie.storage.checkpoint import Checkpointer
-from bookie.storage.directories import Directories
-from bookie.storage.entry_log import EntryLogWriter
-from bookie.storage.files import TEMPORARY_SUFFIX, file_name
-from bookie.storage.index.entry_index import TABLES, Index
-from bookie.storage.journal.group_commit import BlockDone, JournalRequest, JournalWriter
-from bookie.storage.reclaim.compaction_log import CompactionLog, LiveScan
+from bookie.node.engine.admission import Admission
+from bookie.node.engine.checkpoint import Checkpointer
+from bookie.node.engine.directories import Directories
+from bookie.node.engine.entry_log import EntryLogWriter
+from bookie.node.engine.files import TEMPORARY_SUFFIX, file_name
+from bookie.node.engine.format.blocks import FileHeader
+from bookie.node.engine.format.tail import TAIL_RULES
+from bookie.node.engine.index.entry_index import TABLES, Index
+from bookie.node.engine.journal.group_commit import BlockDone, JournalRequest, JournalWriter
+from bookie.node.engine.reclaim.compaction_log import CompactionLog, LiveScan
 from bookie.testing.simulation.disk import SimulatedFile
 from bookie.testing.simulation.loop import Mode
 from bookie.testing.simulation.machine import SimulatedClock, SimulatedMachine
@@ -113,8 +113,8 @@ def renames_without_a_sync(monkeypatch: pytest.MonkeyPatch) -> None:
         path = os.path.join(directory, file_name(header.kind, header.number))
         disk.rename(path + TEMPORARY_SUFFIX, path)
 
-    monkeypatch.setattr(bookie.storage.files, "publish_file", broken)
-    monkeypatch.setattr(bookie.storage.entry_log, "publish_file", broken)
+    monkeypatch.setattr(bookie.node.engine.files, "publish_file", broken)
+    monkeypatch.setattr(bookie.node.engine.entry_log, "publish_file", broken)
 
 
 def boots_without_a_log_sync(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,8 +172,8 @@ def forgets_the_name_of_the_index(monkeypatch: pytest.MonkeyPatch) -> None:
         size = settings.index_map_bytes
         return Index(environment.open_kv(directories.index, size, TABLES, trusted))
 
-    monkeypatch.setattr(bookie.storage.index.opening, "open_index", open_index)
-    monkeypatch.setattr(bookie.storage.boot.start, "open_index", open_index)
+    monkeypatch.setattr(bookie.node.engine.index.opening, "open_index", open_index)
+    monkeypatch.setattr(bookie.node.engine.boot.start, "open_index", open_index)
 
 
 def repeats_nonces(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +183,7 @@ def repeats_nonces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def takes_torn_ends_for_damage(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every invalid block is an alarm."""
-    monkeypatch.setattr(bookie.storage.boot.replay, "evaluate", lambda evidence: TAIL_RULES[0])
+    monkeypatch.setattr(bookie.node.engine.boot.replay, "evaluate", lambda evidence: TAIL_RULES[0])
 
 
 BUGS: tuple[Break, ...] = (

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from bookie.storage.engine import Engine
+from bookie.node.engine.engine import Engine
 from bookie.testing.simulation.loop import Mode
 from bookie.testing.simulation.machine import Left, SimulatedMachine
 from tests.sim.crash_images import Moment, Recorder, images_of, signature

@@ -16,14 +16,14 @@ import pytest
 from bookie.cluster.cookies import CookieManager
 from bookie.cluster.instance import initialize_cluster
 from bookie.cluster.layout import FLAT
-from bookie.cluster.ledgers import LedgerManager
 from bookie.config import GarbageSettings, NodeSettings
-from bookie.formats.ledger_metadata import LedgerState
 from bookie.ids import Status
+from bookie.ledger.catalog.ledgers import LedgerManager
+from bookie.ledger.metadata import LedgerState
 from bookie.metadata.connect import open_store
 from bookie.metadata.store import MetadataStore
+from bookie.node.engine.engine import Engine
 from bookie.node.start import StartedBookie, start_bookie
-from bookie.storage.engine import Engine
 from bookie.testing.simulation.machine import (
     BOOKIE_ID,
     JOURNAL,
@@ -32,8 +32,8 @@ from bookie.testing.simulation.machine import (
     MIB,
     SimulatedMachine,
 )
+from tests.unit.node.engine.machine import add, stored_ids
 from tests.unit.node.started_bookie import metadata
-from tests.unit.storage.machine import add, stored_ids
 
 ENTRY_BYTES = 16 * KIB
 ENTRIES_PER_MIB = MIB // ENTRY_BYTES

@@ -19,21 +19,21 @@ from typing import NoReturn
 import pytest
 
 from bookie.cluster import keys
+from bookie.cluster.cookie import decode_cookie
 from bookie.cluster.cookies import CookieManager
-from bookie.cluster.ledgers import LedgerManager
 from bookie.config import NodeSettings
 from bookie.env import Failpoints
 from bookie.errors import BookieError
-from bookie.formats.cookie import decode_cookie
-from bookie.formats.ledger_metadata import LedgerState
 from bookie.ids import Status
+from bookie.ledger.catalog.ledgers import LedgerManager
+from bookie.ledger.metadata import LedgerState
 from bookie.metadata.connect import open_store
 from bookie.metadata.store import MetadataStore
 from bookie.node import identity, limbo_entry, own_cookie, start
+from bookie.node.engine.engine import Engine
+from bookie.node.engine.index.entry_index import INTEGRITY_IN_LIMBO, INTEGRITY_SUSPECT
 from bookie.node.own_cookie import OwnCookie, StateComparison
 from bookie.node.start import StartedBookie, start_bookie
-from bookie.storage.engine import Engine
-from bookie.storage.index.entry_index import INTEGRITY_IN_LIMBO, INTEGRITY_SUSPECT
 from bookie.testing.simulation.machine import (
     BOOKIE_ID,
     INSTANCE_ID,

@@ -12,9 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from bookie.api import connect
-from bookie.cluster.ledgers import LedgerManager
 from bookie.env import gather
-from bookie.formats.ledger_metadata import Fragment, LedgerMetadata
+from bookie.ledger.catalog.ledgers import LedgerManager
+from bookie.ledger.metadata import Fragment, LedgerMetadata
 from bookie.metadata.connect import open_store
 
 READY = "The cluster is up"

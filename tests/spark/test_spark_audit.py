@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from bookie.api import connect
 from bookie.cli.app import run
 from bookie.errors import BadRequestError
-from bookie.formats.ledger_metadata import LedgerMetadata
+from bookie.ledger.metadata import LedgerMetadata
 from bookie.spark.jobs.audit import audit, audit_page, verdicts
 from bookie.spark.jobs.marks import JobMark, write_mark
 from bookie.spark.jobs.repair import repair

@@ -9,10 +9,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from bookie.formats.digest import DigestType, digester_for_key
-from bookie.formats.entry import Entries, Entry, pack_batch, verify_batch
-from bookie.formats.log_record import LogPosition, LogRecord, encode_log_record
-from bookie.formats.log_records import PlainRecords, decode_log_records
+from bookie.entry.digest import DigestType, digester_for_key
+from bookie.entry.entry import Entries, Entry, pack_batch, verify_batch
+from bookie.log.record.log_record import LogPosition, LogRecord, encode_log_record
+from bookie.log.record.log_records import PlainRecords, decode_log_records
 from bookie.spark.columns import (
     BATCH_BYTES,
     BATCH_ROWS,

@@ -11,7 +11,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from bookie.api import LogPolicy
-from bookie.protocol.compaction import CompactionLimits
+from bookie.log.compact.plan import CompactionLimits
 from bookie.spark.jobs.compact import compact
 from bookie.spark.jobs.export import ExportPlan, export_log
 from bookie.sync import SyncBookKeeper

@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from bookie.errors import BadRequestError
-from bookie.formats.log_policy import LogPolicy
+from bookie.log.catalog.log_policy import LogPolicy
 from bookie.spark.jobs import moving
 from bookie.spark.jobs.migrate import MigratePlan, migrate_batch, migrate_from_kafka
 from bookie.spark.jobs.moving import MoveTarget

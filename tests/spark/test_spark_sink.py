@@ -12,8 +12,8 @@ from pyspark.errors import AnalysisException, PythonException, StreamingQueryExc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the usual name)
 
-from bookie.cluster.logs import LogManager, LogName
-from bookie.log.writer import partition_of
+from bookie.log.catalog.logs import LogManager, LogName
+from bookie.log.write.writer import partition_of
 from bookie.metadata.connect import open_store
 from bookie.sync import SyncBookKeeper
 from tests.spark.sink_streams import FileStream, file_streams, ledgers_by_log, rows_in

@@ -11,17 +11,17 @@ from typing import Any
 import aiohttp
 import crc32c
 
-from bookie.cluster.ledgers import LedgerManager
+from bookie.daemon.local.layout import LocalBookie
+from bookie.daemon.local.process import BookieProcess
+from bookie.entry.entry import pack_batch
 from bookie.errors import BookieError, ShuttingDownError
-from bookie.formats.commands import ReadCommand
-from bookie.formats.entry import pack_batch
-from bookie.formats.ledger_metadata import LedgerState
 from bookie.ids import Status
+from bookie.ledger.catalog.ledgers import LedgerManager
+from bookie.ledger.metadata import LedgerState
 from bookie.metadata.connect import open_store
-from bookie.rpc.client.channel import AddStream, BookieChannel
-from bookie.rpc.codec import encode_add_request
-from bookie.server.local.layout import LocalBookie
-from bookie.server.local.process import BookieProcess
+from bookie.wire.codec import encode_add_request
+from bookie.wire.commands import ReadCommand
+from bookie.wire.grpc.client.channel import AddStream, BookieChannel
 from tests.fault.crash_harness import (
     CALL_SECONDS,
     DIGESTER,

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bookie.daemon.local.layout import LocalBookie
+from bookie.daemon.local.process import BookieProcess
 from bookie.errors import ShuttingDownError
-from bookie.rpc.client.channel import BookieChannel
-from bookie.server.local.layout import LocalBookie
-from bookie.server.local.process import BookieProcess
+from bookie.wire.grpc.client.channel import BookieChannel
 from tests.fault.crash_harness import SETTINGS, CrashHarness, Kill
 from tests.fault.test_crash_kill import series
 from tests.system.devices import Volume

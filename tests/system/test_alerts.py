@@ -19,37 +19,37 @@ import aiohttp
 import pytest
 
 from bookie.cluster import keys
-from bookie.cluster.ledgers import LedgerManager
 from bookie.cluster.registration import BookieRegistration
+from bookie.cluster.registration_record import Endpoint, Registration
 from bookie.config import GarbageSettings, NodeSettings
 from bookie.config.sections import SessionSettings
+from bookie.daemon.readiness import Readiness
+from bookie.daemon.registration_updater import show_registration
+from bookie.daemon.session_policy import obey_session_policy
+from bookie.daemon.watchdog import observe_loop_lag
 from bookie.env import DiskUsage, SystemClock, beside
 from bookie.errors import MetadataUnavailableError
-from bookie.formats.ledger_metadata import LedgerMetadata, LedgerState
-from bookie.formats.registration import Endpoint, Registration
 from bookie.ids import BOOKIE_ID_METADATA_KEY, Status
+from bookie.ledger.catalog.ledgers import LedgerManager
+from bookie.ledger.metadata import LedgerMetadata, LedgerState
 from bookie.metadata.connect import open_store
 from bookie.metadata.store import MetadataStore
 from bookie.metadata.versioned import Versioned
 from bookie.node.disk_watch import DiskWatch
-from bookie.rpc.server.error_mapper import ErrorMapper
-from bookie.server.readiness import Readiness
-from bookie.server.registration_updater import show_registration
-from bookie.server.session_policy import obey_session_policy
-from bookie.server.watchdog import observe_loop_lag
-from bookie.storage.unreadable import UnreadableEntries
+from bookie.node.engine.unreadable import UnreadableEntries
 from bookie.telemetry import Metrics
 from bookie.testing.faulty_memory import FaultyMemoryStore
 from bookie.testing.simulation.loop import simulated_loop
+from bookie.wire.grpc.server.error_mapper import ErrorMapper
 from tests.fault.daemon_cluster import DaemonCluster, daemon_cluster
 from tests.system.scrapes import RULES, Scrapes, alerts, exposed, promtool, without_status
+from tests.unit.node.engine.faulty_disk import Call, FaultyDisk, Hold
+from tests.unit.node.engine.machine import IDENTITY, KIB, Machine, MachineClock, until
+from tests.unit.node.engine.machine import add as add_to_engine
 from tests.unit.node.garbage_place import collecting
 from tests.unit.node.node_room import Room, add
 from tests.unit.node.node_room import serving as serving_node
 from tests.unit.node.started_bookie import metadata, stamped, started
-from tests.unit.storage.faulty_disk import Call, FaultyDisk, Hold
-from tests.unit.storage.machine import IDENTITY, KIB, Machine, MachineClock, until
-from tests.unit.storage.machine import add as add_to_engine
 
 CLOSED = LedgerState.CLOSED
 GAUGE_SECONDS_MAX = 60.0

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bookie.server.local.process import BookieProcess
+from bookie.daemon.local.process import BookieProcess
 
 
 def strace(output: Path, options: Sequence[str]) -> tuple[str, ...]:

@@ -9,7 +9,13 @@ import pytest
 
 NEEDLESS_FOR_CLIENTS = {
     *("aiohttp", "kazoo", "prometheus_client", "rich", "structlog", "typer", "uvloop"),
-    *("bookie.cli", "bookie.node", "bookie.server", "bookie.storage", "bookie.rpc.server"),
+    *(
+        "bookie.cli",
+        "bookie.node",
+        "bookie.daemon",
+        "bookie.node.engine",
+        "bookie.wire.grpc.server",
+    ),
     *("bookie.metadata.etcd", "bookie.metadata.zookeeper", "bookie._pb.etcd_pb2"),
     *("grpc_health.v1", "grpc_reflection.v1alpha", "numpy.ma", "http.server"),
 }

@@ -31,7 +31,7 @@ DOCUMENT_BYTES_MAX = {"README.md": 6144, "ARCHITECTURE.md": 12288, "CHANGELOG.md
 BANNED_NAMES = {"utils", "util", "common", "helpers", "helper", "misc", "manager", "impl"}
 
 HOMES: dict[str, tuple[str, ...]] = {
-    "lmdb": ("env/", "storage/index/entry_index.py", "metadata/local/"),
+    "lmdb": ("env/", "node/engine/index/entry_index.py", "metadata/local/"),
     "kazoo": ("metadata/zookeeper/",),
     "grpc": ("rpc/", "metadata/etcd/", "testing/simulation/simulated_calls.py"),
     "grpc_health": ("rpc/",),
@@ -54,14 +54,14 @@ CLOCKS = {"time", "datetime"}
 CLOCK_HOMES = {
     "env/": "the seam",
     "metadata/local/": "leases are compared between processes, by the clocks of their machine",
-    "server/preflight.py": "measures the clock and the disk of this machine themselves",
+    "daemon/preflight.py": "measures the clock and the disk of this machine themselves",
     "cli/output.py": "formats the moments that records tell of",
     "telemetry/events.py": "formats the moment that a log record brings along",
 }
 
 ENVIRONMENT_HOMES = {
     "config/": "the only reader of settings",
-    "server/local/process.py": "a child inherits the variables that concern it",
+    "daemon/local/process.py": "a child inherits the variables that concern it",
     "spark/session.py": "Spark learns by a variable which Python to start",
     "cli/torture_run.py": "so does a writer that is tortured",
     "cli/options.py": "BOOKIE_CONFIG decides about reading a file, which most commands need not",

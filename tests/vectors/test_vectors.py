@@ -11,13 +11,26 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bookie.formats import blocks, index_rows, ledger_metadata, log_metadata, pages, records
-from bookie.formats.batch import EntryBatch
-from bookie.formats.claim import Claim, ClaimMode, decode_claim, encode_claim
-from bookie.formats.cookie import Cookie, CookieState, decode_cookie, encode_cookie
-from bookie.formats.digest import DigestType, derive_key, digester_for_key
-from bookie.formats.entry import pack_batch, pack_lac, parse_header, unpack_lac, unpack_packet
-from bookie.formats.group_metadata import (
+from bookie.cluster.cookie import Cookie, CookieState, decode_cookie, encode_cookie
+from bookie.cluster.registration_record import (
+    Endpoint,
+    Registration,
+    decode_registration,
+    encode_registration,
+)
+from bookie.coordination.claim import Claim, ClaimMode, decode_claim, encode_claim
+from bookie.coordination.service_instance import (
+    ServiceInstance,
+    decode_service_instance,
+    encode_service_instance,
+)
+from bookie.entry.batch import EntryBatch
+from bookie.entry.digest import DigestType, derive_key, digester_for_key
+from bookie.entry.entry import pack_batch, pack_lac, parse_header, unpack_lac, unpack_packet
+from bookie.ledger import metadata as ledger_metadata
+from bookie.ledger.metadata import Fragment, LedgerMetadata, LedgerState
+from bookie.log.catalog import log_metadata
+from bookie.log.catalog.group_metadata import (
     GroupAssignment,
     MemberProfile,
     decode_group_assignment,
@@ -25,9 +38,8 @@ from bookie.formats.group_metadata import (
     encode_group_assignment,
     encode_member_profile,
 )
-from bookie.formats.ledger_metadata import Fragment, LedgerMetadata, LedgerState
-from bookie.formats.log_cursor import LogCursor, decode_log_cursor, encode_log_cursor
-from bookie.formats.log_metadata import (
+from bookie.log.catalog.log_cursor import LogCursor, decode_log_cursor, encode_log_cursor
+from bookie.log.catalog.log_metadata import (
     LogChunk,
     LogDefinition,
     LogHead,
@@ -35,7 +47,7 @@ from bookie.formats.log_metadata import (
     LogOwner,
     LogRange,
 )
-from bookie.formats.log_record import (
+from bookie.log.record.log_record import (
     LogRecord,
     Producer,
     decode_log_record,
@@ -45,17 +57,7 @@ from bookie.formats.log_record import (
     is_control,
     with_greatest,
 )
-from bookie.formats.registration import (
-    Endpoint,
-    Registration,
-    decode_registration,
-    encode_registration,
-)
-from bookie.formats.service_instance import (
-    ServiceInstance,
-    decode_service_instance,
-    encode_service_instance,
-)
+from bookie.node.engine.format import blocks, index_rows, pages, records
 
 HERE = Path(__file__).parent
 Fields = dict[str, Any]

@@ -51,10 +51,10 @@ from bookie.metadata.model import (
     is_under,
 )
 from bookie.metadata.security import MetadataSecurity
+from bookie.metadata.session import Connected, Expired, SessionEvent, SessionState
 from bookie.metadata.session_monitor import SessionMonitor
 from bookie.metadata.store import MetadataStore
 from bookie.metadata.watches import SessionWatches, Watches
-from bookie.protocol.session import Connected, Expired, SessionEvent, SessionState
 
 OPERATION_SECONDS_MIN = 2.0
 OPERATION_SECONDS_MAX = 10.0

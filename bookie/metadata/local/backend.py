@@ -35,10 +35,10 @@ from bookie.metadata.model import (
     check_prefix,
     check_transaction,
 )
+from bookie.metadata.session import Connected, Disconnected, Expired, SessionEvent, SessionState
 from bookie.metadata.session_monitor import SessionMonitor
 from bookie.metadata.store import MetadataStore
 from bookie.metadata.watches import SessionWatches, Watches
-from bookie.protocol.session import Connected, Disconnected, Expired, SessionEvent, SessionState
 
 T = TypeVar("T")
 

@@ -20,9 +20,9 @@ from bookie.metadata.model import (
     check_prefix,
     check_transaction,
 )
+from bookie.metadata.session import SessionEvent
 from bookie.metadata.store import MetadataStore
 from bookie.metadata.watches import SessionWatches, Watches
-from bookie.protocol.session import SessionEvent
 
 
 class MemoryStore(MetadataStore):

@@ -48,6 +48,7 @@ from bookie.metadata.model import (
     is_under,
 )
 from bookie.metadata.security import MetadataSecurity
+from bookie.metadata.session import SessionEvent
 from bookie.metadata.store import MetadataStore
 from bookie.metadata.uri import Host
 from bookie.metadata.watches import SessionWatches, Watches
@@ -75,7 +76,6 @@ from bookie.metadata.zookeeper.tree import (
     stat_of,
 )
 from bookie.metadata.zookeeper.writer import Writer
-from bookie.protocol.session import SessionEvent
 
 SCAN_AHEAD = 32
 """Records of a scan that are asked for before the first of them is taken: 16 MiB at most."""

@@ -27,6 +27,15 @@ from bookie.errors import (
 )
 from bookie.metadata.model import ancestors
 from bookie.metadata.security import MetadataSecurity
+from bookie.metadata.session import (
+    Answered,
+    AuthFailed,
+    Connected,
+    Disconnected,
+    Expired,
+    SessionEvent,
+    SessionState,
+)
 from bookie.metadata.session_monitor import SessionMonitor
 from bookie.metadata.zookeeper import kazoo_parts
 from bookie.metadata.zookeeper.client import (
@@ -54,15 +63,6 @@ from bookie.metadata.zookeeper.requests import (
 )
 from bookie.metadata.zookeeper.sasl import DigestMd5, SaslRefusedError
 from bookie.metadata.zookeeper.tree import PARENT
-from bookie.protocol.session import (
-    Answered,
-    AuthFailed,
-    Connected,
-    Disconnected,
-    Expired,
-    SessionEvent,
-    SessionState,
-)
 
 PATIENCE_SHARE = 1 / 3
 PATIENCE_SECONDS_MIN = 2.0

@@ -1,6 +1,6 @@
 """Audit: read every copy of every entry from its own bookie, and verify its digest.
 
-The verdicts (see `bookie.client.replica_audit`) are written as Parquet below the report's
+The verdicts (see `bookie.ledger.copies.replica_audit`) are written as Parquet below the report's
 directory, and everything else is counted from there. Nothing is fenced or written to the cluster.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the field's name for it)
 
-from bookie.client.replica_audit import DAMAGE
+from bookie.ledger.copies.replica_audit import DAMAGE
 from bookie.spark.collecting import collected
 from bookie.spark.executors import cores
 from bookie.spark.jobs import pictures

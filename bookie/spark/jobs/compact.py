@@ -3,7 +3,7 @@
 The driver chooses runs of small ranges. Each task copies one run into a new ledger. Then the driver
 publishes all copies of a partition in one step and deletes the old ledgers. Partitions are worked
 on a few at a time, so that their old ledgers go before the next ones are copied. A run that was cut
-off is simply repeated: see `bookie.log.compaction`.
+off is simply repeated: see `bookie.log.compact.compaction`.
 """
 
 from __future__ import annotations
@@ -14,15 +14,10 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from bookie.cluster.logs import LogName, LogPartition
-from bookie.formats.log_metadata import (
-    LogChunk,
-    LogRange,
-    decode_log_chunk,
-    encode_log_chunk,
-)
-from bookie.log.compaction import CompactionGroup, CopiedGroup
-from bookie.protocol.compaction import CompactionLimits
+from bookie.log.catalog.log_metadata import LogChunk, LogRange, decode_log_chunk, encode_log_chunk
+from bookie.log.catalog.logs import LogName, LogPartition
+from bookie.log.compact.compaction import CompactionGroup, CopiedGroup
+from bookie.log.compact.plan import CompactionLimits
 from bookie.spark.collecting import collected
 from bookie.spark.connecting import SparkConnection
 from bookie.spark.executors import cores

@@ -27,8 +27,8 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the field's name for it)
 from pyspark.sql.types import StringType, StructField, StructType
 
-from bookie.cluster.logs import LogName
 from bookie.errors import BadRequestError
+from bookie.log.catalog.logs import LogName
 from bookie.spark.connecting import SparkConnection
 from bookie.spark.jobs.export_target import claim_target
 from bookie.spark.jobs.marks import new_mark

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from pyspark.sql import SparkSession
 
-from bookie.cluster.logs import LogName
+from bookie.log.catalog.logs import LogName
 from bookie.spark.connecting import SparkConnection
 from bookie.spark.jobs.marks import claim_checkpoint, new_mark, read_progress
 from bookie.spark.jobs.moving import MoveTarget

@@ -21,7 +21,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the field's name for it)
 
 from bookie.errors import BadRequestError
-from bookie.log.publisher import PARTITIONS_TOUCHED_MAX, RecordBounds
+from bookie.log.publish.publisher import PARTITIONS_TOUCHED_MAX, RecordBounds
 from bookie.spark.connecting import SparkConnection
 
 TASKS_MAX = 32
@@ -30,7 +30,7 @@ TASKS_MAX = 32
 PLAIN_HEADER_BYTES = 16
 LATE_BYTES = 8
 HEADERS_BYTES, HEADER_BYTES = 4, 6
-"""What a record has besides its key, headers and value (`bookie.formats.log_record`)."""
+"""What a record has besides its key, headers and value (`bookie.log.record.log_record`)."""
 
 OURS = "__bookie_"
 """How columns begin that stand beside those of files for a while."""

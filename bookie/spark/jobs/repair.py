@@ -16,9 +16,9 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the field's name for it)
 
-from bookie.client.replica_audit import REPAIRABLE
-from bookie.client.replica_plan import merged
-from bookie.client.replica_repair import CopyDamage
+from bookie.ledger.copies.replica_audit import REPAIRABLE
+from bookie.ledger.copies.replica_plan import merged
+from bookie.ledger.copies.replica_repair import CopyDamage
 from bookie.spark.collecting import collected
 from bookie.spark.connecting import SparkConnection
 from bookie.spark.executors import cores

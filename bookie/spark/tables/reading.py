@@ -10,10 +10,10 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from bookie.client.replica_audit import unreadable
-from bookie.client.replica_plan import AuditItem, pack_items
 from bookie.errors import BadRequestError
-from bookie.formats.ledger_metadata import LedgerMetadata
+from bookie.ledger.copies.replica_audit import unreadable
+from bookie.ledger.copies.replica_plan import AuditItem, pack_items
+from bookie.ledger.metadata import LedgerMetadata
 from bookie.spark.connecting import SparkConnection, take_connection
 from bookie.spark.options import SparkOptions
 from bookie.spark.tables import rows

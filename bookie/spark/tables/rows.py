@@ -9,16 +9,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bookie.api.maintenance import ListedCursor, ListedPartition
-from bookie.client.replica_audit import ReplicaVerdict
-from bookie.client.replica_plan import fragment_ends, quorum_of
-from bookie.cluster.logs import LogName
+from bookie.cluster.registration_record import Registration
 from bookie.errors import BadRequestError
-from bookie.formats.ledger_metadata import LedgerMetadata
-from bookie.formats.log_metadata import NO_TIME_MS, LogRange
-from bookie.formats.registration import Registration
+from bookie.ledger.copies.replica_audit import ReplicaVerdict
+from bookie.ledger.copies.replica_plan import fragment_ends, quorum_of
+from bookie.ledger.metadata import LedgerMetadata
+from bookie.ledger.quorum import Stripe
+from bookie.log.catalog.log_metadata import NO_TIME_MS, LogRange
+from bookie.log.catalog.logs import LogName
+from bookie.log.head.chain import live_bytes
 from bookie.log.log_client import LOG_TAG
-from bookie.protocol.chain import live_bytes
-from bookie.protocol.quorum import Stripe
 
 Row = tuple[Any, ...]
 

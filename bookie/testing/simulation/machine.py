@@ -16,11 +16,11 @@ from typing import TypeVar
 
 from bookie.config import StorageSettings
 from bookie.env import Environment, Failpoints, KeyValueStore
-from bookie.storage import checkpoint, removal
-from bookie.storage.boot.start import Identity
-from bookie.storage.directories import locked_directories
-from bookie.storage.engine import Engine, open_engine
-from bookie.storage.index.opening import make_index
+from bookie.node.engine import checkpoint, removal
+from bookie.node.engine.boot.start import Identity
+from bookie.node.engine.directories import locked_directories
+from bookie.node.engine.engine import Engine, open_engine
+from bookie.node.engine.index.opening import make_index
 from bookie.telemetry import Metrics
 from bookie.testing.simulation.disk import SimulatedDisk
 from bookie.testing.simulation.disk_faults import Room

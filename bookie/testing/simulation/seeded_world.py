@@ -17,20 +17,20 @@ from typing import Any
 from unittest.mock import patch
 
 import bookie.api.connection
-import bookie.client.ensembles
-import bookie.client.pool
-import bookie.client.reader
-import bookie.client.retrying
-import bookie.client.writer
-import bookie.client.writer_lanes
-import bookie.cluster.ledgers
-import bookie.cluster.logs
 import bookie.env.clock
+import bookie.ledger.catalog.ledgers
+import bookie.ledger.connection.pool
+import bookie.ledger.connection.retrying
+import bookie.ledger.place.ensembles
+import bookie.ledger.read.handle
+import bookie.ledger.write.handle
+import bookie.ledger.write.writer_lanes
+import bookie.log.catalog.logs
 import bookie.log.clock_check
-import bookie.log.cursor_record
-import bookie.log.group
+import bookie.log.consume.cursor_record
+import bookie.log.consume.group
 import bookie.log.log_client
-import bookie.rpc.security
+import bookie.wire.grpc.security
 from bookie.env import SystemClock
 from bookie.testing.simulation.loop import SimulatedLoop
 from bookie.testing.simulation.machine import EPOCH_MS, small_steps
@@ -38,18 +38,18 @@ from bookie.testing.simulation.simulated_calls import SimulatedChannel
 from bookie.testing.simulation.simulated_network import SimulatedNetwork
 
 _TOKENS = (
-    bookie.cluster.ledgers,
-    bookie.cluster.logs,
-    bookie.log.cursor_record,
-    bookie.log.group,
+    bookie.ledger.catalog.ledgers,
+    bookie.log.catalog.logs,
+    bookie.log.consume.cursor_record,
+    bookie.log.consume.group,
 )
 _DRAWS = (
-    bookie.client.ensembles,
-    bookie.client.pool,
-    bookie.client.reader,
-    bookie.client.retrying,
-    bookie.client.writer,
-    bookie.client.writer_lanes,
+    bookie.ledger.place.ensembles,
+    bookie.ledger.connection.pool,
+    bookie.ledger.read.handle,
+    bookie.ledger.connection.retrying,
+    bookie.ledger.write.handle,
+    bookie.ledger.write.writer_lanes,
     bookie.log.clock_check,
     bookie.log.log_client,
 )
@@ -110,12 +110,15 @@ def seeded_world(
     changes: list[tuple[Any, str, Any]] = [
         *((module, "random", drawn) for module in _DRAWS),
         *((module, "secrets", tokens) for module in _TOKENS),
-        *((module, "os", this_process) for module in (bookie.log.group, bookie.log.log_client)),
+        *(
+            (module, "os", this_process)
+            for module in (bookie.log.consume.group, bookie.log.log_client)
+        ),
         (bookie.env.clock, "os", SimpleNamespace(urandom=choose.randbytes)),
         (bookie.env.clock, "time", SimpleNamespace(time_ns=time_ns)),
         (SystemClock, "monotonic", staticmethod(clock.monotonic)),
         (uuid, "uuid4", lambda: uuid.UUID(bytes=choose.randbytes(16), version=4)),
-        (bookie.rpc.security, "open_channel", open_channel),
+        (bookie.wire.grpc.security, "open_channel", open_channel),
         (bookie.api.connection, "open_store", open_store),
     ]
     was_enabled = gc.isenabled()

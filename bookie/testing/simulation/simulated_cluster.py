@@ -19,24 +19,21 @@ from bookie.api import BookKeeper
 from bookie.cluster import keys
 from bookie.cluster.cookies import CookieManager
 from bookie.cluster.instance import initialize_cluster, read_instance_id
-from bookie.cluster.ledgers import LedgerManager
 from bookie.cluster.registration import BookieRegistration
+from bookie.cluster.registration_record import Endpoint
 from bookie.config import GarbageSettings, NodeSettings, RpcSettings, Sources
 from bookie.config.sections import SessionSettings
+from bookie.daemon.readiness import Readiness
+from bookie.daemon.registration_updater import RegistrationUpdater, keep_registered
+from bookie.daemon.session_policy import obey_session_policy
 from bookie.env import Clock, beside
 from bookie.errors import BookieError, MetadataUnavailableError
-from bookie.formats.commands import ReadCommand, ReadReply
-from bookie.formats.registration import Endpoint
+from bookie.ledger.catalog.ledgers import LedgerManager
 from bookie.metadata.memory.tree import forget_tree
 from bookie.metadata.model import NOT_EXISTS, Operation, Put, Record, Stat
 from bookie.node.bookie import Bookie
 from bookie.node.garbage import GarbageCollector
 from bookie.node.start import start_bookie
-from bookie.rpc.server.grpc_server import _Gate
-from bookie.rpc.server.service import BookieService
-from bookie.server.readiness import Readiness
-from bookie.server.registration_updater import RegistrationUpdater, keep_registered
-from bookie.server.session_policy import obey_session_policy
 from bookie.telemetry import Metrics
 from bookie.testing.faulty_memory import FaultyMemoryStore
 from bookie.testing.simulation.loop import SimulatedLoop
@@ -49,6 +46,9 @@ from bookie.testing.simulation.simulated_network import (
     SimulatedProcess,
     run_in,
 )
+from bookie.wire.commands import ReadCommand, ReadReply
+from bookie.wire.grpc.server.grpc_server import _Gate
+from bookie.wire.grpc.server.service import BookieService
 
 STORE_NAME = "simulated-cluster"
 SIMULATED_URI = f"memory://{STORE_NAME}"
@@ -294,7 +294,7 @@ class SimulatedBookie:
             self._leave_image()
 
     async def _serve(self, machine: SimulatedMachine) -> None:
-        """As `bookie.server.daemon` does it."""
+        """As `bookie.daemon.daemon` does it."""
         cluster, process = self.cluster, self.process
         assert process is not None
         gate, metrics, readiness = _Gate(), metrics_of(self.host), Readiness()

@@ -12,8 +12,8 @@ import pytest
 
 from bookie.cluster import keys
 from bookie.cluster.cluster_settings import ClusterSettings
-from bookie.cluster.labels import BookieLabels
 from bookie.errors import ConfigurationError, FormatError
+from bookie.ledger.place.labels import BookieLabels
 from bookie.metadata.store import MetadataStore
 from tests.conformance.backends import Backend
 

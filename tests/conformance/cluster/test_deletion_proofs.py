@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 
 from bookie.cluster import keys
-from bookie.cluster.deletion_proofs import DAY_MS, find_days
 from bookie.cluster.instance import initialize_cluster
 from bookie.cluster.layout import FLAT, HIERARCHICAL, SHORT_ID_MAX
-from bookie.cluster.ledgers import LedgerManager
-from bookie.cluster.removal import nuke_cluster
 from bookie.env import SystemClock
 from bookie.errors import BadVersionError, LedgerExistsError, NoSuchLedgerError
-from bookie.formats.deletion_proof import decode_proof
-from bookie.formats.ledger_metadata import Fragment, LedgerMetadata, LedgerState
 from bookie.ids import MAX_ID
+from bookie.ledger.catalog.deletion_proofs import DAY_MS, find_days
+from bookie.ledger.catalog.ledgers import LedgerManager
+from bookie.ledger.catalog.removal import nuke_cluster
+from bookie.ledger.deletion_proof import decode_proof
+from bookie.ledger.metadata import Fragment, LedgerMetadata, LedgerState
 from bookie.metadata.connect import open_store
 from bookie.metadata.export import export_lines, import_records, parse_export
 from bookie.metadata.model import Record

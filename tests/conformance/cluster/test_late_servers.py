@@ -6,17 +6,17 @@ from dataclasses import replace
 
 import pytest
 
+from bookie.cluster.cookie import Cookie, CookieState
 from bookie.cluster.cookies import CookieManager
-from bookie.cluster.ledgers import LedgerManager
-from bookie.cluster.logs import LogManager, LogName, LogPartition
 from bookie.errors import LogTakenOverError, NoSuchLogError
-from bookie.formats.cookie import Cookie, CookieState
-from bookie.formats.ledger_metadata import Fragment, LedgerMetadata, LedgerState
-from bookie.formats.log_metadata import LogHead, LogMode, LogOwner
-from bookie.log.head_keeper import HeadKeeper
+from bookie.ledger.catalog.ledgers import LedgerManager
+from bookie.ledger.metadata import Fragment, LedgerMetadata, LedgerState
+from bookie.log.catalog.log_metadata import LogHead, LogMode, LogOwner
+from bookie.log.catalog.logs import LogManager, LogName, LogPartition
+from bookie.log.head.chain import taken_over
+from bookie.log.head.head_keeper import HeadKeeper
 from bookie.metadata.model import NOT_EXISTS
 from bookie.metadata.store import MetadataStore
-from bookie.protocol.chain import taken_over
 from tests.conformance.backends import Backend
 from tests.conformance.faulty_store import FaultyStore
 

@@ -7,10 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from bookie.cluster import keys, ledger_ids
+from bookie.cluster import keys
 from bookie.cluster.layout import FLAT, HIERARCHICAL, SHORT_ID_MAX, LedgerLayout
-from bookie.cluster.ledger_ids import LedgerIdGenerator
-from bookie.cluster.ledgers import LedgerManager
 from bookie.errors import (
     BadRequestError,
     BadVersionError,
@@ -20,8 +18,11 @@ from bookie.errors import (
     MetadataUnavailableError,
     NoSuchLedgerError,
 )
-from bookie.formats.ledger_metadata import Fragment, LedgerMetadata, LedgerState
 from bookie.ids import MAX_ID
+from bookie.ledger.catalog import ledger_ids
+from bookie.ledger.catalog.ledger_ids import LedgerIdGenerator
+from bookie.ledger.catalog.ledgers import LedgerManager
+from bookie.ledger.metadata import Fragment, LedgerMetadata, LedgerState
 from bookie.metadata.model import Put
 from bookie.metadata.store import MetadataStore
 from tests.conformance.backends import Backend

@@ -10,14 +10,10 @@ from functools import partial
 import pytest
 
 from bookie.cluster import keys
+from bookie.cluster.cookie import Cookie, CookieState
 from bookie.cluster.cookies import CookieManager
 from bookie.cluster.instance import initialize_cluster, read_instance_id
 from bookie.cluster.layout import FLAT, HIERARCHICAL, encode_layout, layout_of, read_layout
-from bookie.cluster.removal import (
-    cluster_exists,
-    nuke_cluster,
-    registered_bookies,
-)
 from bookie.errors import (
     BadRequestError,
     BookieError,
@@ -28,7 +24,7 @@ from bookie.errors import (
     NewerFormatError,
     NoSuchKeyError,
 )
-from bookie.formats.cookie import Cookie, CookieState
+from bookie.ledger.catalog.removal import cluster_exists, nuke_cluster, registered_bookies
 from bookie.metadata.connect import open_store
 from bookie.metadata.model import Operation, Put, Stat
 from bookie.metadata.store import MetadataStore

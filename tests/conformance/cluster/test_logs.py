@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 
 from bookie.cluster import keys
-from bookie.cluster.logs import LogManager, LogName, LogPartition
 from bookie.env import SystemClock
 from bookie.errors import (
     BadRequestError,
@@ -22,8 +21,8 @@ from bookie.errors import (
     NoSuchCursorError,
     NoSuchLogError,
 )
-from bookie.formats.log_cursor import LogCursor, encode_log_cursor
-from bookie.formats.log_metadata import (
+from bookie.log.catalog.log_cursor import LogCursor, encode_log_cursor
+from bookie.log.catalog.log_metadata import (
     LogChunk,
     LogDefinition,
     LogHead,
@@ -31,6 +30,7 @@ from bookie.formats.log_metadata import (
     LogOwner,
     LogRange,
 )
+from bookie.log.catalog.logs import LogManager, LogName, LogPartition
 from bookie.metadata.model import NOT_EXISTS, Operation
 from bookie.metadata.store import MetadataStore
 from bookie.metadata.versioned import Versioned

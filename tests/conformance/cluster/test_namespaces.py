@@ -8,8 +8,6 @@ from collections.abc import Awaitable
 import pytest
 
 from bookie.cluster import keys
-from bookie.cluster.logs import LogManager, LogName
-from bookie.cluster.namespaces import NamespaceManager
 from bookie.errors import (
     BadRequestError,
     BadVersionError,
@@ -19,7 +17,9 @@ from bookie.errors import (
     KeyExistsError,
     NoSuchKeyError,
 )
-from bookie.formats.log_policy import DEFAULTS, LogPolicy
+from bookie.log.catalog.log_policy import DEFAULTS, LogPolicy
+from bookie.log.catalog.logs import LogManager, LogName
+from bookie.log.catalog.namespaces import NamespaceManager
 from bookie.metadata.store import MetadataStore
 from tests.conformance.backends import Backend
 from tests.conformance.faulty_store import FaultyStore

@@ -9,22 +9,22 @@ from dataclasses import replace
 import pytest
 
 from bookie.cluster import keys
+from bookie.cluster.cookie import Cookie, CookieState
 from bookie.cluster.cookies import CookieManager
 from bookie.cluster.directory import BookieDirectory
 from bookie.cluster.instance import initialize_cluster, read_status
 from bookie.cluster.registration import BookieRegistration
-from bookie.cluster.removal import registered_bookies
+from bookie.cluster.registration_record import Endpoint, Registration, encode_registration
 from bookie.errors import (
     BookieError,
     BookieUnreachableError,
     IdentityError,
     MetadataUnavailableError,
 )
-from bookie.formats.cookie import Cookie, CookieState
-from bookie.formats.registration import Endpoint, Registration, encode_registration
+from bookie.ledger.catalog.removal import registered_bookies
 from bookie.metadata.model import Commit
+from bookie.metadata.session import SessionEvent
 from bookie.metadata.store import MetadataStore
-from bookie.protocol.session import SessionEvent
 from tests.conformance.backends import Backend
 from tests.conformance.faulty_store import FaultyStore
 from tests.conformance.streams import CREATED, DELETED, next_item

@@ -10,8 +10,8 @@ import pytest
 
 from bookie.cluster import keys
 from bookie.cluster.digit_tree import DigitTree
-from bookie.cluster.underreplication import CHECKS, UnderreplicationManager
 from bookie.errors import BadRequestError, FormatError, MetadataUnavailableError
+from bookie.ledger.copies.marks import CHECKS, UnderreplicationManager
 from bookie.metadata.model import Change, Operation, Stat
 from bookie.metadata.store import MetadataStore
 from tests.conformance.backends import Backend

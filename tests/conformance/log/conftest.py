@@ -11,10 +11,10 @@ from typing import cast
 
 import pytest
 
-from bookie.client.ledger_client import LedgerClient
-from bookie.cluster.logs import LogName, LogPartition
-from bookie.log.consumer import LogConsumer
-from bookie.log.cursors import Cursors
+from bookie.ledger.ledger_client import LedgerClient
+from bookie.log.catalog.logs import LogName, LogPartition
+from bookie.log.consume.consumer import LogConsumer
+from bookie.log.consume.cursors import Cursors
 from bookie.log.log_client import LogClient
 from bookie.metadata.store import MetadataStore
 from tests.conformance.backends import Backend

@@ -7,11 +7,11 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from bookie.cluster.logs import LogPartition
 from bookie.errors import BookieError
-from bookie.formats.log_cursor import LogCursor, decode_log_cursor
-from bookie.formats.log_record import LogRecord
-from bookie.log.places import AtEntry, AtTime, Place
+from bookie.log.catalog.log_cursor import LogCursor, decode_log_cursor
+from bookie.log.catalog.logs import LogPartition
+from bookie.log.read.places import AtEntry, AtTime, Place
+from bookie.log.record.log_record import LogRecord
 from bookie.metadata.model import Operation, Put, Stat
 from bookie.metadata.store import MetadataStore
 from tests.conformance.faulty_store import FaultyStore

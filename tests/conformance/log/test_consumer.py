@@ -10,7 +10,6 @@ from typing import cast
 
 import pytest
 
-from bookie.cluster.logs import LogName, LogPartition
 from bookie.errors import (
     BadRequestError,
     BookieUnreachableError,
@@ -22,8 +21,9 @@ from bookie.errors import (
     NoSuchCursorError,
     NoSuchLogError,
 )
-from bookie.log.consumer import AutoCommit, LogConsumer, consume
-from bookie.log.cursor_record import HeldCursor
+from bookie.log.catalog.logs import LogName, LogPartition
+from bookie.log.consume.consumer import AutoCommit, LogConsumer, consume
+from bookie.log.consume.cursor_record import HeldCursor
 from tests.conformance.backends import Backend
 from tests.conformance.log.conftest import (
     FIRST,

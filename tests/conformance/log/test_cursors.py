@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from bookie.cluster.logs import LogName, LogPartition
 from bookie.errors import (
     BadRequestError,
     BadVersionError,
@@ -14,8 +13,9 @@ from bookie.errors import (
     NoSuchCursorError,
     NoSuchLogError,
 )
-from bookie.formats.log_record import LogPosition
-from bookie.log.cursor_record import CursorRecord, take_cursor
+from bookie.log.catalog.logs import LogName, LogPartition
+from bookie.log.consume.cursor_record import CursorRecord, take_cursor
+from bookie.log.record.log_record import LogPosition
 from tests.conformance.log.conftest import FIRST, ORDERS, LogProcess, NewProcess
 from tests.conformance.log.fake_logs import CursorHistory
 

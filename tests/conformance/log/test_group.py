@@ -10,9 +10,6 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from bookie.cluster.groups import ConsumerGroup, list_groups
-from bookie.cluster.logs import LogName, LogPartition
-from bookie.cluster.removal import nuke_cluster
 from bookie.errors import (
     BadRequestError,
     BadVersionError,
@@ -22,8 +19,11 @@ from bookie.errors import (
     LogTruncatedError,
     NoSuchKeyError,
 )
-from bookie.log.consumer import AutoCommit
-from bookie.log.group import GroupMember, GroupRecord, group_status, join_group
+from bookie.ledger.catalog.removal import nuke_cluster
+from bookie.log.catalog.groups import ConsumerGroup, list_groups
+from bookie.log.catalog.logs import LogName, LogPartition
+from bookie.log.consume.consumer import AutoCommit
+from bookie.log.consume.group import GroupMember, GroupRecord, group_status, join_group
 from bookie.metadata.model import Check, Operation
 from tests.conformance.backends import Backend
 from tests.conformance.log.conftest import FIRST, ORDERS, LogProcess, NewProcess

@@ -43,8 +43,8 @@ from bookie.metadata.model import (
     Stat,
     ancestors,
 )
+from bookie.metadata.session import SessionEvent
 from bookie.metadata.store import MetadataStore
-from bookie.protocol.session import SessionEvent
 from tests.conformance.backends import BACKENDS, Backend, Difference, MemoryBackend
 
 _KEYS = ("/a", "/a/b", "/a/b/c", "/a/d", "/a!", "/a0/b", "/e", "/e/f")
@@ -426,7 +426,7 @@ def test_a_backend_answers_as_memory_does(
 ) -> None:
     """Case 160: outcomes, versions, listings and the events of a watch, after every step."""
     # Sessions end in every fourth step; nobody shall wait each time before there is a new one.
-    monkeypatch.setattr("bookie.protocol.session.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("bookie.metadata.session.RETRY_SECONDS", 0.01)
 
     def make() -> list[Backend]:
         directory: Path = tmp_path_factory.mktemp("model")

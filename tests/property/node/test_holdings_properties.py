@@ -9,9 +9,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bookie.formats.ledger_metadata import Fragment, LedgerMetadata, LedgerState
+from bookie.ledger.metadata import Fragment, LedgerMetadata, LedgerState
+from bookie.ledger.quorum import Quorum
 from bookie.node.holdings import Ids, Missing, holdings, missing_of
-from bookie.protocol.quorum import Quorum
 
 NAMES = tuple("abcdefg")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pyspark.errors import AnalysisException
 
-from bookie.client.replica_repair import CopyDamage
+from bookie.ledger.copies.replica_repair import CopyDamage
 from bookie.spark.jobs import pictures
 from bookie.spark.jobs.audit import AuditSummary, DamagedCopy, VerdictCount, audit_page, write_page
 from bookie.spark.jobs.repair import RepairSummary, damages_of

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from bookie.errors import BadRequestError
-from bookie.formats.log_metadata import LogDefinition
+from bookie.log.catalog.log_metadata import LogDefinition
 from bookie.spark.options import SparkOptions
 from bookie.spark.sink_options import COLUMN_TYPES, SinkColumns, SinkSettings, check_log, take_sink
 

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bookie.errors import BadRequestError
-from bookie.formats.log_metadata import NO_TIME_MS
-from bookie.formats.log_record import LogRecord, encode_log_record
-from bookie.log.writer import partition_of
+from bookie.log.catalog.log_metadata import NO_TIME_MS
+from bookie.log.record.log_record import LogRecord, encode_log_record
+from bookie.log.write.writer import partition_of
 from bookie.spark.sink_options import SinkColumns
 from bookie.spark.sink_rows import (
     SinkRows,

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from bookie.errors import BadRequestError, NoSuchLogError
-from bookie.formats.log_policy import LogPolicy
+from bookie.log.catalog.log_policy import LogPolicy
 from bookie.spark import sink_task
 from bookie.spark.connecting import SparkConnection
 from bookie.spark.sink_options import SinkColumns, SinkSettings

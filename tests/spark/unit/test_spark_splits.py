@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bookie.log.survey import LogSpan
+from bookie.log.read.survey import LogSpan
 from bookie.spark.splits import LogSlice, cut, cut_ids, task_bytes
 
 MB = 1 << 20

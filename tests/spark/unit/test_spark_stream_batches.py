@@ -11,7 +11,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from bookie.env import SystemClock
 from bookie.errors import BadRequestError, LogTruncatedError
-from bookie.log.survey import LogSpan
+from bookie.log.read.survey import LogSpan
 from bookie.spark import stream_source
 from bookie.spark.connecting import SparkConnection
 from bookie.spark.options import SparkOptions

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bookie.errors import BadRequestError
-from bookie.formats.log_metadata import LogDefinition
+from bookie.log.catalog.log_metadata import LogDefinition
 from bookie.spark.stream_offsets import (
     LogOffsets,
     StreamOffset,

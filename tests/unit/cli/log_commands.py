@@ -13,7 +13,7 @@ from typing import Any
 
 from bookie.api import BookKeeper, connect
 from tests.unit.cli.command_process import CommandProcess
-from tests.unit.client.real_cluster import real_cluster
+from tests.unit.ledger.real_cluster import real_cluster
 
 TOLD_SECONDS_MAX = 120.0
 

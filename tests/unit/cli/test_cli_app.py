@@ -17,7 +17,7 @@ from bookie import __version__
 from bookie.api import connect
 from bookie.cli import app
 from bookie.errors import ConfigurationError, NoSuchLedgerError
-from tests.unit.client.real_cluster import real_cluster
+from tests.unit.ledger.real_cluster import real_cluster
 
 HEAVY = {"grpc", "numpy", "aiohttp", "rich", "google.protobuf", "lmdb", "asyncio", "kazoo"}
 HEAVY_FOR_METADATA = {"grpc", "numpy", "aiohttp", "rich", "structlog", "kazoo", "uvloop"}

@@ -7,9 +7,9 @@ import json
 import pytest
 
 from bookie.cli import app
+from bookie.cluster.cookie import Cookie, CookieState
 from bookie.cluster.cookies import CookieManager
 from bookie.cluster.instance import initialize_cluster
-from bookie.formats.cookie import Cookie, CookieState
 from bookie.metadata.store import MetadataStore
 from tests.unit.cli.cli_store import on
 

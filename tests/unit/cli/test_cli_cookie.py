@@ -13,12 +13,12 @@ import pytest
 from bookie.cli import app
 from bookie.cli import cookie as commands
 from bookie.cluster import keys
+from bookie.cluster.cookie import Cookie, CookieState, decode_cookie, encode_cookie
 from bookie.cluster.cookies import CookieManager
 from bookie.cluster.instance import initialize_cluster, read_instance_id
 from bookie.cluster.layout import FLAT
-from bookie.cluster.ledgers import LedgerManager
-from bookie.formats.cookie import Cookie, CookieState, decode_cookie, encode_cookie
-from bookie.formats.ledger_metadata import Fragment, LedgerMetadata, LedgerState
+from bookie.ledger.catalog.ledgers import LedgerManager
+from bookie.ledger.metadata import Fragment, LedgerMetadata, LedgerState
 from bookie.metadata.store import MetadataStore
 from tests.unit.cli.cli_store import on
 

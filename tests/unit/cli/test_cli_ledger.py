@@ -12,7 +12,7 @@ import pytest
 from bookie.api import UNCLAIMED, connect
 from bookie.cli import app
 from tests.unit.cli.command_process import CommandProcess
-from tests.unit.client.real_cluster import real_cluster
+from tests.unit.ledger.real_cluster import real_cluster
 
 Command = Callable[[str], Awaitable[tuple[int, str, str]]]
 

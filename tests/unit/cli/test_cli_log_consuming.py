@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bookie.cli.log_access import client_of
-from bookie.cluster.logs import LogName, LogPartition
+from bookie.log.catalog.logs import LogName, LogPartition
 from tests.unit.cli.command_process import CommandProcess
 from tests.unit.cli.log_commands import LogCommands, log_commands
 

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from bookie.cluster.cookie import Cookie, CookieState, encode_cookie
 from bookie.cluster.instance import initialize_cluster
-from bookie.formats.cookie import Cookie, CookieState, encode_cookie
 from bookie.metadata.export import walk
 from bookie.metadata.store import MetadataStore
 from tests.unit.cli.cli_store import bookie, new_uri, on

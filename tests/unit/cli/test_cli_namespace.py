@@ -10,8 +10,8 @@ import pytest
 
 from bookie.cluster import keys
 from bookie.cluster.layout import read_layout
-from bookie.cluster.logs import LogManager, LogName
-from bookie.formats.log_policy import LogPolicy
+from bookie.log.catalog.log_policy import LogPolicy
+from bookie.log.catalog.logs import LogManager, LogName
 from bookie.metadata.memory.backend import MemoryStore
 from tests.unit.cli.cli_store import bookie, on
 

@@ -13,6 +13,7 @@ import pytest
 from bookie.cluster import keys
 from bookie.cluster.directory import BookieDirectory
 from bookie.cluster.registration import BookieRegistration
+from bookie.cluster.registration_record import Endpoint, Registration, encode_registration
 from bookie.errors import (
     BookieUnreachableError,
     IdentityError,
@@ -21,9 +22,8 @@ from bookie.errors import (
     UnauthorizedError,
     WrongClusterError,
 )
-from bookie.formats.registration import Endpoint, Registration, encode_registration
 from bookie.metadata.model import Change, ChangeKind, Commit, Put
-from bookie.protocol.session import SessionEvent
+from bookie.metadata.session import SessionEvent
 from bookie.testing.faulty_memory import FaultyMemoryStore
 
 _names = itertools.count()

@@ -9,18 +9,21 @@ from typing import Any
 import pytest
 
 from bookie.errors import MetadataUnavailableError
-from bookie.formats.log_cursor import LogCursor
-from bookie.formats.log_metadata import LogHead
-from bookie.log import idempotence, partition_writer, publisher, reader, retention, takeover
-from bookie.log.cursor_record import HeldCursor
-from bookie.log.head_keeper import HeadKeeper
+from bookie.log.catalog.log_cursor import LogCursor
+from bookie.log.catalog.log_metadata import LogHead
+from bookie.log.consume.cursor_record import HeldCursor
+from bookie.log.head.chain import end_offset, with_ledger
+from bookie.log.head.head_keeper import HeadKeeper
 from bookie.log.log_client import LogClient
-from bookie.log.positions import PositionRun
-from bookie.log.unconfirmed import Segment, Unconfirmed
+from bookie.log.publish import publisher
+from bookie.log.read import reader
+from bookie.log.record.positions import PositionRun
+from bookie.log.record.producer_windows import ProducerWindows
+from bookie.log.tidy import retention_run as retention
+from bookie.log.tidy.retention import RetentionLimits, limits_of
+from bookie.log.write import idempotence, partition_writer, takeover
+from bookie.log.write.unconfirmed import Segment, Unconfirmed
 from bookie.metadata.versioned import Versioned
-from bookie.protocol.chain import end_offset, with_ledger
-from bookie.protocol.producer_windows import ProducerWindows
-from bookie.protocol.retention import RetentionLimits, limits_of
 
 Break = Callable[[pytest.MonkeyPatch], None]
 

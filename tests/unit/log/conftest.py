@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from bookie.api import BookKeeper, connect
-from bookie.cluster.logs import LogName, LogPartition
+from bookie.log.catalog.logs import LogName, LogPartition
 from bookie.log.log_client import LogClient
 from bookie.metadata.memory.backend import MemoryStore
 from tests.conformance.faulty_store import FaultyStore
 from tests.transactional_logs import MetadataLog, SetClock, metadata_client, metadata_log
-from tests.unit.client.real_cluster import RealCluster, real_cluster
+from tests.unit.ledger.real_cluster import RealCluster, real_cluster
 from tests.unit.log.hand_made_log import ONE_COPY, HandMadeLog
 
 

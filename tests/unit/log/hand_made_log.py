@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from bookie.client.ledger_client import LedgerShape
-from bookie.client.writer import WriterHandle
-from bookie.cluster.logs import LogPartition
-from bookie.formats.log_metadata import NO_TIME_MS, LogDefinition, LogHead, LogRange
-from bookie.formats.log_policy import LogPolicy
-from bookie.formats.log_record import LogRecord, encode_log_record
-from bookie.log.head_keeper import HeadStep
-from bookie.log.log_client import LogClient
-from bookie.log.reader import LogReader
-from bookie.protocol.chain import (
+from bookie.ledger.ledger_client import LedgerShape
+from bookie.ledger.quorum import Quorum
+from bookie.ledger.write.handle import WriterHandle
+from bookie.log.catalog.log_metadata import NO_TIME_MS, LogDefinition, LogHead, LogRange
+from bookie.log.catalog.log_policy import LogPolicy
+from bookie.log.catalog.logs import LogPartition
+from bookie.log.head.chain import (
     LedgerEnd,
     seal,
     truncated,
@@ -22,7 +19,10 @@ from bookie.protocol.chain import (
     with_ledger,
     with_published,
 )
-from bookie.protocol.quorum import Quorum
+from bookie.log.head.head_keeper import HeadStep
+from bookie.log.log_client import LogClient
+from bookie.log.read.reader import LogReader
+from bookie.log.record.log_record import LogRecord, encode_log_record
 
 ONE_COPY = LogPolicy(ensemble_size=1, write_quorum_size=1, ack_quorum_size=1)
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from bookie.client.pool import BookiePool
+from bookie.ledger.connection.pool import BookiePool
 from bookie.log.background import Background
 
 

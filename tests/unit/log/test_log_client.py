@@ -11,8 +11,7 @@ from typing import cast
 
 import pytest
 
-from bookie.client.ledger_client import LedgerClient, LedgerShape
-from bookie.cluster.logs import LogName, LogPartition
+from bookie.entry.digest import DigestType
 from bookie.errors import (
     BadRequestError,
     FormatError,
@@ -20,13 +19,14 @@ from bookie.errors import (
     NoSuchKeyError,
     NoSuchLogError,
 )
-from bookie.formats.digest import DigestType
-from bookie.formats.log_metadata import LogMode
-from bookie.formats.log_policy import DEFAULTS, DIGESTS, LogPolicy
+from bookie.ledger.ledger_client import LedgerClient, LedgerShape
+from bookie.ledger.quorum import Quorum
+from bookie.log.catalog.log_metadata import LogMode
+from bookie.log.catalog.log_policy import DEFAULTS, DIGESTS, LogPolicy
+from bookie.log.catalog.logs import LogName, LogPartition
 from bookie.log.log_client import LOG_TAG, PARTITION_TAG, LogClient
 from bookie.metadata.memory.backend import MemoryStore
 from bookie.metadata.store import MetadataStore
-from bookie.protocol.quorum import Quorum
 
 ORDERS = LogName.parse("orders")
 MAIL = LogName.parse("shop/mail")

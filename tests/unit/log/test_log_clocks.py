@@ -10,14 +10,14 @@ import pytest
 from bookie.api import BookKeeper
 from bookie.env import SystemClock
 from bookie.errors import BadRequestError, ClockError, NotEnoughBookiesError
-from bookie.formats.log_policy import LogPolicy
 from bookie.log import clock_check
+from bookie.log.catalog.log_policy import LogPolicy
 from bookie.log.clock_check import ClockCheck
 from bookie.log.log_client import LogClient
-from bookie.log.retention import apply_retention
-from bookie.log.sweep import sweep_logs
+from bookie.log.tidy.retention import AHEAD_MS_MAX, plausible_end_ms
+from bookie.log.tidy.retention_run import apply_retention
+from bookie.log.tidy.sweep import sweep_logs
 from bookie.metadata.store import MetadataStore
-from bookie.protocol.retention import AHEAD_MS_MAX, plausible_end_ms
 from tests.transactional_logs import (
     NOON_MS,
     MetadataLog,
@@ -27,7 +27,7 @@ from tests.transactional_logs import (
     metadata_log,
     pending,
 )
-from tests.unit.client.real_cluster import until
+from tests.unit.ledger.real_cluster import until
 from tests.unit.log.hand_made_log import ONE_COPY
 
 DAY_MS = 24 * 3600 * 1000

@@ -10,8 +10,8 @@ import pytest
 
 from bookie.api import BookKeeper
 from bookie.errors import NoSuchLogError
-from bookie.formats.log_record import LogRecord
-from bookie.log.reader import LogReader
+from bookie.log.read.reader import LogReader
+from bookie.log.record.log_record import LogRecord
 
 ROUNDS = 5
 

@@ -10,22 +10,22 @@ from typing import Any
 import pytest
 
 from bookie.api import BookKeeper, LogPolicy, LogWriter, connect
-from bookie.cluster.logs import LogName, LogPartition
 from bookie.errors import BookieError, CursorLostError, LedgerFencedError, LogTakenOverError
-from bookie.formats.log_cursor import LogCursor
-from bookie.log.cursor_record import CursorRecord, take_cursor
+from bookie.log.catalog.log_cursor import LogCursor
+from bookie.log.catalog.logs import LogName, LogPartition
+from bookie.log.consume.cursor_record import CursorRecord, take_cursor
 from bookie.log.log_client import LogClient
-from bookie.log.partition_writer import PartitionWriter
-from bookie.log.retention import apply_retention
+from bookie.log.tidy.retention_run import apply_retention
+from bookie.log.write.partition_writer import PartitionWriter
 from bookie.metadata.connect import open_store
 from bookie.metadata.model import NOT_EXISTS
 from tests.transactional_logs import metadata_client, metadata_log, pending
-from tests.unit.client.real_cluster import RealCluster
+from tests.unit.ledger.real_cluster import RealCluster
 from tests.unit.log import broken_logs as broken
-from tests.unit.log import test_log_writer as writing
-from tests.unit.log import test_log_writer_store as writing_metadata
 from tests.unit.log.appending import append_all, faulty, numbers
 from tests.unit.log.hand_made_log import ONE_COPY, HandMadeLog
+from tests.unit.log.write import test_log_writer as writing
+from tests.unit.log.write import test_log_writer_store as writing_metadata
 from tests.unit.log.written_logs import values_of
 
 ORDERS = LogName.parse("orders")

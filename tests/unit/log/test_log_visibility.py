@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bookie.api import BookKeeper, connect
-from tests.unit.client.real_cluster import RealCluster, real_cluster
+from tests.unit.ledger.real_cluster import RealCluster, real_cluster
 
 TURNS = 5
 

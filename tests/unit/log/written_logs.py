@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from bookie.api import BookKeeper
-from bookie.cluster.logs import LogManager, LogName, LogPartition
-from bookie.formats.log_metadata import LogHead
-from bookie.formats.log_record import LogRecord, decode_log_record, is_control
+from bookie.log.catalog.log_metadata import LogHead
+from bookie.log.catalog.logs import LogManager, LogName, LogPartition
+from bookie.log.record.log_record import LogRecord, decode_log_record, is_control
 from bookie.metadata.store import MetadataStore
 
 

@@ -31,9 +31,9 @@ from bookie.metadata.local.environment import LocalEnvironment
 from bookie.metadata.local.sessions import SessionFile, SessionReaper
 from bookie.metadata.local.tree import SessionRow, TreeWriter
 from bookie.metadata.model import Commit, Put, Resync
+from bookie.metadata.session import EXPIRY_EVENTS, SessionEvent
 from bookie.metadata.store import MetadataStore
 from bookie.metadata.watches import Subscription
-from bookie.protocol.session import EXPIRY_EVENTS, SessionEvent
 
 T = TypeVar("T")
 

@@ -14,7 +14,7 @@ from bookie.errors import MetadataUnavailableError, SessionLostError
 from bookie.metadata.memory.backend import MemoryStore
 from bookie.metadata.memory.tree import forget_tree
 from bookie.metadata.model import Change, Commit, Resync
-from bookie.protocol.session import EXPIRY_EVENTS, SessionEvent
+from bookie.metadata.session import EXPIRY_EVENTS, SessionEvent
 from bookie.testing.faulty_memory import FaultyMemoryStore
 
 _names = itertools.count()

@@ -14,8 +14,7 @@ from bookie.errors import (
     SessionLostError,
     UnauthorizedError,
 )
-from bookie.metadata.session_monitor import SessionMonitor
-from bookie.protocol.session import (
+from bookie.metadata.session import (
     EXPIRY_EVENTS,
     Connected,
     Disconnected,
@@ -23,6 +22,7 @@ from bookie.protocol.session import (
     SessionEvent,
     SessionState,
 )
+from bookie.metadata.session_monitor import SessionMonitor
 from bookie.testing.simulation.loop import Mode, simulated_loop
 
 T = TypeVar("T")

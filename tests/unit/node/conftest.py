@@ -11,8 +11,8 @@ from bookie.cluster import keys
 from bookie.cluster.instance import initialize_cluster
 from bookie.metadata.connect import open_store
 from bookie.metadata.store import MetadataStore
+from tests.unit.node.engine.machine import IDENTITY, Machine
 from tests.unit.node.node_room import Room, serving
-from tests.unit.storage.machine import IDENTITY, Machine
 
 
 @pytest.fixture(name="machine")

@@ -8,24 +8,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bookie.cluster import keys
-from bookie.cluster.deletion_proofs import DAY_MS
 from bookie.cluster.instance import initialize_cluster
 from bookie.cluster.layout import FLAT
-from bookie.cluster.ledgers import LedgerManager
 from bookie.config import GarbageSettings
 from bookie.errors import (
     MetadataUnavailableError,
 )
-from bookie.formats.ledger_metadata import LedgerMetadata, LedgerState
 from bookie.ids import NO_ENTRY, Status
+from bookie.ledger.catalog.deletion_proofs import DAY_MS
+from bookie.ledger.catalog.ledgers import LedgerManager
+from bookie.ledger.metadata import LedgerMetadata, LedgerState
 from bookie.metadata.connect import open_store
 from bookie.metadata.store import MetadataStore
 from bookie.metadata.versioned import Versioned
 from bookie.node.garbage import GarbageCollector
 from bookie.node.garbage_status import GarbageReport
+from tests.unit.node.engine.machine import Machine, MachineClock
 from tests.unit.node.node_room import Room, add, serving
 from tests.unit.node.started_bookie import metadata
-from tests.unit.storage.machine import Machine, MachineClock
 
 OK = Status.OK
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from crc32c import crc32c
 
 from bookie.config import NodeSettings
-from bookie.formats.batch import EntryBatch
-from bookie.formats.commands import AddCommand, ReadCommand, ReadReply, Reply
+from bookie.entry.batch import EntryBatch
 from bookie.ids import NO_ENTRY
 from bookie.node.bookie import Bookie, open_bookie
-from bookie.storage.engine import Engine
-from tests.unit.storage.machine import IDENTITY, KEY, Machine, batch
+from bookie.node.engine.engine import Engine
+from bookie.wire.commands import AddCommand, ReadCommand, ReadReply, Reply
+from tests.unit.node.engine.machine import IDENTITY, KEY, Machine, batch
 
 
 @dataclass(slots=True)

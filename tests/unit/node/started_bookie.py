@@ -6,13 +6,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from bookie.cluster.cookies import CookieManager
-from bookie.cluster.ledgers import LedgerManager
 from bookie.config import NodeSettings
 from bookie.env import ThreadWorkers
-from bookie.formats.ledger_metadata import Fragment, LedgerMetadata, LedgerState
+from bookie.ledger.catalog.ledgers import LedgerManager
+from bookie.ledger.metadata import Fragment, LedgerMetadata, LedgerState
 from bookie.metadata.store import MetadataStore
 from bookie.node.start import StartedBookie, start_bookie
-from tests.unit.storage.machine import IDENTITY, KEY, Machine
+from tests.unit.node.engine.machine import IDENTITY, KEY, Machine
 
 
 @asynccontextmanager

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from bookie.errors import DiskFullError
-from bookie.formats.index_rows import encode_ledger_row, ledger_key
-from bookie.formats.ledger_metadata import LedgerState
 from bookie.ids import Status
+from bookie.ledger.metadata import LedgerState
+from bookie.node.engine.format.index_rows import encode_ledger_row, ledger_key
+from tests.unit.node.engine.machine import KIB, evict
+from tests.unit.node.engine.machine import add as add_to_engine
 from tests.unit.node.garbage_place import Place, collecting
 from tests.unit.node.node_room import add, ids_of, read, serving
 from tests.unit.node.started_bookie import metadata
-from tests.unit.storage.machine import KIB, evict
-from tests.unit.storage.machine import add as add_to_engine
 
 OK, FENCED = Status.OK, Status.FENCED
 RETENTION_SECONDS = 100.0

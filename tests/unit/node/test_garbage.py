@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from bookie.cluster import keys
-from bookie.cluster.deletion_proofs import DAY_MS, find_days
 from bookie.config import GarbageSettings
 from bookie.errors import (
     BadRequestError,
@@ -18,14 +17,15 @@ from bookie.errors import (
     MetadataUnavailableError,
     NoSuchLedgerError,
 )
-from bookie.formats.ledger_metadata import LedgerState
 from bookie.ids import Status
+from bookie.ledger.catalog.deletion_proofs import DAY_MS, find_days
+from bookie.ledger.metadata import LedgerState
 from bookie.node.garbage_status import GarbageReport, RoundOutcome
+from tests.unit.node.engine.machine import KIB
+from tests.unit.node.engine.machine import add as add_to_engine
 from tests.unit.node.garbage_place import Place, collecting
 from tests.unit.node.node_room import add, ids_of, read, serving
 from tests.unit.node.started_bookie import metadata
-from tests.unit.storage.machine import KIB
-from tests.unit.storage.machine import add as add_to_engine
 
 OK, FENCED = Status.OK, Status.FENCED
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from bookie.cluster import keys
+from bookie.cluster.cookie import Cookie, CookieState
 from bookie.cluster.cookies import CookieManager
 from bookie.cluster.instance import initialize_cluster
 from bookie.errors import (
     BadRequestError,
     WrongClusterError,
 )
-from bookie.formats.cookie import Cookie, CookieState
 from bookie.metadata.connect import open_store
 from bookie.node.garbage_status import RoundOutcome
 from tests.unit.node.garbage_place import Listing, Place, collecting

@@ -14,16 +14,16 @@ import pytest
 from crc32c import crc32c
 
 from bookie.config import NodeSettings
+from bookie.entry.batch import EntryBatch
+from bookie.entry.entry import pack_batch, pack_lac
 from bookie.errors import DiskFullError
-from bookie.formats.batch import EntryBatch
-from bookie.formats.commands import AddCommand
-from bookie.formats.entry import pack_batch, pack_lac
 from bookie.ids import MAX_ID, Status
 from bookie.node.bookie import COMMAND, KEY_BYTES_MAX, LAC_PACKET_BYTES_MAX
+from bookie.wire.commands import AddCommand
 from tests.entry_batches import merged
+from tests.unit.node.engine.faulty_disk import Hold
+from tests.unit.node.engine.machine import DIGESTER, KEY, OTHER_KEY, Machine, batch, until
 from tests.unit.node.node_room import Room, add, add_command, ids_of, read, read_command, serving
-from tests.unit.storage.faulty_disk import Hold
-from tests.unit.storage.machine import DIGESTER, KEY, OTHER_KEY, Machine, batch, until
 
 OK, BAD_REQUEST, BAD_CHECKSUM = Status.OK, Status.BAD_REQUEST, Status.BAD_CHECKSUM
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bookie.node.budget import ByteBudget
-from tests.unit.storage.machine import until
+from tests.unit.node.engine.machine import until
 
 
 async def test_who_comes_first_is_served_first() -> None:

@@ -13,11 +13,11 @@ from types import FrameType
 
 import pytest
 
-from bookie.formats.batch import EntryBatch
-from bookie.formats.entry import pack_batch
+from bookie.entry.batch import EntryBatch
+from bookie.entry.entry import pack_batch
 from bookie.ids import Status
+from tests.unit.node.engine.machine import DIGESTER, batch
 from tests.unit.node.node_room import Room, add_command, read_command
-from tests.unit.storage.machine import DIGESTER, batch
 
 FEW, MANY = 16, 1024
 RATIO_MAX = 1.2

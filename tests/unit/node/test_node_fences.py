@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from bookie.config import NodeSettings
+from bookie.entry.entry import pack_lac
 from bookie.errors import BadRequestError, ShuttingDownError
-from bookie.formats.commands import LacState
-from bookie.formats.entry import pack_lac
 from bookie.ids import NO_ENTRY, Status
+from bookie.wire.commands import LacState
+from tests.unit.node.engine.machine import DIGESTER, KEY, Machine, batch, until
 from tests.unit.node.node_room import Room, add, add_command, ids_of, read, read_command, serving
-from tests.unit.storage.machine import DIGESTER, KEY, Machine, batch, until
 
 OK = Status.OK
 

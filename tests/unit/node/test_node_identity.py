@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from bookie.cluster import keys
+from bookie.cluster.cookie import Cookie, CookieState, decode_cookie, encode_cookie
 from bookie.cluster.cookies import CookieManager
 from bookie.env import Failpoints, ThreadWorkers
 from bookie.errors import BadVersionError, CookieError, FormatError
-from bookie.formats.cookie import Cookie, CookieState, decode_cookie, encode_cookie
 from bookie.metadata.store import MetadataStore
+from bookie.node.engine.directories import locked_directories
 from bookie.node.identity import Decision, Root, decide, ensure_identity
-from bookie.storage.directories import locked_directories
-from tests.unit.storage.machine import IDENTITY, Machine
+from tests.unit.node.engine.machine import IDENTITY, Machine
 
 OURS = Cookie(
     bookie_id="b1",

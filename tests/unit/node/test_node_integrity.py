@@ -10,21 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from bookie.cluster.ledgers import LedgerManager
 from bookie.errors import MetadataUnavailableError
-from bookie.formats.ledger_metadata import LedgerMetadata, LedgerState
 from bookie.ids import Status
+from bookie.ledger.catalog.ledgers import LedgerManager
+from bookie.ledger.metadata import LedgerMetadata, LedgerState
 from bookie.metadata.store import MetadataStore
 from bookie.metadata.versioned import Versioned
+from bookie.node.engine.index.entry_index import INTEGRITY_IN_LIMBO, INTEGRITY_SOUND, META_INTEGRITY
 from bookie.node.start import StartedBookie
-from bookie.storage.index.entry_index import (
-    INTEGRITY_IN_LIMBO,
-    INTEGRITY_SOUND,
-    META_INTEGRITY,
-)
+from tests.unit.node.engine.machine import KEY, Machine, batch, until
 from tests.unit.node.node_room import add, add_command, add_unnamed, ids_of, read
 from tests.unit.node.started_bookie import metadata, stamped, started
-from tests.unit.storage.machine import KEY, Machine, batch, until
 
 NO_SUCH_ENTRY, UNKNOWN = Status.NO_SUCH_ENTRY, Status.UNKNOWN_LEDGER_STATE
 OPEN, CLOSED = LedgerState.OPEN, LedgerState.CLOSED

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from bookie.cluster.cookie import Cookie, CookieState, decode_cookie, encode_cookie
 from bookie.cluster.cookies import CookieManager
 from bookie.config import StorageSettings
 from bookie.env import Environment, Failpoints, PosixDisk, SystemClock, ThreadWorkers, open_lmdb
 from bookie.errors import BadVersionError, BookieError, CookieError, DirectoryLockedError
-from bookie.formats.cookie import Cookie, CookieState, decode_cookie, encode_cookie
 from bookie.metadata.connect import open_store
 from bookie.metadata.store import MetadataStore
 from bookie.metadata.versioned import Versioned
 from bookie.node.move import Move, move_directories
-from tests.unit.storage.faulty_disk import FaultyDisk
+from tests.unit.node.engine.faulty_disk import FaultyDisk
 
 CALLS = ("lock", "unlink", "create", "pwritev", "fdatasync", "rename", "sync_directory", "pread")
 

@@ -7,21 +7,21 @@ from dataclasses import replace
 
 import pytest
 
-from bookie.cluster.ledgers import LedgerManager
 from bookie.config import NodeSettings
 from bookie.errors import MetadataUnavailableError
-from bookie.formats.ledger_metadata import Fragment, LedgerMetadata, LedgerState
 from bookie.ids import Status
+from bookie.ledger.catalog.ledgers import LedgerManager
+from bookie.ledger.metadata import Fragment, LedgerMetadata, LedgerState
 from bookie.metadata.store import MetadataStore
 from bookie.metadata.versioned import Versioned
 from bookie.node import integrity_check
+from bookie.node.engine.index.entry_index import INTEGRITY_SOUND
+from bookie.node.engine.ledger_state import LocalLedger
 from bookie.node.holdings import holdings
 from bookie.node.integrity_check import IntegrityCheck, _is_counted
-from bookie.storage.index.entry_index import INTEGRITY_SOUND
-from bookie.storage.ledger_state import LocalLedger
+from tests.unit.node.engine.machine import Machine, until
 from tests.unit.node.node_room import add, read
 from tests.unit.node.started_bookie import metadata, stamped, started
-from tests.unit.storage.machine import Machine, until
 
 OPEN, CLOSED = LedgerState.OPEN, LedgerState.CLOSED
 SOON = NodeSettings(integrity_check_interval_seconds=0.001, integrity_check_repeat_seconds=0.001)

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from bookie.config import NodeSettings
+from bookie.entry.entry import parse_header
 from bookie.errors import BadRequestError, NoSuchLedgerError, StorageFailedError
-from bookie.formats.commands import ReadCommand, ReadReply
-from bookie.formats.entry import parse_header
 from bookie.ids import MAX_ID, NO_ENTRY, Status
 from bookie.node.bookie import Bookie
 from bookie.node.reads import STRIPE_MODULUS_MAX
+from bookie.wire.commands import ReadCommand, ReadReply
+from tests.unit.node.engine.faulty_disk import Hold
+from tests.unit.node.engine.machine import KEY, KIB, OTHER_KEY, Machine, batch, start_add
 from tests.unit.node.node_room import Room, add, add_command, ids_of, read, read_command, serving
-from tests.unit.storage.faulty_disk import Hold
-from tests.unit.storage.machine import KEY, KIB, OTHER_KEY, Machine, batch, start_add
 
 OK, NO_SUCH_ENTRY, UNKNOWN = Status.OK, Status.NO_SUCH_ENTRY, Status.UNKNOWN_LEDGER_STATE
 

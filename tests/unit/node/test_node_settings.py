@@ -9,18 +9,18 @@ from typing import TypeVar
 
 import pytest
 
-from bookie.cluster.ledgers import LedgerManager
 from bookie.config import GarbageSettings, NodeSettings, StorageSettings
 from bookie.config.section import Section
 from bookie.errors import BadRequestError
-from bookie.formats.ledger_metadata import LedgerState
+from bookie.ledger.catalog.ledgers import LedgerManager
+from bookie.ledger.metadata import LedgerState
 from bookie.metadata.store import MetadataStore
 from bookie.node.disk_watch import DISK_USAGE
+from bookie.node.engine.index.entry_index import INTEGRITY_IN_LIMBO
 from bookie.node.start import StartedBookie
-from bookie.storage.index.entry_index import INTEGRITY_IN_LIMBO
+from tests.unit.node.engine.machine import IDENTITY, KIB, Machine
 from tests.unit.node.node_room import add
 from tests.unit.node.started_bookie import metadata, started
-from tests.unit.storage.machine import IDENTITY, KIB, Machine
 
 S = TypeVar("S", bound=Section)
 

@@ -7,20 +7,20 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from bookie.cluster.ledgers import LedgerManager
 from bookie.config import NodeSettings
 from bookie.errors import CookieError, DirectoryLockedError, MetadataUnavailableError
-from bookie.formats.ledger_metadata import LedgerMetadata, LedgerState
 from bookie.ids import Status
+from bookie.ledger.catalog.ledgers import LedgerManager
+from bookie.ledger.metadata import LedgerMetadata, LedgerState
 from bookie.metadata.store import MetadataStore
 from bookie.metadata.versioned import Versioned
 from bookie.node.disk_watch import DISK_USAGE, DiskWatch
+from bookie.node.engine.directories import Directories, locked_directories
+from bookie.node.engine.engine import DEVICE_FULL
 from bookie.node.start import StartedBookie
-from bookie.storage.directories import Directories, locked_directories
-from bookie.storage.engine import DEVICE_FULL
+from tests.unit.node.engine.machine import MIB, Machine, Snapshots
 from tests.unit.node.node_room import Room, add, ids_of, read
 from tests.unit.node.started_bookie import metadata, stamped, started
-from tests.unit.storage.machine import MIB, Machine, Snapshots
 
 UNKNOWN = Status.UNKNOWN_LEDGER_STATE
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from bookie.cluster import keys
+from bookie.cluster.cookie import Cookie, CookieState, decode_cookie, encode_cookie
 from bookie.cluster.cookies import CookieManager
-from bookie.cluster.ledgers import LedgerManager
 from bookie.env import Failpoints
 from bookie.errors import (
     CookieError,
@@ -23,18 +23,18 @@ from bookie.errors import (
     UnauthorizedError,
     WrongClusterError,
 )
-from bookie.formats.cookie import Cookie, CookieState, decode_cookie, encode_cookie
-from bookie.formats.ledger_metadata import LedgerMetadata, LedgerState
 from bookie.ids import Status
+from bookie.ledger.catalog.ledgers import LedgerManager
+from bookie.ledger.metadata import LedgerMetadata, LedgerState
 from bookie.metadata.store import MetadataStore
 from bookie.metadata.versioned import Versioned
 from bookie.node import own_cookie
+from bookie.node.engine.index.entry_index import INTEGRITY_SOUND
+from bookie.node.engine.integrity import Integrity
 from bookie.node.own_cookie import OwnCookie, compare_states
-from bookie.storage.index.entry_index import INTEGRITY_SOUND
-from bookie.storage.integrity import Integrity
+from tests.unit.node.engine.machine import IDENTITY, Machine, Snapshots, until
 from tests.unit.node.node_room import add, ids_of, read
 from tests.unit.node.started_bookie import metadata, stamped, started
-from tests.unit.storage.machine import IDENTITY, Machine, Snapshots, until
 
 OPEN = LedgerState.OPEN
 UNKNOWN, NO_SUCH_ENTRY = Status.UNKNOWN_LEDGER_STATE, Status.NO_SUCH_ENTRY

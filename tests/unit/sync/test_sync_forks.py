@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.client.real_cluster import real_cluster
+from tests.unit.ledger.real_cluster import real_cluster
 
 PROCESS_SECONDS_MAX = 60.0
 

@@ -18,8 +18,8 @@ from bookie.errors import (
     NoSuchLogError,
     OperationTimeoutError,
 )
-from bookie.formats.log_record import LogRecord, encode_log_record
-from bookie.log.reader import LogReader
+from bookie.log.read.reader import LogReader
+from bookie.log.record.log_record import LogRecord, encode_log_record
 from bookie.sync import SyncBookKeeper
 from bookie.sync.given_records import GivenRecords
 from bookie.sync.log_reader import SyncLogReader

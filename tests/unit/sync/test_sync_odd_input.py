@@ -8,7 +8,7 @@ from typing import Any
 import bookie.sync
 from bookie.sync import SyncBookKeeper
 from tests.odd_input import OddCalls, methods_of
-from tests.unit.client.test_client_odd_input import INSIDE, ONE_COPY, RIGHT
+from tests.unit.api.test_odd_input import INSIDE, ONE_COPY, RIGHT
 
 CLASSES = {
     "SyncBookKeeper",

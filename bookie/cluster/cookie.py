@@ -1,0 +1,158 @@
+"""Cookies: they bind a bookie's directories to its id and its cluster.
+
+The same cookie stands in the metadata store and in every directory of the bookie. If one is missing
+or differs, a directory was exchanged or lost. The bookie must not start then: it could deny entries
+that it acknowledged.
+
+ASCII text: the line ``bookie-cookie 1``, then one ``key=value`` line for each field, in this order.
+A value is JSON on one line.
+
+::
+
+    bookie-cookie 1
+    bookie_id="bookie-1"
+    instance_id="…"
+    journal_dirs=["/var/lib/bookie/journal"]
+    ledger_dirs=["/var/lib/bookie/ledgers"]
+    state="READY"
+    unique_id="…"
+    incarnation="…"
+    state_number=7
+    is_settled=true
+    is_in_doubt=false
+
+The last four were added later. Each is left out while it has its default, so older cookies read and
+write as before.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import re
+from dataclasses import dataclass
+
+from bookie.errors import FormatError, NewerFormatError
+from bookie.ids import is_valid_bookie_id
+from bookie.metadata.json_record import JsonFields
+
+_MAGIC = "bookie-cookie"
+_VERSION = 1
+_FIRST_LINE = re.compile(rf"{_MAGIC} ([1-9][0-9]{{0,8}})", re.ASCII)
+
+
+class CookieState(enum.Enum):
+    """Whether the directories of a new bookie have all been stamped."""
+
+    NEW = "NEW"
+    READY = "READY"
+
+
+@dataclass(frozen=True, slots=True)
+class Cookie:
+    """Who a bookie is, and which of its states its directories hold.
+
+    `unique_id` is random, made once when the directories are first used.
+    """
+
+    bookie_id: str
+    journal_dirs: tuple[str, ...]
+    ledger_dirs: tuple[str, ...]
+    instance_id: str
+    unique_id: str
+    state: CookieState
+    incarnation: str = ""
+    """Random; renewed whenever the bookie may have lost something that it acknowledged. Empty in
+    a cookie of a program that knew no incarnations."""
+    state_number: int = 0
+    """Rises at every start and stop, and regularly between. A copy with a lower number than the
+    metadata store's is an older state of the bookie."""
+    is_settled: bool = True
+    """In a directory: False while the metadata store may still have the number before this one."""
+    is_in_doubt: bool = False
+    """Whether the bookie may lack entries that its ledgers count on; the store's copy counts."""
+
+    def differences(self, other: Cookie) -> list[str]:
+        """The names of the fields of identity in which two cookies differ."""
+        pairs = (
+            ("bookie id", self.bookie_id, other.bookie_id),
+            ("journal directories", self.journal_dirs, other.journal_dirs),
+            ("ledger directories", self.ledger_dirs, other.ledger_dirs),
+            ("instance id", self.instance_id, other.instance_id),
+            ("unique id", self.unique_id, other.unique_id),
+        )
+        return [name for name, mine, theirs in pairs if mine != theirs]
+
+
+def encode_cookie(cookie: Cookie) -> bytes:
+    """The cookie as text."""
+    values: dict[str, object] = {
+        "bookie_id": cookie.bookie_id,
+        "instance_id": cookie.instance_id,
+        "journal_dirs": list(cookie.journal_dirs),
+        "ledger_dirs": list(cookie.ledger_dirs),
+        "state": cookie.state.value,
+        "unique_id": cookie.unique_id,
+    }
+    added: dict[str, tuple[object, object]] = {
+        "incarnation": (cookie.incarnation, ""),
+        "state_number": (cookie.state_number, 0),
+        "is_settled": (cookie.is_settled, True),
+        "is_in_doubt": (cookie.is_in_doubt, False),
+    }
+    values |= {name: value for name, (value, default) in added.items() if value != default}
+    lines = [f"{_MAGIC} {_VERSION}"]
+    lines += [f"{key}={json.dumps(value)}" for key, value in values.items()]
+    return ("\n".join(lines) + "\n").encode("ascii")
+
+
+def decode_cookie(data: bytes) -> Cookie:
+    """The cookie in `data`.
+
+    Raises:
+        FormatError: not a cookie, damaged, or of a newer version.
+    """
+    try:
+        first, *lines = data.decode("utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise FormatError("not a bookie cookie: it is not text") from error
+    match = _FIRST_LINE.fullmatch(first)
+    if match is None:
+        raise FormatError(f"not a bookie cookie: it starts with {first[:40]!r}")
+    if int(match[1]) > _VERSION:
+        raise NewerFormatError(
+            f"the cookie was written by a newer version: format {match[1]}, "
+            f"and this program reads up to {_VERSION}"
+        )
+    if not lines or lines.pop() != "":
+        raise FormatError("the cookie is damaged: its last line is cut off")
+    fields = JsonFields("cookie", dict(_parse_line(line) for line in lines))
+    if len(fields.values) != len(lines):
+        raise FormatError("the cookie is damaged: a field stands in it twice")
+    bookie_id = fields.text("bookie_id")
+    if not is_valid_bookie_id(bookie_id):
+        raise FormatError(f"the cookie is damaged: {bookie_id!r} cannot be a bookie's id")
+    try:
+        state = CookieState(fields.text("state"))
+    except ValueError as error:
+        raise FormatError(f"the cookie is damaged: {error}") from error
+    return Cookie(
+        bookie_id=bookie_id,
+        journal_dirs=fields.texts("journal_dirs"),
+        ledger_dirs=fields.texts("ledger_dirs"),
+        instance_id=fields.text("instance_id"),
+        unique_id=fields.text("unique_id"),
+        state=state,
+        incarnation=fields.text("incarnation") if "incarnation" in fields.values else "",
+        state_number=fields.optional_integer("state_number", minimum=0) or 0,
+        is_settled=fields.boolean("is_settled") if "is_settled" in fields.values else True,
+        is_in_doubt=fields.boolean("is_in_doubt") if "is_in_doubt" in fields.values else False,
+    )
+
+
+def _parse_line(line: str) -> tuple[str, object]:
+    key, _, value = line.partition("=")
+    try:
+        return key, json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"the cookie is damaged: its line {line[:40]!r}") from error

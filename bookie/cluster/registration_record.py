@@ -1,0 +1,114 @@
+"""How a live bookie describes itself: the value of its leased registration record.
+
+Canonical JSON (:mod:`bookie.metadata.json_record`), format ``bookie-registration``, version 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+
+from bookie.addresses import join_address
+from bookie.errors import BadRequestError, FormatError
+from bookie.ids import is_valid_bookie_id
+from bookie.metadata import json_record
+
+_FORMAT = "bookie-registration"
+_VERSION = 1
+_PORT_MAX = 65535
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """An address under which a bookie serves something."""
+
+    name: str
+    """What is served there: "bookie" for the entry service, "http" for metrics and health."""
+    host: str
+    port: int
+    protocol: str
+    """How to speak to it: "grpc", "grpcs", "http", …"""
+
+    @property
+    def address(self) -> str:
+        """``HOST:PORT``."""
+        return join_address(self.host, self.port)
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """A bookie as others see it. Capacity and load are as of the last update."""
+
+    bookie_id: str
+    endpoints: tuple[Endpoint, ...]
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """For placement: rack, zone, region, …"""
+    total_bytes: int = 0
+    """Size of the ledger device."""
+    free_bytes: int = 0
+    load: float = 0.0
+    """How busy the bookie is: 0 idle, 1 at its limit."""
+    read_only: bool = False
+    version: str = ""
+    """The program's version."""
+    incarnation: str = ""
+    """Renewed whenever the bookie may have lost something that it acknowledged."""
+    store_doubt: str = ""
+    """Why the metadata store may be older than the bookie; empty if it is not."""
+
+    def endpoint(self, name: str) -> Endpoint | None:
+        """The endpoint called `name`, or None."""
+        for endpoint in self.endpoints:
+            if endpoint.name == name:
+                return endpoint
+        return None
+
+
+def encode_registration(registration: Registration) -> bytes:
+    """The record's bytes.
+
+    Raises:
+        BadRequestError: the load is not a number.
+    """
+    fields = asdict(registration)
+    fields["program_version"] = fields.pop("version")
+    for name in ("incarnation", "store_doubt"):
+        if not fields[name]:
+            del fields[name]
+    try:
+        return json_record.encode(_FORMAT, _VERSION, fields)
+    except ValueError as error:
+        raise BadRequestError(f"the registration of {registration.bookie_id}: {error}") from error
+
+
+def decode_registration(data: bytes) -> Registration:
+    """The registration in `data`.
+
+    Raises:
+        FormatError: not a registration, damaged, or of a newer version.
+    """
+    fields = json_record.decode(_FORMAT, _VERSION, data)
+    bookie_id = fields.text("bookie_id")
+    if not is_valid_bookie_id(bookie_id):
+        raise FormatError(f"{_FORMAT}: {bookie_id!r} cannot be a bookie's id")
+    labels = fields.inner("labels")
+    return Registration(
+        bookie_id=bookie_id,
+        endpoints=tuple(
+            Endpoint(
+                name=endpoint.text("name"),
+                host=endpoint.text("host"),
+                port=endpoint.integer("port", minimum=0, maximum=_PORT_MAX),
+                protocol=endpoint.text("protocol"),
+            )
+            for endpoint in fields.objects("endpoints")
+        ),
+        labels={name: labels.text(name) for name in labels.names()},
+        total_bytes=fields.integer("total_bytes", minimum=0),
+        free_bytes=fields.integer("free_bytes", minimum=0),
+        load=fields.number("load"),
+        read_only=fields.boolean("read_only"),
+        version=fields.text("program_version"),
+        incarnation=fields.text("incarnation") if "incarnation" in fields.names() else "",
+        store_doubt=fields.text("store_doubt") if "store_doubt" in fields.names() else "",
+    )

@@ -1,0 +1,54 @@
+"""Where one instance of a service is: the value of its leased record.
+
+Canonical JSON (:mod:`bookie.metadata.json_record`), format ``service-instance``, version 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+
+from bookie.errors import BadRequestError
+from bookie.metadata import json_record
+
+_FORMAT = "service-instance"
+_VERSION = 1
+_PORT_MAX = 65535
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceInstance:
+    """One instance, as others see it."""
+
+    host: str
+    port: int
+    protocol: str = ""
+    """How to speak to it: "grpc", "https", …"""
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+def encode_service_instance(instance: ServiceInstance) -> bytes:
+    """The record's bytes.
+
+    Raises:
+        BadRequestError: the port is out of range.
+    """
+    if not 1 <= instance.port <= _PORT_MAX:
+        raise BadRequestError(f"{instance.port} is not a port")
+    return json_record.encode(_FORMAT, _VERSION, asdict(instance))
+
+
+def decode_service_instance(data: bytes) -> ServiceInstance:
+    """The instance of `data`.
+
+    Raises:
+        FormatError: it is something else, or of a newer version.
+    """
+    fields = json_record.decode(_FORMAT, _VERSION, data)
+    labels = fields.inner("labels")
+    return ServiceInstance(
+        fields.text("host"),
+        fields.integer("port", minimum=1, maximum=_PORT_MAX),
+        fields.text("protocol"),
+        {name: labels.text(name) for name in labels.names()},
+    )

@@ -1,0 +1,284 @@
+"""The daemon: everything that one bookie is, put together, from its settings to its end.
+
+The order of shutdown is the nesting of this file, inside out::
+
+    HTTP            so that probes are answered while the bookie boots and while it drains
+    gRPC port       held, and refusing calls: a bookie without its port must not stamp a cookie
+    metadata store  the session
+    start_bookie    directories, cookies, engine, node: see `bookie.node.start`
+    gRPC            drains: streams end after the answers they owe
+    registration    made last, deleted first: clients find only a bookie that serves
+
+SIGTERM and SIGINT end the innermost block. A failed disk ends the process at once with status 74.
+After it the process must not answer, sync or tidy up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+from collections.abc import Coroutine
+from typing import NoReturn
+
+import bookie
+from bookie.addresses import is_wildcard, join_address
+from bookie.cluster.cluster_settings import ClusterSettings
+from bookie.cluster.cookies import CookieManager
+from bookie.cluster.instance import read_instance_id
+from bookie.cluster.registration import BookieRegistration
+from bookie.cluster.registration_record import Endpoint
+from bookie.config import Settings, Sources, Supervision, require_bookie_id
+from bookie.daemon.descriptors import require_descriptors, watch_descriptors
+from bookie.daemon.http import Administration, serve_http
+from bookie.daemon.live_settings import LiveSettings, fetch_cluster_settings, open_configured
+from bookie.daemon.readiness import Part, Readiness
+from bookie.daemon.registration_updater import (
+    RegistrationUpdater,
+    keep_registered,
+    show_registration,
+)
+from bookie.daemon.session_policy import obey_session_policy
+from bookie.daemon.signals import NOTED_SIGNALS, noting, until_signal
+from bookie.daemon.systemd import ServiceManager
+from bookie.daemon.watchdog import beat, observe_loop_lag
+from bookie.env import Failpoints, ThreadWorkers, beside, system_environment
+from bookie.errors import BookieError, StorageFailedError
+from bookie.ledger.catalog.ledgers import LedgerManager
+from bookie.ledger.place.labels import BookieLabels
+from bookie.metadata.store import MetadataStore
+from bookie.metadata.uri import require_shared
+from bookie.node.start import StartedBookie, start_bookie
+from bookie.telemetry import Metrics, configure_logging, event_log, set_log_level
+from bookie.wire.grpc.server.grpc_server import hold_port
+
+EXIT_DISK_FAILED = 74
+"""EX_IOERR of sysexits.h: the engine could not write or sync. Only a new process may go on."""
+
+_log = event_log(__name__)
+
+
+async def run_daemon(sources: Sources, supervision: Supervision, failpoints: str = "") -> None:
+    """Run one bookie until SIGTERM or SIGINT, then stop it in order.
+
+    It first fetches the cluster's settings and merges them with `sources`. A failed disk ends the
+    process with status 74; then this does not return.
+
+    Args:
+        sources: what file, environment and flags say.
+        supervision: how to notify the service manager.
+        failpoints: places where a crash test kills the process; empty outside tests.
+
+    Raises:
+        ConfigurationError: a setting is missing or wrong in itself, or the limit of open files is.
+        CannotStartError: an address is taken, or a directory cannot be used now.
+        IdentityError: the directories or the id belong to another bookie.
+        SessionGivenUpError: the metadata store was away for longer than the policy allows.
+        BookieError: the metadata store is away or holds no cluster; a format is newer.
+    """
+    first = sources.first_settings()
+    sources.require_one_store()
+    require_bookie_id(first)
+    require_shared(first.metadata.uri)
+    configure_logging(first.log.level, first.log.format, bookie=first.bookie.id)
+    require_descriptors()
+    for name, right in sources.unknown_variables.items():
+        _log.warning("variable_ignored", variable=name, likely_name=right)
+    live = LiveSettings(sources, await fetch_cluster_settings(first))
+    settings = live.settings
+    configure_logging(settings.log.level, settings.log.format, bookie=settings.bookie.id)
+    _log.info(
+        "starting",
+        version=bookie.__version__,
+        pid=os.getpid(),
+        metadata=settings.metadata.uri,
+        journal_dir=str(settings.storage.journal_dir),
+        ledgers_dir=str(settings.storage.ledgers_dir),
+        changed_settings=json.dumps(settings.model_dump(mode="json", exclude_defaults=True)),
+        cluster_settings=live.cluster,
+        overridden_settings=live.overridden,
+    )
+    try:
+        with noting(*NOTED_SIGNALS, note=_note_signal):
+            await _run(live, ServiceManager(supervision), supervision, Failpoints(failpoints))
+    except BaseExceptionGroup as group:
+        error = _first_error(group)
+        if isinstance(error, StorageFailedError):
+            _die(error)
+        _note(error)
+        raise error from None
+    except StorageFailedError as error:
+        _die(error)
+    except Exception as error:
+        _note(error)
+        raise
+    _log.info("stopped")
+
+
+async def _run(
+    live: LiveSettings, manager: ServiceManager, supervision: Supervision, failpoints: Failpoints
+) -> None:
+    settings = live.settings
+    metrics, readiness = Metrics(), Readiness()
+    administration = Administration(settings.bookie.id)
+    metrics.server_status.set(-1)
+    async with (
+        until_signal() as stop_requested,
+        serve_http(
+            metrics, readiness, administration, host=settings.http.host, port=settings.http.port
+        ) as http_port,
+        hold_port(settings.listen.host, settings.listen.port, settings.rpc) as held,
+        beside([*_signs_of_life(metrics, manager, supervision), watch_descriptors(readiness)]),
+        open_configured(settings) as store,
+        beside([obey_session_policy(store, settings.session, metrics, readiness)]),
+        ThreadWorkers(settings.storage.read_threads) as workers,
+    ):
+        instance_id = administration.instance_id = await read_instance_id(store)
+        metrics.info.info(
+            {"id": settings.bookie.id, "instance": instance_id, "version": bookie.__version__}
+        )
+        async with (
+            start_bookie(
+                system_environment(workers, failpoints),
+                settings.storage,
+                settings.limits,
+                metrics,
+                cookies=CookieManager(store),
+                ledgers=LedgerManager(store),
+                bookie_id=settings.bookie.id,
+                instance_id=instance_id,
+                garbage=settings.garbage,
+            ) as started,
+            held.serve(started.bookie, metrics),
+        ):
+            updater = RegistrationUpdater(
+                started.bookie,
+                endpoints_of(settings, held.port, http_port),
+                settings.bookie.labels,
+                await BookieLabels(store).read(settings.bookie.id),
+                lambda: started.check.needed,
+                lambda: started.garbage.store_doubt,
+            )
+            started.garbage.on_store_doubt = updater.interval.end
+            registration = await updater.registration()
+            async with (
+                BookieRegistration(store, registration, instance_id=instance_id) as registered,
+                beside([keep_registered(updater, registered, metrics, readiness)]),
+                beside(_followers(store, instance_id, live, started, updater)),
+            ):
+                remarks = updater.remarks()
+                show_registration(registration, registered, metrics, readiness, remarks)
+                readiness.clear(Part.BOOT)
+                administration.bookie = started.bookie
+                administration.reclaiming = started.garbage
+                administration.upkeep = {
+                    "check": started.check,
+                    "scrub": started.engine.scrubber,
+                }
+                manager.ready(f"serving on {join_address(settings.listen.host, held.port)}")
+                await _until_stopped(stop_requested, started)
+                administration.bookie = administration.reclaiming = None
+                administration.upkeep = {}
+                readiness.block(Part.SHUTDOWN, "the bookie is stopping")
+                manager.stopping()
+                _log.info("stopping")
+                metrics.server_status.set(-1)
+
+
+def _signs_of_life(
+    metrics: Metrics, manager: ServiceManager, supervision: Supervision
+) -> list[Coroutine[object, object, NoReturn]]:
+    """What runs as long as the event loop does, and shows that it does."""
+    lag = observe_loop_lag(metrics.loop_lag_seconds.observe)
+    if supervision.watchdog_seconds is None:
+        return [lag]
+    return [lag, beat(manager.alive, interval_seconds=supervision.watchdog_seconds / 2)]
+
+
+def _followers(
+    store: MetadataStore,
+    instance_id: str,
+    live: LiveSettings,
+    started: StartedBookie,
+    updater: RegistrationUpdater,
+) -> list[Coroutine[object, object, None]]:
+    """What keeps settings and labels as the cluster says."""
+
+    def apply(settings: Settings) -> None:
+        set_log_level(settings.log.level)
+        started.apply(settings.storage, settings.limits, settings.garbage)
+        updater.set_own_labels(settings.bookie.labels)
+
+    return [
+        ClusterSettings(store).follow(
+            lambda cluster: live.take(cluster, apply), instance_id=instance_id
+        ),
+        BookieLabels(store).follow(
+            started.bookie.bookie_id, updater.set_given_labels, instance_id=instance_id
+        ),
+    ]
+
+
+async def _until_stopped(stop_requested: asyncio.Event, started: StartedBookie) -> None:
+    """Wait for the request to stop. A cancellation means that another part failed."""
+    try:
+        await stop_requested.wait()
+    except asyncio.CancelledError:
+        # When the disk failed nothing may be drained: every answer would be a guess.
+        failure = started.engine.failure
+        if failure is not None:
+            _die(failure)
+        raise
+
+
+def endpoints_of(settings: Settings, port: int, http_port: int) -> tuple[Endpoint, ...]:
+    """Where others find this bookie, as its registration says."""
+    listen, http_host = settings.listen, settings.http.host
+    host = listen.advertised_host or listen.host
+    if is_wildcard(host):
+        host = socket.gethostname()
+    if is_wildcard(http_host):
+        # HTTP that takes IPv4 alone is not found at an IPv6 address.
+        is_reached = ":" in http_host or ":" not in host
+        http_host = host if is_reached else socket.gethostname()
+    return (
+        Endpoint("bookie", host, listen.advertised_port or port, "grpc"),
+        Endpoint("http", http_host, http_port, "http"),
+    )
+
+
+def _first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The error that a tree of groups is about: a failed disk before anything else."""
+    found: list[BaseException] = []
+
+    def collect(error: BaseException) -> None:
+        if isinstance(error, BaseExceptionGroup):
+            for inner in error.exceptions:
+                collect(inner)
+        else:
+            found.append(error)
+
+    collect(group)
+    found.sort(key=lambda error: not isinstance(error, StorageFailedError))
+    return found[0]
+
+
+def _note_signal(name: str) -> None:
+    _log.warning(
+        "signal_ignored",
+        signal=name,
+        hint="a start reads the file; bookie cluster settings change a running bookie",
+    )
+
+
+def _note(error: BaseException) -> None:
+    """Log what ended the daemon. An unexpected error comes with its traceback."""
+    if not isinstance(error, BookieError):
+        _log.error("crashed", error)
+
+
+def _die(error: BookieError) -> NoReturn:
+    """End the process now, without handlers or flushes. Only the log is written."""
+    _log.error("disk_failed", error, exit_status=EXIT_DISK_FAILED)
+    os._exit(EXIT_DISK_FAILED)

@@ -1,0 +1,118 @@
+"""File descriptors: how many a bookie needs, how many it has, and whether they run out.
+
+A bookie that is out of descriptors accepts no connections. It also cannot create the next journal
+file, which ends the process. So it reports that it is not ready while some are still free.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+from contextlib import suppress
+from pathlib import Path
+from typing import NoReturn
+
+from bookie.daemon.readiness import Part, Readiness
+from bookie.errors import ConfigurationError
+from bookie.node.engine.files import OPEN_FILES_MAX
+from bookie.telemetry import event_log
+
+_log = event_log(__name__)
+
+RESERVED = 64
+"""Connections should leave so many to the bookie's own files: journals, logs, directories."""
+
+PROCESS = 64
+"""What a bookie has open without data and clients: the index, sockets and wake-ups of its threads,
+measured at 35."""
+
+CONNECTIONS_MIN = 128
+"""A client takes two of a bookie, and so does each scrape or probe for a moment."""
+
+DESCRIPTORS_MIN = PROCESS + OPEN_FILES_MAX + CONNECTIONS_MIN + RESERVED
+"""The lowest limit with which a bookie can do its work."""
+
+LOOK_INTERVAL_SECONDS = 1.0
+
+_OPEN = Path("/proc/self/fd")
+_LIMITS = Path("/proc/self/limits")
+_NAME = "Max open files"
+UNLIMITED = resource.RLIM_INFINITY
+
+
+def limits() -> tuple[int, int]:
+    """The soft and the hard limit of open files; -1 means no limit."""
+    try:
+        return resource.getrlimit(resource.RLIMIT_NOFILE)
+    except OSError:
+        # A service's filter of system calls may forbid to ask; the file says the same.
+        for line in _LIMITS.read_text(encoding="ascii").splitlines():
+            if line.startswith(_NAME):
+                soft, hard = line.removeprefix(_NAME).split()[:2]
+                return _number(soft), _number(hard)
+        raise
+
+
+def _number(word: str) -> int:
+    return UNLIMITED if word == "unlimited" else int(word)
+
+
+def raise_limit() -> int:
+    """Raise the soft limit to the hard one, as any process may; the limit that holds then."""
+    soft, hard = limits()
+    if soft != hard:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            return hard
+    return soft
+
+
+def require_descriptors() -> int:
+    """Have as many descriptors as this process may; returns how many.
+
+    Raises:
+        ConfigurationError: these are too few for a bookie.
+    """
+    limit = raise_limit()
+    if limit != UNLIMITED and limit < DESCRIPTORS_MIN:
+        raise ConfigurationError(
+            f"a bookie needs at least {DESCRIPTORS_MIN} open files and may have {limit}; raise the "
+            "limit (LimitNOFILE= in systemd, ulimit -n in a shell)"
+        )
+    return limit
+
+
+def in_use() -> int:
+    """How many descriptors this process has.
+
+    Raises:
+        OSError: none is left to look (before Linux 6.2).
+    """
+    # Newer kernels say so without a listing, which takes a millisecond for each few thousand.
+    return os.stat(_OPEN).st_size or len(os.listdir(_OPEN)) - 1
+
+
+async def watch_descriptors(readiness: Readiness) -> NoReturn:
+    """Keep the readiness true about descriptors, until cancelled."""
+    is_short = False
+    while True:
+        limit, _ = limits()
+        try:
+            used = in_use()
+        except OSError:
+            used = limit
+        short = limit != UNLIMITED and used > limit - RESERVED
+        if short:
+            readiness.block(
+                Part.DESCRIPTORS,
+                f"{used} of {limit} open files are in use; raise the limit (LimitNOFILE= in"
+                " systemd) or have clients close connections",
+            )
+        elif is_short:
+            readiness.clear(Part.DESCRIPTORS)
+        if short != is_short:
+            is_short = short
+            log = _log.error if short else _log.info
+            log("descriptors_run_out" if short else "descriptors_free", used=used, limit=limit)
+        await asyncio.sleep(LOOK_INTERVAL_SECONDS)

@@ -1,0 +1,384 @@
+"""What a bookie shows over HTTP: its metrics, whether it lives, whether it takes traffic.
+
+==================  ======================================================================
+``/metrics``        Prometheus text
+``/healthz``        200 while the event loop answers; a bookie whose disk fails ends by itself
+``/readyz``         200 when traffic may come; 503 with the reasons otherwise
+``GET /bookie``     what the bookie says of itself
+``PUT /read-only``  ``{"read_only": true}`` refuses new entries, ``false`` takes them again
+``GET /check``      what the last check of all entries found; ``PUT``: make one now
+``PUT /garbage``    409 says why it was not done. ``{"action": …}`` is one of these:
+                    ``"run"`` looks for deleted ledgers now;
+                    ``"force"`` deletes all absent ones without their grace;
+                    ``"confirm-store"`` trusts the metadata store as it is;
+                    ``"suspend"``, ``"resume"`` stop and continue it, and compactions;
+                    ``"undelete"`` gives the absent ``"ledgers": […]``, or all, a whole grace
+``PUT /compaction`` ``{"action": "run"}`` compacts every file that holds anything dead
+``GET /scrub``      how far the scrubber is, and what is damaged; ``PUT``: read everything now
+==================  ======================================================================
+
+It listens on loopback unless the configuration says otherwise. It always takes changes only from
+processes of the same machine, and only as JSON, so that a web page cannot send them. Kubernetes and
+systemd ask ``/healthz`` and ``/readyz``.
+
+An address may lead to another bookie than the caller means: every machine has a 127.0.0.1. So a
+change names its bookie in the header ``Bookie-Id``. Other requests may. ``Bookie-Instance-Id`` may
+name the cluster. A request that names somebody else is refused with 421.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import json
+import os
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from typing import Protocol
+
+from aiohttp import web
+
+from bookie.addresses import is_wildcard, join_address
+from bookie.daemon.readiness import Readiness
+from bookie.errors import BookieError, CannotStartError
+from bookie.ids import BOOKIE_ID_METADATA_KEY, INSTANCE_ID_METADATA_KEY, MAX_ID
+from bookie.node.bookie import COMMAND
+from bookie.node.garbage_status import GarbageStatus
+from bookie.telemetry import Metrics
+from bookie.wire.commands import Info
+
+REQUEST_BYTES_MAX = 4096
+"""Requests need small bodies only."""
+
+CONNECTIONS_MAX = 256
+"""Probes, scrapes and commands need few. Beyond it the oldest connection is closed."""
+
+IDLE_SECONDS_MAX = 75.0
+"""A connection is closed that sends no whole header for so long, from its begin or after a request.
+It is longer than the usual interval of scrapes."""
+
+BODY_SECONDS_MAX = 10.0
+"""Time for the body of a change to arrive."""
+
+SHUTDOWN_SECONDS = 1.0
+"""A scrape in flight may end; a kept-alive connection is not waited for."""
+
+
+_GARBAGE_ACTIONS = ("run", "force", "confirm-store", "undelete", "suspend", "resume")
+
+
+class Administered(Protocol):
+    """A running bookie, as an operator's command meets it."""
+
+    @property
+    def read_only(self) -> bool:
+        """Whether new entries are refused."""
+
+    def read_only_reasons(self) -> list[str]:
+        """Why they are."""
+
+    def set_read_only(self, reason: str, *, read_only: bool) -> None:
+        """Refuse new entries for `reason`, or drop that reason."""
+
+    async def info(self) -> Info:
+        """The bookie as it describes itself."""
+
+
+class Upkeep(Protocol):
+    """Work of a bookie on its own data that goes on in the background."""
+
+    def start(self) -> None:
+        """Have it done now."""
+
+    def status(self) -> dict[str, object]:
+        """Whether it is needed and running, and what it found last."""
+
+
+class Reclaiming(Protocol):
+    """The garbage collection of a running bookie, and what it asks of compaction."""
+
+    def status(self) -> GarbageStatus:
+        """How reclaiming stands."""
+
+    def wake(self, *, force: bool = False) -> None:
+        """Make a round now; BadRequestError if it cannot be forced."""
+
+    async def confirm_store(self) -> None:
+        """Trust the metadata store as it is now; BookieError says why that fails."""
+
+    async def keep(self, ledger_ids: Iterable[int] = ()) -> int:
+        """Have absent ledgers, these or all, wait for a whole grace again; how many did."""
+
+    def suspend(self, *, suspended: bool) -> None:
+        """Suspend rounds and compactions, or continue them."""
+
+    def compact(self) -> None:
+        """Compact every file that holds anything dead."""
+
+
+class Administration:
+    """The bookie that commands are for. It is unset while the process starts or stops.
+
+    Args:
+        bookie_id: whose process this is, also meanwhile.
+    """
+
+    def __init__(self, bookie_id: str) -> None:
+        self.bookie_id = bookie_id
+        self.instance_id = ""
+        """The cluster's; empty until the metadata store told it."""
+        self.bookie: Administered | None = None
+        self.upkeep: dict[str, Upkeep] = {}
+        """By the last part of its URL."""
+        self.reclaiming: Reclaiming | None = None
+
+
+class _Handlers:
+    def __init__(
+        self, metrics: Metrics, readiness: Readiness, administration: Administration
+    ) -> None:
+        self._metrics = metrics
+        self._readiness = readiness
+        self._administration = administration
+
+    @web.middleware
+    async def for_this_bookie(
+        self,
+        request: web.Request,
+        handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
+    ) -> web.StreamResponse:
+        """Refuse a request that names another bookie, and a change that names none."""
+        own, cluster = self._administration.bookie_id, self._administration.instance_id
+        named = request.headers.get(BOOKIE_ID_METADATA_KEY, "")
+        named_cluster = request.headers.get(INSTANCE_ID_METADATA_KEY, "")
+        if named not in ("", own):
+            return _error(
+                421,
+                f"this is bookie {own}, and the request is for bookie {named}; "
+                f"run the command on the machine of bookie {named}",
+            )
+        if cluster and named_cluster not in ("", cluster):
+            return _error(
+                421,
+                f"this is bookie {own} of cluster {cluster}, not of cluster {named_cluster}; "
+                "run the command on the machine of the bookie that you mean",
+            )
+        if request.method == "PUT" and not named:
+            return _error(
+                400, f"a change must name its bookie in the header Bookie-Id; this is bookie {own}"
+            )
+        return await handler(request)
+
+    async def metrics(self, _request: web.Request) -> web.Response:
+        body, content_type = self._metrics.exposition()
+        return web.Response(body=body, headers={"Content-Type": content_type})
+
+    async def healthz(self, _request: web.Request) -> web.Response:
+        return web.json_response({"healthy": True})
+
+    async def readyz(self, _request: web.Request) -> web.Response:
+        status = 200 if self._readiness.is_ready else 503
+        return web.json_response(self._readiness.report(), status=status)
+
+    async def bookie(self, _request: web.Request) -> web.Response:
+        return await self._report({})
+
+    async def _report(self, done: dict[str, object]) -> web.Response:
+        """What the bookie says of itself, and what a command did."""
+        bookie = self._administration.bookie
+        if bookie is None:
+            return _error(503, "the bookie does not serve now")
+        report = asdict(await bookie.info()) | {"read_only_reasons": bookie.read_only_reasons()}
+        reclaiming = self._administration.reclaiming
+        if reclaiming is not None:
+            report |= asdict(reclaiming.status())
+        return web.json_response(report | done)
+
+    async def upkeep(self, request: web.Request) -> web.Response:
+        work = self._administration.upkeep.get(request.match_info["work"])
+        if work is None:
+            return _error(503, "the bookie does not serve now")
+        if request.method == "PUT":
+            if not _is_command(request):
+                return _refused()
+            work.start()
+        return web.json_response(work.status())
+
+    async def set_read_only(self, request: web.Request) -> web.Response:
+        wanted = await _wanted(request, "read_only", (True, False))
+        if isinstance(wanted, web.Response):
+            return wanted
+        bookie = self._administration.bookie
+        if bookie is not None:
+            bookie.set_read_only(COMMAND, read_only=bool(wanted))
+        return await self.bookie(request)
+
+    async def garbage(self, request: web.Request) -> web.Response:
+        action = await _wanted(request, "action", _GARBAGE_ACTIONS)
+        if isinstance(action, web.Response):
+            return action
+        reclaiming = self._administration.reclaiming
+        done: dict[str, object] = {}
+        if reclaiming is not None:
+            try:
+                match action:
+                    case "suspend" | "resume":
+                        reclaiming.suspend(suspended=action == "suspend")
+                    case "confirm-store":
+                        await reclaiming.confirm_store()
+                    case "undelete":
+                        ledger_ids = (await request.json()).get("ledgers", [])
+                        if not _are_ledger_ids(ledger_ids):
+                            return _error(400, "ledgers must be a list of ledger ids")
+                        done["undeleted_ledgers"] = await reclaiming.keep(ledger_ids)
+                    case _:
+                        reclaiming.wake(force=action == "force")
+            except BookieError as error:
+                return _error(409, str(error))
+        return await self._report(done)
+
+    async def compaction(self, request: web.Request) -> web.Response:
+        action = await _wanted(request, "action", ("run",))
+        if isinstance(action, web.Response):
+            return action
+        if self._administration.reclaiming is not None:
+            self._administration.reclaiming.compact()
+        return await self.bookie(request)
+
+
+async def _wanted(
+    request: web.Request, key: str, allowed: tuple[bool | str, ...]
+) -> bool | str | web.Response:
+    """What the body of a change asks for, or the answer that refuses it."""
+    if not _is_command(request):
+        return _refused()
+    try:
+        async with asyncio.timeout(BODY_SECONDS_MAX):
+            wanted = (await request.json())[key]
+    except TimeoutError:
+        return _error(408, f"the body did not arrive within {BODY_SECONDS_MAX:g} s")
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError):
+        wanted = None
+    for value in allowed:
+        # The type counts too: 1 == True in Python.
+        if type(wanted) is type(value) and wanted == value:
+            return value
+    bodies = " or ".join(json.dumps({key: value}) for value in allowed)
+    return _error(400, f"the body must be {bodies}")
+
+
+def _are_ledger_ids(value: object) -> bool:
+    return isinstance(value, list) and all(type(x) is int and 0 <= x <= MAX_ID for x in value)
+
+
+def _is_command(request: web.Request) -> bool:
+    transport = request.transport
+    if transport is None or request.content_type != "application/json":
+        return False
+    peer, own = (transport.get_extra_info(end) for end in ("peername", "sockname"))
+    return is_same_machine(peer and peer[0], own and own[0])
+
+
+def _refused() -> web.Response:
+    return _error(403, "a change must come from the bookie's own machine, as application/json")
+
+
+def _error(status: int, sentence: str) -> web.Response:
+    return web.json_response({"error": sentence}, status=status)
+
+
+def is_same_machine(peer: str | None, own: str | None) -> bool:
+    """Whether both ends of a connection are one machine's; `own` is the address that was reached.
+
+    A process that connects to an address of its own machine comes from that same address.
+    """
+    try:
+        theirs, ours = (_address(one or "") for one in (peer, own))
+    except ValueError:
+        return False
+    return theirs.is_loopback or theirs == ours
+
+
+def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """An address; of IPv4 even if a socket of both families wrote it as IPv6."""
+    found = ipaddress.ip_address(text)
+    return getattr(found, "ipv4_mapped", None) or found
+
+
+@asynccontextmanager
+async def serve_http(
+    metrics: Metrics,
+    readiness: Readiness,
+    administration: Administration | None = None,
+    *,
+    host: str,
+    port: int,
+) -> AsyncIterator[int]:
+    """Serve until the block ends; the value is the port, which matters when `port` is 0.
+
+    Raises:
+        CannotStartError: the address cannot be listened on now.
+    """
+    pages = _Handlers(metrics, readiness, administration or Administration(""))
+    application = web.Application(
+        client_max_size=REQUEST_BYTES_MAX, middlewares=[pages.for_this_bookie]
+    )
+    application.add_routes(
+        [
+            web.get("/metrics", pages.metrics),
+            web.get("/healthz", pages.healthz),
+            web.get("/readyz", pages.readyz),
+            web.get("/bookie", pages.bookie),
+            web.put("/read-only", pages.set_read_only),
+            web.put("/garbage", pages.garbage),
+            web.put("/compaction", pages.compaction),
+            web.get("/{work:check|scrub}", pages.upkeep),
+            web.put("/{work:check|scrub}", pages.upkeep),
+        ]
+    )
+    runner = web.AppRunner(
+        application,
+        access_log=None,
+        shutdown_timeout=SHUTDOWN_SECONDS,
+        keepalive_timeout=IDLE_SECONDS_MAX,
+    )
+    await runner.setup()
+    server = runner.server
+    assert server is not None
+
+    try:
+        listener = await _listen(server, host, port)
+        try:
+            yield int(listener.sockets[0].getsockname()[1])
+        finally:
+            listener.close()
+    finally:
+        await runner.cleanup()
+
+
+async def _listen(server: web.Server, host: str, port: int) -> asyncio.Server:
+    """Accept connections for `server`, and close the oldest ones when there are too many.
+
+    Raises:
+        CannotStartError: the address cannot be listened on now.
+    """
+
+    def accept() -> asyncio.Protocol:
+        transports = [one.transport for one in server.connections if one.transport is not None]
+        for transport in transports[: max(0, len(transports) + 1 - CONNECTIONS_MAX)]:
+            transport.abort()
+        return server()
+
+    loop = asyncio.get_running_loop()
+    try:
+        if ":" in host and is_wildcard(host) and socket.has_dualstack_ipv6():
+            # The IPv6 wildcard takes IPv4 as well, as it does for gRPC.
+            both = socket.create_server((host, port), family=socket.AF_INET6, dualstack_ipv6=True)
+            return await loop.create_server(accept, sock=both)
+        return await loop.create_server(accept, host, port)
+    except OSError as error:
+        reason = os.strerror(error.errno).lower() if error.errno else str(error)
+        address = join_address(host, port)
+        raise CannotStartError(f"cannot serve HTTP on {address}: {reason}") from error

@@ -1,0 +1,69 @@
+"""Directories of a local cluster that were deleted: a sentence for each, with what to type.
+
+It looks before any bookie starts. A bookie alone knows neither the others nor the URI to type.
+"""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from bookie.cluster.cookie import CookieState
+from bookie.cluster.cookies import CookieManager
+from bookie.cluster.instance import read_instance_id
+from bookie.daemon.local.layout import Layout
+from bookie.errors import ConfigurationError, CookieError, NoSuchKeyError
+from bookie.metadata.store import MetadataStore
+
+DIRECTORIES = ("journal", "ledgers")
+"""Those of a bookie, below its home."""
+
+
+async def refuse_lost_metadata(store: MetadataStore, directory: Path, layout: Layout) -> None:
+    """Refuse a store without a cluster while bookies hold data of one.
+
+    Raises:
+        ConfigurationError: it is so; a new cluster would not know the bookies.
+    """
+    try:
+        await read_instance_id(store)
+    except NoSuchKeyError as error:
+        for member in layout.members:
+            home = directory / member.id
+            if any(map(_has_cookie, _roots(home))):
+                raise ConfigurationError(
+                    f"{layout.metadata_uri} holds no cluster, and {home} holds data of one: bring "
+                    f"the metadata back, or lose all data by `rm -r {shlex.quote(str(directory))}`"
+                ) from error
+
+
+async def refuse_lost_bookies(store: MetadataStore, directory: Path, layout: Layout) -> None:
+    """Refuse bookies that have begun to store entries and whose directories were deleted.
+
+    Raises:
+        CookieError: there is one.
+    """
+    cookies = CookieManager(store)
+    for member in layout.members:
+        roots = _roots(directory / member.id)
+        lost = [root for root in roots if not _has_cookie(root)]
+        if not lost:
+            continue
+        found = await cookies.read(member.id)
+        if found is None or found.value.state is not CookieState.READY:
+            continue  # its first start was interrupted, or is still to come
+        left = " ".join(shlex.quote(str(root)) for root in roots if root.exists())
+        command = f"rm -r {left} && " if left else ""
+        command += f"bookie cookie delete {member.id} --metadata {shlex.quote(layout.metadata_uri)}"
+        raise CookieError(
+            f"{member.id} has lost its data: {lost[0]} is gone or has no cookie; bring it back, or "
+            f"type `{command}`, after which it starts again with empty directories"
+        )
+
+
+def _roots(home: Path) -> list[Path]:
+    return [home / name for name in DIRECTORIES]
+
+
+def _has_cookie(root: Path) -> bool:
+    return (root / "COOKIE").exists()

@@ -1,0 +1,212 @@
+"""One bookie process as its supervisor sees it: started, ready, stopped, killed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bookie.addresses import join_address
+from bookie.daemon.local.layout import LocalBookie
+from bookie.errors import OperationTimeoutError, ShuttingDownError
+
+READY_SECONDS_MAX = 60.0
+"""A boot replays at most a few hundred megabytes; anything longer is stuck."""
+
+STOP_SECONDS_MAX = 30.0
+"""Drain, last checkpoint and clean marker; then the process is killed."""
+
+CHILD_VARIABLES = frozenset({"BOOKIE_DEBUG", "BOOKIE_FAILPOINT"})
+"""Variables of this program that are meant for its children too."""
+
+
+@dataclass(slots=True)
+class BookieProcess:
+    """One bookie process of a local cluster, running or not."""
+
+    member: LocalBookie
+    directory: Path
+    _process: asyncio.subprocess.Process | None = None
+    _stopping: bool = False
+    _ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def id(self) -> str:
+        """The bookie's id."""
+        return self.member.id
+
+    @property
+    def address(self) -> str:
+        """Where clients connect."""
+        return join_address("127.0.0.1", self.member.port)
+
+    @property
+    def log_path(self) -> Path:
+        """Everything that the bookie said, over all its lives."""
+        return self.directory / "bookie.log"
+
+    @property
+    def pid(self) -> int | None:
+        """The process while it runs."""
+        running = self._process is not None and self._process.returncode is None
+        return self._process.pid if running and self._process is not None else None
+
+    @property
+    def exit_status(self) -> int | None:
+        """How the last process ended: its exit status, or minus the signal that killed it."""
+        return self._process.returncode if self._process is not None else None
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the end of the process was asked for."""
+        return self._stopping
+
+    async def start(self, environment: Mapping[str, str] | None = None) -> None:
+        """Start the process and wait until the bookie is ready.
+
+        Args:
+            environment: variables on top of this process's own.
+
+        Raises:
+            ShuttingDownError: the process ended before it was ready; the message is what it said.
+            OperationTimeoutError: it is not ready after `READY_SECONDS_MAX`; it was killed.
+        """
+        assert self.pid is None, f"{self.id} is running"
+        self._stopping = False
+        self._ended = asyncio.Event()
+        with _NotifySocket(self.id) as notify:
+            variables = child_environment(os.environ) | dict(environment or {})
+            variables["NOTIFY_SOCKET"] = notify.name
+            self._process = await self._spawn(variables)
+            try:
+                async with asyncio.timeout(READY_SECONDS_MAX):
+                    await self._wait_ready(notify, self._process)
+            except TimeoutError as error:
+                await self.kill()
+                raise OperationTimeoutError(
+                    f"{self.id} was not ready after {READY_SECONDS_MAX:.0f} s; see {self.log_path}"
+                ) from error
+
+    async def _spawn(self, variables: Mapping[str, str]) -> asyncio.subprocess.Process:
+        words = ("-m", "bookie", "serve", "--config", str(self.directory / "bookie.toml"))
+        descriptor = os.open(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *words,
+                "--stop-with-parent",
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=descriptor,
+                stderr=descriptor,
+                env=variables,
+                # Ctrl-C reaches the supervisor alone, which then stops its children in order.
+                start_new_session=True,
+            )
+        finally:
+            os.close(descriptor)
+        (self.directory / "bookie.pid").write_text(f"{process.pid}\n", encoding="ascii")
+        return process
+
+    async def _wait_ready(self, notify: _NotifySocket, process: asyncio.subprocess.Process) -> None:
+        """Whichever comes first: the bookie says that it is ready, or its process ends."""
+        async with asyncio.TaskGroup() as group:
+            ready = group.create_task(notify.wait_ready())
+            ended = group.create_task(process.wait())
+            await asyncio.wait((ready, ended), return_when=asyncio.FIRST_COMPLETED)
+            ready.cancel()
+            ended.cancel()
+        if process.returncode is not None:
+            raise ShuttingDownError(
+                f"{self.id} ended with status {process.returncode}: {last_line(self.log_path)}"
+            )
+
+    async def wait(self) -> int:
+        """Wait until the process has ended; its exit status, or minus the signal."""
+        assert self._process is not None, f"{self.id} was never started"
+        status = await self._process.wait()
+        (self.directory / "bookie.pid").unlink(missing_ok=True)
+        return status
+
+    async def stop(self) -> int:
+        """Ask the bookie to stop, and kill it when it does not; its exit status."""
+        return await self._end(signal.SIGTERM)
+
+    async def kill(self) -> int:
+        """Kill the process without a word (SIGKILL); its exit status."""
+        return await self._end(signal.SIGKILL)
+
+    async def _end(self, number: signal.Signals) -> int:
+        assert self._process is not None, f"{self.id} was never started"
+        self._stopping = True
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                # The process object would poll first. If the process has just ended, that takes
+                # the exit status away from the waiting task, which then reports 255.
+                os.kill(self._process.pid, number)
+        try:
+            async with asyncio.timeout(STOP_SECONDS_MAX):
+                return await self.wait()
+        except TimeoutError:
+            self._process.kill()
+            return await self.wait()
+
+
+def child_environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """`variables` without settings of a bookie: those of the cluster's own files must hold.
+
+    A shell in which ``BOOKIE_METADATA`` points at another cluster is the usual case.
+    """
+    return {
+        name: value
+        for name, value in variables.items()
+        if not name.startswith("BOOKIE_") or name in CHILD_VARIABLES
+    }
+
+
+class _NotifySocket:
+    """The receiving end of sd_notify for one child, in Linux's abstract namespace.
+
+    An abstract name needs no file. A deep directory does not make it too long.
+    """
+
+    def __init__(self, bookie_id: str) -> None:
+        self.name = f"@bookie-local-{os.getpid()}-{bookie_id}-{os.urandom(6).hex()}"
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+
+    def __enter__(self) -> _NotifySocket:
+        self._socket.bind("\0" + self.name[1:])
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self._socket.close()
+
+    async def wait_ready(self) -> None:
+        """Return when the child says that it is ready."""
+        loop = asyncio.get_running_loop()
+        while True:
+            message = await loop.sock_recv(self._socket, 4096)
+            if b"READY=1" in message.split(b"\n"):
+                return
+
+
+def describe_end(status: int, log_path: Path) -> str:
+    """How a process ended, for people."""
+    if status < 0:
+        return f"was killed by {signal.Signals(-status).name}"
+    return f"ended with status {status}: {last_line(log_path)}"
+
+
+def last_line(path: Path) -> str:
+    """What a bookie's log says last, for people: the reason of its end, if that is there."""
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    last = lines[-1] if lines else "it said nothing"
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        return str(json.loads(last)["reason"])
+    return last.removeprefix("bookie: ")

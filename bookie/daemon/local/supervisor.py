@@ -1,0 +1,166 @@
+"""Start a whole cluster, watch over its processes, stop it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from bookie.daemon.local.layout import Layout, locked, make_directory, prepare
+from bookie.daemon.local.process import BookieProcess, describe_end
+from bookie.errors import KeyExistsError, OperationTimeoutError, ShuttingDownError
+
+RESTART_DELAY_SECONDS = 1.0
+"""The first delay before a restart. After each failure the delay doubles, up to
+`RESTART_DELAY_SECONDS_MAX`."""
+RESTART_DELAY_SECONDS_MAX = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class LocalCluster:
+    """A running local cluster."""
+
+    directory: Path
+    metadata_uri: str
+    bookies: tuple[BookieProcess, ...]
+
+    def bookie(self, bookie_id: str) -> BookieProcess:
+        """The process of one bookie."""
+        return next(bookie for bookie in self.bookies if bookie.id == bookie_id)
+
+
+@asynccontextmanager
+async def local_cluster(
+    directory: Path,
+    *,
+    bookies: int | None = None,
+    metadata_uri: str | None = None,
+    base_port: int | None = None,
+    settings: Mapping[str, Mapping[str, object]] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> AsyncIterator[LocalCluster]:
+    """Start every bookie, and stop them all at the end of the block, also after an error.
+
+    Args:
+        directory: where everything is kept, absolute; made when it does not exist.
+        bookies: how many; those of the directory, or 3, when None.
+        metadata_uri: another metadata store than the embedded one.
+        base_port: the first of two ports per bookie; free ones are chosen and kept when None.
+        settings: more settings for each bookie, by section and key.
+        environment: variables of each bookie's process on top of this one's.
+
+    Raises:
+        DirectoryLockedError: another supervisor uses the directory.
+        ConfigurationError: the directory holds another cluster than asked for, or other processes
+            cannot see the metadata store. Or the metadata was deleted, and the bookies were not.
+        CookieError: the directories of a bookie were deleted; the message says what to type.
+        ShuttingDownError: a bookie did not start; the message is what it said.
+    """
+    if metadata_uri is not None:
+        from bookie.metadata.uri import require_shared
+
+        require_shared(metadata_uri)
+    make_directory(directory)
+    with locked(directory):
+        layout = prepare(
+            directory,
+            bookies=bookies,
+            metadata_uri=metadata_uri,
+            base_port=base_port,
+            settings=settings or {},
+        )
+        await _initialize(directory, layout)
+        processes = tuple(BookieProcess(member, directory / member.id) for member in layout.members)
+        try:
+            await start_all(processes, environment)
+            yield LocalCluster(directory, layout.metadata_uri, processes)
+        finally:
+            await stop_all(processes)
+
+
+async def start_all(
+    processes: Sequence[BookieProcess], environment: Mapping[str, str] | None = None
+) -> None:
+    """Start what does not run, all at once, and wait until every one is ready.
+
+    Raises:
+        ShuttingDownError: one did not start; the others may run.
+        OperationTimeoutError: one is not ready in time.
+    """
+    failures: list[BaseException] = []
+    try:
+        async with asyncio.TaskGroup() as group:
+            for process in processes:
+                if process.pid is None:
+                    group.create_task(process.start(environment))
+    except* (ShuttingDownError, OperationTimeoutError) as errors:
+        failures += errors.exceptions
+    # Raised out here: up to Python 3.11.3 an error raised inside of except* comes out in a group.
+    if failures:
+        raise failures[0]
+
+
+async def stop_all(processes: Sequence[BookieProcess]) -> None:
+    """Stop what still runs, all at once."""
+    async with asyncio.TaskGroup() as group:
+        for process in processes:
+            if process.pid is not None:
+                group.create_task(process.stop())
+
+
+async def watch_processes(
+    cluster: LocalCluster, report: Callable[[str], None], *, restart: bool
+) -> None:
+    """Report every bookie that ends unasked, and start it again when `restart`; until cancelled.
+
+    A bookie that dies during such a start is started again, too. Returns when all bookies have
+    ended for good.
+    """
+
+    async def start_again(process: BookieProcess) -> None:
+        delay = RESTART_DELAY_SECONDS
+        while True:
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, RESTART_DELAY_SECONDS_MAX)
+            try:
+                return await process.start()
+            except (ShuttingDownError, OperationTimeoutError) as error:
+                report(f"{error}; it is started again in {delay:g} s")
+
+    async def watch(process: BookieProcess) -> None:
+        while True:
+            status = await process.wait()
+            if process.is_stopping:
+                return
+            report(f"{process.id} {describe_end(status, process.log_path)}")
+            if not restart:
+                return
+            await start_again(process)
+            report(f"{process.id} is back, pid {process.pid}")
+
+    async with asyncio.TaskGroup() as group:
+        for process in cluster.bookies:
+            group.create_task(watch(process))
+
+
+async def _initialize(directory: Path, layout: Layout) -> None:
+    """Make the cluster's instance id when the metadata store is new.
+
+    Raises:
+        ConfigurationError, CookieError: the metadata or a bookie was deleted.
+    """
+    from bookie.cluster.instance import initialize_cluster
+    from bookie.config import load_settings
+    from bookie.daemon.local.lost import refuse_lost_bookies, refuse_lost_metadata
+    from bookie.metadata.connect import open_store
+    from bookie.metadata.security import security_of
+
+    security = security_of(load_settings().metadata)
+    async with open_store(layout.metadata_uri, security=security) as store:
+        await refuse_lost_metadata(store, directory, layout)
+        with contextlib.suppress(KeyExistsError):
+            await initialize_cluster(store)
+        await refuse_lost_bookies(store, directory, layout)

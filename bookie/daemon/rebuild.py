@@ -1,0 +1,114 @@
+"""Rebuild the index of a stopped bookie from its files.
+
+A start does the same work if it finds the index lost or damaged. Here an operator asks for it, sees
+the progress, and reads the result before the bookie starts again. The old index stays beside the
+new one. After an interruption the next start or rebuild begins again: an incomplete index has no
+format.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from bookie.config import StorageSettings
+from bookie.daemon.inspection import read_cookie
+from bookie.env import PosixDisk, ThreadWorkers, system_environment
+from bookie.errors import ConfigurationError, CookieError
+from bookie.node.engine.boot.start import Boot, Identity
+from bookie.node.engine.directories import Directories, locked_directories
+from bookie.node.engine.files import parse_file_name
+
+
+@dataclass(frozen=True, slots=True)
+class RebuiltIndex:
+    """What a rebuild read and found."""
+
+    index_dir: str
+    old_index: str | None
+    """Where the index that stood there is kept; None if the index was missing."""
+    files: int
+    size_bytes: int
+    """Of the files."""
+    seconds: float
+    ledgers: int
+    entries: int
+    """Entries read. An entry that was added twice counts twice."""
+    damage: tuple[str, ...]
+    """One sentence for each damaged region."""
+
+
+def size_of_files(settings: StorageSettings) -> int:
+    """Bytes that a rebuild has to read."""
+    return sum(size for _, size in _files(Directories(PosixDisk(), settings)))
+
+
+def rebuild_index(settings: StorageSettings, advance: Callable[[int], None]) -> RebuiltIndex:
+    """Set the index aside and make it again; blocking. `advance` gets the number of bytes read.
+
+    The bookie's next start finds that its integrity has to be checked. It renews its incarnation
+    and puts every ledger that names it in limbo.
+
+    Raises:
+        ConfigurationError: directories, cookies or files are missing, or a device is full.
+        CookieError: the two directories belong to two bookies.
+        DirectoryLockedError: the bookie runs.
+        FormatError: a newer version wrote a file, or a file is not the one that its name says.
+        StorageFailedError: a disk failed.
+    """
+    for root in (settings.journal_dir, settings.ledgers_dir):
+        if not root.is_dir():
+            raise ConfigurationError(f"there is no directory {root}")
+    identity = _identity(settings.journal_dir, settings.ledgers_dir)
+    environment = system_environment(ThreadWorkers())
+    with locked_directories(environment.disk, settings) as directories:
+        files = _files(directories)
+        if not files:
+            raise ConfigurationError(
+                f"there are no files in {directories.journal} and {directories.logs} "
+                "to make an index from"
+            )
+        old = None
+        if "data.mdb" in environment.disk.names(directories.index):
+            old = directories.set_index_aside(f"replaced-{environment.clock.now_ms()}")
+        began = environment.clock.monotonic()
+        booted = Boot(environment, settings, directories, identity, advance).run()
+        try:
+            ledgers = booted.index.ledger_count()
+        finally:
+            booted.writer.close()
+            booted.files.close()
+            booted.index.close()
+        return RebuiltIndex(
+            index_dir=directories.index,
+            old_index=old,
+            files=len(files),
+            size_bytes=sum(size for _, size in files),
+            seconds=environment.clock.monotonic() - began,
+            ledgers=ledgers,
+            entries=booted.report.entries,
+            damage=booted.report.corrupt,
+        )
+
+
+def _identity(journal_dir: Path, ledgers_dir: Path) -> Identity:
+    cookies = [read_cookie(directory) for directory in (journal_dir, ledgers_dir)]
+    if cookies[0].differences(cookies[1]):
+        raise CookieError(
+            f"{journal_dir} belongs to bookie {cookies[0].bookie_id!r} and {ledgers_dir} to "
+            f"{cookies[1].bookie_id!r}, or to another incarnation of it"
+        )
+    return Identity(cookies[0].bookie_id, cookies[0].instance_id, stamped_before=True)
+
+
+def _files(directories: Directories) -> list[tuple[str, int]]:
+    """Paths and sizes of the files."""
+    return [
+        (entry.path, entry.stat().st_size)
+        for directory in (directories.journal, directories.logs)
+        if os.path.isdir(directory)
+        for entry in os.scandir(directory)
+        if parse_file_name(entry.name) is not None
+    ]

@@ -1,0 +1,145 @@
+"""The registration of this bookie, kept up to date while it runs.
+
+The registration carries the bookie's addresses and, so that placement can weigh bookies, its free
+space. It is renewed soon after the bookie turns read-only or writable, gets other labels, or
+doubts the metadata store. Otherwise it is renewed rarely.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import NoReturn
+
+from bookie.cluster.registration import BookieRegistration
+from bookie.cluster.registration_record import Endpoint, Registration
+from bookie.daemon.readiness import Part, Readiness
+from bookie.env import Pause
+from bookie.errors import MetadataError, RequestError
+from bookie.node.bookie import Bookie
+from bookie.telemetry import Metrics, event_log
+
+LOOK_INTERVAL_SECONDS = 1.0
+"""Delay until a change between read-only and writable is registered. A look costs one statvfs."""
+
+REFRESH_INTERVAL_SECONDS = 60.0
+"""How often free space alone is registered. Each time is a write to the store."""
+
+TOLD_AT_ONCE = ("read_only", "labels", "store_doubt")
+"""What clients act on."""
+
+_log = event_log(__name__)
+
+
+class RegistrationUpdater:
+    """One bookie as its registration describes it."""
+
+    def __init__(
+        self,
+        bookie: Bookie,
+        endpoints: tuple[Endpoint, ...],
+        own_labels: Mapping[str, str],
+        given_labels: Mapping[str, str],
+        is_in_doubt: Callable[[], bool],
+        store_doubt: Callable[[], str],
+    ) -> None:
+        self._bookie = bookie
+        self._endpoints = endpoints
+        self._own_labels = own_labels
+        self._given_labels = given_labels
+        self._is_in_doubt = is_in_doubt
+        self._store_doubt = store_doubt
+        self.interval = Pause()
+        """Between two looks; a change of labels ends it."""
+
+    def set_own_labels(self, labels: Mapping[str, str]) -> None:
+        """Use these labels of the bookie's settings from now on."""
+        self._own_labels = labels
+        self.interval.end()
+
+    def set_given_labels(self, labels: Mapping[str, str]) -> None:
+        """Use these labels of an operator. They override the settings, label by label."""
+        self._given_labels = labels
+        self.interval.end()
+
+    def remarks(self) -> dict[Part, str]:
+        """What an operator should know of a bookie that is ready; empty texts take it back."""
+        why = ", ".join(self._bookie.read_only_reasons())
+        return {
+            Part.READ_ONLY: f"read-only ({why}): new entries are refused" if why else "",
+            Part.DOUBT: (
+                "in doubt: it may miss entries and denies none of them;"
+                f" `bookie node check {self._bookie.bookie_id}` tells more"
+            )
+            if self._is_in_doubt()
+            else "",
+            Part.STORE: f"clients create no ledgers: {doubt}"
+            if (doubt := self._store_doubt())
+            else "",
+        }
+
+    async def registration(self) -> Registration:
+        """The registration as it should be now."""
+        info = await self._bookie.info()
+        return Registration(
+            bookie_id=info.bookie_id,
+            endpoints=self._endpoints,
+            labels={**self._own_labels, **self._given_labels},
+            total_bytes=info.total_bytes,
+            free_bytes=info.free_bytes,
+            read_only=info.read_only,
+            version=info.version,
+            incarnation=info.incarnation,
+            store_doubt=self._store_doubt(),
+        )
+
+
+async def keep_registered(
+    updater: RegistrationUpdater,
+    registered: BookieRegistration,
+    metrics: Metrics,
+    readiness: Readiness,
+) -> NoReturn:
+    """Keep the registration, the readiness and the gauges of the server true, until cancelled.
+
+    Raises:
+        IdentityError: another process took the bookie's id.
+    """
+    loop = asyncio.get_running_loop()
+    updated_at = loop.time()
+    while True:
+        wanted = await updater.registration()
+        show_registration(wanted, registered, metrics, readiness, updater.remarks())
+        last = registered.registration
+        changed = any(getattr(wanted, name) != getattr(last, name) for name in TOLD_AT_ONCE)
+        if registered.is_registered and (
+            changed or loop.time() - updated_at >= REFRESH_INTERVAL_SECONDS
+        ):
+            updated_at = loop.time()
+            try:
+                await registered.update(wanted)
+            except (MetadataError, RequestError) as error:
+                # The registration repairs itself later, with the newest state.
+                _log.warning("registration_not_updated", reason=str(error))
+        await updater.interval.wait(lambda: LOOK_INTERVAL_SECONDS)
+
+
+def show_registration(
+    wanted: Registration,
+    registered: BookieRegistration,
+    metrics: Metrics,
+    readiness: Readiness,
+    remarks: dict[Part, str],
+) -> None:
+    """Let the gauges and the readiness say how the bookie is registered."""
+    for part, text in remarks.items():
+        readiness.remark(part, text)
+    if registered.is_registered:
+        readiness.remark(Part.REGISTRATION, "")
+        metrics.server_status.set(0 if wanted.read_only else 1)
+    else:
+        obstacle = f": {registered.obstacle}" if registered.obstacle else ""
+        readiness.remark(
+            Part.REGISTRATION, f"not registered, so new clients do not find the bookie{obstacle}"
+        )
+        metrics.server_status.set(-1)

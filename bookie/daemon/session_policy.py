@@ -1,0 +1,74 @@
+"""How long a bookie goes on without its session with the metadata store, and how that shows.
+
+While the store is away the bookie serves: adds and reads of open ledgers need no metadata. It stays
+ready, because a bookie that is taken out of a service could not be reached by its clients any more.
+A remark and a metric tell of the outage.
+
+When `[session]` says so, it ends with one sentence and exit status 3. A supervisor or an operator
+then starts it again where the store can be reached. By default it waits for ever: one store that
+is away must not end all bookies of a cluster.
+
+Source: PIP-57, and the default of its later versions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import NoReturn
+
+from bookie.config.sections import SessionSettings
+from bookie.daemon.readiness import Part, Readiness
+from bookie.env import boot_time_seconds
+from bookie.errors import SessionGivenUpError
+from bookie.metadata.session import SessionEvent, SessionPolicy
+from bookie.metadata.store import MetadataStore
+from bookie.telemetry import Metrics, event_log
+
+_AWAY = "the metadata store does not answer: reads and appends to open ledgers go on"
+
+_log = event_log(__name__)
+
+
+async def obey_session_policy(
+    store: MetadataStore,
+    settings: SessionSettings,
+    metrics: Metrics,
+    readiness: Readiness,
+    *,
+    clock: Callable[[], float] = boot_time_seconds,
+) -> NoReturn:
+    """Follow the store's session, and show it, until the policy says that this is the end.
+
+    Raises:
+        SessionGivenUpError: the process must end; the sentence says why.
+        MetadataClosedError: the store was closed before.
+    """
+    policy = SessionPolicy(
+        store.session_timeout_seconds,
+        give_up_after_timeouts=settings.give_up_after_timeouts,
+        shutdown_when_lost=settings.policy == "shutdown",
+    )
+    metrics.metadata_away_seconds.set_function(lambda: policy.away_seconds(clock()))
+    async with store.session_events() as events:
+        while True:
+            event = await _next_before(events, policy.deadline, clock)
+            now = clock()
+            if event is not None:
+                away_seconds = round(policy.away_seconds(now), 1)
+                _log.warning("session_changed", session=event.value, away_seconds=away_seconds)
+            verdict = policy.step(event, now)
+            if verdict:
+                raise SessionGivenUpError(verdict)
+            readiness.remark(Part.METADATA, _AWAY if policy.is_away else "")
+
+
+async def _next_before(
+    events: AsyncIterator[SessionEvent], deadline: float | None, clock: Callable[[], float]
+) -> SessionEvent | None:
+    """The next event, or None when the deadline came first."""
+    try:
+        async with asyncio.timeout(None if deadline is None else max(0.0, deadline - clock())):
+            return await anext(events)
+    except TimeoutError:
+        return None

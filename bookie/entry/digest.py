@@ -1,0 +1,214 @@
+"""Digests of entries, and the key that a ledger's password becomes.
+
+A digest covers the packet's header and payload, and is stored between the two. By it a reader
+verifies that an answer is the entry that was written.
+
+======== ===== ================================================================
+type     bytes content
+======== ===== ================================================================
+CRC32    8     CRC-32 (zlib) as a big-endian 64-bit number
+HMAC     20    HMAC-SHA-1 under the key ``SHA1(b"mac" + ledger key)``
+CRC32C   4     CRC-32C (Castagnoli) as a big-endian 32-bit number
+DUMMY    0     nothing: the entry is not protected
+======== ===== ================================================================
+
+The password itself never leaves the client. :func:`key_of_life` turns it into the **ledger key**.
+The ledger key is stored in the ledger's metadata, sent to bookies, and yields the HMAC keys. So
+every process that may read a ledger's metadata (repair, the scrubber) can check its digests.
+
+The key is also the identity of a ledger's life. An id may be used twice: after a deletion, or
+because the metadata store came from a backup. Both lives have different creation tokens, so they
+have different keys, also without a password. A bookie compares the key of each request with the
+one that the ledger began with, so it never answers with the bytes of another life. Ledgers of
+versions that did not know lives have the key of :func:`derive_key`.
+
+Source: Apache BookKeeper's digest managers; the ledger key is ours and stands where BookKeeper
+keeps the password.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import hmac
+import struct
+import zlib
+from collections.abc import Sequence
+from itertools import starmap
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+from bookie.entry.checksum import crc32c, crcs_of_rows
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+BytesLike = bytes | bytearray | memoryview
+
+Headers: TypeAlias = "NDArray[np.uint8]"
+"""Packet headers, one a row, with what payloads share behind them; contiguous in memory."""
+
+LEDGER_KEY_SIZE_BYTES = 32
+"""Bytes of the key of a ledger, but of one without password from before there were lives."""
+
+KEY_TAG_BYTES = 8
+
+
+class DigestType(enum.IntEnum):
+    """Which digest protects the entries of a ledger; the numbers are those of its metadata."""
+
+    CRC32 = 1
+    HMAC = 2
+    CRC32C = 3
+    DUMMY = 4
+
+
+class Digester(Protocol):
+    """Computes one type of digest."""
+
+    @property
+    def type(self) -> DigestType:
+        """The type that this object computes."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of one digest, 0 for DUMMY."""
+
+    def digest(self, header: BytesLike, payload: BytesLike) -> bytes:
+        """The digest of one packet's header followed by its payload."""
+
+    def digest_many(self, headers: Headers, payloads: Sequence[BytesLike]) -> bytes:
+        """The digests of at least one packet back to back; as many headers as payloads."""
+
+
+class Crc32cDigester:
+    """CRC-32C: the default, computed by the processor at memory speed."""
+
+    __slots__ = ()
+    type = DigestType.CRC32C
+    size_bytes = 4
+
+    def digest(self, header: BytesLike, payload: BytesLike) -> bytes:
+        """The digest of one packet's header followed by its payload."""
+        return crc32c(payload, crc32c(header)).to_bytes(4, "big")
+
+    def digest_many(self, headers: Headers, payloads: Sequence[BytesLike]) -> bytes:
+        """The digests of many packets back to back."""
+        crcs = list(map(crc32c, payloads, crcs_of_rows(headers).tolist()))
+        return struct.pack(f">{len(crcs)}I", *crcs)
+
+
+class Crc32Digester:
+    """CRC-32 as zlib computes it, widened to 8 bytes."""
+
+    __slots__ = ()
+    type = DigestType.CRC32
+    size_bytes = 8
+
+    def digest(self, header: BytesLike, payload: BytesLike) -> bytes:
+        """The digest of one packet's header followed by its payload."""
+        return zlib.crc32(payload, zlib.crc32(header)).to_bytes(8, "big")
+
+    def digest_many(self, headers: Headers, payloads: Sequence[BytesLike]) -> bytes:
+        """The digests of many packets back to back."""
+        crcs = list(map(zlib.crc32, payloads, map(zlib.crc32, _each(headers))))
+        return struct.pack(f">{len(crcs)}Q", *crcs)
+
+
+class HmacDigester:
+    """HMAC-SHA-1: also tells whether the writer knew the ledger key."""
+
+    __slots__ = ("_mac",)
+    type = DigestType.HMAC
+    size_bytes = 20
+
+    def __init__(self, ledger_key: bytes) -> None:
+        key = hashlib.sha1(b"mac" + ledger_key, usedforsecurity=False).digest()
+        # Copying a keyed state is cheaper than keying one for each packet.
+        self._mac = hmac.new(key, digestmod="sha1")
+
+    def digest(self, header: BytesLike, payload: BytesLike) -> bytes:
+        """The digest of one packet's header followed by its payload."""
+        mac = self._mac.copy()
+        mac.update(header)
+        mac.update(payload)
+        return mac.digest()
+
+    def digest_many(self, headers: Headers, payloads: Sequence[BytesLike]) -> bytes:
+        """The digests of many packets back to back."""
+        return b"".join(starmap(self.digest, zip(_each(headers), payloads, strict=True)))
+
+
+class DummyDigester:
+    """No digest at all."""
+
+    __slots__ = ()
+    type = DigestType.DUMMY
+    size_bytes = 0
+
+    def digest(self, header: BytesLike, payload: BytesLike) -> bytes:
+        """Nothing."""
+        return b""
+
+    def digest_many(self, headers: Headers, payloads: Sequence[BytesLike]) -> bytes:
+        """Nothing."""
+        return b""
+
+
+def _each(headers: Headers) -> list[bytes]:
+    """The headers one by one; ``tolist`` of rows is faster than slicing."""
+    rows: NDArray[Any] = headers.view(f"V{headers.shape[1]}")[:, 0]
+    each: list[bytes] = rows.tolist()
+    return each
+
+
+def derive_key(password: bytes) -> bytes:
+    """The key of a ledger without a life: 32 bytes, or empty for the empty password.
+
+    It is HMAC-SHA-256 with the password as key over ``b"ledger"``.
+    """
+    if not password:
+        return b""
+    return hmac.digest(password, b"ledger", "sha256")
+
+
+def key_of_life(password: bytes, token: int) -> bytes:
+    """The ledger key of `password` and a creation token: 32 bytes.
+
+    It is HMAC-SHA-256 with the password as key over ``b"ledger"`` and the token (8 bytes,
+    big-endian).
+    """
+    return hmac.digest(password, b"ledger" + token.to_bytes(8, "big", signed=True), "sha256")
+
+
+def digest_of_key(ledger_key: bytes) -> bytes:
+    """What a bookie stores instead of a ledger's key: 32 bytes, empty for the empty key."""
+    return hashlib.sha256(b"ledger key\x00" + ledger_key).digest() if ledger_key else b""
+
+
+def key_tag(ledger_key: bytes) -> bytes:
+    """What tells the lives of one id apart, and gives no key away: 8 bytes of `digest_of_key`.
+
+    Bookies put it into what they tell without being asked for a key. Empty for the empty key.
+    """
+    return digest_of_key(ledger_key)[:KEY_TAG_BYTES]
+
+
+def is_password(password: bytes, ledger_key: bytes, token: int) -> bool:
+    """True if the ledger key and the creation token are those of `password`; in constant time."""
+    return hmac.compare_digest(ledger_key, key_of_life(password, token)) or hmac.compare_digest(
+        ledger_key, derive_key(password)
+    )
+
+
+def digester_for_key(digest_type: DigestType, ledger_key: bytes) -> Digester:
+    """The digester of a ledger of which only the ledger key (from its metadata) is known."""
+    match digest_type:
+        case DigestType.CRC32C:
+            return Crc32cDigester()
+        case DigestType.CRC32:
+            return Crc32Digester()
+        case DigestType.HMAC:
+            return HmacDigester(ledger_key)
+        case DigestType.DUMMY:
+            return DummyDigester()

@@ -1,0 +1,22 @@
+"""Ledgers as clients see them: a sequence of entries with one writer, on an ensemble of bookies.
+
+| room | what it does |
+|---|---|
+| `metadata` `quorum` `striping` `exchange` | nouns: the record, who stores what, what is asked |
+| `write` | the one writer: order of acknowledgements, LAC, failures, close |
+| `read` | ranges, read-ahead, followers, verification of answers |
+| `recover` | how another client fences a ledger, and finds where it ends |
+| `place` | which bookies make an ensemble, and who takes over a slot |
+| `copies` | audit, plan and repair of copies; marks of under-replication |
+| `catalog` | records and ids in the metadata store, proofs of deletion |
+| `connection` | one connection per bookie and process; calls and their retries |
+
+**Machines.** `write.writer`, `recover.recovery` and `read.reader` are machines without I/O:
+``step(event) -> [effect]``. A machine has no clock, socket, event loop or source of randomness.
+Time arrives as `TimerFired` events that answer `StartTimer` effects. Candidates and random choices
+arrive as arguments. A step returns a list of effects, which the driver carries out *in order*. So
+one driver and one simulator serve every machine, and a list of events is a bug report that replays.
+
+**Drivers** stand beside them: `write.handle`, `recover.driver`, `read.handle`. They live in one
+event loop. Tasks are born in the task group of the `BookKeeper` object.
+"""

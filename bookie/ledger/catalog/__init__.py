@@ -1,0 +1,1 @@
+"""Ledgers in the metadata store: records, ids, deletion and its proofs."""

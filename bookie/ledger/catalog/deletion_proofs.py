@@ -1,0 +1,113 @@
+"""Proof of deletions: it distinguishes a deleted ledger from one that is merely absent.
+
+The transaction that deletes a ledger's metadata leaves a short record, ``deleted/<day>/<ledger>``.
+A bookie that finds it may reclaim the ledger at once. Without it, the metadata store may have lost
+the ledger, or may have been restored from an older copy.
+
+The day is that of the deleting process's wall clock, counted from 1970. Below it ledgers lie as in
+``ledgers/``, so that ZooKeeper can list them. A week of proofs has about eight days. So a few reads
+find a proof, and one listing of the days finds the old ones.
+
+A sweep removes the proofs of old days, and of days in the future. A wrong clock, when deleting or
+sweeping, can only end a proof early. The ledger is then merely absent, and its space comes back
+later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from bookie.cluster import keys
+from bookie.cluster.layout import LedgerLayout
+from bookie.env import gather
+from bookie.errors import FormatError, NoSuchKeyError
+from bookie.ledger.deletion_proof import DeletionProof, decode_proof, encode_proof
+from bookie.metadata.model import NOT_EXISTS, Delete, Put, Record
+from bookie.metadata.store import MetadataStore
+
+DAY_MS = 86_400_000
+_DELETIONS_AT_ONCE = 100
+
+
+def proof_of(layout: LedgerLayout, ledger_id: int, proof: DeletionProof) -> Put:
+    """The write that leaves the proof; it fails if this day has a proof of that ledger already."""
+    day = max(proof.deleted_at_ms // DAY_MS, 0)
+    key = layout.under(keys.deletions_of(day)).key(ledger_id)
+    return Put(key, encode_proof(proof), NOT_EXISTS)
+
+
+def keys_of_today(layout: LedgerLayout, ledger_id: int, proof: DeletionProof) -> list[str]:
+    """Where the proof of a deletion lies that happens now, by a clock that is a day off at most."""
+    day = max(proof.deleted_at_ms // DAY_MS, 1)
+    return [
+        layout.under(keys.deletions_of(each)).key(ledger_id) for each in range(day - 1, day + 2)
+    ]
+
+
+async def find_days(store: MetadataStore) -> list[int]:
+    """The days that have proofs, newest first; foreign keys are skipped."""
+    names = await store.get_children(keys.DELETED)
+    return sorted((int(name) for name in names if _is_day(name)), reverse=True)
+
+
+async def find_proofs(
+    store: MetadataStore, layout: LedgerLayout, ledger_ids: Iterable[int]
+) -> dict[int, list[Record]]:
+    """The records that prove deletions of these ledgers; ledgers without one are left out.
+
+    All reads are under way at the same time: pass few ledgers at a time.
+    """
+    layouts = [layout.under(keys.deletions_of(day)) for day in await find_days(store)]
+    wanted = [(one, each.key(one)) for one in ledger_ids for each in layouts]
+    records = await gather([store.get(key) for _, key in wanted])
+    found: dict[int, list[Record]] = {}
+    for (ledger_id, _), record in zip(wanted, records, strict=True):
+        if record is not None and _is_proof(record):
+            found.setdefault(ledger_id, []).append(record)
+    return found
+
+
+async def sweep_proofs(
+    store: MetadataStore, layout: LedgerLayout, now_ms: int, keep_seconds: float, count_max: int
+) -> int:
+    """Remove up to `count_max` proofs that are older than `keep_seconds`; returns how many.
+
+    Any number of processes may sweep. If two meet, one stops, and the next sweep continues.
+
+    Raises:
+        MetadataUnavailableError: the store does not answer.
+        FormatError: another record lies among them.
+    """
+    today = now_ms // DAY_MS
+    swept = 0
+    for day in await find_days(store):
+        # The age counts from the end of the day. Clocks differ, so tomorrow may have proofs.
+        if day <= today + 1 and (day + 1) * DAY_MS + keep_seconds * 1000 > now_ms:
+            continue
+        found: list[Record] = []
+        async for _, record in layout.under(keys.deletions_of(day)).scan(store, after=-1):
+            found.append(record)
+            if len(found) == count_max - swept:
+                break
+        for start in range(0, len(found), _DELETIONS_AT_ONCE):
+            some = found[start : start + _DELETIONS_AT_ONCE]
+            try:
+                await store.transaction([Delete(record.key) for record in some])
+            except NoSuchKeyError:
+                return swept
+            swept += len(some)
+        if swept >= count_max:
+            break
+    return swept
+
+
+def _is_day(name: str) -> bool:
+    return len(name) >= keys.DAY_DIGITS and name.isascii() and name.isdigit()
+
+
+def _is_proof(record: Record) -> bool:
+    try:
+        decode_proof(record.value)
+    except FormatError:
+        return False
+    return True

@@ -1,0 +1,136 @@
+"""Which ledgers depend on one bookie, and which of them may have their last copies there.
+
+An acknowledged entry has at least Qa copies, on any Qa of the Qw members of its write set. A member
+is *lost* if its copies do not count. That is the bookie to be deleted, and each bookie without a
+cookie (it was deleted before). It is also a bookie whose cookie is NEW (it begins empty) or in
+doubt (it may lack entries). Once Qa members of its write set are lost, all copies of an entry may
+be lost. A vacant slot never had a copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator
+from dataclasses import dataclass, replace
+
+from bookie.cluster.cookie import CookieState
+from bookie.cluster.cookies import CookieManager
+from bookie.errors import FormatError
+from bookie.ids import MAX_ID, is_vacant
+from bookie.ledger.catalog.ledgers import LedgerManager
+from bookie.ledger.metadata import Fragment, LedgerMetadata
+
+FIRST_IDS_MAX = 5
+"""How many ledgers are named; the others are counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerSample:
+    """Some ledgers of a cluster: how many, and the lowest ids."""
+
+    count: int = 0
+    first_ids: tuple[int, ...] = ()
+    """Ascending, at most `FIRST_IDS_MAX`."""
+
+    def plus(self, ledger_id: int) -> LedgerSample:
+        """The sample with one more ledger, whose id is the highest."""
+        shown = len(self.first_ids) < FIRST_IDS_MAX
+        return LedgerSample(
+            self.count + 1, (*self.first_ids, ledger_id) if shown else self.first_ids
+        )
+
+    def __str__(self) -> str:
+        """``2, 5, 7 and 12 more``."""
+        more = self.count - len(self.first_ids)
+        return ", ".join(map(str, self.first_ids)) + (f" and {more} more" if more else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Dependents:
+    """The ledgers that depend on one bookie."""
+
+    named: LedgerSample = LedgerSample()
+    """Ledgers with an ensemble that names the bookie."""
+    not_closed: LedgerSample = LedgerSample()
+    """Those of `named` that are open or in recovery."""
+    last_copies: LedgerSample = LedgerSample()
+    """Those of `named` that may have their last copies of an acknowledged entry there."""
+
+
+def has_last_copies(metadata: LedgerMetadata, bookie_id: str, reliable: Container[str]) -> bool:
+    """Whether `bookie_id` may have the last copy of an acknowledged entry of the ledger.
+
+    True if the bookie is in the write set of some entry, and Qa members of that write set are lost.
+
+    Args:
+        metadata: The ledger. While it is not closed, its last fragment holds every later entry.
+        bookie_id: The bookie to be forgotten; it counts as lost, even if it is in `reliable`.
+        reliable: The bookies whose copies count.
+    """
+    size, write = metadata.ensemble_size, metadata.write_quorum_size
+    ack = max(metadata.ack_quorum_size, 1)
+    for fragment, last_entry_id in _ranges(metadata):
+        if bookie_id not in fragment.bookies:
+            continue
+        lost = [
+            name == bookie_id or (name not in reliable and not is_vacant(name))
+            for name in fragment.bookies
+        ]
+        slot = fragment.bookies.index(bookie_id)
+        for start in range(slot - write + 1, slot + 1):
+            first = fragment.first_entry_id
+            entry_id = first + (start - first) % size  # the first one with this write set
+            if entry_id > last_entry_id:
+                continue
+            if sum(lost[(start + position) % size] for position in range(write)) >= ack:
+                return True
+    return False
+
+
+def _ranges(metadata: LedgerMetadata) -> Iterator[tuple[Fragment, int]]:
+    """The fragments, each with the last entry that it may hold."""
+    end = metadata.last_entry_id if metadata.is_closed else MAX_ID
+    following = [fragment.first_entry_id for fragment in metadata.fragments[1:]]
+    lasts = [*(min(first - 1, end) for first in following), end]
+    return zip(metadata.fragments, lasts, strict=True)
+
+
+async def reliable_bookies(cookies: CookieManager) -> frozenset[str]:
+    """The bookies whose copies count: each has a cookie that is READY and without doubt.
+
+    Raises:
+        FormatError: a cookie is damaged, or written by a newer version.
+    """
+    found = set()
+    for bookie_id in await cookies.bookie_ids():
+        try:
+            cookie = await cookies.read(bookie_id)
+        except FormatError as error:
+            raise type(error)(f"the cookie of bookie {bookie_id}: {error}") from error
+        if cookie is None or cookie.value.is_in_doubt:
+            continue
+        if cookie.value.state is CookieState.READY:
+            found.add(bookie_id)
+    return frozenset(found)
+
+
+async def find_dependents(
+    ledgers: LedgerManager, bookie_id: str, reliable: Container[str]
+) -> Dependents:
+    """Look at every ledger of the cluster, one after the other, in constant memory.
+
+    Raises:
+        MetadataUnavailableError: the listing could not be completed.
+        FormatError: a ledger's metadata cannot be read.
+    """
+    found = Dependents()
+    async for versioned in ledgers.list_all():
+        metadata = versioned.value
+        ledger_id = metadata.ledger_id
+        if not any(bookie_id in fragment.bookies for fragment in metadata.fragments):
+            continue
+        found = replace(found, named=found.named.plus(ledger_id))
+        if not metadata.is_closed:
+            found = replace(found, not_closed=found.not_closed.plus(ledger_id))
+        if has_last_copies(metadata, bookie_id, reliable):
+            found = replace(found, last_copies=found.last_copies.plus(ledger_id))
+    return found

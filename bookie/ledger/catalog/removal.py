@@ -1,0 +1,198 @@
+"""The end of a cluster.
+
+A removal deletes everything below the cluster's scope, and nothing else. It is refused if the scope
+holds keys of another owner or another cluster. It is also refused while bookies are registered:
+they would go on serving ledgers that clients cannot find.
+
+A removal is a record, ``REMOVAL``, from its first step to its last:
+
+1. One transaction moves the cluster's identity into it. From then on bookies cannot join, and
+   clusters cannot be made. Until the next step nothing is lost: after a failure the identity is put
+   back. If that fails, the next call that finds registered bookies does it.
+2. When no bookie is registered, the record says that the removal has begun.
+3. Every deletion is conditional on that record, so a late call cannot delete keys of a cluster that
+   was made afterwards. The counters of ledger ids go last: while a ledger is left, its id cannot be
+   given again.
+4. The record is deleted.
+
+The next call continues a removal that has begun.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from bookie.cluster import keys
+from bookie.cluster.instance import refuse_inner_cluster
+from bookie.errors import (
+    BadVersionError,
+    BookieError,
+    ClusterInUseError,
+    FormatError,
+    NoSuchKeyError,
+)
+from bookie.metadata import json_record
+from bookie.metadata.model import NOT_EXISTS, Check, Delete, Operation, Put
+from bookie.metadata.store import MetadataStore
+
+_FORMAT = "bookie-removal"
+_VERSION = 1
+_ORDER = (*sorted(keys.OWN - {"REMOVAL", "IDGEN"}), "IDGEN")
+
+
+@dataclass(frozen=True, slots=True)
+class _Removal:
+    """The record of a removal and its version."""
+
+    identity: dict[str, bytes]
+    """The former values of the keys of the cluster's identity; only keys that had a record."""
+
+    has_begun: bool
+    version: int = NOT_EXISTS
+
+
+async def cluster_exists(store: MetadataStore) -> bool:
+    """Whether any of a cluster's keys is there, whole or damaged."""
+    return bool(keys.OWN.intersection(await store.get_children("/")))
+
+
+async def nuke_cluster(store: MetadataStore, *, foreign: bool = False) -> bool:
+    """Delete a cluster with everything in it; False if there was none.
+
+    With `foreign` also keys that can name no record; otherwise they stop the removal.
+
+    First its identity is removed in one step, so that bookies cannot join any more. If a bookie
+    registered at the last moment, the identity is put back. The next call continues an interrupted
+    removal.
+
+    Raises:
+        ClusterInUseError: bookies are registered, a key has another owner, or another cluster's
+            scope lies in this one. This call deleted nothing.
+    """
+    await refuse_inner_cluster(store)
+    await _refuse_strangers(store, foreign=foreign)
+    if foreign:
+        await store.delete_foreign()
+    if not await cluster_exists(store):
+        return False
+    removal = await _begin(store)
+    try:
+        condition = Check(keys.REMOVAL, removal.version)
+        for name in _ORDER:
+            await store.delete_recursive(f"/{name}", condition=condition)
+        await store.delete(keys.REMOVAL, version=removal.version)
+    except (BadVersionError, NoSuchKeyError):
+        return True  # another call ended the same removal
+    return True
+
+
+async def registered_bookies(store: MetadataStore) -> list[str]:
+    """The ids of all bookies that are registered now, sorted."""
+    found: set[str] = set()
+    # Writable first and last: a bookie that changes sides in between is in one of the listings.
+    for parent in (keys.WRITABLE, keys.READ_ONLY, keys.WRITABLE):
+        found.update(await store.get_children(parent))
+    return sorted(found)
+
+
+async def _refuse_strangers(store: MetadataStore, *, foreign: bool = False) -> None:
+    strangers = sorted(set(await store.get_children("/")) - keys.OWN)
+    if strangers:
+        raise ClusterInUseError(
+            f"the metadata scope also holds /{strangers[0]}, which belongs to no cluster; nothing "
+            "was deleted"
+        )
+    if not foreign and (odd := await store.foreign_keys()):
+        raise ClusterInUseError(
+            f"the metadata scope also holds {odd[0]!r}, which another program wrote; nothing was "
+            "deleted"
+        )
+
+
+async def _refuse_registered(store: MetadataStore) -> None:
+    await store.sync()
+    registered = await registered_bookies(store)
+    if registered:
+        more = f" and {len(registered) - 1} more" if registered[1:] else ""
+        raise ClusterInUseError(
+            f"bookie {registered[0]}{more} registered with this cluster; stop what is running first"
+        )
+
+
+async def _begin(store: MetadataStore) -> _Removal:
+    """A removal that has begun.
+
+    Raises:
+        ClusterInUseError: bookies are registered. The cluster is as before, unless a removal had
+            begun.
+    """
+    try:
+        while True:
+            await _refuse_registered(store)
+            removal = await _take_identity(store)
+            # A bookie that joined before the identity was gone is seen now.
+            await _refuse_registered(store)
+            if removal.has_begun:
+                return removal
+            begun = replace(removal, has_begun=True)
+            try:
+                stat = await store.put(keys.REMOVAL, _encode(begun), version=removal.version)
+            except BadVersionError:
+                continue  # another call began it, or put the identity back
+            return replace(begun, version=stat.version)
+    except BaseException:
+        await _restore(store)
+        raise
+
+
+async def _take_identity(store: MetadataStore) -> _Removal:
+    """Move the layout and the instance id into the removal, unless that was done before."""
+    while True:
+        removal = await _find(store)
+        if removal is not None:
+            return removal
+        found = {key: await store.get(key) for key in (keys.LAYOUT, keys.INSTANCE_ID)}
+        identity = {key: record.value for key, record in found.items() if record is not None}
+        removal = _Removal(identity, has_begun=False)
+        operations: list[Operation] = [Put(keys.REMOVAL, _encode(removal), NOT_EXISTS)]
+        for key, record in found.items():
+            if record is None:
+                operations.append(Check(key, NOT_EXISTS))
+            else:
+                operations.append(Delete(key, record.version))
+        try:
+            stat = (await store.transaction(operations))[0]
+        except (BadVersionError, NoSuchKeyError):
+            continue  # another call makes or removes the cluster at the same time
+        assert stat is not None
+        return replace(removal, version=stat.version)
+
+
+async def _restore(store: MetadataStore) -> None:
+    """Put the identity back if the store answers and the removal has not begun."""
+    with suppress(BookieError):
+        removal = await _find(store)
+        if removal is not None and not removal.has_begun:
+            identity = [Put(key, value, NOT_EXISTS) for key, value in removal.identity.items()]
+            await store.transaction([Delete(keys.REMOVAL, removal.version), *identity])
+
+
+async def _find(store: MetadataStore) -> _Removal | None:
+    record = await store.get(keys.REMOVAL)
+    if record is None:
+        return None
+    try:
+        fields = json_record.decode(_FORMAT, _VERSION, record.value)
+        identity = {
+            one.text("key"): bytes.fromhex(one.text("value")) for one in fields.objects("identity")
+        }
+        return _Removal(identity, fields.boolean("has_begun"), record.version)
+    except (FormatError, ValueError) as error:
+        raise FormatError(f"the metadata key {keys.REMOVAL}: {error}") from error
+
+
+def _encode(removal: _Removal) -> bytes:
+    identity = [{"key": key, "value": value.hex()} for key, value in removal.identity.items()]
+    fields = {"identity": identity, "has_begun": removal.has_begun}
+    return json_record.encode(_FORMAT, _VERSION, fields)

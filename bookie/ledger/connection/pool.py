@@ -1,0 +1,508 @@
+"""The connections of this process: per bookie one gRPC channel, its lanes of adds, one LAC stream.
+
+A *lane* is the stream of one class of adds, plain or recovery. It belongs to one incarnation of its
+bookie; ledgers learn incarnations with their ensembles. If the bookie returns with another
+incarnation, the lane is lost for good, and so is everything it acknowledged.
+
+All ledgers share a lane. While it has users, it reconnects by itself and tells them when it is up
+or down. It matches answers with requests by request ids. These rise over the whole process, so one
+bytes object can go to every bookie of a write set. A broken lane forgets its requests: their sender
+keeps them, and decides.
+
+Every attempt to connect looks the bookie up by its id, because its address may have changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from itertools import count
+from typing import Generic, Protocol, TypeVar
+
+from bookie.cluster.directory import BookieDirectory
+from bookie.cluster.registration_record import Endpoint
+from bookie.config import ClientSettings, RpcSettings
+from bookie.errors import (
+    BadRequestError,
+    BookieError,
+    BookieUnreachableError,
+    ClientClosedError,
+    WrongIncarnationError,
+)
+from bookie.ids import Status
+from bookie.ledger.connection.calls import ELSEWHERE
+from bookie.wire.grpc.client.channel import AddStream, BookieChannel, LacState, LacWatch
+
+RECONNECT_SECONDS_MIN = 0.05
+RECONNECT_SECONDS_MAX = 1.0
+"""The longest pause between two attempts: an append that waits for a restart waits no longer."""
+
+LINGER_SECONDS_MAX = 1.0
+"""So long the end of a client waits for bookies to hear what was confirmed last."""
+
+S = TypeVar("S", AddStream, LacWatch)
+
+OnAnswer = Callable[[Status, str], None]
+OnLac = Callable[[LacState], None]
+
+
+class AddSender(Protocol):
+    """A user of a lane."""
+
+    def on_up(self) -> None:
+        """The lane is up; nothing that was sent before will be answered."""
+
+    def on_down(self) -> None:
+        """The lane is down; the outcome of every unanswered request is unknown."""
+
+    def on_silent(self) -> None:
+        """The bookie has not answered others in time."""
+
+    def on_lost(self) -> None:
+        """The bookie has another incarnation: it may have lost all that it acknowledged here."""
+
+
+class _Reconnecting(ABC, Generic[S]):
+    """A stream to one bookie, opened while it is needed and again when it breaks.
+
+    The pauses between attempts double, with jitter, until one succeeds.
+    """
+
+    def __init__(self, connection: BookieConnection) -> None:
+        self._connection = connection
+        self._channel: BookieChannel | None = None
+        self._stream: S | None = None
+        self._pause_seconds = RECONNECT_SECONDS_MIN
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    @abstractmethod
+    def _is_needed(self) -> bool:
+        """Whether somebody uses the stream."""
+
+    @abstractmethod
+    def _open(self, channel: BookieChannel) -> S:
+        """Open the stream on a new channel."""
+
+    @abstractmethod
+    def _on_broken(self, error: BookieError) -> None:
+        """The stream broke."""
+
+    def drop(self) -> None:
+        """The channel under the stream is gone."""
+        self._stream = self._channel = None
+        self._on_broken(BookieUnreachableError("the bookie has another address now"))
+
+    def cancel(self) -> None:
+        """Reconnect no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _connect(self) -> None:
+        if not self._is_needed or (self._stream is not None and self._stream.is_open):
+            return
+        try:
+            channel = self._connection.channel()
+        except BookieError as error:
+            self._on_broken(error)
+            return
+        if self._stream is None or channel is not self._channel:
+            self._channel = channel
+            self._stream = self._open(channel)
+        else:
+            self._stream.reopen()
+
+    def _on_open(self) -> None:
+        """The bookie has taken the stream up: the next pause is a short one again."""
+        self._pause_seconds = RECONNECT_SECONDS_MIN
+
+    def _reconnect_later(self) -> None:
+        if self._is_needed and self._timer is None:
+            pause = self._pause_seconds * random.uniform(0.5, 1)  # noqa: S311  (jitter)
+            self._pause_seconds = min(2 * self._pause_seconds, RECONNECT_SECONDS_MAX)
+            self._timer = asyncio.get_running_loop().call_later(pause, self._fire)
+
+    def hurry(self) -> None:
+        """The bookie has just registered: do not wait with the next attempt.
+
+        It may fail, because the channel itself pauses after failures. So the pauses begin anew.
+        """
+        self._pause_seconds = RECONNECT_SECONDS_MIN
+        if self._timer is not None:
+            self._timer.cancel()
+            self._fire()
+
+    def _fire(self) -> None:
+        self._timer = None
+        self._connect()
+
+
+class AddConnection(_Reconnecting[AddStream]):
+    """The adds of one class, plain or recovery, from this process to one bookie's incarnation."""
+
+    def __init__(self, connection: BookieConnection, incarnation: str = "") -> None:
+        super().__init__(connection)
+        self._incarnation = incarnation
+        """Empty if the bookie registered none; then nothing is compared."""
+        self._is_lost = False
+        self._users: dict[AddSender, None] = {}
+        self._awaited: dict[int, OnAnswer] = {}
+        self.heard_at = 0.0
+        """When the last answer came, or the stream was taken up."""
+        self._told_at = -1.0
+        """`heard_at` when users were told that the bookie is silent: they hear it once."""
+        self.is_up = False
+        """Whether the bookie has taken the stream up; only then something may be sent."""
+
+    @property
+    def life(self) -> str:
+        """The life of the bookie's process that the stream spoke with last; empty if unknown."""
+        return "" if self._stream is None else self._stream.life
+
+    def join(self, user: AddSender) -> None:
+        """Use the lane; `on_up` or `on_lost` follows, at once if it is known already."""
+        if self._is_lost:
+            user.on_lost()
+            return
+        self._users[user] = None
+        if self.is_up:
+            user.on_up()
+        else:
+            self._connect()
+
+    def leave(self, user: AddSender) -> None:
+        """Use the lane no longer; answers on their way may still be delivered."""
+        self._users.pop(user, None)
+
+    def send(self, request_id: int, data: bytes, on_answer: OnAnswer) -> None:
+        """Send one request; `on_answer` is called unless the lane breaks before."""
+        if self._stream is None or not self.is_up:
+            return
+        try:
+            self._stream.send(data)
+        except BookieUnreachableError:
+            return  # it broke just now; its users are about to hear of it
+        self._awaited[request_id] = on_answer
+
+    async def request(self, request_id: int, data: bytes) -> tuple[Status, str]:
+        """Send one request, again whenever the lane comes up, until it is answered."""
+        once = _OneRequest(self, request_id, data)
+        self.join(once)
+        try:
+            return await once.answered
+        finally:
+            self.leave(once)
+
+    def suspect(self, teller: AddSender, seconds: float) -> None:
+        """`teller` waited in vain. If nobody was answered for so long, tell the others."""
+        silent = asyncio.get_running_loop().time() - self.heard_at
+        if self.is_up and self._awaited and silent >= seconds and self._told_at != self.heard_at:
+            self._told_at = self.heard_at
+            for user in list(self._users):
+                if user is not teller:
+                    user.on_silent()
+
+    def describe(self) -> str:
+        """How the lane stands, for the log of a writer that has waited in vain."""
+        bookie_id = self._connection.bookie_id
+        if self._is_lost:
+            return f"{bookie_id}: may have lost what it acknowledged"
+        if not self.is_up or self._stream is None:
+            return f"{bookie_id}: down"
+        silent = asyncio.get_running_loop().time() - self.heard_at
+        return (
+            f"{bookie_id}: up, {len(self._awaited)} requests unanswered, "
+            f"{self._stream.queued_bytes} bytes not sent, last heard {silent:.1f} s ago"
+        )
+
+    def cancel(self) -> None:
+        """Reconnect no more."""
+        self._users.clear()
+        self._awaited.clear()
+        super().cancel()
+
+    @property
+    def _is_needed(self) -> bool:
+        return bool(self._users) and not self._is_lost
+
+    def _open(self, channel: BookieChannel) -> AddStream:
+        return channel.add_stream(
+            self._on_answer, self._on_broken, self._on_open, incarnation=self._incarnation
+        )
+
+    def _on_open(self) -> None:
+        super()._on_open()
+        self.is_up = True
+        self.heard_at = asyncio.get_running_loop().time()
+        for user in list(self._users):
+            user.on_up()
+
+    def _on_broken(self, error: BookieError) -> None:
+        self._awaited.clear()
+        self.is_up = False
+        if isinstance(error, WrongIncarnationError):
+            self._is_lost = True
+            users, self._users = self._users, {}
+            for user in users:
+                user.on_lost()
+            return
+        # Of any other error the next attempt shows whether it still holds.
+        self._reconnect_later()
+        for user in list(self._users):
+            user.on_down()
+
+    def _on_answer(self, request_id: int, status: Status, message: str, /) -> None:
+        self.heard_at = asyncio.get_running_loop().time()
+        on_answer = self._awaited.pop(request_id, None)
+        if on_answer is not None:
+            on_answer(status, message)
+
+
+class _OneRequest:
+    """A lane's user for the time of one request."""
+
+    def __init__(self, lane: AddConnection, request_id: int, data: bytes) -> None:
+        self.answered: asyncio.Future[tuple[Status, str]]
+        self.answered = asyncio.get_running_loop().create_future()
+        self._lane, self._request_id, self._data = lane, request_id, data
+
+    def on_up(self) -> None:
+        self._lane.send(self._request_id, self._data, self._on_answer)
+
+    def on_down(self) -> None:
+        pass  # it is sent again when the lane is up
+
+    def on_silent(self) -> None:
+        pass  # whoever made it waits for as long as it wants
+
+    def on_lost(self) -> None:
+        self._on_answer(Status.WRONG_INCARNATION, "the bookie has another incarnation now")
+
+    def _on_answer(self, status: Status, message: str) -> None:
+        if not self.answered.done():
+            self.answered.set_result((status, message))
+
+
+class LacSubscription(_Reconnecting[LacWatch]):
+    """The LACs of one bookie that readers of this process follow, on one stream."""
+
+    def __init__(self, connection: BookieConnection) -> None:
+        super().__init__(connection)
+        self._callbacks: dict[int, list[OnLac]] = {}
+
+    def subscribe(self, ledger_id: int, callback: OnLac) -> None:
+        """Call back with the ledger's state now, after each change, and after a reconnect."""
+        followers = self._callbacks.setdefault(ledger_id, [])
+        followers.append(callback)
+        self._connect()
+        if self._stream is not None:
+            if len(followers) > 1:
+                # The bookie tells the present state to a new subscriber only.
+                self._stream.unsubscribe([ledger_id])
+            self._stream.subscribe([ledger_id])
+
+    def unsubscribe(self, ledger_id: int, callback: OnLac) -> None:
+        """Call back no longer."""
+        followers = self._callbacks.get(ledger_id, [])
+        if callback in followers:
+            followers.remove(callback)
+        if not followers and self._callbacks.pop(ledger_id, None) is not None and self._stream:
+            self._stream.unsubscribe([ledger_id])
+
+    def cancel(self) -> None:
+        """Reconnect no more."""
+        self._callbacks.clear()
+        super().cancel()
+
+    @property
+    def _is_needed(self) -> bool:
+        return bool(self._callbacks)
+
+    def _open(self, channel: BookieChannel) -> LacWatch:
+        watch = channel.watch_lac(self._on_update, self._on_broken, self._on_open)
+        watch.subscribe(self._callbacks)
+        return watch
+
+    def _on_update(self, state: LacState) -> None:
+        for callback in list(self._callbacks.get(state.ledger_id, ())):
+            callback(state)
+
+    def _on_broken(self, error: BookieError) -> None:
+        del error
+        self._reconnect_later()
+
+
+class BookieConnection:
+    """Everything between this process and one bookie."""
+
+    def __init__(self, bookie_id: str, pool: BookiePool) -> None:
+        self.bookie_id = bookie_id
+        self._pool = pool
+        self._channel: BookieChannel | None = None
+        self._endpoint: Endpoint | None = None
+        self._plain: dict[str, AddConnection] = {}
+        self._recovery: dict[str, AddConnection] = {}
+        """By incarnation: the lanes that were asked for."""
+        self.lacs = LacSubscription(self)
+
+    def plain(self, incarnation: str) -> AddConnection:
+        """The lane of writers that mean this incarnation of the bookie."""
+        return self._lane(self._plain, incarnation)
+
+    def recovery(self, incarnation: str) -> AddConnection:
+        """The lane of recoveries that mean this incarnation of the bookie."""
+        return self._lane(self._recovery, incarnation)
+
+    def _lane(self, lanes: dict[str, AddConnection], incarnation: str) -> AddConnection:
+        if incarnation not in lanes:
+            lanes[incarnation] = AddConnection(self, incarnation)
+        return lanes[incarnation]
+
+    def _lanes(self) -> list[AddConnection | LacSubscription]:
+        return [*self._plain.values(), *self._recovery.values(), self.lacs]
+
+    def channel(self) -> BookieChannel:
+        """The channel to where the bookie is now.
+
+        Raises:
+            BookieUnreachableError: its address is unknown.
+        """
+        endpoint = self._pool.directory.resolve(self.bookie_id)
+        if self._channel is not None and endpoint is self._endpoint:
+            return self._channel
+        self._endpoint = endpoint
+        address = endpoint.address
+        if self._channel is None or self._channel.address != address:
+            before, self._channel = self._channel, self._pool.open_channel(address, self.bookie_id)
+            if before is not None:
+                self._pool.close_channel(before)
+                for lane in self._lanes():
+                    lane.drop()
+        return self._channel
+
+    def hurry(self) -> None:
+        """Connect now whatever waits to be connected."""
+        for lane in self._lanes():
+            lane.hurry()
+
+    async def aclose(self) -> None:
+        """End everything; what the bookie has received, it may still do."""
+        for lane in self._lanes():
+            lane.cancel()
+        if self._channel is not None:
+            await self._channel.aclose()
+
+
+class BookiePool:
+    """The connections of one client, made when they are first needed.
+
+    Args:
+        directory: where bookies are.
+        instance_id: the cluster that they must belong to.
+        tasks: where streams and calls live; must outlive `aclose`.
+        settings: the client's timeouts.
+        rpc: message sizes and keepalive, the same as the bookies'.
+    """
+
+    def __init__(
+        self,
+        directory: BookieDirectory,
+        instance_id: str,
+        tasks: asyncio.TaskGroup,
+        settings: ClientSettings,
+        rpc: RpcSettings,
+    ) -> None:
+        self.directory = directory
+        self.tasks = tasks
+        self.settings = settings
+        self._instance_id = instance_id
+        self._rpc = rpc
+        self._connections: dict[str, BookieConnection] = {}
+        self._request_ids = count(1)
+        self._is_closed = False
+        self._loop = asyncio.get_running_loop()
+        self._spawned: set[asyncio.Task[None]] = set()
+        self._on_close: dict[Callable[[], None], None] = {}
+        self._lingering: list[asyncio.Event] = []
+        directory.on_arrival(self._on_arrival)
+
+    def next_request_id(self) -> int:
+        """A request id that this process has not used."""
+        return next(self._request_ids)
+
+    def connection(self, bookie_id: str) -> BookieConnection:
+        """The connection to a bookie; it connects when it is first used."""
+        found = self._connections.get(bookie_id)
+        if found is None:
+            found = self._connections[bookie_id] = BookieConnection(bookie_id, self)
+        return found
+
+    def _on_arrival(self, bookie_id: str) -> None:
+        if not self._is_closed and (found := self._connections.get(bookie_id)) is not None:
+            found.hurry()
+
+    def open_channel(self, address: str, bookie_id: str) -> BookieChannel:
+        """A channel to an address, which refuses to speak with another bookie there."""
+        return BookieChannel(
+            address,
+            self._instance_id,
+            self.tasks,
+            bookie_id=bookie_id,
+            connect_timeout_seconds=self.settings.connect_timeout_seconds,
+            settings=self._rpc,
+        )
+
+    def require_open(self) -> None:
+        """Refuse what would begin after the end, or in another event loop.
+
+        Raises:
+            ClientClosedError: the pool was closed.
+            BadRequestError: another event loop runs here.
+        """
+        if asyncio.get_running_loop() is not self._loop:
+            raise BadRequestError(ELSEWHERE)
+        if self._is_closed:
+            raise ClientClosedError("the client is closed")
+
+    def spawn(self, work: Coroutine[None, None, None], name: str) -> asyncio.Task[None]:
+        """A task of the client; cancelled when the pool is closed."""
+        task = self.tasks.create_task(work, name=name)
+        self._spawned.add(task)
+        task.add_done_callback(self._spawned.discard)
+        return task
+
+    def on_close(self, callback: Callable[[], None]) -> None:
+        """Call back when the pool is closed, before anything is ended."""
+        self._on_close[callback] = None
+
+    def off_close(self, callback: Callable[[], None]) -> None:
+        """Do not call back any more."""
+        self._on_close.pop(callback, None)
+
+    def linger(self, event: asyncio.Event) -> None:
+        """Let the end of the pool wait a moment for this event."""
+        if self._is_closed:
+            self._lingering.append(event)
+
+    def close_channel(self, channel: BookieChannel) -> None:
+        """Close a channel to where a bookie is no longer, in the background."""
+        work = channel.aclose(has_moved=True)
+        self.tasks.create_task(work, name=f"close {channel.address}")
+
+    async def aclose(self) -> None:
+        """Tell everybody, end all calls and close all connections."""
+        self._is_closed = True
+        while self._on_close:
+            self._on_close.popitem()[0]()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_SECONDS_MAX):
+                for event in self._lingering:
+                    await event.wait()
+        for task in self._spawned:
+            task.cancel()
+        for connection in self._connections.values():
+            await connection.aclose()

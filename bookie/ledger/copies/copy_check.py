@@ -1,0 +1,222 @@
+"""Read every entry that one bookie should store, from that bookie alone, and verify it.
+
+A bookie in limbo denies nothing, because it may have lost what it does not have. For a copy that
+makes no difference: the entry is not there, and may be stored there again. So it counts as missing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from bookie.entry.batch import EntryBatch
+from bookie.entry.digest import digester_for_key
+from bookie.entry.entry import parse_header
+from bookie.errors import BookieError, NoSuchLedgerError
+from bookie.ids import Status
+from bookie.ledger.connection.pool import BookiePool
+from bookie.ledger.copies.replica_plan import EntryRange, merged, stripe_ranges
+from bookie.ledger.metadata import LedgerMetadata
+from bookie.ledger.quorum import Stripe
+from bookie.ledger.read.range_read import READ_BYTES_MAX, READ_ENTRIES_MAX
+from bookie.ledger.read.verification import VerifiedRead, verify_read
+from bookie.ledger.striping import is_run
+from bookie.wire.grpc.client.channel import BookieChannel, ReadCommand
+
+PATIENCE_SECONDS = 10.0
+"""How long a bookie is asked again that does not give a definite answer. A busy one may lose its
+session, and is back soon."""
+
+WRONG = (Status.BAD_CHECKSUM, Status.IO_ERROR)
+"""What a bookie or its bytes answer about an entry that is there and damaged."""
+
+ABSENT = (Status.NO_SUCH_ENTRY, Status.UNKNOWN_LEDGER_STATE)
+"""What a bookie answers about an entry that is not there; the second one if it is in limbo."""
+
+NO_WORD = Status.SHUTTING_DOWN
+"""Stands for any failure on the way to the bookie: it said nothing about the entry."""
+
+PAUSE_SECONDS_MIN = 0.1
+PAUSE_SECONDS_MAX = 1.0
+"""Between two questions; each pause is twice as long as the one before."""
+
+
+@dataclass(slots=True)
+class CopyFindings:
+    """What was found of one copy range."""
+
+    entries: int = 0
+    """Entries whose digests are right, and the bytes of their packets."""
+    packet_bytes: int = 0
+    missing: list[EntryRange] = field(default_factory=list)
+    """The bookie does not have these."""
+    corrupt: list[EntryRange] = field(default_factory=list)
+    """The bookie has these, and their bytes are wrong or cannot be read."""
+    unread: list[EntryRange] = field(default_factory=list)
+    """The bookie did not answer."""
+    in_limbo: bool = False
+    """Whether it may have lost what is missing."""
+    reason: str = ""
+    """Why entries are unread, or what is wrong with the last corrupt one."""
+    last_entry_id: int = -1
+    """The last verified entry, and the ledger's length up to it as its packet says."""
+    length: int = 0
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether every entry was verified."""
+        return not (self.missing or self.corrupt or self.unread)
+
+
+class CopyCheck:
+    """Checks copies of one ledger on one bookie."""
+
+    def __init__(
+        self,
+        metadata: LedgerMetadata,
+        bookie_id: str,
+        stripe: Stripe,
+        pool: BookiePool,
+        *,
+        is_patient: bool = True,
+    ) -> None:
+        self._metadata = metadata
+        self._bookie_id = bookie_id
+        self._stripe = stripe
+        self._digester = digester_for_key(metadata.digest_type, metadata.password_key)
+        self._pool = pool
+        self._is_patient = is_patient
+        self._timeout = pool.settings.read_timeout_seconds
+
+    async def run(self, first: int, last: int) -> CopyFindings:
+        """Read and verify the stripe's entries from `first` to `last`, both inclusive."""
+        found = CopyFindings()
+        position = self._stripe.next_id(first)
+        while position <= last:
+            told = await self._read(position, last)
+            at, problem = position, told.status
+            if told.status is Status.OK:
+                at, problem = told.next_entry_id, told.stopped_by
+            if told.batch is not None:
+                self._count(found, told.batch)
+            if problem is Status.OK and at > position:
+                position = self._stripe.next_id(at)
+            elif problem is Status.NO_SUCH_LEDGER:
+                found.missing += stripe_ranges(self._stripe, at, last)
+                break
+            elif problem in ABSENT:
+                found.in_limbo |= problem is Status.UNKNOWN_LEDGER_STATE
+                try:
+                    end = await self._end_of_hole(at, last)
+                except BookieError as error:
+                    found.unread += stripe_ranges(self._stripe, at, last)
+                    found.reason = str(error)
+                    break
+                found.missing += stripe_ranges(self._stripe, at, end)
+                position = self._stripe.next_id(end + 1)
+            elif problem in WRONG:
+                found.corrupt.append((at, at))
+                found.reason = told.message or problem.name.lower().replace("_", " ")
+                position = self._stripe.next_id(at + 1)
+            else:
+                found.unread += stripe_ranges(self._stripe, at, last)
+                found.reason = told.message or problem.name.lower().replace("_", " ")
+                break
+        found.missing, found.corrupt = merged(found.missing), merged(found.corrupt)
+        return found
+
+    async def _read(self, position: int, last: int) -> VerifiedRead:
+        """The next answer. What is neither data nor a definite denial is asked for again."""
+        pause = PAUSE_SECONDS_MIN
+        now = asyncio.get_running_loop().time
+        due = now() + (PATIENCE_SECONDS if self._is_patient else 0)
+        seen_wrong = False
+        while True:
+            told = await self._read_once(position, last)
+            problem = told.status
+            if problem is Status.OK and told.batch is not None:
+                if told.stopped_by is Status.OK or told.stopped_by.is_definite_negative:
+                    return told
+                # Of the entry behind these. It is asked for by itself, so that it gets attempts.
+                return VerifiedRead(Status.OK, told.batch, told.entries, told.next_entry_id)
+            if problem is Status.OK:
+                problem = told.stopped_by
+            if problem in (Status.OK, Status.NO_SUCH_LEDGER, *ABSENT) or seen_wrong:
+                return told
+            if problem in WRONG:
+                seen_wrong = True  # a disk does not change its answer: one more look is enough
+            elif now() + pause > due or problem is Status.UNAUTHORIZED:
+                return told
+            else:
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, PAUSE_SECONDS_MAX)
+
+    async def _read_once(self, position: int, last: int) -> VerifiedRead:
+        stripe = self._stripe
+        command = ReadCommand(
+            self._metadata.ledger_id,
+            position,
+            last,
+            max_entries=READ_ENTRIES_MAX,
+            max_bytes=READ_BYTES_MAX,
+            master_key=self._metadata.password_key,
+            stripe_modulus=stripe.modulus,
+            stripe_first_residue=stripe.first_residue,
+            stripe_count=stripe.count,
+        )
+        try:
+            reply = await self._channel().read(command, timeout=self._timeout)
+        except BookieError as error:
+            status = Status.UNAUTHORIZED if error.status is Status.UNAUTHORIZED else NO_WORD
+            return VerifiedRead(status, message=str(error))
+        told = verify_read(reply, self._digester)
+        if told.batch is not None and not is_run(told.batch, stripe, position):
+            message = "the bookie left out entries without saying so"
+            return VerifiedRead(NO_WORD, message=message)
+        return told
+
+    def _channel(self) -> BookieChannel:
+        return self._pool.connection(self._bookie_id).channel()
+
+    async def _end_of_hole(self, at: int, last: int) -> int:
+        """The last id of the stripe before the next one that the bookie lists."""
+        listed = await list_stored(self._pool, self._bookie_id, self._metadata, at + 1, last)
+        wanted = (
+            self._stripe.next_id(max(begin, at + 1))
+            for begin, end in listed
+            if self._stripe.next_id(max(begin, at + 1)) <= end
+        )
+        return next(wanted, last + 1) - 1
+
+    def _count(self, found: CopyFindings, batch: EntryBatch) -> None:
+        found.entries += len(batch.sizes)
+        found.packet_bytes += len(batch.payload)
+        offset = int(batch.offsets()[-2])
+        header = parse_header(memoryview(batch.payload)[offset:])
+        found.last_entry_id, found.length = header.entry_id, header.length
+
+
+async def list_stored(
+    pool: BookiePool, bookie_id: str, metadata: LedgerMetadata, first: int, last: int
+) -> list[EntryRange]:
+    """The ranges of ids from `first` to `last` that a bookie says it stores.
+
+    Raises:
+        BookieError: it did not answer.
+    """
+    if last < first:
+        return []
+    channel = pool.connection(bookie_id).channel()
+    ranges: list[EntryRange] = []
+    try:
+        async for firsts, lasts in channel.list_entries(
+            metadata.ledger_id,
+            first,
+            last,
+            key=metadata.password_key,
+            timeout=pool.settings.read_timeout_seconds,
+        ):
+            ranges += zip(firsts.tolist(), lasts.tolist(), strict=True)
+    except NoSuchLedgerError:
+        return []
+    return ranges

@@ -1,0 +1,406 @@
+"""Ledgers that lack copies: auditors mark them, and replicators take them one at a time.
+
+A mark says which bookies' copies are missing. A replicator removes it only at the version that it
+read after it had the ledger's lock. So a ledger that is marked again meanwhile stays marked.
+
+A lock is leased: it ends with its owner. It is an optimisation, because the ledger's own version
+guards the changes of two concurrent repairs. A lock contains its owner's token, which the owner
+notes before it writes the lock. So the owner recognises its lock even if the write was not
+answered. It takes the ledger with its next attempt, or gives it back when it closes.
+
+=============================================== ===============================================
+key                                             value
+=============================================== ===============================================
+``underreplication/ledgers/000/…/0001``         the replicas that are missing, since when
+``underreplication/locks/<19 digits>``          leased: who repairs the ledger
+``underreplication/disabled``                   present: replicators take no ledger
+``underreplication/lost_bookie_recovery_delay`` seconds, as decimal text
+``underreplication/checks/<name>``              when a check of everything ended last, in ms
+=============================================== ===============================================
+
+Source: BookKeeper's LedgerUnderreplicationManager.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Self
+
+from bookie.cluster import keys
+from bookie.cluster.digit_tree import DigitTree
+from bookie.env import Clock, SystemClock, jitter
+from bookie.errors import (
+    BadRequestError,
+    BadVersionError,
+    FormatError,
+    KeyExistsError,
+    MetadataClosedError,
+    MetadataError,
+    MetadataUnavailableError,
+    NoSuchKeyError,
+)
+from bookie.ids import MAX_ID, is_valid_bookie_id
+from bookie.ledger.underreplicated import (
+    UnderreplicatedLedger,
+    decode_lock,
+    decode_mark,
+    encode_lock,
+    encode_mark,
+)
+from bookie.metadata.model import NOT_EXISTS, Change, Check, Delete, Operation, Put
+from bookie.metadata.store import MetadataStore
+
+CHECKS = ("all_ledgers", "placement_policy", "replicas")
+"""The checks of the whole cluster. The end of the last one of each is kept."""
+
+_MARKS = DigitTree(keys.MARKED_LEDGERS, (3, 4, 4, 4, 4), maximum=MAX_ID)
+_LOCKS = DigitTree(keys.REPAIR_LOCKS, (19,), maximum=MAX_ID)
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A lock that is ours or may be ours."""
+
+    token: str
+    mark_version: int | None
+    """The version of the mark when we locked it; None while it is open whether we have the lock."""
+    may_have_ended: bool = False
+    """Whether its deletion together with the mark was sent and not answered."""
+
+
+class UnderreplicationManager:
+    """Marks and locks of one worker; an async context manager that gives its locks back.
+
+    Args:
+        store: where they are kept; its session owns the locks.
+        worker: who repairs, for others to see; a bookie's id or a host's name.
+        clock: for the times in marks.
+    """
+
+    def __init__(self, store: MetadataStore, worker: str = "", clock: Clock | None = None) -> None:
+        self._store = store
+        self._worker = worker
+        self._clock = clock or SystemClock()
+        self._held: dict[int, _Held] = {}
+        self._serial = asyncio.Lock()
+        """Held while a lock is taken or given back. Without it, another task could mistake a change
+        under way for an abandoned one."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    # ---- marks
+
+    async def mark(self, ledger_id: int, replicas: Iterable[str]) -> None:
+        """Mark more copies of a ledger as missing.
+
+        Raises:
+            BadRequestError: `replicas` is empty, or names something else than bookies.
+        """
+        missing = set(replicas)
+        if not missing or not all(map(is_valid_bookie_id, missing)):
+            raise BadRequestError(f"{sorted(missing)} are not bookies that a copy is missing on")
+        key = _MARKS.key(ledger_id)
+        while True:
+            record = await self._store.get(key)
+            if record is None:
+                marked = UnderreplicatedLedger(
+                    ledger_id, tuple(sorted(missing)), self._clock.now_ms()
+                )
+                version = NOT_EXISTS
+            else:
+                before = _mark_of(ledger_id, key, record.value)
+                both = tuple(sorted(missing | set(before.replicas)))
+                # Written even without a change: a repair under way may have read it before.
+                marked = UnderreplicatedLedger(ledger_id, both, before.marked_ms)
+                version = record.version
+            try:
+                await self._store.put(key, encode_mark(marked), version=version)
+            except BadVersionError:
+                continue  # another write marked it, or it was repaired
+            return
+
+    async def find(self, ledger_id: int) -> UnderreplicatedLedger | None:
+        """The mark of a ledger, or None."""
+        key = _MARKS.key(ledger_id)
+        record = await self._store.get(key)
+        return None if record is None else _mark_of(ledger_id, key, record.value)
+
+    async def marked(
+        self, wanted: Callable[[tuple[str, ...]], bool] = lambda _: True
+    ) -> AsyncIterator[UnderreplicatedLedger]:
+        """All marked ledgers whose missing replicas are `wanted`, by id; complete or it raises."""
+        async for ledger_id, record in _MARKS.scan(self._store):
+            mark = _mark_of(ledger_id, record.key, record.value)
+            if wanted(mark.replicas):
+                yield mark
+
+    # ---- repair
+
+    async def take(self) -> int:
+        """Lock a marked ledger and return its id; waits for one, and until repair is enabled."""
+        found: int | None = None
+        try:
+            async with self._store.watch(keys.UNDERREPLICATION) as changes:
+                while True:
+                    found = await self.poll() if await self.is_enabled() else None
+                    if found is not None:
+                        return found
+                    await anext(changes)
+        except BaseException:
+            if found is not None:
+                self._doubt(found)  # the caller never got it: the next call may take it
+            raise
+
+    async def poll(self) -> int | None:
+        """Lock a marked ledger that is not under repair, or return None."""
+        locked = {_LOCKS.number_of(f"{keys.REPAIR_LOCKS}/{name}") for name in await self._locks()}
+        locked -= {ledger_id for ledger_id, held in self._held.items() if held.mark_version is None}
+        # Each worker begins at a random place, so that few compete for the same ledgers.
+        free = [mark.ledger_id async for mark in self.marked() if mark.ledger_id not in locked]
+        start = int(jitter() * len(free))
+        for ledger_id in free[start:] + free[:start]:
+            if await self.acquire(ledger_id):
+                return ledger_id
+        return None
+
+    async def acquire(self, ledger_id: int) -> bool:
+        """Lock one marked ledger; False if it is locked or unmarked.
+
+        If this raises, the ledger may be locked all the same; the next call finds out.
+        """
+        async with self._serial:
+            held = self._held.get(ledger_id)
+            if held is not None and held.mark_version is not None:
+                if await self._own_lock(ledger_id, held) is not None:
+                    return False  # another task of this worker has it
+                held = None  # it ended with a former session
+            return await self._lock(ledger_id, held or _Held(secrets.token_hex(8), None))
+
+    async def _lock(self, ledger_id: int, held: _Held) -> bool:
+        key, value = _LOCKS.key(ledger_id), encode_lock(self._worker, held.token)
+        while True:
+            mark = await self._store.get(_MARKS.key(ledger_id))
+            lock = await self._store.get(key)
+            if lock is not None and _lock_of(key, lock.value)[1] != held.token:
+                self._held.pop(ledger_id, None)
+                return False
+            if mark is None:
+                if ledger_id in self._held:
+                    await self._give_back(ledger_id, held)
+                return False
+            version = NOT_EXISTS if lock is None else lock.version
+            self._held[ledger_id] = held
+            try:
+                await self._store.transaction(
+                    [Put(key, value, version, ephemeral=True), Check(mark.key, mark.version)]
+                )
+            except (BadVersionError, NoSuchKeyError):
+                continue  # another worker locked it, or it was marked again, or repaired
+            self._held[ledger_id] = _Held(held.token, mark.version)
+            return True
+
+    async def mark_replicated(self, ledger_id: int) -> bool:
+        """Remove the mark of a ledger that is locked here and has all its copies; give it back.
+
+        False if it stays marked: it was marked again meanwhile, or we lost the lock. If this raises
+        or is cancelled, it may have happened all the same; the next call finds out.
+
+        Raises:
+            BadRequestError: it was never locked here.
+        """
+        async with self._serial:
+            held = self._held.get(ledger_id)
+            if held is None or held.mark_version is None:
+                raise BadRequestError(f"ledger {ledger_id} is not locked by this worker")
+            try:
+                return await self._end(ledger_id, held, held.mark_version)
+            except MetadataUnavailableError:
+                held = self._held[ledger_id]
+                if not held.may_have_ended:
+                    raise
+            return await self._end(ledger_id, held, held.mark_version)
+
+    async def _end(self, ledger_id: int, held: _Held, mark_version: int | None) -> bool:
+        mark = _MARKS.key(ledger_id)
+        if held.may_have_ended:
+            await self._store.sync()  # the unanswered write may be newer than what we would read
+        lock = await self._own_lock(ledger_id, held)
+        if lock is None:
+            is_over = held.may_have_ended and await self._store.get(mark) is None
+            del self._held[ledger_id]
+            return is_over
+        operations: list[Operation] = [
+            Delete(mark, mark_version),
+            Delete(_LOCKS.key(ledger_id), lock),
+        ]
+        self._held[ledger_id] = replace(held, may_have_ended=True)
+        try:
+            await self._store.transaction(operations)
+        except (BadVersionError, NoSuchKeyError):
+            # The unanswered write may have come first.
+            is_over = held.may_have_ended and await self._store.get(mark) is None
+            await self._give_back(ledger_id, held)
+            return is_over
+        del self._held[ledger_id]
+        return True
+
+    async def release(self, ledger_id: int) -> None:
+        """Give back a ledger that stays marked; harmless if this worker does not have its lock."""
+        async with self._serial:
+            held = self._held.get(ledger_id)
+            if held is not None:
+                await self._give_back(ledger_id, held)
+
+    async def _give_back(self, ledger_id: int, held: _Held) -> None:
+        if held.mark_version is None:
+            await self._store.sync()  # an unanswered write may be newer than what we would read
+        # If the deletion is not answered, the next call finds out whether the lock exists.
+        self._doubt(ledger_id)
+        lock = await self._own_lock(ledger_id, held)
+        if lock is not None:
+            with suppress(BadVersionError, NoSuchKeyError):
+                await self._store.delete(_LOCKS.key(ledger_id), version=lock)
+        del self._held[ledger_id]
+
+    def _doubt(self, ledger_id: int) -> None:
+        held = self._held.get(ledger_id)
+        if held is not None:
+            self._held[ledger_id] = _Held(held.token, None)
+
+    async def worker_of(self, ledger_id: int) -> str | None:
+        """The worker that repairs a ledger, or None."""
+        key = _LOCKS.key(ledger_id)
+        record = await self._store.get(key)
+        return None if record is None else _lock_of(key, record.value)[0]
+
+    async def close(self) -> None:
+        """Give all locks back. The next call tries those again that could not be given back.
+
+        Raises:
+            MetadataError: of the first lock that could not be given back; all were tried.
+        """
+        failure: MetadataError | None = None
+        for ledger_id in list(self._held):
+            try:
+                await self.release(ledger_id)
+            except MetadataClosedError:
+                self._held.pop(ledger_id, None)  # it ended with the session
+            except MetadataError as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+
+    async def _own_lock(self, ledger_id: int, held: _Held) -> int | None:
+        """The version of the lock that we hold; None if we lost it."""
+        key = _LOCKS.key(ledger_id)
+        record = await self._store.get(key)
+        if record is None or _lock_of(key, record.value)[1] != held.token:
+            return None
+        return record.version
+
+    async def _locks(self) -> list[str]:
+        return await self._store.get_children(keys.REPAIR_LOCKS)
+
+    # ---- switches and times
+
+    async def disable(self) -> None:
+        """Forbid taking ledgers from now on; repairs under way continue."""
+        await self._store.put(keys.REPAIR_DISABLED, b"")
+
+    async def enable(self) -> None:
+        """Allow taking ledgers."""
+        try:
+            await self._store.delete(keys.REPAIR_DISABLED)
+        except NoSuchKeyError:
+            return
+
+    async def is_enabled(self) -> bool:
+        """Whether ledgers may be taken."""
+        return await self._store.get(keys.REPAIR_DISABLED) is None
+
+    async def wait_until_enabled(self) -> None:
+        """Return when ledgers may be taken; at once if they may."""
+        async with self._store.watch(keys.REPAIR_DISABLED) as changes:
+            while not await self.is_enabled():
+                await anext(changes)
+
+    async def lost_bookie_recovery_delay(self) -> int | None:
+        """The seconds to wait for a lost bookie; None if unset."""
+        return await self._number(keys.LOST_BOOKIE_DELAY)
+
+    async def set_lost_bookie_recovery_delay(self, seconds: int) -> None:
+        """Set how long to wait for a lost bookie."""
+        if seconds < 0:
+            raise BadRequestError(f"a delay cannot be {seconds} seconds")
+        await self._store.put(keys.LOST_BOOKIE_DELAY, b"%d" % seconds)
+
+    async def initialize_lost_bookie_recovery_delay(self, seconds: int) -> bool:
+        """Set the delay if it was never set; returns whether this call set it."""
+        try:
+            await self._store.put(keys.LOST_BOOKIE_DELAY, b"%d" % seconds, version=NOT_EXISTS)
+        except KeyExistsError:
+            return False
+        return True
+
+    async def delays(self) -> AsyncIterator[int | None]:
+        """The delay now, and again after each change."""
+        async with self._store.watch(keys.LOST_BOOKIE_DELAY) as changes:
+            last = await self.lost_bookie_recovery_delay()
+            yield last
+            async for _ in _every(changes):
+                found = await self.lost_bookie_recovery_delay()
+                if found != last:
+                    last = found
+                    yield found
+
+    async def checked_ms(self, check: str) -> int | None:
+        """When the last check of this kind ended; None before the first."""
+        return await self._number(_check_key(check))
+
+    async def set_checked_ms(self, check: str, now_ms: int) -> None:
+        """Record when a check ended."""
+        await self._store.put(_check_key(check), b"%d" % now_ms)
+
+    async def _number(self, key: str) -> int | None:
+        record = await self._store.get(key)
+        if record is None:
+            return None
+        if not (record.value.isdigit() and len(record.value) <= 19):
+            raise FormatError(f"the metadata key {key} does not hold a number")
+        return int(record.value)
+
+
+async def _every(changes: AsyncIterator[Change]) -> AsyncIterator[Change]:
+    try:
+        async for change in changes:
+            yield change
+    except MetadataClosedError:
+        return
+
+
+def _mark_of(ledger_id: int, key: str, value: bytes) -> UnderreplicatedLedger:
+    try:
+        return decode_mark(ledger_id, value)
+    except FormatError as error:
+        raise FormatError(f"the metadata key {key}: {error}") from error
+
+
+def _lock_of(key: str, value: bytes) -> tuple[str, str]:
+    try:
+        return decode_lock(value)
+    except FormatError as error:
+        raise FormatError(f"the metadata key {key}: {error}") from error
+
+
+def _check_key(check: str) -> str:
+    if check not in CHECKS:
+        raise BadRequestError(f"there is no check {check!r}; there are {', '.join(CHECKS)}")
+    return f"{keys.CHECKS}/{check}"

@@ -1,0 +1,294 @@
+"""Audit copies: what each bookie should store, read from it alone, verified, and judged.
+
+Nothing is fenced or written. A verdict is given against the metadata as it is when the copies have
+been read: an ensemble change or a deletion meanwhile is no damage. A copy that an open ledger's
+writer has just sent may be on its way, so a missing one is asked for again after a pause.
+
+============= ====================================================================================
+verdict       meaning
+============= ====================================================================================
+ok            every entry of the range is there, and its digest is right
+missing       the bookie does not have the entries, or is in limbo and may have lost them
+misplaced     the bookie does not have them, and a bookie has them that should not
+corrupt       the bookie has them, and their bytes are wrong or cannot be read
+unreachable   the bookie did not answer
+wrong-length  the last entry proves another length than the metadata of the closed ledger says
+unreadable    the ledger's metadata is damaged
+============= ====================================================================================
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from bookie.env import gather
+from bookie.errors import BookieError, NoSuchLedgerError
+from bookie.ids import NO_ENTRY
+from bookie.ledger.copies.copy_check import CopyCheck, CopyFindings, list_stored
+from bookie.ledger.copies.replica_plan import (
+    AuditItem,
+    CopyRange,
+    EntryRange,
+    count_of,
+    difference,
+    duties,
+    intersection,
+    merged,
+    quorum_of,
+)
+from bookie.ledger.ledger_client import LedgerClient
+from bookie.ledger.metadata import LedgerMetadata, decode
+from bookie.ledger.read.handle import ReaderHandle
+from bookie.metadata.versioned import Versioned
+
+COPIES_AT_ONCE = 16
+"""Copy ranges that one process reads at the same time, of all bookies together."""
+
+SETTLE_SECONDS = 2.0
+"""How long a copy of an open ledger may be on its way before it counts as missing."""
+
+DAMAGE = ("missing", "misplaced", "corrupt", "wrong-length", "unreadable")
+"""Verdicts that mean damage. An unreachable bookie leaves it open."""
+
+IN_LIMBO = "in limbo: the bookie may have lost them"
+"""The detail of what is missing on a bookie that does not deny it."""
+
+REPAIRABLE = ("missing", "misplaced", "corrupt")
+"""Verdicts that a good copy mends."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaVerdict:
+    """One verdict about entries of one copy range."""
+
+    ledger_id: int
+    fragment: int
+    """The first entry id of the fragment."""
+    bookie_id: str
+    """Who should store the entries; empty if the verdict is about the ledger."""
+    first_entry_id: int
+    last_entry_id: int
+    """The range that was checked."""
+    verdict: str
+    entries: int
+    """How many entries the verdict is about."""
+    packet_bytes: int = 0
+    """Verified bytes; of ``ok`` only."""
+    ranges: tuple[EntryRange, ...] = ()
+    """The entries; of ``ok`` it is empty."""
+    found_on: tuple[str, ...] = ()
+    """Where misplaced entries are."""
+    detail: str = ""
+
+
+def unreadable(ledger_id: int) -> ReplicaVerdict:
+    """The verdict about a ledger whose metadata is damaged."""
+    return ReplicaVerdict(ledger_id, 0, "", 0, -1, "unreadable", 0, detail="damaged metadata")
+
+
+class ReplicaAudit:
+    """Audits items with the connections of one client."""
+
+    def __init__(self, client: LedgerClient) -> None:
+        self._client = client
+        self._room = asyncio.Semaphore(COPIES_AT_ONCE)
+        self._silent: set[str] = set()
+        """Bookies that did not answer in all the time: they are asked once from then on."""
+
+    async def run(self, items: Iterable[AuditItem]) -> list[ReplicaVerdict]:
+        """The verdicts about all copies of the items, in the order of the items.
+
+        Raises:
+            MetadataError: the metadata store failed.
+        """
+        audits = await gather(map(self._audit, items))
+        return [verdict for audit in audits for verdict in audit]
+
+    async def _audit(self, item: AuditItem) -> list[ReplicaVerdict]:
+        planned = decode(item.ledger_id, item.metadata)
+        try:
+            last = await self._end_of(planned)
+        except NoSuchLedgerError:
+            return []
+        except BookieError as error:
+            return _unreachable(item, str(error))
+        findings = await gather(self._check(planned, copy, last) for copy in item.copies)
+        suspicious = [not one.is_clean or _contradicts(planned, one) for one in findings]
+        current: LedgerMetadata | None = planned
+        if any(suspicious):
+            current = await self._current(planned)
+        if current is None:
+            return []  # it was deleted
+        verdicts = []
+        if not item.copies:
+            verdicts.append(_judge_empty(planned))
+        for copy, found, is_suspicious in zip(item.copies, findings, suspicious, strict=True):
+            ended = replace(copy, last_entry_id=_end(copy, last))
+            settled = found
+            if is_suspicious:
+                settled = await self._settle(planned, current, ended, found)
+            verdicts += await self._judge(current, ended, settled)
+        return verdicts
+
+    async def _end_of(self, metadata: LedgerMetadata) -> int:
+        """The last entry to check: the last one, or that of an open ledger's proven LAC."""
+        if metadata.is_closed:
+            return metadata.last_entry_id
+        reader = ReaderHandle(Versioned(metadata, 0), self._client.pool, self._client.ledgers)
+        return await reader.refresh()
+
+    async def _current(self, planned: LedgerMetadata) -> LedgerMetadata | None:
+        ledgers = self._client.ledgers
+        try:
+            return (await ledgers.read_latest(planned.ledger_id, planned.c_token)).value
+        except NoSuchLedgerError:
+            return None
+
+    async def _check(self, metadata: LedgerMetadata, copy: CopyRange, last: int) -> CopyFindings:
+        async with self._room:
+            stripe = quorum_of(metadata).stripe_of(copy.slot)
+            check = CopyCheck(
+                metadata,
+                copy.bookie_id,
+                stripe,
+                self._client.pool,
+                is_patient=copy.bookie_id not in self._silent,
+            )
+            found = await check.run(copy.first_entry_id, _end(copy, last))
+            if found.unread:
+                self._silent.add(copy.bookie_id)
+            return found
+
+    async def _settle(
+        self,
+        planned: LedgerMetadata,
+        current: LedgerMetadata,
+        copy: CopyRange,
+        found: CopyFindings,
+    ) -> CopyFindings:
+        """Without what is no longer this bookie's duty, and what was still on its way."""
+        assert copy.last_entry_id is not None
+        if found.missing and not planned.is_closed:
+            await asyncio.sleep(SETTLE_SECONDS)
+            found = await self._check(planned, copy, copy.last_entry_id)
+        whole = [(copy.first_entry_id, copy.last_entry_id)]
+        owed = duties(current, copy.bookie_id, whole)
+        return replace(
+            found,
+            missing=intersection(found.missing, owed),
+            corrupt=intersection(found.corrupt, owed),
+            unread=intersection(found.unread, owed),
+        )
+
+    async def _judge(
+        self, metadata: LedgerMetadata, copy: CopyRange, found: CopyFindings
+    ) -> list[ReplicaVerdict]:
+        base = ReplicaVerdict(
+            metadata.ledger_id,
+            copy.fragment,
+            copy.bookie_id,
+            copy.first_entry_id,
+            -1 if copy.last_entry_id is None else copy.last_entry_id,
+            "ok",
+            found.entries,
+            found.packet_bytes,
+        )
+        verdicts = [base] if found.entries or found.is_clean else []
+        elsewhere = await self._elsewhere(metadata, found.missing) if found.missing else {}
+        misplaced = merged(one for ranges in elsewhere.values() for one in ranges)
+        holders_of_misplaced = tuple(sorted(elsewhere))
+        doubt = IN_LIMBO if found.in_limbo else ""
+        for verdict, ranges, holders, detail in (
+            ("missing", difference(found.missing, misplaced), (), doubt),
+            ("misplaced", intersection(found.missing, misplaced), holders_of_misplaced, doubt),
+            ("corrupt", found.corrupt, (), found.reason),
+            ("unreachable", found.unread, (), found.reason),
+        ):
+            if ranges:
+                verdicts.append(
+                    replace(
+                        base,
+                        verdict=verdict,
+                        entries=count_of(ranges),
+                        packet_bytes=0,
+                        ranges=tuple(ranges),
+                        found_on=holders,
+                        detail=detail,
+                    )
+                )
+        if _contradicts(metadata, found):
+            verdicts.append(_wrong_length(metadata, copy, copy.bookie_id, found.length))
+        return verdicts
+
+    async def _elsewhere(
+        self, metadata: LedgerMetadata, missing: Sequence[EntryRange]
+    ) -> dict[str, list[EntryRange]]:
+        """The missing entries that bookies list whose duty they are not."""
+        holders: dict[str, list[EntryRange]] = {}
+        first, last = missing[0][0], missing[-1][1]
+        for bookie_id in self._client.directory.all():
+            try:
+                stored = await list_stored(self._client.pool, bookie_id, metadata, first, last)
+            except BookieError:
+                continue  # it cannot help; whether it lacks what it should have is seen elsewhere
+            extra = difference(intersection(missing, stored), duties(metadata, bookie_id, missing))
+            if extra:
+                holders[bookie_id] = extra
+        return holders
+
+
+def _end(copy: CopyRange, last: int) -> int:
+    return last if copy.last_entry_id is None else min(copy.last_entry_id, last)
+
+
+def _contradicts(metadata: LedgerMetadata, found: CopyFindings) -> bool:
+    """Whether the ledger's last entry proves another length than its metadata says."""
+    return (
+        metadata.is_closed
+        and metadata.last_entry_id != NO_ENTRY
+        and found.last_entry_id == metadata.last_entry_id
+        and found.length != metadata.length
+    )
+
+
+def _wrong_length(
+    metadata: LedgerMetadata, copy: CopyRange, bookie_id: str, length: int
+) -> ReplicaVerdict:
+    last = metadata.last_entry_id
+    return ReplicaVerdict(
+        metadata.ledger_id,
+        copy.fragment,
+        bookie_id,
+        copy.first_entry_id,
+        last,
+        "wrong-length",
+        1 if last >= 0 else 0,
+        ranges=((last, last),) if last >= 0 else (),
+        detail=f"the metadata says {metadata.length} bytes, the last entry {length}",
+    )
+
+
+def _judge_empty(metadata: LedgerMetadata) -> ReplicaVerdict:
+    """The verdict about a closed ledger without entries."""
+    if metadata.length:
+        return _wrong_length(metadata, CopyRange(0, 0, "", 0, NO_ENTRY), "", 0)
+    return ReplicaVerdict(metadata.ledger_id, 0, "", 0, NO_ENTRY, "ok", 0)
+
+
+def _unreachable(item: AuditItem, reason: str) -> list[ReplicaVerdict]:
+    """The verdicts about an open ledger whose bookies do not tell where it ends."""
+    return [
+        ReplicaVerdict(
+            item.ledger_id,
+            copy.fragment,
+            copy.bookie_id,
+            copy.first_entry_id,
+            -1 if copy.last_entry_id is None else copy.last_entry_id,
+            "unreachable",
+            0,
+            detail=reason,
+        )
+        for copy in item.copies
+    ]

@@ -1,0 +1,218 @@
+"""Which copies a ledger should have, cut into pieces of work and balanced. Pure.
+
+A *copy range* is a range of entries of one fragment, as one bookie should store them. Copy ranges
+of one ledger that are checked together are an `AuditItem`. Items are packed into bins of about
+equal cost: their bytes, and a fixed cost for each call.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from bookie.ids import MAX_ID, NO_ENTRY
+from bookie.ledger.metadata import LedgerMetadata
+from bookie.ledger.quorum import Quorum, Stripe
+
+COPY_RANGE_COST_BYTES = 256 * 1024
+"""What asking for one range costs beside its bytes: a call takes about as long as this many."""
+
+OPEN_LEDGER_BYTES = 64 * 1024 * 1024
+"""What an open ledger counts for: its size is not known before bookies are asked."""
+
+EntryRange = tuple[int, int]
+"""First and last entry id, both inclusive."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyRange:
+    """Entries that one bookie should store. Entries of other stripes in between are not meant."""
+
+    fragment: int
+    """The first entry id of the fragment."""
+    slot: int
+    bookie_id: str
+    first_entry_id: int
+    last_entry_id: int | None
+    """Inclusive; None up to the last add confirmed of an open ledger."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuditItem:
+    """Copy ranges of one ledger, which are checked together."""
+
+    ledger_id: int
+    metadata: bytes
+    """As the metadata store holds it."""
+    copies: tuple[CopyRange, ...]
+    cost_bytes: int
+
+
+def quorum_of(metadata: LedgerMetadata) -> Quorum:
+    """The quorum of a ledger. Metadata may have an ack quorum of 0, which counts as 1 here."""
+    return Quorum(
+        metadata.ensemble_size, metadata.write_quorum_size, max(1, metadata.ack_quorum_size)
+    )
+
+
+def fragment_ends(metadata: LedgerMetadata) -> Iterator[tuple[int, tuple[str, ...], int | None]]:
+    """First entry, bookies and last entry of each fragment that has entries.
+
+    The last entry of the last fragment of an open ledger is None.
+    """
+    end = metadata.last_entry_id if metadata.is_closed else None
+    for fragment, following in pairwise([*metadata.fragments, None]):
+        assert fragment is not None
+        last = end if following is None else following.first_entry_id - 1
+        if following is not None and end is not None:
+            last = min(following.first_entry_id - 1, end)
+        if last is None or last >= fragment.first_entry_id:
+            yield fragment.first_entry_id, fragment.bookies, last
+
+
+def plan_ledger(metadata: LedgerMetadata, encoded: bytes, item_bytes: int) -> Iterator[AuditItem]:
+    """The items of one ledger, each of at most about `item_bytes`.
+
+    An empty closed ledger has one item without copies: only its metadata is checked.
+    """
+    quorum = quorum_of(metadata)
+    entry_bytes = 0.0
+    if metadata.is_closed and metadata.last_entry_id != NO_ENTRY:
+        entry_bytes = metadata.length / (metadata.last_entry_id + 1) + 64
+    copies: list[CopyRange] = []
+    cost = 0
+    for first, bookies, last in fragment_ends(metadata):
+        for slot, bookie_id in enumerate(bookies):
+            share = metadata.write_quorum_size / metadata.ensemble_size
+            for start, end in _cut(first, last, entry_bytes * share, item_bytes):
+                size = OPEN_LEDGER_BYTES
+                if end is not None:
+                    size = round((end - start + 1) * entry_bytes * share)
+                size += COPY_RANGE_COST_BYTES
+                if end is not None and not _has_any(quorum.stripe_of(slot), start, end):
+                    continue
+                if copies and cost + size > item_bytes:
+                    yield AuditItem(metadata.ledger_id, encoded, tuple(copies), cost)
+                    copies, cost = [], 0
+                copies.append(CopyRange(first, slot, bookie_id, start, end))
+                cost += size
+    yield AuditItem(metadata.ledger_id, encoded, tuple(copies), cost or COPY_RANGE_COST_BYTES)
+
+
+def _has_any(stripe: Stripe, first: int, last: int) -> bool:
+    return stripe.next_id(first) <= last
+
+
+def _cut(
+    first: int, last: int | None, entry_bytes: float, item_bytes: int
+) -> Iterator[tuple[int, int | None]]:
+    if last is None or entry_bytes == 0:
+        yield first, last
+        return
+    step = max(1, int(item_bytes / entry_bytes))
+    for start in range(first, last + 1, step):
+        yield start, min(start + step - 1, last)
+
+
+def pack_items(
+    items: Iterable[AuditItem], bin_bytes: int, bins_min: int = 1
+) -> list[list[AuditItem]]:
+    """Items in bins of about equal cost, none empty.
+
+    There are as many bins as the whole cost needs at `bin_bytes` each, and at least `bins_min` if
+    there are as many items. The dearest item goes first, each into the bin that costs least.
+    """
+    ordered = sorted(items, key=lambda item: (-item.cost_bytes, item.ledger_id))
+    whole = sum(item.cost_bytes for item in ordered)
+    count = min(len(ordered), max(bins_min, -(-whole // bin_bytes)))
+    bins: list[list[AuditItem]] = [[] for _ in range(count)]
+    loads = [(0, number) for number in range(count)]
+    for item in ordered:
+        load, number = heapq.heappop(loads)
+        bins[number].append(item)
+        heapq.heappush(loads, (load + item.cost_bytes, number))
+    return bins
+
+
+def stripe_ranges(stripe: Stripe, first: int, last: int) -> list[EntryRange]:
+    """The ids of a stripe from `first` to `last`, as ranges."""
+    if last < first:
+        return []
+    if stripe.modulus == 0:
+        return [(first, last)]
+    ids = np.arange(first, last + 1, dtype=np.int64)
+    return ranges_of(ids[(ids - stripe.first_residue) % stripe.modulus < stripe.count].tolist())
+
+
+def ranges_of(ids: Sequence[int]) -> list[EntryRange]:
+    """Ascending ids as ranges."""
+    ranges: list[EntryRange] = []
+    for entry_id in ids:
+        if ranges and ranges[-1][1] == entry_id - 1:
+            ranges[-1] = (ranges[-1][0], entry_id)
+        else:
+            ranges.append((entry_id, entry_id))
+    return ranges
+
+
+def merged(ranges: Iterable[EntryRange]) -> list[EntryRange]:
+    """Ranges in order, with neighbours and overlaps joined."""
+    joined: list[EntryRange] = []
+    for first, last in sorted(ranges):
+        if joined and first <= joined[-1][1] + 1:
+            joined[-1] = (joined[-1][0], max(last, joined[-1][1]))
+        else:
+            joined.append((first, last))
+    return joined
+
+
+def intersection(one: Iterable[EntryRange], other: Iterable[EntryRange]) -> list[EntryRange]:
+    """The ids that both have."""
+    others = merged(other)
+    common = []
+    for first, last in merged(one):
+        for begin, end in others:
+            if begin <= last and end >= first:
+                common.append((max(first, begin), min(last, end)))
+    return common
+
+
+def difference(one: Iterable[EntryRange], other: Iterable[EntryRange]) -> list[EntryRange]:
+    """The ids of `one` that `other` lacks."""
+    rest = []
+    others = merged(other)
+    for first, last in merged(one):
+        start = first
+        for begin, end in others:
+            if end < start or begin > last:
+                continue
+            if begin > start:
+                rest.append((start, begin - 1))
+            start = end + 1
+        if start <= last:
+            rest.append((start, last))
+    return rest
+
+
+def count_of(ranges: Iterable[EntryRange]) -> int:
+    """How many ids there are."""
+    return sum(last - first + 1 for first, last in ranges)
+
+
+def duties(
+    metadata: LedgerMetadata, bookie_id: str, wanted: Sequence[EntryRange]
+) -> list[EntryRange]:
+    """Which of the `wanted` entries a bookie should store, according to the metadata."""
+    quorum = quorum_of(metadata)
+    owed: list[EntryRange] = []
+    for first, bookies, last in fragment_ends(metadata):
+        if bookie_id not in bookies:
+            continue
+        stripe = quorum.stripe_of(bookies.index(bookie_id))
+        for begin, end in intersection(wanted, [(first, MAX_ID if last is None else last)]):
+            owed += stripe_ranges(stripe, begin, end)
+    return merged(owed)

@@ -1,0 +1,216 @@
+"""The ledgers of a connected client: create, claim, open, recover and delete them.
+
+`BookKeeper` and logs stand on it. It knows no defaults and no spellings: arguments are checked and
+complete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from bookie.cluster.directory import BookieDirectory
+from bookie.entry.digest import DigestType, is_password, key_of_life
+from bookie.env.clock import SystemClock
+from bookie.errors import (
+    BadRequestError,
+    BadVersionError,
+    LedgerClosedError,
+    LedgerExistsError,
+    UnauthorizedError,
+)
+from bookie.ledger.catalog.ledger_ids import LedgerIdGenerator
+from bookie.ledger.catalog.ledgers import LedgerManager, new_token
+from bookie.ledger.connection.arguments import checked_bytes
+from bookie.ledger.connection.pool import BookiePool
+from bookie.ledger.metadata import Fragment, LedgerMetadata, LedgerState
+from bookie.ledger.place.ensembles import Ensembles
+from bookie.ledger.quorum import Quorum
+from bookie.ledger.read.handle import ReaderHandle
+from bookie.ledger.recover.driver import recover_ledger
+from bookie.ledger.write.handle import WriterHandle
+from bookie.metadata.versioned import Versioned
+
+UNCLAIMED = "bookie.unclaimed"
+"""Key in custom metadata: the ledger was created and has no writer yet (see `claim`)."""
+
+CREATE_ATTEMPTS_MAX = 10
+"""Ids tried for a new ledger. An id may be taken by a ledger that was created with it by hand."""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerShape:
+    """How a new ledger is written."""
+
+    quorum: Quorum
+    digest_type: DigestType = DigestType.CRC32C
+    password: bytes = b""
+    deferred_sync: bool = False
+    allow_degraded: bool = False
+
+
+class LedgerClient:
+    """What a client has while it is connected, and what it does with ledgers."""
+
+    def __init__(
+        self,
+        instance_id: str,
+        directory: BookieDirectory,
+        ensembles: Ensembles,
+        pool: BookiePool,
+        ledgers: LedgerManager,
+        ids: LedgerIdGenerator,
+    ) -> None:
+        self.instance_id = instance_id
+        self.directory = directory
+        self.ensembles = ensembles
+        self.pool = pool
+        self.ledgers = ledgers
+        self.ids = ids
+
+    async def create(
+        self,
+        shape: LedgerShape,
+        custom_metadata: Mapping[str, bytes] | None = None,
+        ledger_id: int | None = None,
+        *,
+        created_ms: int | None = None,
+    ) -> WriterHandle:
+        """Create a ledger and return its writer; raises what `BookKeeper.create_ledger` does.
+
+        `created_ms` is when, in ms since 1970; by default now.
+        """
+        password = checked_bytes(shape.password, "the password")
+        token = new_token()
+        bookies = self.ensembles.choose(shape.quorum, allow_degraded=shape.allow_degraded)
+        incarnations = await self.ensembles.incarnations(bookies)
+        metadata = LedgerMetadata(
+            ledger_id=0,
+            ensemble_size=shape.quorum.ensemble_size,
+            write_quorum_size=shape.quorum.write_quorum_size,
+            ack_quorum_size=shape.quorum.ack_quorum_size,
+            state=LedgerState.OPEN,
+            fragments=(Fragment(0, bookies),),
+            digest_type=shape.digest_type,
+            password_key=key_of_life(password, token),
+            ctime_ms=SystemClock().now_ms() if created_ms is None else created_ms,
+            custom_metadata=_custom(custom_metadata),
+            c_token=token,
+        )
+        created = await self._store(metadata, ledger_id)
+        lost = await self.ensembles.lost_since(incarnations)
+        writer = WriterHandle(
+            created,
+            self.pool,
+            self.ledgers,
+            incarnations,
+            self.ensembles,
+            deferred_sync=shape.deferred_sync,
+        )
+        writer.start(lost)
+        return writer
+
+    async def _store(
+        self, metadata: LedgerMetadata, ledger_id: int | None
+    ) -> Versioned[LedgerMetadata]:
+        """Store new metadata, under a given id or a fresh one."""
+        if ledger_id is not None:
+            return await self.ledgers.create(replace(metadata, ledger_id=ledger_id))
+        for _ in range(CREATE_ATTEMPTS_MAX):
+            fresh = replace(metadata, ledger_id=await self.ids.next())
+            try:
+                return await self.ledgers.create(fresh, is_fresh=True)
+            except LedgerExistsError:
+                continue  # another client chose this id
+        raise LedgerExistsError(f"{CREATE_ATTEMPTS_MAX} fresh ledger ids in a row were taken")
+
+    async def claim(self, ledger_id: int, password: bytes = b"") -> WriterHandle:
+        """Become the writer of an unclaimed ledger; see `BookKeeper.claim_ledger`."""
+        found = await self.ledgers.read(ledger_id)
+        _check_password(found.value, password)
+        custom_metadata = dict(found.value.custom_metadata)
+        unclaimed = custom_metadata.pop(UNCLAIMED, None) is not None
+        if not unclaimed or found.value.state is not LedgerState.OPEN:
+            raise _has_a_writer(ledger_id)
+        claimed = self.ensembles.mended(replace(found.value, custom_metadata=custom_metadata))
+        incarnations = await self.ensembles.incarnations(claimed.last_fragment.bookies)
+        try:
+            found = await self.ledgers.write(claimed, found.version)
+        except BadVersionError as error:
+            raise _has_a_writer(ledger_id) from error
+        lost = await self.ensembles.lost_since(incarnations)
+        writer = WriterHandle(found, self.pool, self.ledgers, incarnations, self.ensembles)
+        writer.start(lost)
+        return writer
+
+    async def open(
+        self,
+        ledger_id: int,
+        password: bytes = b"",
+        *,
+        recover: bool = False,
+        asks_for_lac: bool = True,
+    ) -> ReaderHandle:
+        """Open a ledger for reading; see `BookKeeper.open_ledger`.
+
+        Without `asks_for_lac` no bookie is asked where an open ledger ends. Such a reader serves
+        for `read_acknowledged`.
+        """
+        found = await self.ledgers.read(ledger_id)
+        _check_password(found.value, password)
+        if recover:
+            found = await recover_ledger(found, self.pool, self.ledgers, self.ensembles)
+        reader = ReaderHandle(found, self.pool, self.ledgers)
+        if asks_for_lac and not reader.is_closed:
+            await reader.refresh()
+        return reader
+
+    async def check_password(self, ledger_id: int, password: bytes) -> None:
+        """Check a password against a ledger's metadata.
+
+        Raises:
+            UnauthorizedError: it is another one.
+            NoSuchLedgerError: the ledger does not exist.
+        """
+        _check_password((await self.ledgers.read(ledger_id)).value, password)
+
+    async def recover(self, ledger_id: int, password: bytes = b"") -> LedgerMetadata:
+        """Take a ledger from its writer and close it; returns its final metadata.
+
+        Raises what `BookKeeper.open_ledger` does with `recover`.
+        """
+        found = await self.ledgers.read_latest(ledger_id)
+        _check_password(found.value, password)
+        return (await recover_ledger(found, self.pool, self.ledgers, self.ensembles)).value
+
+    async def close_for_deletion(self, ledger_id: int) -> None:
+        """Take a ledger from its writer, who gets LedgerFencedError. Needs no password.
+
+        Raises what `recover` does.
+        """
+        found = await self.ledgers.read_latest(ledger_id)
+        await recover_ledger(found, self.pool, self.ledgers, self.ensembles)
+
+
+def _check_password(metadata: LedgerMetadata, password: bytes) -> None:
+    password = checked_bytes(password, "the password")
+    if not is_password(password, metadata.password_key, metadata.c_token):
+        raise UnauthorizedError(f"the password of ledger {metadata.ledger_id} is another one")
+
+
+def _custom(metadata: Mapping[str, bytes] | None) -> dict[str, bytes]:
+    """Custom metadata as it is stored; it must be text to bytes."""
+    if not isinstance(metadata, Mapping | None) or not all(
+        isinstance(name, str) for name in metadata or {}
+    ):
+        raise BadRequestError("custom metadata must map strings to bytes")
+    return {
+        name: checked_bytes(value, f"the custom metadata {name!r}")
+        for name, value in (metadata or {}).items()
+    }
+
+
+def _has_a_writer(ledger_id: int) -> LedgerClosedError:
+    return LedgerClosedError(
+        f"ledger {ledger_id} has its writer already, and gets no second one; create another"
+    )

@@ -1,0 +1,222 @@
+"""The bookies of a client's ledgers: who is chosen, who takes over a slot, and who they are.
+
+A bookie that failed is left alone by this client for a while, whichever ledger noticed it. It is
+chosen again when it registers anew. If it lost its data, it may take over its own slot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+
+from bookie.cluster.cookies import CookieManager
+from bookie.cluster.directory import BookieDirectory
+from bookie.env import gather
+from bookie.errors import FormatError, MetadataError, NotEnoughBookiesError, StoreWentBackError
+from bookie.ids import is_vacant
+from bookie.ledger.metadata import LedgerMetadata
+from bookie.ledger.place import AckDomains, choose_ensemble, choose_newcomers, vacant_slots
+from bookie.ledger.place.placement_view import PlacementView
+from bookie.ledger.quorum import Quorum, slots_of
+
+QUARANTINE_SECONDS = 30.0
+"""How long a bookie that failed is not chosen, on average."""
+
+_REREAD_SECONDS_MIN = 0.05
+_REREAD_SECONDS_MAX = 1.0
+
+
+class Quarantine:
+    """The bookies that failed one of this client's ledgers lately, and have not come back since."""
+
+    def __init__(self, directory: BookieDirectory) -> None:
+        self._directory = directory
+        self._until: dict[str, tuple[float, int]] = {}
+        """By bookie: until when, and how often it had arrived."""
+
+    def put(self, bookie_id: str) -> None:
+        """Do not choose it for a while; how long is left to chance, so that clients differ."""
+        seconds = QUARANTINE_SECONDS * random.uniform(0.5, 1.5)  # noqa: S311  (jitter)
+        until = asyncio.get_running_loop().time() + seconds
+        self._until[bookie_id] = until, self._directory.arrivals(bookie_id)
+
+    def members(self) -> set[str]:
+        """Those that must not be chosen now."""
+        now, arrivals = asyncio.get_running_loop().time(), self._directory.arrivals
+        self._until = {
+            bookie_id: (until, arrived)
+            for bookie_id, (until, arrived) in self._until.items()
+            if until > now and arrivals(bookie_id) == arrived
+        }
+        return set(self._until)
+
+
+class Ensembles:
+    """Chooses bookies for the ledgers of one client."""
+
+    def __init__(
+        self, directory: BookieDirectory, placement: PlacementView, cookies: CookieManager
+    ) -> None:
+        self.directory = directory
+        self.placement = placement
+        self.cookies = cookies
+        self.quarantine = Quarantine(directory)
+        self._pick = random.SystemRandom().randrange
+
+    # -- who -------------------------------------------------------------------------------------
+
+    def choose(self, quorum: Quorum, *, allow_degraded: bool) -> tuple[str, ...]:
+        """The bookies of a new ledger; those in quarantine only if the others do not suffice.
+
+        Raises:
+            NotEnoughBookiesError: there are too few, or they stand too close together.
+            StoreWentBackError: a bookie knows more ledgers than the metadata store does.
+        """
+        self._require_store()
+        writable = self.directory.bookies()
+        healthy = writable.keys() - self.quarantine.members()
+        try:
+            return self._choose(healthy, quorum)
+        except NotEnoughBookiesError:
+            lacking = max(0, quorum.ensemble_size - len(writable)) if allow_degraded else 0
+            return self._choose(writable.keys(), quorum, lacking)
+
+    def _require_store(self) -> None:
+        """Refuse new ids while a bookie has seen a newer store: they may be taken."""
+        for bookie_id, one in sorted(self.directory.all().items()):
+            if one.store_doubt:
+                raise StoreWentBackError(
+                    f"no ledger is created: bookie {bookie_id} says that {one.store_doubt}; an "
+                    "operator must raise the counter of ids and confirm the store"
+                )
+
+    def _choose(
+        self, candidates: Collection[str], quorum: Quorum, lacking: int = 0
+    ) -> tuple[str, ...]:
+        placement = self.placement.now()
+        chosen = choose_ensemble(
+            candidates,
+            quorum.ensemble_size,
+            pick=self._pick,
+            write_quorum_size=quorum.write_quorum_size,
+            vacant=vacant_slots(quorum, lacking) if lacking else (),
+            placement=placement,
+        )
+        domains = placement.ack_domains(chosen)
+        if domains is not None and not domains.is_enough(quorum.every_slot, quorum.windows):
+            raise NotEnoughBookiesError(
+                f"placement.ack_domains_min is {placement.ack_domains_min}, and the writable "
+                f"bookies stand in too few of them ({placement.policy.value})"
+            )
+        return chosen
+
+    def ack_domains(self, bookies: Iterable[str]) -> AckDomains | None:
+        """What acknowledgements of an ensemble must span, as labels and settings are now."""
+        return self.placement.now().ack_domains(bookies)
+
+    def mended(self, metadata: LedgerMetadata) -> LedgerMetadata:
+        """An unclaimed ledger with bookies in its vacant slots, as far as there are any.
+
+        It has no entries, so the bookies of its one fragment may change.
+        """
+        bookies = metadata.last_fragment.bookies
+        vacant = [slot for slot, bookie_id in enumerate(bookies) if is_vacant(bookie_id)]
+        newcomers = self.newcomers(bookies, vacant, metadata.write_quorum_size)
+        mended = tuple(newcomers.get(slot, bookie_id) for slot, bookie_id in enumerate(bookies))
+        last = replace(metadata.last_fragment, bookies=mended)
+        return replace(metadata, fragments=(*metadata.fragments[:-1], last))
+
+    def newcomers(
+        self,
+        ensemble: tuple[str, ...],
+        slots: Collection[int],
+        write_quorum_size: int,
+        *,
+        excluded: Collection[str] = (),
+    ) -> dict[int, str]:
+        """Bookies for these slots; slots that are missing in the answer find none."""
+        candidates = self.directory.bookies().keys() - self.quarantine.members()
+        return choose_newcomers(
+            ensemble,
+            slots,
+            candidates.difference(excluded),
+            pick=self._pick,
+            write_quorum_size=write_quorum_size,
+            placement=self.placement.now(),
+        )
+
+    def newcomers_or_renewed(
+        self,
+        ensemble: tuple[str, ...],
+        slots: int,
+        write_quorum_size: int,
+        incarnations: Mapping[str, str],
+    ) -> dict[int, str]:
+        """`newcomers` for a mask of slots, whose own bookies may return with other incarnations.
+
+        `incarnations` are those that the writer knows. A slot that finds no newcomer keeps its
+        bookie if that is writable and has another incarnation by now.
+        """
+        found = self.newcomers(ensemble, list(slots_of(slots)), write_quorum_size)
+        writable = self.directory.bookies()
+        for slot in slots_of(slots):
+            bookie_id = ensemble[slot]
+            if slot not in found and bookie_id in writable:
+                incarnation = writable[bookie_id].incarnation
+                if incarnation != incarnations.get(bookie_id, incarnation):
+                    found[slot] = bookie_id
+        return found
+
+    # -- who they are ----------------------------------------------------------------------------
+
+    async def incarnations(self, bookies: Iterable[str]) -> dict[str, str]:
+        """The incarnation that each of these bookies has; empty if it has none.
+
+        A bookie that never registered while this client watched is looked up in the store.
+
+        Raises:
+            MetadataUnavailableError: the store does not answer.
+        """
+        known = {bookie_id: self.directory.incarnation(bookie_id) for bookie_id in bookies}
+        for bookie_id in [name for name, incarnation in known.items() if not incarnation]:
+            found = await self.cookies.read(bookie_id)
+            known[bookie_id] = "" if found is None else found.value.incarnation
+        return known
+
+    async def lost_since(self, incarnations: Mapping[str, str]) -> set[str]:
+        """Bookies that have another incarnation now. Call it after the ledger is in the store.
+
+        A bookie that loses its state first renews its incarnation and then lists the ledgers that
+        name it. If the incarnation here is the old one, that listing will have the new ledger. If
+        not, a former process of the bookie may live on and acknowledge entries that are lost.
+
+        Raises:
+            MetadataUnavailableError: the store does not answer.
+        """
+        named = [bookie_id for bookie_id, incarnation in incarnations.items() if incarnation]
+        cookies = await gather(self.cookies.read(bookie_id) for bookie_id in named)
+        return {
+            bookie_id
+            for bookie_id, found in zip(named, cookies, strict=True)
+            if found is None or found.value.incarnation != incarnations[bookie_id]
+        }
+
+    async def incarnation_of_newcomer(self, bookie_id: str) -> str | None:
+        """The incarnation of a bookie that a ledger names by now; None if the store cannot tell.
+
+        Ask after the ledger's metadata names the bookie, for the reason that `lost_since` gives.
+        Asks until the store answers.
+        """
+        pause = _REREAD_SECONDS_MIN
+        while True:
+            try:
+                found = await self.cookies.read(bookie_id)
+            except FormatError:
+                return None  # nobody knows who it is
+            except MetadataError:
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _REREAD_SECONDS_MAX)
+            else:
+                return None if found is None else found.value.incarnation

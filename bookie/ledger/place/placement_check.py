@@ -1,0 +1,123 @@
+"""Whether the copies of each ledger are placed as the policy demands, by the present labels."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Collection
+from dataclasses import dataclass, replace
+
+from bookie.cluster.cluster_settings import ClusterSettings
+from bookie.cluster.directory import BookieDirectory
+from bookie.cluster.layout import read_layout
+from bookie.config import Sources
+from bookie.ids import is_vacant
+from bookie.ledger.catalog.ledgers import LedgerManager
+from bookie.ledger.metadata import Fragment, LedgerMetadata
+from bookie.ledger.place import Placement
+from bookie.ledger.place.labels import BookieLabels
+from bookie.ledger.place.placement_view import placement_of, placement_settings
+from bookie.metadata.store import MetadataStore
+from bookie.metadata.versioned import Versioned
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentPlacement:
+    """The placement of one fragment of a ledger."""
+
+    ledger_id: int
+    first_entry_id: int
+    bookies: tuple[str, ...]
+    domains: tuple[str, ...]
+    """The failure domain of each bookie by the policy; empty if no label names it."""
+    spans: int
+    """The least number of domains that a write set certainly spans."""
+    wanted: int
+    """The domains that each write set should span."""
+
+    @property
+    def vacant(self) -> int:
+        """How many slots have no bookie."""
+        return sum(map(is_vacant, self.bookies))
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the fragment meets the policy and has all its bookies."""
+        return self.spans >= self.wanted and not self.vacant
+
+
+class PlacementCheck:
+    """A look at the fragments of some ledgers, or all.
+
+    Args:
+        store: the cluster's metadata.
+        sources: what file, environment and flags gave this process.
+    """
+
+    def __init__(self, store: MetadataStore, sources: Sources) -> None:
+        self._store = store
+        self._sources = sources
+        self._placement = Placement()
+
+    async def run(
+        self, ledger_ids: Collection[int], on_damaged: Callable[[int], object]
+    ) -> AsyncIterator[FragmentPlacement]:
+        """The fragments that have entries, or are open, ledger by ledger.
+
+        Args:
+            ledger_ids: the ledgers; all if there are none.
+            on_damaged: called with the id of a listed ledger whose metadata cannot be read.
+
+        Raises:
+            NoSuchLedgerError: one of `ledger_ids` does not exist.
+            ConfigurationError: a setting of the section ``[placement]`` is wrong.
+            MetadataError: the metadata store failed.
+        """
+        await read_layout(self._store)  # "all is well" would hide a mistyped address
+        settings = placement_settings(self._sources, await ClusterSettings(self._store).read())
+        async with BookieDirectory(self._store) as directory:
+            self._placement = placement_of(settings, directory.all())
+        async for ledger in self._ledgers(ledger_ids, on_damaged):
+            for fragment in _used(ledger.value):
+                yield await self._look_at(ledger.value, fragment)
+
+    async def _ledgers(
+        self, ledger_ids: Collection[int], on_damaged: Callable[[int], object]
+    ) -> AsyncIterator[Versioned[LedgerMetadata]]:
+        ledgers = LedgerManager(self._store)
+        if not ledger_ids:
+            async for ledger in ledgers.list_readable(on_damaged):
+                yield ledger
+        for ledger_id in ledger_ids:
+            yield await ledgers.read(ledger_id)
+
+    async def _look_at(self, ledger: LedgerMetadata, fragment: Fragment) -> FragmentPlacement:
+        await self._learn(fragment.bookies)
+        placement, write_quorum_size = self._placement, ledger.write_quorum_size
+        return FragmentPlacement(
+            ledger.ledger_id,
+            fragment.first_entry_id,
+            fragment.bookies,
+            placement.domains(fragment.bookies),
+            min(placement.spans(fragment.bookies, write_quorum_size)),
+            placement.wanted(write_quorum_size),
+        )
+
+    async def _learn(self, bookies: Collection[str]) -> None:
+        """Find the labels of bookies that are not registered: those that an operator gave."""
+        given = BookieLabels(self._store)
+        labels = self._placement.labels
+        absent = {
+            bookie_id: await given.read(bookie_id)
+            for bookie_id in bookies
+            if bookie_id not in labels
+        }
+        if absent:
+            self._placement = replace(self._placement, labels={**labels, **absent})
+
+
+def _used(ledger: LedgerMetadata) -> list[Fragment]:
+    """The fragments, without those that begin after the end of a closed ledger."""
+    return [
+        fragment
+        for fragment in ledger.fragments
+        if not ledger.is_closed or fragment.first_entry_id <= ledger.last_entry_id
+    ]

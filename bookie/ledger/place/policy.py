@@ -1,0 +1,279 @@
+"""A policy with a snapshot of the topology: the bookies of an ensemble, and newcomers in it."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median_low
+
+from bookie.errors import NotEnoughBookiesError
+from bookie.ids import vacancy
+from bookie.ledger.place.ack_domains import AckDomains
+from bookie.ledger.place.spread import UNKNOWN, Spread, draw, span, write_sets
+
+LEVELS = ("region", "zone", "rack")
+"""The labels that placement knows, from the widest failure domain to the narrowest."""
+
+FREE_SPACE_MULTIPLE_MAX = 3
+"""A bookie with very much room is at most so much likelier than the middle one."""
+
+
+class PlacementPolicy(enum.StrEnum):
+    """Which label says what fails together."""
+
+    DEFAULT = "default"
+    """None: any bookies will do."""
+    RACK = "rack"
+    ZONE = "zone"
+    REGION = "region"
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """How bookies are chosen now. Take a new one for each choice: labels and space change."""
+
+    policy: PlacementPolicy = PlacementPolicy.DEFAULT
+    labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """By bookie id. A bookie that is missing here has no labels."""
+    weights: Mapping[str, int] = field(default_factory=dict)
+    """How likely each bookie is; empty if all are equally likely."""
+    domains_min: int = 2
+    """Domains that every write set should span, as far as it has bookies for them."""
+    enforce: bool = False
+    """Whether a choice is refused that would make a write set span fewer."""
+    ack_domains_min: int = 1
+    """Domains that must have stored an entry before it is acknowledged."""
+
+    def ack_domains(self, bookies: Iterable[str]) -> AckDomains | None:
+        """What acknowledgements of this ensemble must span; None if nothing is asked for."""
+        if self.policy is PlacementPolicy.DEFAULT or self.ack_domains_min <= 1:
+            return None
+        return AckDomains.of(self.domains(bookies), self.ack_domains_min)
+
+    def domain(self, bookie_id: str) -> str:
+        """The failure domain of a bookie; `UNKNOWN` if no label names it."""
+        if self.policy is PlacementPolicy.DEFAULT:
+            return UNKNOWN
+        return self._label(bookie_id, self.policy.value)
+
+    def domains(self, bookies: Iterable[str]) -> tuple[str, ...]:
+        """The failure domain of each bookie."""
+        return tuple(map(self.domain, bookies))
+
+    def wanted(self, write_quorum_size: int) -> int:
+        """How many domains each write set should span."""
+        if self.policy is PlacementPolicy.DEFAULT:
+            return 1
+        return min(self.domains_min, write_quorum_size)
+
+    def spans(self, ensemble: Sequence[str], write_quorum_size: int) -> tuple[int, ...]:
+        """How many domains each write set spans for certain."""
+        domains = self.domains(ensemble)
+        return tuple(
+            span([domains[slot] for slot in slots])
+            for slots in write_sets(len(ensemble), write_quorum_size)
+        )
+
+    def ensemble(
+        self,
+        candidates: Collection[str],
+        ensemble_size: int,
+        *,
+        pick: Callable[[int], int],
+        excluded: Collection[str] = (),
+        write_quorum_size: int | None = None,
+        vacant: Collection[int] = (),
+    ) -> tuple[str, ...]:
+        """Choose different bookies, one for each slot that is not to stay vacant.
+
+        Args:
+            candidates: ids of the bookies that take new ledgers; their order does not matter.
+            ensemble_size: the number of slots.
+            pick: ``pick(n)`` returns a number in ``0 … n-1``.
+            excluded: ids that must not be chosen.
+            write_quorum_size: Qw; the ensemble's size if None.
+            vacant: slots that get no bookie, from `vacant_slots`.
+
+        Raises:
+            NotEnoughBookiesError: fewer candidates are left than slots, or `enforce` is set and
+                some write set would span too few domains.
+        """
+        # Sorted: the order of a set of strings differs from process to process.
+        pool = sorted(set(candidates).difference(excluded))
+        slots = [slot for slot in range(ensemble_size) if slot not in vacant]
+        if len(pool) < len(slots):
+            raise NotEnoughBookiesError(
+                f"an ensemble of {len(slots)} is wanted, but there are only {len(pool)} "
+                "writable bookies"
+            )
+        write_quorum_size = write_quorum_size or ensemble_size
+        now = [UNKNOWN if slot in vacant else None for slot in range(ensemble_size)]
+        domains, is_given_up = self._spread(now, slots, pool, write_quorum_size, pick)
+        chosen = self._fill([""] * ensemble_size, domains, pool, write_quorum_size, pick)
+        ensemble = tuple(
+            chosen[slot] if slot in chosen else vacancy(slot) for slot in range(ensemble_size)
+        )
+        wanted, least = self.wanted(write_quorum_size), min(self.spans(ensemble, write_quorum_size))
+        if self.enforce and least < wanted:
+            raise NotEnoughBookiesError(
+                f"every write set must span {wanted} {self.policy.value}s, but the writable "
+                f"bookies allow only {least}"
+                + (", as far as the search went before it was given up" if is_given_up else "")
+            )
+        return ensemble
+
+    def newcomers(
+        self,
+        ensemble: Sequence[str],
+        slots: Collection[int],
+        candidates: Collection[str],
+        *,
+        pick: Callable[[int], int],
+        write_quorum_size: int | None = None,
+    ) -> dict[int, str]:
+        """Choose a bookie outside the ensemble for each of `slots`, for some of them, or for none.
+
+        As many slots as possible get one. With `enforce` a slot gets none if a write set would then
+        span fewer domains than wanted, and fewer than now.
+
+        Args:
+            ensemble: the bookies that stand in the slots now, failed ones included.
+            slots: the slots to be taken over, in the order of their need.
+            candidates: as in `ensemble`.
+            pick: as in `ensemble`.
+            write_quorum_size: Qw; the ensemble's size if None.
+        """
+        pool = sorted(set(candidates).difference(ensemble))
+        write_quorum_size = write_quorum_size or len(ensemble)
+        least = [1] * len(write_sets(len(ensemble), write_quorum_size))
+        if self.enforce:
+            wanted = self.wanted(write_quorum_size)
+            least = [min(wanted, now) for now in self.spans(ensemble, write_quorum_size)]
+        domains, _ = self._spread(
+            self.domains(ensemble), tuple(slots), pool, write_quorum_size, pick, least
+        )
+        return self._fill(ensemble, domains, pool, write_quorum_size, pick)
+
+    def _spread(
+        self,
+        now: Sequence[str | None],
+        slots: Sequence[int],
+        pool: list[str],
+        write_quorum_size: int,
+        pick: Callable[[int], int],
+        least: Sequence[int] | None = None,
+    ) -> tuple[dict[int, str], bool]:
+        """The domain for each slot that gets a bookie, and whether there may be better ones."""
+        if self.policy is PlacementPolicy.DEFAULT:
+            return dict.fromkeys(slots[: len(pool)], UNKNOWN), False
+        capacity: dict[str, int] = {}
+        weights: dict[str, int] = {}
+        for bookie_id in pool:
+            domain = self.domain(bookie_id)
+            capacity[domain] = capacity.get(domain, 0) + 1
+            weights[domain] = weights.get(domain, 0) + self.weights.get(bookie_id, 1)
+        search = Spread(
+            now,
+            slots,
+            write_quorum_size,
+            capacity=capacity,
+            weights=weights,
+            pick=pick,
+            least=least,
+        )
+        return search.run(), search.is_given_up
+
+    def _fill(
+        self,
+        ensemble: Sequence[str],
+        domains: Mapping[int, str],
+        pool: list[str],
+        write_quorum_size: int,
+        pick: Callable[[int], int],
+    ) -> dict[int, str]:
+        """A bookie of its domain for each slot; narrower domains differ as far as they can."""
+        members = list(ensemble)
+        for slot in domains:
+            members[slot] = ""
+        for slot, domain in domains.items():
+            here = [bookie_id for bookie_id in pool if self.domain(bookie_id) == domain]
+            here = self._least_alike(here, self._neighbours(members, slot, write_quorum_size))
+            members[slot] = draw(here, self.weights, pick)
+            pool.remove(members[slot])
+        return {slot: members[slot] for slot in domains}
+
+    def _neighbours(self, members: list[str], slot: int, write_quorum_size: int) -> list[str]:
+        """The bookies that share a write set with a slot."""
+        near = {
+            (slot + step) % len(members) for step in range(1 - write_quorum_size, write_quorum_size)
+        }
+        return [members[other] for other in near if members[other]]
+
+    def _least_alike(self, bookies: list[str], neighbours: list[str]) -> list[str]:
+        """Those of `bookies` that share the fewest narrower domains with their neighbours."""
+        if self.policy is PlacementPolicy.DEFAULT:
+            return bookies
+        narrower = LEVELS[LEVELS.index(self.policy.value) + 1 :]
+        for level in narrower:
+            taken = [self._label(other, level) for other in neighbours]
+            alike = [self._count(taken, self._label(one, level)) for one in bookies]
+            fewest = min(alike)
+            bookies = [one for one, count in zip(bookies, alike, strict=True) if count == fewest]
+        return bookies
+
+    def _label(self, bookie_id: str, level: str) -> str:
+        return self.labels.get(bookie_id, {}).get(level, UNKNOWN)
+
+    @staticmethod
+    def _count(taken: list[str], domain: str) -> int:
+        """How many of `taken` may be the same domain."""
+        return len(taken) if domain == UNKNOWN else taken.count(domain)
+
+
+ANYWHERE = Placement()
+"""The default: every choice of bookies equally likely."""
+
+
+def choose_ensemble(
+    candidates: Collection[str],
+    ensemble_size: int,
+    *,
+    pick: Callable[[int], int],
+    excluded: Collection[str] = (),
+    write_quorum_size: int | None = None,
+    vacant: Collection[int] = (),
+    placement: Placement = ANYWHERE,
+) -> tuple[str, ...]:
+    """Choose the bookies of a new ensemble; see `Placement.ensemble`."""
+    return placement.ensemble(
+        candidates,
+        ensemble_size,
+        pick=pick,
+        excluded=excluded,
+        write_quorum_size=write_quorum_size,
+        vacant=vacant,
+    )
+
+
+def choose_newcomers(
+    ensemble: Sequence[str],
+    slots: Collection[int],
+    candidates: Collection[str],
+    *,
+    pick: Callable[[int], int],
+    write_quorum_size: int | None = None,
+    placement: Placement = ANYWHERE,
+) -> dict[int, str]:
+    """Choose bookies that take over slots; see `Placement.newcomers`."""
+    return placement.newcomers(
+        ensemble, slots, candidates, pick=pick, write_quorum_size=write_quorum_size
+    )
+
+
+def weights_by_free_space(free_bytes: Mapping[str, int]) -> dict[str, int]:
+    """A weight for each bookie by its free space, at most three times the middle one."""
+    if not free_bytes:
+        return {}
+    most = FREE_SPACE_MULTIPLE_MAX * max(1, median_low(free_bytes.values()))
+    return {bookie_id: min(max(1, free), most) for bookie_id, free in free_bytes.items()}

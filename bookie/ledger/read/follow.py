@@ -1,0 +1,167 @@
+"""Follow an open ledger: hear of its LAC from its bookies and of its metadata from the store.
+
+Bookies send hints. One that comes with the writer's LAC packet proves itself by the digest. Another
+one above what is known makes the follower ask that bookie for packets. Only when nothing was heard
+for long it asks by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+
+from bookie.entry.digest import Digester, key_tag
+from bookie.errors import (
+    BookieError,
+    ClientClosedError,
+    MetadataClosedError,
+    NoSuchLedgerError,
+    NotEnoughBookiesError,
+)
+from bookie.ids import NO_ENTRY
+from bookie.ledger.catalog.ledgers import LedgerManager
+from bookie.ledger.connection.pool import BookiePool, OnLac
+from bookie.ledger.metadata import LedgerMetadata
+from bookie.ledger.read.lac import ask_lac, read_lac
+from bookie.ledger.read.verification import verify_lac
+from bookie.metadata.versioned import Versioned
+from bookie.wire.grpc.client.channel import LacReply, LacState
+
+METADATA_RETRY_SECONDS = 1.0
+
+
+class Follower:
+    """What one tailing read hears. Watches from `start` to `aclose`."""
+
+    def __init__(
+        self,
+        found: Versioned[LedgerMetadata],
+        pool: BookiePool,
+        ledgers: LedgerManager,
+        digester: Digester,
+    ) -> None:
+        self.found = found
+        """The ledger's metadata as last heard of."""
+        self._pool = pool
+        self._ledgers = ledgers
+        self._digester = digester
+        self._key_tag = key_tag(found.value.password_key)
+        self._error: BookieError | None = None
+        self._hints: dict[int, LacState] = {}
+        """By slot of the last ensemble: the highest LAC that its bookie hinted at lately."""
+        self._news = asyncio.Event()
+        self._unsubscribe: list[Callable[[], None]] = []
+        self._watcher: asyncio.Task[None] | None = None
+
+    @property
+    def metadata(self) -> LedgerMetadata:
+        """The ledger's metadata as last heard of."""
+        return self.found.value
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self._pool.on_close(self._on_pool_closed)
+        self._subscribe()
+        name = f"metadata of ledger {self.metadata.ledger_id}"
+        self._watcher = self._pool.spawn(self._watch_metadata(), name=name)
+
+    async def aclose(self) -> None:
+        """Watch no longer."""
+        self._pool.off_close(self._on_pool_closed)
+        for unsubscribe in self._unsubscribe:
+            unsubscribe()
+        self._unsubscribe.clear()
+        if self._watcher is not None:
+            self._watcher.cancel()
+            await asyncio.wait([self._watcher])
+
+    async def advance(self, last_add_confirmed: int) -> int:
+        """Wait for news, then return the LAC that is proven now; `found` may be newer, too.
+
+        It may return without anything new. The result is never below `last_add_confirmed`.
+
+        Raises:
+            NoSuchLedgerError: the ledger was deleted.
+            ClientClosedError: the client was closed.
+        """
+        try:
+            async with asyncio.timeout(self._pool.settings.tail_refresh_seconds):
+                await self._news.wait()
+        except TimeoutError:
+            return await self._ask_everybody(last_add_confirmed)
+        self._news.clear()
+        if self._error is not None:
+            raise self._error
+        hints, self._hints = self._hints, {}
+        lac = last_add_confirmed
+        for slot, hint in sorted(hints.items(), key=lambda item: -item[1].max_lac):
+            if hint.max_lac > lac and not self.metadata.is_closed:
+                lac = max(lac, self._proven_by(hint))
+            if hint.max_lac > lac and not self.metadata.is_closed:
+                _, told = await ask_lac(self._pool, self.metadata, slot, self._digester)
+                lac = max(lac, told.last_add_confirmed)
+        return lac
+
+    def _proven_by(self, hint: LacState) -> int:
+        """The LAC that the hint's own packet proves; -1 without a packet, or if it is damaged."""
+        reply = LacReply(hint.status, lac_packet=hint.lac_packet)
+        return verify_lac(self.metadata.ledger_id, reply, self._digester).last_add_confirmed
+
+    async def _ask_everybody(self, last_add_confirmed: int) -> int:
+        try:
+            lac = await read_lac(self._pool, self.metadata, self._digester)
+        except NotEnoughBookiesError:
+            lac = NO_ENTRY  # those who are there will send hints
+        return max(lac, last_add_confirmed)
+
+    def _subscribe(self) -> None:
+        ledger_id = self.metadata.ledger_id
+        for slot, bookie_id in enumerate(self.metadata.last_fragment.bookies):
+            lacs = self._pool.connection(bookie_id).lacs
+            callback: OnLac = partial(self._on_hint, slot)
+            lacs.subscribe(ledger_id, callback)
+            self._unsubscribe.append(partial(lacs.unsubscribe, ledger_id, callback))
+
+    def _on_hint(self, slot: int, state: LacState) -> None:
+        if state.key_tag not in (b"", self._key_tag):
+            return  # of another ledger of this id; bookies of an older version do not tell
+        known = self._hints.get(slot)
+        if state.max_lac > (NO_ENTRY if known is None else known.max_lac):
+            self._hints[slot] = state
+            self._news.set()
+
+    def _on_pool_closed(self) -> None:
+        self._error = ClientClosedError("the client was closed while a ledger was followed")
+        self._news.set()
+
+    async def _watch_metadata(self) -> None:
+        while True:
+            try:
+                async with self._ledgers.watch(self.metadata.ledger_id) as states:
+                    async for state in states:
+                        if self._take(state):
+                            return
+            except MetadataClosedError:
+                return
+            except BookieError:
+                # What was known stays true; the LAC comes from bookies meanwhile.
+                await asyncio.sleep(METADATA_RETRY_SECONDS)
+
+    def _take(self, state: Versioned[LedgerMetadata] | None) -> bool:
+        """Note what the store says; returns whether nothing can change any more."""
+        if state is None or state.value.c_token != self.metadata.c_token:
+            self._error = NoSuchLedgerError(f"ledger {self.metadata.ledger_id} was deleted")
+            self._news.set()
+            return True
+        if state.version > self.found.version:
+            before = self.metadata
+            self.found = state
+            if before.last_fragment != self.metadata.last_fragment:
+                for unsubscribe in self._unsubscribe:
+                    unsubscribe()
+                self._unsubscribe.clear()
+                self._hints.clear()
+                self._subscribe()
+            self._news.set()
+        return self.metadata.is_closed

@@ -1,0 +1,328 @@
+"""The handle of a ledger's reader: ranges, whole batches, and the tail.
+
+A reader returns only confirmed entries, except by `read_unconfirmed`. A closed ledger ends with its
+last entry. An open one ends, for a reader, with the last add confirmed (LAC) that some bookie's
+packet proved. The LAC of a reader never moves back.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+
+from bookie.entry.digest import digester_for_key
+from bookie.entry.entry import Entry
+from bookie.errors import BadRequestError, NoSuchEntryError, UnavailableError
+from bookie.ids import MAX_ID, NO_ENTRY
+from bookie.ledger.catalog.ledgers import LedgerManager
+from bookie.ledger.connection.arguments import checked_entry_id
+from bookie.ledger.connection.pool import BookiePool
+from bookie.ledger.metadata import LedgerMetadata
+from bookie.ledger.quorum import Quorum
+from bookie.ledger.read.follow import Follower
+from bookie.ledger.read.lac import read_lac
+from bookie.ledger.read.range_read import read_one
+from bookie.ledger.read.read_ahead import ReadAhead
+from bookie.ledger.read.reader import ReaderLimits
+from bookie.metadata.versioned import Versioned
+
+
+class ReaderHandle:
+    """Reads one ledger. Made by `BookKeeper.open_ledger`; needs no closing.
+
+    Any number of reads may run at once. After the client was closed they raise ClientClosedError.
+    """
+
+    def __init__(
+        self, found: Versioned[LedgerMetadata], pool: BookiePool, ledgers: LedgerManager
+    ) -> None:
+        self._found = found
+        self._pool = pool
+        self._ledgers = ledgers
+        metadata = found.value
+        self._digester = digester_for_key(metadata.digest_type, metadata.password_key)
+        self._last_add_confirmed = NO_ENTRY
+        self._quorum = Quorum(
+            metadata.ensemble_size, metadata.write_quorum_size, metadata.ack_quorum_size
+        )
+        # Readers of one ledger start at different replicas.
+        self._replica = random.randrange(metadata.write_quorum_size)  # noqa: S311  (load)
+        self._limits = ReaderLimits(speculative_read_seconds=pool.settings.speculative_read_seconds)
+        self._patience_seconds = (
+            pool.settings.read_timeout_seconds
+            if metadata.write_quorum_size == 1
+            else pool.settings.speculative_read_seconds
+        )
+        """How long one replica is waited for before another is asked."""
+
+    def __repr__(self) -> str:
+        state = self.metadata.state.name
+        return f"<ReaderHandle of ledger {self.ledger_id}, {state}, last={self.last_entry_id}>"
+
+    @property
+    def ledger_id(self) -> int:
+        """The ledger's id."""
+        return self.metadata.ledger_id
+
+    @property
+    def metadata(self) -> LedgerMetadata:
+        """The ledger's metadata as this reader last saw it."""
+        return self._found.value
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the ledger's end is decided."""
+        return self.metadata.is_closed
+
+    @property
+    def last_add_confirmed(self) -> int:
+        """The last entry that is known to be confirmed; -1 if none is. Never moves back."""
+        metadata = self._found.value
+        return metadata.last_entry_id if metadata.is_closed else self._last_add_confirmed
+
+    @property
+    def last_entry_id(self) -> int:
+        """The last entry that may be read now; -1 in an empty ledger."""
+        return self.last_add_confirmed
+
+    async def refresh(self) -> int:
+        """Look for newer metadata and a newer LAC; returns `last_entry_id`.
+
+        Raises:
+            NoSuchLedgerError: the ledger was deleted.
+            NotEnoughBookiesError: too few bookies answered to tell where it ends.
+            MetadataError: the metadata store failed.
+        """
+        self._pool.require_open()
+        if not self.is_closed:
+            self._adopt(await self._ledgers.read(self.ledger_id, self.metadata.c_token))
+        if not self.is_closed:
+            lac = await read_lac(self._pool, self.metadata, self._digester)
+            self._last_add_confirmed = max(self._last_add_confirmed, lac)
+        return self.last_entry_id
+
+    async def read(
+        self, first_entry_id: int = 0, last_entry_id: int | None = None
+    ) -> AsyncGenerator[Entry, None]:
+        """Entries `first_entry_id` … `last_entry_id` (inclusive; None: the last one now), in order.
+
+        A range that ends right before its first entry is empty: `read(0, reader.last_entry_id)`
+        yields nothing while the ledger has no entry.
+
+        Raises:
+            BadRequestError: the range is reversed, or ends beyond the last confirmed entry.
+            NoSuchEntryError: every bookie that should store an entry denies it.
+            UnavailableError, CorruptionError: an entry could not be read from any bookie.
+        """
+        if first_entry_id == last_entry_id:
+            self._pool.require_open()
+            if alone := await self._read_one(await self._bounded(first_entry_id, last_entry_id)):
+                yield alone[0]
+                return
+        async with aclosing(self.read_batches(first_entry_id, last_entry_id)) as batches:
+            async for batch in batches:
+                for entry in batch:
+                    yield entry
+
+    async def read_batches(
+        self, first_entry_id: int = 0, last_entry_id: int | None = None
+    ) -> AsyncGenerator[Sequence[Entry], None]:
+        """The same entries as `read`, some at a time, for speed. Raises what `read` raises."""
+        self._pool.require_open()
+        last = await self._bounded(first_entry_id, last_entry_id)
+        async with aclosing(self._batches(first_entry_id, last, self._limits)) as batches:
+            async for entries in batches:
+                yield entries
+
+    async def read_unconfirmed(
+        self, first_entry_id: int = 0, last_entry_id: int | None = None
+    ) -> AsyncGenerator[Entry, None]:
+        """Entries that bookies store, confirmed or not, in order: for a look at an open ledger.
+
+        Nothing is promised for an entry beyond the last add confirmed. A recovery may drop it, and
+        then it was never part of the ledger. Without `last_entry_id` the read goes on until no
+        bookie has the next entry. A closed ledger has confirmed entries only.
+
+        Raises:
+            BadRequestError: the range is reversed, or ends beyond the end of a closed ledger.
+            NoSuchLedgerError: the ledger was deleted.
+            NoSuchEntryError: every bookie that should store an entry denies it. Without
+                `last_entry_id` only for a confirmed entry.
+            UnavailableError, CorruptionError: an entry could not be read from any bookie.
+        """
+        _check_range(first_entry_id, last_entry_id)
+        self._pool.require_open()
+        if not self.is_closed:
+            self._adopt(await self._ledgers.read(self.ledger_id, self.metadata.c_token))
+        confirmed = self.last_add_confirmed
+        if last_entry_id is not None and not self.is_closed:
+            confirmed = min(confirmed, last_entry_id)
+        position = first_entry_id
+        if position <= confirmed or self.is_closed:
+            last = last_entry_id if self.is_closed else confirmed
+            async with aclosing(self.read(position, last)) as entries:
+                async for entry in entries:
+                    yield entry
+                    position = entry.entry_id + 1
+        if self.is_closed:
+            return
+        last = MAX_ID if last_entry_id is None else last_entry_id
+        # In a larger window of a striped ledger, one missing entry would hide those before it.
+        limits = replace(self._limits, striped_window_entries=1)
+        try:
+            async with aclosing(self._batches(position, last, limits)) as batches:
+                async for batch in batches:
+                    for entry in batch:
+                        yield entry
+        except NoSuchEntryError:
+            if last_entry_id is not None:
+                raise
+
+    async def _batches(
+        self, position: int, last: int, limits: ReaderLimits
+    ) -> AsyncGenerator[Sequence[Entry], None]:
+        """The entries ``position … last``; those that a recovery dropped meanwhile do not exist."""
+        while position <= last:
+            if self.is_closed and last > self.last_entry_id:
+                raise NoSuchEntryError(
+                    f"ledger {self.ledger_id} was closed and ends with entry {self.last_entry_id}"
+                )
+            read = ReadAhead(
+                self.metadata,
+                position,
+                last,
+                self._pool,
+                self._digester,
+                self._replica,
+                limits,
+            )
+            try:
+                while entries := await read.next():
+                    yield entries
+                    position = entries[-1].entry_id + 1
+            except (NoSuchEntryError, UnavailableError):
+                # Its bookies may have been replaced since the metadata was read.
+                if not await self._has_newer_metadata():
+                    raise
+            finally:
+                await read.aclose()
+
+    async def _read_one(self, entry_id: int) -> Sequence[Entry]:
+        """One entry from the replica that this reader prefers; nothing if it is in doubt."""
+        entries = await read_one(
+            self._found.value,
+            self._quorum,
+            entry_id,
+            self._replica,
+            self._pool,
+            self._digester,
+            self._patience_seconds,
+        )
+        if not entries:
+            self._replica = (self._replica + 1) % self._quorum.write_quorum_size
+        return entries
+
+    async def read_acknowledged(
+        self, first_entry_id: int, last_entry_id: int
+    ) -> AsyncGenerator[Sequence[Entry], None]:
+        """Entries that the caller knows to be acknowledged, some at a time; the LAC is not asked.
+
+        The metadata of a log may name entries beyond the LAC that bookies can prove.
+
+        Raises:
+            BadRequestError: the range is reversed.
+            NoSuchLedgerError: the ledger was deleted.
+            NoSuchEntryError, UnavailableError, CorruptionError: as `read`.
+        """
+        checked_entry_id(last_entry_id, "the last entry id")
+        _check_range(first_entry_id, last_entry_id)
+        self._pool.require_open()
+        if first_entry_id == last_entry_id and (alone := await self._read_one(first_entry_id)):
+            yield alone
+            return
+        async with aclosing(self._batches(first_entry_id, last_entry_id, self._limits)) as batches:
+            async for entries in batches:
+                yield entries
+
+    async def tail(self, start: int = 0) -> AsyncGenerator[Entry, None]:
+        """Entries from `start` on, for as long as the ledger is open, then up to its last entry.
+
+        It starts at the ledger's first entry, as `bookie ledger tail` does; pass
+        `last_entry_id + 1` to get new entries only.
+        New entries are delivered as soon as their writer has published that they are confirmed.
+        The sequence has no gap and no repetition. Close the generator, or leave the loop, to stop.
+
+        Raises:
+            NoSuchLedgerError: the ledger was deleted.
+            NoSuchEntryError, UnavailableError, CorruptionError: as `read`.
+        """
+        async with aclosing(self.tail_batches(start)) as batches:
+            async for batch in batches:
+                for entry in batch:
+                    yield entry
+
+    async def tail_batches(self, start: int = 0) -> AsyncGenerator[Sequence[Entry], None]:
+        """The same entries as `tail`, some at a time, for speed. Raises what `tail` raises."""
+        if checked_entry_id(start, "start") < 0:
+            raise BadRequestError(f"a tail cannot start at entry {start}")
+        self._pool.require_open()
+        follower = Follower(self._found, self._pool, self._ledgers, self._digester)
+        follower.start()
+        try:
+            position = start
+            while True:
+                last = self.last_entry_id
+                if position == last and (alone := await self._read_one(last)):
+                    yield alone
+                    position += 1
+                elif position <= last:
+                    async with aclosing(self.read_batches(position, last)) as batches:
+                        async for batch in batches:
+                            yield batch
+                    position = last + 1
+                elif self.is_closed:
+                    return
+                else:
+                    lac = await follower.advance(self._last_add_confirmed)
+                    self._last_add_confirmed = max(self._last_add_confirmed, lac)
+                    self._adopt(follower.found)
+        finally:
+            await follower.aclose()
+
+    async def _bounded(self, first: int, last: int | None) -> int:
+        """The last entry to read."""
+        _check_range(first, last)
+        if last is None:
+            return self.last_entry_id
+        if last <= self.last_add_confirmed:
+            return last
+        if last > await self.refresh():
+            raise BadRequestError(
+                f"entry {last} of ledger {self.ledger_id} is not confirmed; "
+                f"the last one that is has id {self.last_entry_id}"
+            )
+        return last
+
+    async def _has_newer_metadata(self) -> bool:
+        before = self._found.version
+        # What was denied is confirmed: only metadata that is current can explain it.
+        self._adopt(await self._ledgers.read_latest(self.ledger_id, self.metadata.c_token))
+        return self._found.version != before
+
+    def _adopt(self, found: Versioned[LedgerMetadata]) -> None:
+        if found.version > self._found.version:
+            self._found = found
+
+
+def _check_range(first: int, last: int | None) -> None:
+    """Refuse what is no range of entry ids; one that ends right before its first entry is empty.
+
+    Raises:
+        BadRequestError: it is none.
+    """
+    if checked_entry_id(first, "the first entry id") < 0:
+        raise BadRequestError(f"entries {first} to {last} are not a range of entry ids")
+    if last is not None and checked_entry_id(last, "the last entry id") < first - 1:
+        raise BadRequestError(f"the range of entries {first} to {last} is reversed")

@@ -1,0 +1,220 @@
+"""Carry out one read of a range: the replicas that the machine asks, a few answers ahead."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+
+from bookie.entry.digest import Digester
+from bookie.entry.entry import Entry, verify_batch
+from bookie.errors import BookieError, ClientClosedError
+from bookie.ids import Status
+from bookie.ledger.connection.calls import Timers
+from bookie.ledger.connection.pool import BookiePool
+from bookie.ledger.exchange import CancelTimer, StartTimer, TimerFired, TimerId
+from bookie.ledger.metadata import LedgerMetadata
+from bookie.ledger.quorum import Quorum
+from bookie.ledger.read.reader import (
+    Continue,
+    Deliver,
+    LedgerRead,
+    ReadAnswered,
+    ReadDone,
+    ReaderEvent,
+    ReadFailed,
+    SendRead,
+)
+from bookie.ledger.read.verification import verify_read
+from bookie.wire.grpc.client.channel import ReadCommand
+
+AHEAD_MAX = 2
+"""Deliveries fetched before the consumer asks: one to work on, one on its way."""
+
+READ_ENTRIES_MAX = 4096
+"""Entries of one answer, as many as a bookie gives by default. Verifying them holds the event loop
+for about a millisecond."""
+
+SPAN_BYTES = 2 * 1024 * 1024
+"""Packet bytes that a span aims at. Each answer has a fixed cost at both ends. Against answers of
+1 MiB this saves a fifth of the time at both ends."""
+
+READ_BYTES_MAX = SPAN_BYTES + SPAN_BYTES // 4
+"""Packet bytes of one answer. Spans aim below it, so that sizes that vary need no second answer."""
+
+READ_ONE_BYTES_MAX = 1024 * 1024
+"""What a read of one entry is charged by the bookie until it knows better; a larger entry comes
+all the same."""
+
+
+class RangeRead:
+    """One read under way. Its calls run in the pool's task group until `aclose`."""
+
+    def __init__(self, machine: LedgerRead, pool: BookiePool, digester: Digester) -> None:
+        self.machine = machine
+        self._pool = pool
+        self._digester = digester
+        self._ledger_id = machine.metadata.ledger_id
+        self._key = machine.metadata.password_key
+        self.entries_read = 0
+        """Entries that came so far, and the bytes of their packets."""
+        self.bytes_read = 0
+        self._timers = Timers(self._on_timer)
+        self._calls: set[asyncio.Task[None]] = set()
+        self._ready: deque[Sequence[Entry]] = deque()
+        self._waiting_to_continue = True
+        self._ended = False
+        self._error: BookieError | None = None
+        self._news = asyncio.Event()
+        pool.on_close(self._on_pool_closed)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether `next` has returned the last entry of the range."""
+        return not self._ready and self.machine.position > self.machine.last_entry_id
+
+    def start(self) -> None:
+        """Ask for the first entries, before anybody waits for them."""
+        self._go_on()
+
+    async def next(self) -> Sequence[Entry]:
+        """The next entries, at least one; none at the end of the range.
+
+        Raises:
+            NoSuchEntryError: every replica denies the next entry.
+            BookieError: no replica could serve it; the failure of one of them.
+        """
+        self._go_on()
+        while not self._ready:
+            if self._error is not None:
+                raise self._error
+            if self._ended:
+                return ()
+            self._news.clear()
+            await self._news.wait()
+        entries = self._ready.popleft()
+        self._go_on()
+        return entries
+
+    async def aclose(self) -> None:
+        """Stop; calls that run are cancelled."""
+        self._ended = True
+        self._pool.off_close(self._on_pool_closed)
+        self._timers.clear()
+        # The call whose answer was the last has ended, though its task may not have said so yet.
+        calls = [call for call in self._calls if not call.done()]
+        for call in calls:
+            call.cancel()
+        if calls:
+            await asyncio.wait(calls)
+
+    def _go_on(self) -> None:
+        if self._waiting_to_continue and len(self._ready) < AHEAD_MAX and not self._ended:
+            self._waiting_to_continue = False
+            self._step(Continue())
+
+    def _step(self, event: ReaderEvent) -> None:
+        if self._ended:
+            return
+        for effect in self.machine.step(event):
+            match effect:
+                case SendRead():
+                    name = f"read {self._ledger_id} from {effect.bookie_id}"
+                    call = self._pool.spawn(self._call(effect), name=name)
+                    self._calls.add(call)
+                    call.add_done_callback(self._calls.discard)
+                case StartTimer():
+                    self._timers.start(effect)
+                case CancelTimer(timer):
+                    self._timers.cancel(timer)
+                case Deliver(entries):
+                    self._ready.append(entries)
+                    self._waiting_to_continue = True
+                    self._news.set()
+                case ReadDone():
+                    self._ended = True
+                    self._news.set()
+                case ReadFailed(error):
+                    self._ended, self._error = True, error
+                    self._news.set()
+        self._go_on()
+
+    def _on_pool_closed(self) -> None:
+        self._ended = True
+        self._error = ClientClosedError("the client was closed during a read")
+        self._news.set()
+
+    def _on_timer(self, timer: TimerId) -> None:
+        self._step(TimerFired(timer))
+
+    async def _call(self, effect: SendRead) -> None:
+        stripe = effect.stripe
+        command = ReadCommand(
+            self._ledger_id,
+            effect.first_entry_id,
+            effect.last_entry_id,
+            max_entries=READ_ENTRIES_MAX,
+            max_bytes=READ_BYTES_MAX,
+            master_key=self._key,
+            stripe_modulus=stripe.modulus,
+            stripe_first_residue=stripe.first_residue,
+            stripe_count=stripe.count,
+        )
+        try:
+            channel = self._pool.connection(effect.bookie_id).channel()
+            reply = await channel.read(command, timeout=self._pool.settings.read_timeout_seconds)
+        except BookieError as error:
+            self._step(ReadAnswered(effect.request, error.status, message=str(error)))
+            return
+        told = verify_read(reply, self._digester)
+        if told.batch is not None:
+            self.entries_read += told.batch.count
+            self.bytes_read += told.batch.payload_bytes
+        self._step(
+            ReadAnswered(
+                effect.request,
+                told.status,
+                told.batch,
+                told.entries,
+                told.next_entry_id,
+                told.stopped_by,
+                told.message,
+            )
+        )
+
+
+async def read_one(
+    metadata: LedgerMetadata,
+    quorum: Quorum,
+    entry_id: int,
+    replica: int,
+    pool: BookiePool,
+    digester: Digester,
+    timeout_seconds: float,
+) -> Sequence[Entry]:
+    """One entry from one replica; nothing if there is any doubt, and then a `RangeRead` decides.
+
+    Nearly every read of one entry ends here: without a machine, timers and a task of its own it
+    takes half of the processor time.
+
+    Raises:
+        ClientClosedError: the client was closed meanwhile.
+    """
+    bookie_id = metadata.fragment_of(entry_id).bookies[quorum.member(entry_id, replica)]
+    key = metadata.password_key
+    command = ReadCommand(
+        metadata.ledger_id, entry_id, entry_id, 1, READ_ONE_BYTES_MAX, master_key=key
+    )
+    try:
+        channel = pool.connection(bookie_id).channel()
+        reply = await channel.read_entry(command, timeout=timeout_seconds)
+        batch = reply.batch
+        if reply.status is not Status.OK or batch is None:
+            return ()
+        if len(batch.sizes) != 1 or batch.first_entry_id != entry_id:
+            return ()
+        return verify_batch(batch, digester)
+    except ClientClosedError:
+        raise
+    except BookieError:
+        return ()

@@ -1,0 +1,127 @@
+"""Read a long range as several short ones at a time, so that no end waits for the other.
+
+A bookie looks up and sends one span of ids while this process verifies the one before and a third
+is on its way. Each span is a `RangeRead` of its own, with its own replicas and doubts. What they
+deliver is put back into the order of ids. A span is about one answer long. Only ids can be asked
+for ahead, so the sizes of earlier entries tell how many ids fill an answer.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from bookie.entry.digest import Digester
+from bookie.entry.entry import HEADER_SIZE_BYTES, Entry
+from bookie.errors import TooManyRequestsError
+from bookie.ledger.connection.pool import BookiePool
+from bookie.ledger.metadata import LedgerMetadata
+from bookie.ledger.quorum import Quorum
+from bookie.ledger.read.range_read import READ_ENTRIES_MAX, SPAN_BYTES, RangeRead
+from bookie.ledger.read.reader import LedgerRead, ReaderLimits
+
+SPANS_MAX = 3
+"""Spans under way: one that the consumer works on, one that is verified, one on its way."""
+
+FIRST_SPAN_ENTRIES = 64
+"""Length of the first spans of an open ledger, when nothing is known of its entries."""
+
+
+class ReadAhead:
+    """One read of ``first_entry_id … last_entry_id``, all of them confirmed."""
+
+    def __init__(
+        self,
+        metadata: LedgerMetadata,
+        first_entry_id: int,
+        last_entry_id: int,
+        pool: BookiePool,
+        digester: Digester,
+        replica: int,
+        limits: ReaderLimits,
+    ) -> None:
+        self._metadata = metadata
+        self._position = first_entry_id
+        self._last_entry_id = last_entry_id
+        self._pool = pool
+        self._digester = digester
+        self._limits = limits
+        self._replica = replica
+        self._quorum: Quorum | None = None
+        self._suspects = 0
+        self.spans_max = SPANS_MAX
+        """How many spans may be under way; one, after a bookie could not take more."""
+        self._spans: deque[RangeRead] = deque()
+        self._span_entries = _first_guess(metadata)
+
+    async def next(self) -> Sequence[Entry]:
+        """The next entries, at least one; none at the end of the range.
+
+        Raises:
+            NoSuchEntryError: every replica denies the next entry.
+            BookieError: no replica could serve it; the failure of one of them.
+        """
+        while True:
+            self._fill()
+            if not self._spans:
+                return ()
+            span = self._spans[0]
+            try:
+                entries = await span.next()
+            except TooManyRequestsError:
+                if self.spans_max == 1:
+                    raise
+                # The bookie has no room for several answers to each of its readers.
+                self.spans_max = 1
+                self._position = span.machine.position
+                await self.aclose()
+                continue
+            if span.is_complete:
+                self._spans.popleft()
+                self._learn(span)
+                await span.aclose()
+                self._fill()
+            return entries
+
+    async def aclose(self) -> None:
+        """Stop; calls that run are cancelled."""
+        while self._spans:
+            await self._spans.popleft().aclose()
+
+    def _fill(self) -> None:
+        while self._position <= self._last_entry_id and len(self._spans) < self.spans_max:
+            first = self._position
+            last = min(first + self._span_entries - 1, self._last_entry_id)
+            machine = LedgerRead(
+                self._metadata,
+                first,
+                last,
+                replica=self._replica,
+                suspects=self._suspects,
+                limits=self._limits,
+                quorum=self._quorum,
+            )
+            self._quorum = machine.quorum
+            self._position = last + 1
+            span = RangeRead(machine, self._pool, self._digester)
+            self._spans.append(span)
+            span.start()
+
+    def _learn(self, span: RangeRead) -> None:
+        """What a finished span showed: how large entries are, and who served it."""
+        self._span_entries = _span_of(self._metadata, span.bytes_read // span.entries_read)
+        self._replica, self._suspects = span.machine.replica, span.machine.suspects
+
+
+def _first_guess(metadata: LedgerMetadata) -> int:
+    """The length of the first spans: a closed ledger's metadata know the mean size of an entry."""
+    if metadata.is_closed and metadata.last_entry_id >= 0:
+        mean = metadata.length // (metadata.last_entry_id + 1)
+        return _span_of(metadata, mean + HEADER_SIZE_BYTES)
+    return FIRST_SPAN_ENTRIES
+
+
+def _span_of(metadata: LedgerMetadata, packet_bytes: int) -> int:
+    """How many ids make about one answer of each class of write sets."""
+    classes = metadata.ensemble_size if metadata.ensemble_size > metadata.write_quorum_size else 1
+    return max(1, min(SPAN_BYTES // packet_bytes, READ_ENTRIES_MAX)) * classes

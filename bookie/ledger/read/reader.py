@@ -1,0 +1,298 @@
+"""Read planning: which replica is asked for which ids, and what happens when one is in doubt.
+
+A read covers ids ``first … last``, which are all confirmed. The caller has bounded `last` by the
+LAC, or by the last entry of a closed ledger. The read proceeds by fragments, and within a fragment
+by windows. A window is delivered in id order. `Continue` fetches the next one.
+
+The ids of a window that share a write set form a **part** (one part without striping, else one per
+class). One replica serves a part for as long as it delivers. Any doubt about the next id (denied,
+unreadable, wrong digest, no answer) moves the part to the next replica of the write set. After a
+silence a second replica is asked as well, and the first to deliver wins. The read fails only if all
+replicas failed for the same id. If all of them denied it, that is `NoSuchEntryError`. Otherwise it
+is the failure of a replica that gave another answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import assert_never
+
+from bookie.entry.batch import EntryBatch
+from bookie.entry.entry import Entry
+from bookie.errors import BookieError, NoSuchEntryError, error_for_status
+from bookie.ids import NO_ENTRY, Status
+from bookie.ledger.exchange import CancelTimer, StartTimer, TimerFired, TimerId
+from bookie.ledger.metadata import LedgerMetadata
+from bookie.ledger.quorum import Quorum, Stripe
+from bookie.ledger.striping import is_run
+
+# -- events ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Continue:
+    """Begin, or go on after a delivery."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadAnswered:
+    """A bookie answered, or failed to (`Status.IO_ERROR`). `entries` is `batch`, verified.
+
+    Where a digest fails, both end before that entry, `next_entry_id` is that entry, and
+    `stopped_by` is `Status.BAD_CHECKSUM`.
+    """
+
+    request: int
+    status: Status
+    batch: EntryBatch | None = None
+    entries: Sequence[Entry] = ()
+    next_entry_id: int = NO_ENTRY
+    stopped_by: Status = Status.OK
+    message: str = ""
+
+
+ReaderEvent = Continue | ReadAnswered | TimerFired
+
+
+# -- effects ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SendRead:
+    """Ask a bookie for the ids of `stripe` in ``first_entry_id … last_entry_id`` (inclusive)."""
+
+    request: int
+    bookie_id: str
+    first_entry_id: int
+    last_entry_id: int
+    stripe: Stripe
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """The next entries, in id order and without a gap; at least one."""
+
+    entries: Sequence[Entry]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadDone:
+    """Everything was delivered."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadFailed:
+    """Some entry could not be read from any replica; what was delivered before is right."""
+
+    error: BookieError
+
+
+ReaderEffect = SendRead | Deliver | ReadDone | ReadFailed | StartTimer | CancelTimer
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderLimits:
+    """Bounds of one read."""
+
+    speculative_read_seconds: float = 2.0
+    """How long one replica may be silent before a second is asked as well."""
+    attempts_max: int = 2
+    """Rounds over all replicas before an id counts as unreadable."""
+    retry_seconds: float = 0.5
+    """Pause before the next round."""
+    striped_window_entries: int = 4096
+    """Ids fetched at once from a striped ledger, because their order is made here."""
+
+
+@dataclass(slots=True)
+class _Part:
+    """The ids of one class in the current window, as far as they are not read yet."""
+
+    stripe: Stripe
+    position: int
+    """The next id wanted; past the window when the part is complete."""
+    last: int
+    entries: Sequence[Entry] = ()
+    replica: int = 0
+    """How far the write set is rotated: the replica that serves."""
+    failures: dict[int, tuple[Status, str]] = field(default_factory=dict)
+    """By slot, why it could not serve `position` in this round."""
+    attempts: int = 0
+    requests: dict[int, int] = field(default_factory=dict)
+    """Requests under way and the slot that each went to."""
+
+
+class LedgerRead:
+    """One read of a range of confirmed entries. All fields are for reading only."""
+
+    def __init__(
+        self,
+        metadata: LedgerMetadata,
+        first_entry_id: int,
+        last_entry_id: int,
+        *,
+        replica: int = 0,
+        suspects: int = 0,
+        limits: ReaderLimits | None = None,
+        quorum: Quorum | None = None,
+    ) -> None:
+        """Pass `quorum` to reuse one built for `metadata`; building it is costly."""
+        assert 0 <= first_entry_id <= last_entry_id
+        self.metadata = metadata
+        self.limits = limits or ReaderLimits()
+        self.quorum = quorum or Quorum(
+            metadata.ensemble_size, metadata.write_quorum_size, metadata.ack_quorum_size
+        )
+        self.position = first_entry_id
+        """The first id that is not delivered."""
+        self.last_entry_id = last_entry_id
+        self.replica = replica % metadata.write_quorum_size
+        """Which member of a write set is asked first: different readers should differ."""
+        self.bookies: Sequence[str] = ()
+        """The ensemble of the window under way."""
+        self.parts: list[_Part] = []
+        self.suspects = suspects
+        """Slots that lately failed or were silent: asked last."""
+        self.ended = False
+        self._requests_made = 0
+
+    def step(self, event: ReaderEvent) -> list[ReaderEffect]:
+        """Take one event; the effects must be carried out in their order."""
+        if self.ended:
+            return []
+        match event:
+            case Continue():
+                return self._next_window() if not self.parts else []
+            case ReadAnswered():
+                return self._on_answer(event)
+            case TimerFired(timer):
+                return self._on_timer(timer)
+            case _:
+                assert_never(event)
+
+    # -- windows -----------------------------------------------------------------------------------
+
+    def _next_window(self) -> list[ReaderEffect]:
+        if self.position > self.last_entry_id:
+            self.ended = True
+            return [ReadDone()]
+        first, last = self.position, self.last_entry_id
+        fragments = self.metadata.fragments
+        fragment = self.metadata.fragment_of(first)
+        for later in fragments:
+            if later.first_entry_id > first:
+                last = min(last, later.first_entry_id - 1)
+                break
+        if self.quorum.is_striped:
+            last = min(last, first + self.limits.striped_window_entries - 1)
+        self.bookies = fragment.bookies
+        self.parts = []
+        for index in self.quorum.classes_in(first, last - first + 1):
+            stripe = self.quorum.stripe_of_class(index)
+            self.parts.append(_Part(stripe, stripe.next_id(first), last, replica=self.replica))
+        return [effect for part in self.parts for effect in self._ask(part)]
+
+    def _deliver(self) -> list[ReaderEffect]:
+        """Deliver what is ready: of a single part all that came, else a complete window."""
+        parts = self.parts
+        if len(parts) > 1 and any(part.position <= part.last for part in parts):
+            return []
+        entries = parts[0].entries
+        if len(parts) > 1:
+            # Ids are unique, so tuples compare by id alone.
+            entries = sorted(entry for part in parts for entry in part.entries)
+        self.position = entries[-1].entry_id + 1
+        self.replica = parts[0].replica
+        self.parts = []
+        return [Deliver(entries)]
+
+    # -- parts -------------------------------------------------------------------------------------
+
+    def _ask(self, part: _Part) -> list[ReaderEffect]:
+        """Ask the next replica, leaving out those that failed or are being asked."""
+        members = self.quorum.write_set(part.position)
+        members = members[part.replica :] + members[: part.replica]
+        busy = part.requests.values()
+        for slot in sorted(members, key=lambda slot: self.suspects >> slot & 1):
+            if slot in part.failures or slot in busy:
+                continue
+            request = self._requests_made
+            self._requests_made += 1
+            part.requests[request] = slot
+            timer = ("speculate", request)
+            return [
+                SendRead(request, self.bookies[slot], part.position, part.last, part.stripe),
+                StartTimer(timer, self.limits.speculative_read_seconds),
+            ]
+        return []
+
+    def _on_answer(self, answer: ReadAnswered) -> list[ReaderEffect]:
+        part = next((p for p in self.parts if answer.request in p.requests), None)
+        if part is None:
+            return []
+        slot = part.requests.pop(answer.request)
+        effects: list[ReaderEffect] = [CancelTimer(("speculate", answer.request))]
+        status, message = answer.status, answer.message
+        batch = answer.batch
+        if status is Status.OK:
+            status = answer.stopped_by
+            if batch is not None and batch.count and is_run(batch, part.stripe, part.position):
+                return effects + self._on_progress(part, slot, answer)
+            if status is Status.OK:
+                status, message = Status.IO_ERROR, "the answer does not hold what was asked for"
+        part.failures[slot] = (status, message)
+        if not status.is_definite_negative:
+            self.suspects |= 1 << slot
+        if part.requests:
+            return effects
+        return effects + (self._ask(part) or self._all_failed(part))
+
+    def _on_progress(self, part: _Part, slot: int, answer: ReadAnswered) -> list[ReaderEffect]:
+        effects: list[ReaderEffect] = [CancelTimer(("speculate", other)) for other in part.requests]
+        part.requests.clear()
+        self.suspects &= ~(1 << slot)
+        part.entries = [*part.entries, *answer.entries] if part.entries else answer.entries
+        part.position = part.stripe.next_id(part.entries[-1].entry_id + 1)
+        part.failures.clear()
+        part.attempts = 0
+        members = self.quorum.write_set(part.position)
+        if slot in members:
+            part.replica = members.index(slot)
+        if answer.stopped_by is not Status.OK and part.position <= part.last:
+            # It said why it cannot serve the next id: another replica takes over.
+            part.failures[slot] = (answer.stopped_by, answer.message)
+            part.replica = (part.replica + 1) % len(members)
+        delivered = self._deliver()
+        if delivered or part.position > part.last:
+            return effects + delivered
+        return effects + (self._ask(part) or self._all_failed(part))
+
+    def _all_failed(self, part: _Part) -> list[ReaderEffect]:
+        """No replica is left for `part.position`: another round, or the end."""
+        undenied = [f for f in part.failures.values() if not f[0].is_definite_negative]
+        part.attempts += 1
+        if undenied and part.attempts < self.limits.attempts_max:
+            return [StartTimer(("retry", self.parts.index(part)), self.limits.retry_seconds)]
+        self.ended = True
+        where = f"entry {part.position} of ledger {self.metadata.ledger_id}"
+        if undenied:
+            status, message = undenied[0]
+            error = error_for_status(status, f"{where} could not be read: {message or status.name}")
+        else:
+            error = NoSuchEntryError(f"{where} does not exist on any bookie that should store it")
+        timers = [request for p in self.parts for request in p.requests]
+        return [*(CancelTimer(("speculate", r)) for r in timers), ReadFailed(error)]
+
+    def _on_timer(self, timer: TimerId) -> list[ReaderEffect]:
+        kind, number = timer
+        if kind == "retry":
+            part = self.parts[number]
+            part.failures.clear()
+            return self._ask(part)
+        assert kind == "speculate"
+        asked = next((p for p in self.parts if number in p.requests), None)
+        if asked is None:
+            return []
+        self.suspects |= 1 << asked.requests[number]
+        return self._ask(asked)

@@ -1,0 +1,93 @@
+"""Verified answers of bookies: digests checked, payloads sliced out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bookie.entry.batch import EntryBatch
+from bookie.entry.digest import Digester
+from bookie.entry.entry import Entries, Entry, parse_header, unpack_lac, unpack_packet, verify_batch
+from bookie.errors import ChecksumError, FormatError
+from bookie.ids import NO_ENTRY, Status
+from bookie.wire.grpc.client.channel import LacReply, ReadReply
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedRead:
+    """The answer to a read after its digests were checked.
+
+    Where a digest fails, `batch` and `entries` end before that entry, `next_entry_id` is that
+    entry, and `stopped_by` is `Status.BAD_CHECKSUM`.
+    """
+
+    status: Status
+    batch: EntryBatch | None = None
+    entries: Sequence[Entry] = ()
+    next_entry_id: int = NO_ENTRY
+    stopped_by: Status = Status.OK
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedLac:
+    """What a bookie proved about the end of a ledger."""
+
+    status: Status
+    last_add_confirmed: int = NO_ENTRY
+    last_entry_id: int = NO_ENTRY
+    last_length: int = 0
+    message: str = ""
+
+
+def verify_read(reply: ReadReply, digester: Digester) -> VerifiedRead:
+    """Check every packet of an answer."""
+    batch = reply.batch
+    if reply.status is not Status.OK or batch is None:
+        return VerifiedRead(
+            reply.status,
+            next_entry_id=reply.next_entry_id,
+            stopped_by=reply.stopped_by,
+            message=reply.message,
+        )
+    try:
+        entries = verify_batch(batch, digester)
+    except ChecksumError:
+        return _verified_prefix(batch, digester)
+    return VerifiedRead(
+        Status.OK, batch, entries, reply.next_entry_id, reply.stopped_by, reply.message
+    )
+
+
+def _verified_prefix(batch: EntryBatch, digester: Digester) -> VerifiedRead:
+    payloads: list[bytes] = []
+    ids: list[int] = batch.entry_ids().tolist()
+    for entry_id, packet in zip(ids, batch.packets(), strict=True):
+        try:
+            payload = unpack_packet(batch.ledger_id, entry_id, packet, digester)
+        except ChecksumError as error:
+            prefix = batch.clip(batch.first_entry_id, entry_id - 1) if payloads else None
+            entries = Entries(ids[: len(payloads)], payloads)
+            return VerifiedRead(
+                Status.OK, prefix, entries, entry_id, Status.BAD_CHECKSUM, str(error)
+            )
+        payloads.append(payload)
+    raise AssertionError("a batch failed its digests, but none of its packets did")
+
+
+def verify_lac(ledger_id: int, reply: LacReply, digester: Digester) -> VerifiedLac:
+    """Take from an answer only what its packets prove. One wrong packet invalidates all of it."""
+    if reply.status is not Status.OK and not reply.status.is_definite_negative:
+        return VerifiedLac(reply.status, message=reply.message)
+    lac = last = NO_ENTRY
+    length = 0
+    try:
+        if reply.last_entry:
+            header = parse_header(reply.last_entry)
+            unpack_packet(ledger_id, header.entry_id, reply.last_entry, digester)
+            lac, last, length = header.last_add_confirmed, header.entry_id, header.length
+        if reply.lac_packet:
+            lac = max(lac, unpack_lac(ledger_id, reply.lac_packet, digester))
+    except (ChecksumError, FormatError) as error:
+        return VerifiedLac(Status.BAD_CHECKSUM, message=str(error))
+    return VerifiedLac(reply.status, lac, last, length)

@@ -1,0 +1,298 @@
+"""Carry out one recovery: the calls that the machine asks for, until it is decided."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+from bookie.errors import BadVersionError, BookieError
+from bookie.ids import BATCH_SIZE_BYTES_MAX, Status
+from bookie.ledger.catalog.ledgers import LedgerManager
+from bookie.ledger.connection.calls import Calls, carry_out_metadata
+from bookie.ledger.connection.pool import BookiePool
+from bookie.ledger.exchange import (
+    ChooseNewcomers,
+    MetadataConflict,
+    MetadataFailed,
+    MetadataWritten,
+    NewcomersChosen,
+    ReadMetadata,
+    StartTimer,
+    TimerFired,
+    TimerId,
+    WriteMetadata,
+)
+from bookie.ledger.metadata import LedgerMetadata
+from bookie.ledger.place.ensembles import Ensembles
+from bookie.ledger.quorum import slots_of
+from bookie.ledger.read.verification import verify_lac, verify_read
+from bookie.ledger.recover.recovery import LedgerRecovery
+from bookie.ledger.recover.recovery_events import (
+    FenceAnswered,
+    NewcomersLost,
+    PublishNewcomers,
+    Recovered,
+    RecoveryAddAnswered,
+    RecoveryEffect,
+    RecoveryEvent,
+    RecoveryFailed,
+    RecoveryReadAnswered,
+    SendAdd,
+    SendFence,
+    SendRecoveryRead,
+    Start,
+)
+from bookie.ledger.write.pending import BATCH_ENTRIES_MAX
+from bookie.ledger.write.requests import RequestEncoder
+from bookie.metadata.versioned import Versioned
+from bookie.telemetry import event_log
+from bookie.wire.grpc.client.channel import ReadCommand
+
+_log = event_log(__name__)
+
+ADDS_BEHIND_MAX = 32
+"""Batches that one bookie may have unanswered. An ack quorum of the others goes on without it, and
+would pile up a whole ledger in memory for a bookie that is dead."""
+
+
+async def recover_ledger(
+    found: Versioned[LedgerMetadata],
+    pool: BookiePool,
+    ledgers: LedgerManager,
+    ensembles: Ensembles,
+) -> Versioned[LedgerMetadata]:
+    """Fence a ledger, find where it ends, and close it there; returns its final metadata.
+
+    The closed ledger has every entry that its writer had acknowledged, on an ack quorum. A ledger
+    that is closed already stays as it is. If too few bookies of the last ensemble store what was
+    found, others of the cluster take over; the closed ledger names them. After a cancellation or a
+    failure the ledger may stay IN_RECOVERY; any client may then start another recovery.
+
+    Raises:
+        LedgerRecoveryError: too few bookies answered; try again.
+        NoSuchLedgerError: it was deleted.
+        UnauthorizedError, WrongClusterError: a bookie refused the caller.
+        MetadataError: the metadata store failed.
+    """
+    machine = LedgerRecovery(found.value, found.version)
+    async with Calls[RecoveryEvent]() as calls:
+        driver = _RecoveryDriver(machine, pool, ledgers, ensembles, calls)
+        effects = machine.step(Start())
+        while True:
+            for effect in effects:
+                if isinstance(effect, Recovered):
+                    _log.info(
+                        "ledger_recovered",
+                        ledger_id=effect.metadata.ledger_id,
+                        last_entry_id=effect.metadata.last_entry_id,
+                    )
+                    return Versioned(effect.metadata, effect.version)
+                if isinstance(effect, RecoveryFailed):
+                    raise effect.error
+                driver.begin(effect)
+            effects = machine.step(await calls.next())
+
+
+class _RecoveryDriver:
+    """Begins what the machine asks for; every call ends in one event."""
+
+    def __init__(
+        self,
+        machine: LedgerRecovery,
+        pool: BookiePool,
+        ledgers: LedgerManager,
+        ensembles: Ensembles,
+        calls: Calls[RecoveryEvent],
+    ) -> None:
+        self._ledger_id = machine.metadata.ledger_id
+        self._key = machine.metadata.password_key
+        self._token = machine.metadata.c_token
+        self._write_quorum_size = machine.metadata.write_quorum_size
+        self._encoder = RequestEncoder(machine.metadata, machine.quorum, pool.next_request_id)
+        self._pool = pool
+        self._ledgers = ledgers
+        self._ensembles = ensembles
+        self._cookies = ensembles.cookies
+        self._calls = calls
+        self._incarnations: dict[str, str] = {}
+        """Of each bookie, as the store says once the ledger is marked: no other one is believed."""
+        self._failing: set[str] = set()
+        """Bookies that did not store what they were sent: they take over no slot."""
+        self._adds_behind: Counter[str] = Counter()
+
+    def begin(self, effect: RecoveryEffect) -> None:
+        """Begin what one effect asks for."""
+        name = f"recovery of ledger {self._ledger_id}"
+        match effect:
+            case SendFence():
+                self._calls.start(self._fence(effect), name)
+            case SendRecoveryRead():
+                self._calls.start(self._read(effect), name)
+            case SendAdd():
+                self._calls.start(self._add(effect), name)
+            case ChooseNewcomers():
+                self._calls.start(self._choose(effect), name)
+            case PublishNewcomers():
+                self._calls.start(self._publish(effect), name)
+            case StartTimer(timer, seconds):
+                self._calls.start(_sleep(timer, seconds), name)
+            case ReadMetadata() | WriteMetadata():
+                call = carry_out_metadata(self._ledgers, self._ledger_id, self._token, effect)
+                self._calls.start(call, name)
+            case Recovered() | RecoveryFailed():
+                raise AssertionError("the end of a recovery is no call")
+
+    async def _fence(self, effect: SendFence) -> RecoveryEvent:
+        try:
+            incarnation = await self._incarnation_of(effect.bookie_id)
+            channel = self._pool.connection(effect.bookie_id).channel()
+            reply = await channel.fence(
+                self._ledger_id,
+                self._key,
+                timeout=self._pool.settings.read_timeout_seconds,
+                incarnation=incarnation,
+            )
+        except BookieError as error:
+            return FenceAnswered(effect.round, effect.slot, error.status, message=str(error))
+        told = verify_lac(self._ledger_id, reply, self._encoder.digester)
+        return FenceAnswered(
+            effect.round,
+            effect.slot,
+            told.status,
+            told.last_add_confirmed,
+            told.last_entry_id,
+            told.last_length,
+            told.message,
+        )
+
+    async def _read(self, effect: SendRecoveryRead) -> RecoveryEvent:
+        stripe = effect.stripe
+        command = ReadCommand(
+            self._ledger_id,
+            effect.first_entry_id,
+            effect.last_entry_id,
+            max_entries=BATCH_ENTRIES_MAX,
+            max_bytes=BATCH_SIZE_BYTES_MAX,
+            fence=effect.fence,
+            master_key=self._key,
+            stripe_modulus=stripe.modulus,
+            stripe_first_residue=stripe.first_residue,
+            stripe_count=stripe.count,
+        )
+        try:
+            incarnation = await self._incarnation_of(effect.bookie_id)
+            channel = self._pool.connection(effect.bookie_id).channel()
+            timeout = self._pool.settings.read_timeout_seconds
+            reply = await channel.read(command, timeout=timeout, incarnation=incarnation)
+        except BookieError as error:
+            return RecoveryReadAnswered(effect.round, effect.slot, error.status, message=str(error))
+        told = verify_read(reply, self._encoder.digester)
+        return RecoveryReadAnswered(
+            effect.round,
+            effect.slot,
+            told.status,
+            told.batch,
+            told.next_entry_id,
+            told.stopped_by,
+            told.message,
+        )
+
+    async def _add(self, effect: SendAdd) -> RecoveryEvent:
+        bookie_id = effect.bookie_id
+        if self._adds_behind[bookie_id] >= ADDS_BEHIND_MAX:
+            status, message = Status.IO_ERROR, "earlier entries are not answered yet"
+        else:
+            self._adds_behind[bookie_id] += 1
+            try:
+                status, message = await self._store(effect)
+            finally:
+                self._adds_behind[bookie_id] -= 1
+        if status is not Status.OK:
+            self._failing.add(bookie_id)
+        return RecoveryAddAnswered(effect.round, effect.slot, status, message)
+
+    async def _store(self, effect: SendAdd) -> tuple[Status, str]:
+        request_id, data = self._encoder.entries(effect.batch, recovery=True)
+        seconds = self._pool.settings.add_timeout_seconds
+        try:
+            incarnation = await self._incarnation_of(effect.bookie_id)
+            lane = self._pool.connection(effect.bookie_id).recovery(incarnation)
+            async with asyncio.timeout(seconds):
+                return await lane.request(request_id, data)
+        except TimeoutError:
+            return Status.IO_ERROR, f"no answer within {seconds:g} s"
+        except BookieError as error:
+            return error.status, str(error)
+
+    async def _choose(self, effect: ChooseNewcomers) -> RecoveryEvent:
+        chosen = self._ensembles.newcomers(
+            effect.bookies,
+            list(slots_of(effect.slots)),
+            self._write_quorum_size,
+            excluded=self._failing,
+        )
+        newcomers = {
+            slot: bookie_id for slot, bookie_id in chosen.items() if await self._meet(bookie_id)
+        }
+        _log.info(
+            "recovery_newcomers",
+            ledger_id=self._ledger_id,
+            replaced=[effect.bookies[slot] for slot in slots_of(effect.slots)],
+            newcomers=sorted(newcomers.values()),
+        )
+        return NewcomersChosen(newcomers)
+
+    async def _meet(self, bookie_id: str) -> bool:
+        """Learn the incarnation of a newcomer, before it is sent anything; whether it has a cookie.
+
+        It is remembered until the close: what another incarnation acknowledged would be lost.
+        """
+        try:
+            found = await self._cookies.read_latest(bookie_id)
+        except BookieError as error:
+            _log.warning("newcomer_unknown", bookie_id=bookie_id, reason=str(error))
+            return False
+        if found is None:
+            self._failing.add(bookie_id)
+            return False
+        self._incarnations[bookie_id] = found.value.incarnation
+        return True
+
+    async def _publish(self, effect: PublishNewcomers) -> RecoveryEvent:
+        """Close the ledger unless the cookie of a newcomer has changed; see the effect for why."""
+        conditions = []
+        lost = []
+        try:
+            for bookie_id in effect.newcomers:
+                found = await self._cookies.read_latest(bookie_id)
+                if found is None or found.value.incarnation != self._incarnations[bookie_id]:
+                    lost.append(bookie_id)
+                else:
+                    conditions.append(self._cookies.unchanged(bookie_id, found.version))
+            if lost:
+                return NewcomersLost(tuple(lost))
+            written = await self._ledgers.write(effect.metadata, effect.version, conditions)
+        except BadVersionError:
+            # Of the ledger or of a cookie. A cookie changes at each start of its bookie, too.
+            return MetadataConflict()
+        except BookieError as error:
+            return MetadataFailed(error)
+        return MetadataWritten(written.version)
+
+    async def _incarnation_of(self, bookie_id: str) -> str:
+        """Which incarnation of a bookie may speak for it; empty if the store names none.
+
+        A former process of it that lives on would deny what its successor acknowledged.
+
+        Raises:
+            MetadataError: the store does not answer.
+        """
+        if bookie_id not in self._incarnations:
+            found = await self._cookies.read_latest(bookie_id)
+            self._incarnations[bookie_id] = "" if found is None else found.value.incarnation
+        return self._incarnations[bookie_id]
+
+
+async def _sleep(timer: TimerId, seconds: float) -> RecoveryEvent:
+    await asyncio.sleep(seconds)
+    return TimerFired(timer)

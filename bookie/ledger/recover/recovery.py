@@ -1,0 +1,526 @@
+"""Recovery: take a ledger from its writer, find where it ends, and close it there.
+
+========== =========================================================================================
+state      what happens, and what ends it
+========== =========================================================================================
+MARKING    compare-and-set OPEN -> IN_RECOVERY. From now on the writer can neither close the ledger
+           nor change its ensemble. Keep the metadata of this moment: it names the last ensemble,
+           also if the ledger changes later. CLOSED already -> DONE
+FENCING    fence every bookie of the last ensemble and ask for its LAC, until the answers cover:
+           in no write set could an ack quorum hide among the silent
+READING    read forward, by batches and with fencing reads, from max(LAC, first id of the last
+           fragment - 1) + 1. One verified copy: the entry exists -> RE-ADDING. Qw - Qa + 1 definite
+           denials of the next entry: the ledger ends before it -> CLOSING. Neither, when all have
+           answered: unknown, and the recovery fails. It never guesses.
+RE-ADDING  store the packets, byte for byte, on their write sets; Qa of them -> READING. Where Qa
+           cannot be reached any more, other bookies take over the slots that failed
+MEASURING  no entry was found: read the entry before, which was acknowledged, for the length
+CLOSING    compare-and-set IN_RECOVERY -> CLOSED. Lost -> read again. CLOSED by another client is
+           adopted; IN_RECOVERY is tried again, from FENCING if the last fragment has changed, or
+           if a bookie that took over a slot has lost what it acknowledged
+DONE       the ledger is CLOSED
+FAILED     it is not closed. The ledger is undamaged, and another recovery may start
+========== =========================================================================================
+
+Why this is safe: a bookie that answered a fence, or denied an entry on a fencing read, refuses
+plain adds from then on. So an entry that Qw - Qa + 1 members denied cannot be acknowledged later.
+It was not acknowledged before, because one of them would have had it. A bookie may still hold
+entries beyond the end. They stay unacknowledged and unreadable, because recovery stores packets
+with the LAC that they carried: no LAC rises above what the writer had acknowledged.
+
+Fences and reads always go to the last ensemble as it was found. What is stored again may go to
+other bookies, which only the closing compare-and-set names (`recovery_tail`). They take over from
+the first entry that is not on an ack quorum yet. That is no entry of an earlier fragment, because
+reading starts in the last one. A recovery that dies leaves nothing behind that a next one trusts.
+
+A slot is taken over only if an ack quorum is out of reach without it. A slow bookie is then no
+reason for a change: Qa others suffice, and each next batch is offered to it again. So few
+fragments are made, and spare bookies are left for slots that need them.
+
+Source: the BookKeeper protocol document, "Closing a ledger as a reader".
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import assert_never
+
+from bookie.entry.batch import EntryBatch
+from bookie.entry.entry import parse_header
+from bookie.errors import (
+    BookieError,
+    CorruptionError,
+    LedgerRecoveryError,
+    error_for_status,
+)
+from bookie.ids import BATCH_SIZE_BYTES_MAX, MAX_ID, NO_ENTRY, Status
+from bookie.ledger.exchange import (
+    ChooseNewcomers,
+    MetadataConflict,
+    MetadataFailed,
+    MetadataRead,
+    MetadataWritten,
+    NewcomersChosen,
+    ReadMetadata,
+    StartTimer,
+    TimerFired,
+    WriteMetadata,
+)
+from bookie.ledger.metadata import LedgerMetadata, LedgerState
+from bookie.ledger.quorum import EVERY_ID, Quorum, mask_of, slots_of
+from bookie.ledger.recover.recovery_events import (
+    FenceAnswered,
+    NewcomersLost,
+    PublishNewcomers,
+    Recovered,
+    RecoveryAddAnswered,
+    RecoveryEffect,
+    RecoveryEvent,
+    RecoveryFailed,
+    RecoveryReadAnswered,
+    SendAdd,
+    SendFence,
+    SendRecoveryRead,
+    Start,
+)
+from bookie.ledger.recover.recovery_tail import RecoveryTail
+from bookie.ledger.striping import is_run, run_from, select
+from bookie.ledger.write.closing import id_given_away
+from bookie.ledger.write.pending import BATCH_ENTRIES_MAX
+
+_RETRY = ("retry", 0)
+
+_FATAL = frozenset({Status.WRONG_CLUSTER, Status.BAD_REQUEST})
+"""Answers that speak about the caller: no other bookie would say better.
+
+Not UNAUTHORIZED: it comes from a bookie that knows another ledger by this id. The password was
+checked before. Such a bookie stores nothing of this ledger, and its answer counts for nothing.
+"""
+
+
+class RecoveryState(enum.Enum):
+    """Where the recovery stands; see the module's table."""
+
+    MARKING = "marking"
+    FENCING = "fencing"
+    READING = "reading"
+    READDING = "re-adding"
+    MEASURING = "measuring"
+    CLOSING = "closing"
+    DONE = "done"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryLimits:
+    """Bounds of one recovery."""
+
+    attempts_max: int = 3
+    """Rounds without progress before it fails."""
+    retry_seconds: float = 0.5
+    """Pause before the next round."""
+    reread_seconds: float = 0.05
+    """The first pause after a lost compare-and-set; each next one is twice as long, up to the
+    pause before a round."""
+
+
+class LedgerRecovery:
+    """One client's attempt to recover one ledger. All fields are for reading only."""
+
+    def __init__(
+        self, metadata: LedgerMetadata, version: int, limits: RecoveryLimits | None = None
+    ) -> None:
+        self.metadata = metadata
+        self.version = version
+        self.limits = limits or RecoveryLimits()
+        self.quorum = Quorum(
+            metadata.ensemble_size, metadata.write_quorum_size, metadata.ack_quorum_size
+        )
+        self.tail = RecoveryTail.of(metadata)
+        """Where entries are stored again; `metadata` does not name it before the close."""
+        self.state = RecoveryState.MARKING
+        self.round = 0
+        """Number of the last sends; an answer to an earlier round is ignored."""
+        self.attempts_left = self.limits.attempts_max
+        """Rounds that may still fail to decide; full again after every progress."""
+        self.restarts_left = self.limits.attempts_max
+        self.waiting = 0
+        """Slots asked in this round that have not answered."""
+        self.fenced = 0
+        """Slots that fenced the ledger and told their LAC."""
+        self.last_add_confirmed = NO_ENTRY
+        """The highest LAC that a verified packet proved while fencing; frozen after that."""
+        self.next_entry_id = 0
+        """Everything below is known to exist on an ack quorum, or was acknowledged."""
+        self.length: int | None = None
+        """Accumulated length up to `next_entry_id` - 1, when a verified packet has told it."""
+        self.denied: dict[int, int] = {}
+        """For ids from `next_entry_id` on: the slots that denied them on a fencing read."""
+        self.silence = "no bookie answered"
+        """Why the last unhelpful answer did not help, for the error message."""
+        self._found: dict[int, EntryBatch] = {}
+        self._heard = 0
+        """Slots that gave entries or a denial in this round of reads."""
+        self._told: dict[int, int] = {}
+        self._readding: EntryBatch | None = None
+        self._acked = 0
+        self._failed = 0
+        """Slots that failed in this round of adds, and were not offered to other bookies since."""
+        self._offered: int | None = None
+        """Slots for which newcomers are being chosen."""
+        self._conflicts = 0
+
+    def step(self, event: RecoveryEvent) -> list[RecoveryEffect]:
+        """Take one event; the effects must be carried out in their order."""
+        match event:
+            case Start():
+                return self._mark()
+            case FenceAnswered():
+                return self._on_fence(event) if self._is_awaited(event) else []
+            case RecoveryReadAnswered():
+                return self._on_read(event) if self._is_awaited(event) else []
+            case RecoveryAddAnswered():
+                return self._on_add(event) if self._is_awaited(event) else []
+            case NewcomersChosen(bookies):
+                return self._on_newcomers(bookies)
+            case NewcomersLost(lost):
+                return self._restart(f"{', '.join(lost)} took over and lost entries")
+            case TimerFired():
+                return self._on_timer()
+            case MetadataRead(metadata, version):
+                return self._on_metadata(metadata, version)
+            case MetadataWritten(version):
+                return self._on_written(version)
+            case MetadataConflict():
+                self._conflicts += 1
+                pause = self.limits.reread_seconds * 2.0 ** min(self._conflicts - 1, 20)
+                return [StartTimer(_RETRY, min(pause, self.limits.retry_seconds))]
+            case MetadataFailed(error):
+                return self._fail(error)
+            case _:
+                assert_never(event)
+
+    # -- rounds ------------------------------------------------------------------------------------
+
+    def _begin_round(self, slots: int) -> None:
+        self.round += 1
+        self.waiting = slots
+
+    def _is_awaited(
+        self, event: FenceAnswered | RecoveryReadAnswered | RecoveryAddAnswered
+    ) -> bool:
+        """Whether the answer belongs to this round; if so the slot is no longer waited for."""
+        bit = 1 << event.slot
+        if event.round != self.round or not self.waiting & bit:
+            return False
+        self.waiting &= ~bit
+        if event.status is not Status.OK and not event.status.is_definite_negative:
+            self.silence = f"slot {event.slot}: {event.status.name} {event.message}".rstrip()
+        return True
+
+    def _undecided(self) -> list[RecoveryEffect]:
+        """All have answered and nothing follows from it: ask again later, or give up."""
+        self.attempts_left -= 1
+        if self.attempts_left > 0:
+            return [StartTimer(_RETRY, self.limits.retry_seconds)]
+        return self._fail(
+            LedgerRecoveryError(
+                f"ledger {self.metadata.ledger_id} cannot be recovered now: too few bookies "
+                f"answered while {self.state.value} at entry {self.next_entry_id} ({self.silence})"
+            )
+        )
+
+    def _on_timer(self) -> list[RecoveryEffect]:
+        match self.state:
+            case RecoveryState.FENCING:
+                return self._fence()
+            case RecoveryState.READING:
+                return self._read()
+            case RecoveryState.READDING:
+                # An answer of the former bookie must not pass for one of its newcomer.
+                return self._send_adds() if self._offered is None else []
+            case RecoveryState.MEASURING:
+                return self._measure()
+            case RecoveryState.MARKING | RecoveryState.CLOSING:
+                return [ReadMetadata()]
+            case _:
+                return []
+
+    def _fail(self, error: BookieError) -> list[RecoveryEffect]:
+        self.state = RecoveryState.FAILED
+        self.waiting = 0
+        return [RecoveryFailed(error)]
+
+    # -- MARKING and FENCING -----------------------------------------------------------------------
+
+    def _mark(self) -> list[RecoveryEffect]:
+        match self.metadata.state:
+            case LedgerState.CLOSED:
+                return self._done()
+            case LedgerState.IN_RECOVERY:
+                return self._fence()
+            case LedgerState.OPEN:
+                marked = self.metadata.with_state(LedgerState.IN_RECOVERY)
+                return [WriteMetadata(marked, self.version)]
+
+    def _fence(self) -> list[RecoveryEffect]:
+        self.state = RecoveryState.FENCING
+        self._begin_round(self.quorum.every_slot & ~self.fenced)
+        bookies = self.metadata.last_fragment.bookies
+        return [SendFence(self.round, slot, bookies[slot]) for slot in slots_of(self.waiting)]
+
+    def _on_fence(self, answer: FenceAnswered) -> list[RecoveryEffect]:
+        status = answer.status
+        if status in _FATAL:
+            return self._fail(error_for_status(status, answer.message))
+        if status is Status.OK or status.is_definite_negative:
+            self.fenced |= 1 << answer.slot
+            self.last_add_confirmed = max(self.last_add_confirmed, answer.last_add_confirmed)
+            if answer.last_entry_id != NO_ENTRY:
+                self._told[answer.last_entry_id] = answer.last_length
+            if self.quorum.covers(self.fenced):
+                return self._start_reading()
+        return [] if self.waiting else self._undecided()
+
+    # -- READING -----------------------------------------------------------------------------------
+
+    def _start_reading(self) -> list[RecoveryEffect]:
+        # A bookie that is new in the last ensemble may know only a LAC from before its time.
+        before = self.metadata.last_fragment.first_entry_id - 1
+        last_known = max(self.last_add_confirmed, before)
+        self.next_entry_id = last_known + 1
+        self.length = 0 if last_known == NO_ENTRY else self._told.get(last_known)
+        self.attempts_left = self.limits.attempts_max
+        return self._read()
+
+    def _read(self) -> list[RecoveryEffect]:
+        self.state = RecoveryState.READING
+        self._found, self._heard = {}, 0
+        self._begin_round(self.quorum.every_slot)
+        bookies = self.metadata.last_fragment.bookies
+        return [
+            SendRecoveryRead(
+                self.round,
+                slot,
+                bookies[slot],
+                self.next_entry_id,
+                MAX_ID,
+                self.quorum.stripe_of(slot),
+                # Without a fence a denial could be followed by an acknowledgement.
+                fence=True,
+            )
+            for slot in slots_of(self.waiting)
+        ]
+
+    def _on_read(self, answer: RecoveryReadAnswered) -> list[RecoveryEffect]:
+        if answer.status in _FATAL:
+            return self._fail(error_for_status(answer.status, answer.message))
+        if self.state is RecoveryState.MEASURING:
+            return self._on_measured(answer)
+        slot = answer.slot
+        if answer.status is Status.OK or answer.status.is_definite_negative:
+            self._heard |= 1 << slot
+        stripe = self.quorum.stripe_of(slot)
+        undecided = stripe.next_id(self.next_entry_id)
+        denial = answer.status
+        if answer.status is Status.OK:
+            denial = answer.stopped_by
+            batch = answer.batch
+            if batch is not None and is_run(batch, stripe, self.next_entry_id):
+                self._found[slot] = batch
+                undecided = stripe.next_id(batch.last_entry_id + 1)
+            if answer.next_entry_id != undecided:
+                denial = Status.OK  # it speaks about another id than the one that it must
+        if denial.is_definite_negative:
+            self.denied[undecided] = self.denied.get(undecided, 0) | 1 << slot
+        return self._evaluate()
+
+    def _evaluate(self) -> list[RecoveryEffect]:
+        """Decide about `next_entry_id` as soon as the answers allow it."""
+        quorum, entry_id = self.quorum, self.next_entry_id
+        run = run_from(entry_id, list(self._found.values()))
+        if run is not None:
+            # Striped, a run is short while those that store the entry after it have not answered.
+            # One of them suffices: a silent bookie must not keep the others' entries waiting.
+            following = quorum.write_mask(run.last_entry_id + 1)
+            is_whole = following & self._heard or not following & self.waiting
+            return self._readd(run) if is_whole else []
+        members = quorum.write_mask(entry_id)
+        denied = self.denied.get(entry_id, 0) & members
+        if denied.bit_count() >= quorum.negatives_needed:
+            return self._close() if self.length is not None else self._measure()
+        return [] if self.waiting & members else self._undecided()
+
+    # -- RE-ADDING ---------------------------------------------------------------------------------
+
+    def _readd(self, run: EntryBatch) -> list[RecoveryEffect]:
+        self._readding = next(run.split(BATCH_ENTRIES_MAX, BATCH_SIZE_BYTES_MAX))
+        self._acked = 0
+        return self._send_adds()
+
+    def _classes(self, batch: EntryBatch) -> Iterable[int]:
+        return self.quorum.classes_in(batch.first_entry_id, batch.count)
+
+    def _send_adds(self) -> list[RecoveryEffect]:
+        self.state = RecoveryState.READDING
+        batch = self._readding
+        assert batch is not None
+        self._begin_round(self.quorum.slots_for(self._classes(batch)) & ~self._acked)
+        self._failed = 0
+        return self._adds_to(batch, self.waiting)
+
+    def _adds_to(self, batch: EntryBatch, slots: int) -> list[RecoveryEffect]:
+        bookies = self.tail.bookies
+        effects: list[RecoveryEffect] = []
+        for slot in slots_of(slots):
+            part = select(batch, self.quorum.stripe_of(slot))
+            assert part is not None
+            effects.append(SendAdd(self.round, slot, bookies[slot], part))
+        return effects
+
+    def _on_add(self, answer: RecoveryAddAnswered) -> list[RecoveryEffect]:
+        batch = self._readding
+        assert batch is not None
+        if answer.status in _FATAL:
+            return self._fail(error_for_status(answer.status, answer.message))
+        if answer.status is not Status.OK:
+            self._failed |= 1 << answer.slot
+            return self._offer_slots(batch)
+        self._acked |= 1 << answer.slot
+        if not self.quorum.is_acknowledged(self._acked, self._classes(batch)):
+            return self._offer_slots(batch)
+        self.next_entry_id = batch.last_entry_id + 1
+        self.length = parse_header(batch.packets()[-1]).length
+        self.denied = {e: by for e, by in self.denied.items() if e >= self.next_entry_id}
+        self.attempts_left = self.limits.attempts_max
+        self._readding = None
+        return self._read()
+
+    def _offer_slots(self, batch: EntryBatch) -> list[RecoveryEffect]:
+        """Ask for other bookies if an ack quorum is out of reach; wait if it is not."""
+        if self._offered is not None:
+            return []  # one choice at a time: it must know the ensemble that the last one made
+        possible = self._acked | self.waiting
+        short = [
+            index
+            for index in self._classes(batch)
+            if not self.quorum.is_acknowledged(possible, [index])
+        ]
+        if not short:
+            return []
+        failed = self._failed & self.quorum.slots_for(short)
+        if failed:
+            self._offered = failed
+            self._failed &= ~failed
+            return [ChooseNewcomers(self.tail.bookies, failed)]
+        return [] if self.waiting else self._undecided()
+
+    def _on_newcomers(self, bookies: Mapping[int, str]) -> list[RecoveryEffect]:
+        batch, offered = self._readding, self._offered
+        self._offered = None
+        if self.state is not RecoveryState.READDING or batch is None or offered is None:
+            return []
+        newcomers = {slot: name for slot, name in bookies.items() if offered >> slot & 1}
+        effects: list[RecoveryEffect] = []
+        if newcomers:
+            slots = mask_of(newcomers)
+            self.tail = self.tail.changed(batch.first_entry_id, newcomers)
+            # What the former bookie has stored counts no longer: the fragment names the newcomer.
+            self._acked &= ~slots
+            # Still this round: answers that are on their way from the other slots stay good.
+            self.waiting |= slots
+            effects = self._adds_to(batch, slots)
+        else:
+            self.silence += ", and no other bookie can take over"
+        return effects + self._offer_slots(batch)
+
+    # -- MEASURING and CLOSING ---------------------------------------------------------------------
+
+    def _measure(self) -> list[RecoveryEffect]:
+        self.state = RecoveryState.MEASURING
+        entry_id = self.next_entry_id - 1
+        self._begin_round(self.quorum.write_mask(entry_id))
+        # It may belong to an earlier fragment, whose bookies need no fence.
+        bookies = self.metadata.fragment_of(entry_id).bookies
+        return [
+            SendRecoveryRead(
+                self.round, slot, bookies[slot], entry_id, entry_id, EVERY_ID, fence=False
+            )
+            for slot in slots_of(self.waiting)
+        ]
+
+    def _on_measured(self, answer: RecoveryReadAnswered) -> list[RecoveryEffect]:
+        entry_id = self.next_entry_id - 1
+        batch = answer.batch
+        if answer.status is Status.OK and batch is not None and batch.first_entry_id == entry_id:
+            self.length = parse_header(batch.packets()[0]).length
+            return self._close()
+        return [] if self.waiting else self._undecided()
+
+    def _close(self) -> list[RecoveryEffect]:
+        self.state = RecoveryState.CLOSING
+        self.waiting = 0
+        closed, newcomers = self._closed_metadata(), self.tail.newcomers
+        if newcomers:
+            return [PublishNewcomers(closed, self.version, newcomers)]
+        return [WriteMetadata(closed, self.version)]
+
+    def _closed_metadata(self) -> LedgerMetadata:
+        assert self.length is not None
+        return self.tail.published(self.metadata).closed(self.next_entry_id - 1, self.length)
+
+    def _on_written(self, version: int) -> list[RecoveryEffect]:
+        self.version = version
+        if self.state is RecoveryState.MARKING:
+            self.metadata = self.metadata.with_state(LedgerState.IN_RECOVERY)
+            return self._fence()
+        assert self.state is RecoveryState.CLOSING
+        self.metadata = self._closed_metadata()
+        return self._done()
+
+    def _on_metadata(self, metadata: LedgerMetadata, version: int) -> list[RecoveryEffect]:
+        """A compare-and-set was lost: see what stands there now."""
+        if metadata.c_token != self.metadata.c_token:
+            return self._fail(id_given_away(metadata.ledger_id))
+        self.metadata, self.version = metadata, version
+        if self.state is RecoveryState.MARKING:
+            self.tail = RecoveryTail.of(metadata)
+            return self._mark()
+        assert self.state is RecoveryState.CLOSING
+        ledger_id = metadata.ledger_id
+        if metadata.state is LedgerState.CLOSED:
+            if metadata.last_entry_id >= self.last_add_confirmed:
+                return self._done()
+            return self._fail(
+                CorruptionError(
+                    f"ledger {ledger_id} was closed at entry {metadata.last_entry_id}, although "
+                    f"entry {self.last_add_confirmed} was confirmed"
+                )
+            )
+        if metadata.state is LedgerState.OPEN:
+            return self._fail(
+                CorruptionError(f"ledger {ledger_id} went back from IN_RECOVERY to OPEN")
+            )
+        if metadata.last_fragment == self.tail.frozen:
+            return self._close()
+        # What was stored again went to bookies that the metadata no longer names.
+        return self._restart("its last fragment keeps changing")
+
+    def _restart(self, reason: str) -> list[RecoveryEffect]:
+        """Nothing that was stored again counts: begin with the fences, a few times at most."""
+        self.restarts_left -= 1
+        if self.restarts_left <= 0:
+            return self._fail(
+                LedgerRecoveryError(f"ledger {self.metadata.ledger_id} is not recovered: {reason}")
+            )
+        self.tail = RecoveryTail.of(self.metadata)
+        self.fenced, self.last_add_confirmed = 0, NO_ENTRY
+        self.denied.clear()
+        self.attempts_left = self.limits.attempts_max
+        return self._fence()
+
+    def _done(self) -> list[RecoveryEffect]:
+        self.state = RecoveryState.DONE
+        return [Recovered(self.metadata, self.version)]

@@ -1,0 +1,182 @@
+"""What the recovery machine is told and what it asks for; `recovery` says when and why.
+
+Every send carries the number of its **round**; an answer to an earlier round is ignored. A driver
+answers each send exactly once: transport failures and timeouts count as `Status.IO_ERROR`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bookie.entry.batch import EntryBatch
+from bookie.errors import BookieError
+from bookie.ids import NO_ENTRY, Status
+from bookie.ledger.exchange import (
+    ChooseNewcomers,
+    MetadataConflict,
+    MetadataFailed,
+    MetadataRead,
+    MetadataWritten,
+    NewcomersChosen,
+    ReadMetadata,
+    StartTimer,
+    TimerFired,
+    WriteMetadata,
+)
+from bookie.ledger.metadata import LedgerMetadata
+from bookie.ledger.quorum import Stripe
+
+# -- events ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Recover the ledger."""
+
+
+@dataclass(frozen=True, slots=True)
+class FenceAnswered:
+    """A bookie fenced the ledger and proved its LAC, or it failed.
+
+    The driver verifies the digest of each packet first. A packet that fails it turns the answer
+    into `Status.BAD_CHECKSUM`.
+    """
+
+    round: int
+    slot: int
+    status: Status
+    last_add_confirmed: int = NO_ENTRY
+    last_entry_id: int = NO_ENTRY
+    last_length: int = 0
+    """Accumulated length of the ledger up to `last_entry_id`."""
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryReadAnswered:
+    """A bookie answered a read. All packets of `batch` passed their digests.
+
+    Where a digest fails, the batch ends before that entry, `next_entry_id` is that entry, and
+    `stopped_by` is `Status.BAD_CHECKSUM`.
+    """
+
+    round: int
+    slot: int
+    status: Status
+    batch: EntryBatch | None = None
+    next_entry_id: int = NO_ENTRY
+    stopped_by: Status = Status.OK
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryAddAnswered:
+    """A bookie answered a recovery add."""
+
+    round: int
+    slot: int
+    status: Status
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NewcomersLost:
+    """These newcomers have another incarnation now: nothing was written, their acks are void."""
+
+    bookies: tuple[str, ...]
+
+
+RecoveryEvent = (
+    Start
+    | FenceAnswered
+    | RecoveryReadAnswered
+    | RecoveryAddAnswered
+    | NewcomersChosen
+    | NewcomersLost
+    | TimerFired
+    | MetadataRead
+    | MetadataWritten
+    | MetadataConflict
+    | MetadataFailed
+)
+
+
+# -- effects ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SendFence:
+    """Fence the ledger on a bookie and ask for its last entry and explicit LAC."""
+
+    round: int
+    slot: int
+    bookie_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class SendRecoveryRead:
+    """Read the ids of `stripe` from `first_entry_id` to `last_entry_id` (inclusive)."""
+
+    round: int
+    slot: int
+    bookie_id: str
+    first_entry_id: int
+    last_entry_id: int
+    stripe: Stripe
+    fence: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SendAdd:
+    """Store these packets as they are, with the recovery flag."""
+
+    round: int
+    slot: int
+    bookie_id: str
+    batch: EntryBatch
+
+
+@dataclass(frozen=True, slots=True)
+class PublishNewcomers:
+    """`WriteMetadata`, on condition that no newcomer has lost what it acknowledged.
+
+    The write must fail if a newcomer has another incarnation than when it was chosen, and both must
+    be one step of the store. A bookie that may have lost data renews its incarnation, and then
+    distrusts itself about every ledger that names it. A newcomer is named only after this write.
+    So a check before the write could miss a loss in between; one after it could not undo the write.
+
+    `NewcomersLost` follows, or what follows `WriteMetadata`.
+    """
+
+    metadata: LedgerMetadata
+    version: int
+    newcomers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """The ledger is CLOSED with this metadata, by us or by another client."""
+
+    metadata: LedgerMetadata
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryFailed:
+    """Nothing was decided; the ledger stays as it is and recovery may be tried again."""
+
+    error: BookieError
+
+
+RecoveryEffect = (
+    SendFence
+    | SendRecoveryRead
+    | SendAdd
+    | ChooseNewcomers
+    | PublishNewcomers
+    | Recovered
+    | RecoveryFailed
+    | StartTimer
+    | ReadMetadata
+    | WriteMetadata
+)

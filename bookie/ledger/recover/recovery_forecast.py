@@ -1,0 +1,237 @@
+"""What a recovery would decide, found out without a recovery.
+
+`RecoveryForecast` runs the recovery machine itself, so it cannot decide otherwise than a recovery.
+Nothing of it is carried out: every write of metadata counts as done, and adds are answered by what
+is known of the bookies. The driver answers the questions that are left, with calls that change
+nothing: a LAC read in place of a fence, a plain read in place of a fencing one.
+
+So a denial holds only for the moment. A live writer may still have the entry acknowledged.
+
+One attempt is made. The driver chooses the order of the answers, which may matter. Only some
+bookies may have an entry beyond the LAC. It is kept if one of them answers before enough others
+deny it.
+`lowest_first` and `highest_first` are the extremes of a ledger that is not striped.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import assert_never
+
+from bookie.errors import BookieError, LedgerRecoveryError
+from bookie.ids import NO_ENTRY, Status
+from bookie.ledger.exchange import (
+    ChooseNewcomers,
+    MetadataWritten,
+    NewcomersChosen,
+    ReadMetadata,
+    StartTimer,
+    WriteMetadata,
+)
+from bookie.ledger.metadata import LedgerMetadata
+from bookie.ledger.quorum import mask_of, slots_of
+from bookie.ledger.recover.recovery import LedgerRecovery, RecoveryLimits, RecoveryState
+from bookie.ledger.recover.recovery_events import (
+    FenceAnswered,
+    PublishNewcomers,
+    Recovered,
+    RecoveryAddAnswered,
+    RecoveryEvent,
+    RecoveryFailed,
+    RecoveryReadAnswered,
+    SendAdd,
+    SendFence,
+    SendRecoveryRead,
+    Start,
+)
+
+Question = SendFence | SendRecoveryRead | ChooseNewcomers
+"""Ask without the fence, whatever the effect says."""
+
+ForecastAnswer = FenceAnswered | RecoveryReadAnswered | NewcomersChosen
+
+
+@dataclass(frozen=True, slots=True)
+class WouldClose:
+    """A recovery would succeed."""
+
+    last_entry_id: int
+    length: int
+    first_readded_id: int = NO_ENTRY
+    """Entries from here to the last one would be stored again; -1 if there are none."""
+    newcomers: tuple[str, ...] = ()
+    """Bookies that would take over slots of those that fail."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shortfall:
+    """One write set from which too few bookies have helped."""
+
+    write_set: tuple[str, ...]
+    missing: tuple[str, ...]
+    """Its bookies that have not helped yet."""
+    needed: int
+    """So many of the missing would have to, at least."""
+
+
+@dataclass(frozen=True, slots=True)
+class WouldFail:
+    """A recovery could not decide now."""
+
+    error: BookieError
+    state: RecoveryState
+    """Where it would stop."""
+    entry_id: int
+    """The entry that it could not decide about; for FENCING it says nothing."""
+    shortfalls: tuple[Shortfall, ...]
+    """Empty if more answers would not help."""
+
+
+def lowest_first(answer: ForecastAnswer) -> tuple[bool, int]:
+    """A sort key for the answers of a round: errors, denials, then the shortest runs."""
+    return _end_of(answer)
+
+
+def highest_first(answer: ForecastAnswer) -> tuple[bool, int]:
+    """A sort key for the answers of a round: the longest runs, denials, then errors."""
+    is_answer, end = _end_of(answer)
+    return not is_answer, -end
+
+
+def _end_of(answer: ForecastAnswer) -> tuple[bool, int]:
+    """Whether a bookie said something definite, and how far it knows the ledger."""
+    match answer:
+        case FenceAnswered(status=status, last_add_confirmed=lac):
+            return status is Status.OK or status.is_definite_negative, lac
+        case RecoveryReadAnswered(status=status, batch=batch):
+            end = NO_ENTRY if batch is None else batch.last_entry_id
+            return status is Status.OK or status.is_definite_negative, end
+        case NewcomersChosen():
+            return True, NO_ENTRY
+
+
+class RecoveryForecast:
+    """One imagined recovery. `outcome` is None until it has ended.
+
+    Args:
+        metadata: of the ledger, as the store has it.
+        version: of the metadata.
+        stores: whether a bookie of the last ensemble is expected to store entries. Newcomers are.
+    """
+
+    def __init__(
+        self, metadata: LedgerMetadata, version: int, stores: Callable[[str], bool]
+    ) -> None:
+        self.outcome: WouldClose | WouldFail | None = None
+        self._machine = LedgerRecovery(metadata, version, RecoveryLimits(attempts_max=1))
+        self._ensemble = frozenset(metadata.last_fragment.bookies)
+        self._stores = stores
+        self._first_id = NO_ENTRY
+        """Where the recovery began to read; everything that it finds is stored again."""
+
+    def begin(self) -> list[Question]:
+        """The first questions."""
+        return self._feed(Start())
+
+    def answer(self, answer: ForecastAnswer) -> list[Question]:
+        """Take one answer; the next questions. The machine ignores answers that come too late."""
+        return self._feed(answer)
+
+    def _feed(self, event: RecoveryEvent) -> list[Question]:
+        machine = self._machine
+        events, questions = deque([event]), list[Question]()
+        while events and self.outcome is None:
+            before = machine.state
+            effects = machine.step(events.popleft())
+            if before is RecoveryState.FENCING and machine.state is RecoveryState.READING:
+                self._first_id = machine.next_entry_id
+            for effect in effects:
+                match effect:
+                    case SendFence() | SendRecoveryRead() | ChooseNewcomers():
+                        questions.append(effect)
+                    case SendAdd():
+                        events.append(self._stored(effect))
+                    case WriteMetadata(_, version) if machine.state is RecoveryState.MARKING:
+                        events.append(MetadataWritten(version))
+                    case WriteMetadata(metadata) | PublishNewcomers(metadata):
+                        self.outcome = self._closed(metadata)
+                    case Recovered(metadata):
+                        self.outcome = WouldClose(metadata.last_entry_id, metadata.length)
+                    case RecoveryFailed(error):
+                        self.outcome = self._failed(error, before)
+                    case StartTimer() | ReadMetadata():
+                        raise AssertionError("one attempt without conflicts needs no pause")
+                    case _:
+                        assert_never(effect)
+        return questions
+
+    def _stored(self, effect: SendAdd) -> RecoveryAddAnswered:
+        name = effect.bookie_id
+        if name not in self._ensemble or self._stores(name):
+            return RecoveryAddAnswered(effect.round, effect.slot, Status.OK)
+        return RecoveryAddAnswered(effect.round, effect.slot, Status.IO_ERROR, f"{name} is missing")
+
+    def _closed(self, metadata: LedgerMetadata) -> WouldClose:
+        last = metadata.last_entry_id
+        first = self._first_id if last >= self._first_id else NO_ENTRY
+        return WouldClose(last, metadata.length, first, self._machine.tail.newcomers)
+
+    # -- what is missing ---------------------------------------------------------------------------
+
+    def _failed(self, error: BookieError, state: RecoveryState) -> WouldFail:
+        machine, quorum = self._machine, self._machine.quorum
+        entry_id = machine.next_entry_id
+        bookies = machine.metadata.last_fragment.bookies
+        shortfalls: list[Shortfall | None] = []
+        if not isinstance(error, LedgerRecoveryError):
+            return WouldFail(error, state, entry_id, ())  # a bookie refused the caller
+        match state:
+            case RecoveryState.FENCING:
+                # As in `Quorum.covers`: fewer than an ack quorum may be silent.
+                spared = quorum.ack_quorum_size - 1
+                shortfalls = [
+                    _shortfall(bookies, window, window & ~machine.fenced, spared)
+                    for window in quorum.windows
+                ]
+            case RecoveryState.READING:
+                window = quorum.write_mask(entry_id)
+                denied = machine.denied.get(entry_id, 0)
+                spared = quorum.write_quorum_size - quorum.negatives_needed
+                shortfalls = [_shortfall(bookies, window, window & ~denied, spared)]
+            case RecoveryState.READDING:
+                bookies = machine.tail.bookies
+                failing = mask_of(
+                    slot
+                    for slot, name in enumerate(bookies)
+                    if name in self._ensemble and not self._stores(name)
+                )
+                spared = quorum.write_quorum_size - quorum.ack_quorum_size
+                shortfalls = [
+                    _shortfall(bookies, window, window & failing, spared)
+                    for window in quorum.windows
+                ]
+            case RecoveryState.MEASURING:
+                entry_id -= 1
+                bookies = machine.metadata.fragment_of(entry_id).bookies
+                window = quorum.write_mask(entry_id)
+                shortfalls = [_shortfall(bookies, window, window, quorum.write_quorum_size - 1)]
+            case _:
+                pass
+        found = tuple(one for one in shortfalls if one is not None)
+        return WouldFail(error, state, entry_id, found)
+
+
+def _shortfall(
+    bookies: tuple[str, ...], window: int, missing: int, spared: int
+) -> Shortfall | None:
+    """What a write set lacks if only `spared` of its bookies may be missing; None if nothing."""
+    needed = missing.bit_count() - spared
+    if needed <= 0:
+        return None
+    return Shortfall(
+        tuple(bookies[slot] for slot in slots_of(window)),
+        tuple(bookies[slot] for slot in slots_of(missing)),
+        needed,
+    )

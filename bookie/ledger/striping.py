@@ -1,0 +1,92 @@
+"""Batches against stripes: what one slot stores of a batch, and a batch from what slots store.
+
+Only striped ledgers (E > Qw) need this. It touches each packet's place once, in numpy where the
+ids are concerned, and copies payload once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bookie.entry.batch import EntryBatch
+from bookie.ledger.quorum import Stripe
+
+Ids = NDArray[np.int64]
+
+
+def select(batch: EntryBatch, stripe: Stripe) -> EntryBatch | None:
+    """The entries of `batch` that belong to `stripe`; None when there are none."""
+    if stripe.modulus == 0:
+        return batch
+    ids = batch.entry_ids()
+    wanted = (ids - stripe.first_residue) % stripe.modulus < stripe.count
+    if wanted.all():
+        return batch
+    positions = np.flatnonzero(wanted)
+    if not len(positions):
+        return None
+    packets = batch.packets()
+    return _batch_of(
+        batch.ledger_id,
+        ids[positions],
+        batch.sizes[positions].astype(np.int64, copy=False),
+        [packets[position] for position in positions.tolist()],
+    )
+
+
+def is_run(batch: EntryBatch, stripe: Stripe, first_entry_id: int) -> bool:
+    """Whether the ids are all those of `stripe` from `first_entry_id` on, without a hole."""
+    if batch.first_entry_id != stripe.next_id(first_entry_id):
+        return False
+    if stripe.modulus == 0:
+        return batch.is_contiguous
+    # All ids lie in the stripe, and there are exactly as many as the stripe has in the range.
+    relative = batch.entry_ids() - stripe.first_residue
+    if not (relative % stripe.modulus < stripe.count).all():
+        return False
+    ranks = relative // stripe.modulus * stripe.count + relative % stripe.modulus
+    return bool((np.diff(ranks) == 1).all())
+
+
+def run_from(first_entry_id: int, batches: Sequence[EntryBatch]) -> EntryBatch | None:
+    """The longest run of consecutive entries from `first_entry_id` on that `batches` hold together.
+
+    Batches may overlap; of an entry that several hold, one copy is taken. None when no batch holds
+    `first_entry_id`.
+    """
+    if len(batches) == 1 and batches[0].is_contiguous:
+        clipped = batches[0].clip(first_entry_id, batches[0].last_entry_id)
+        starts_there = clipped.count and clipped.first_entry_id == first_entry_id
+        return clipped if starts_there else None
+    if not batches:
+        return None
+    # Position of each packet among all of them; `unique` keeps the first holder of an id.
+    ids, positions = np.unique(
+        np.concatenate([batch.entry_ids() for batch in batches]), return_index=True
+    )
+    start = int(np.searchsorted(ids, first_entry_id))
+    ids, positions = ids[start:], positions[start:]
+    in_run = ids == np.arange(len(ids), dtype=np.int64) + first_entry_id
+    length = len(ids) if in_run.all() else int(in_run.argmin())
+    if length == 0:
+        return None
+    packets = [packet for batch in batches for packet in batch.packets()]
+    sizes = np.concatenate([batch.sizes.astype(np.int64, copy=False) for batch in batches])
+    chosen = positions[:length]
+    return _batch_of(
+        batches[0].ledger_id,
+        ids[:length],
+        sizes[chosen],
+        [packets[position] for position in chosen.tolist()],
+    )
+
+
+def _batch_of(ledger_id: int, ids: Ids, sizes: Ids, packets: list[memoryview]) -> EntryBatch:
+    steps = np.diff(ids)
+    contiguous = bool((steps == 1).all())
+    return EntryBatch(
+        ledger_id, int(ids[0]), None if contiguous else steps, sizes, b"".join(packets)
+    )

@@ -1,0 +1,65 @@
+"""Records of repair in the metadata store: a ledger that lacks copies, and who repairs it.
+
+Canonical JSON (:mod:`bookie.metadata.json_record`), formats ``bookie-underreplicated`` and
+``bookie-repair-lock``, version 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bookie.errors import FormatError
+from bookie.ids import is_valid_bookie_id
+from bookie.metadata import json_record
+
+_MARK_FORMAT = "bookie-underreplicated"
+_LOCK_FORMAT = "bookie-repair-lock"
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class UnderreplicatedLedger:
+    """A ledger whose copies on some bookies are missing or in doubt."""
+
+    ledger_id: int
+    replicas: tuple[str, ...]
+    """The bookies whose copies are missing; sorted, each once."""
+
+    marked_ms: int
+    """When it was marked first, by the clock of who did."""
+
+
+def encode_mark(ledger: UnderreplicatedLedger) -> bytes:
+    """The bytes of a mark; the id is in the key."""
+    fields = {"replicas": list(ledger.replicas), "marked_ms": ledger.marked_ms}
+    return json_record.encode(_MARK_FORMAT, _VERSION, fields)
+
+
+def decode_mark(ledger_id: int, data: bytes) -> UnderreplicatedLedger:
+    """The mark of `ledger_id` in `data`.
+
+    Raises:
+        FormatError: not a mark, damaged, or of a newer version.
+    """
+    fields = json_record.decode(_MARK_FORMAT, _VERSION, data)
+    replicas = fields.texts("replicas")
+    if not replicas or not all(map(is_valid_bookie_id, replicas)):
+        raise FormatError(f"{_MARK_FORMAT}: the replicas of ledger {ledger_id} are no bookies")
+    return UnderreplicatedLedger(
+        ledger_id, tuple(sorted(set(replicas))), fields.integer("marked_ms", minimum=0)
+    )
+
+
+def encode_lock(worker: str, token: str) -> bytes:
+    """The bytes of a lock: who repairs, and what no other lock has."""
+    return json_record.encode(_LOCK_FORMAT, _VERSION, {"worker": worker, "token": token})
+
+
+def decode_lock(data: bytes) -> tuple[str, str]:
+    """Worker and token of a lock.
+
+    Raises:
+        FormatError: not a lock, damaged, or of a newer version.
+    """
+    fields = json_record.decode(_LOCK_FORMAT, _VERSION, data)
+    return fields.text("worker"), fields.text("token")

@@ -1,0 +1,190 @@
+"""Appends on their way into batches: payloads in id order, with the futures of their callers.
+
+Payloads collect in a group until it is full (entries or bytes) or taken. So appends of one turn of
+the event loop travel together, and so do appends made while earlier batches are on their way.
+Cutting a batch costs nothing per entry. An append gets its id here, when it is made.
+"""
+
+from __future__ import annotations
+
+from asyncio import Future
+from bisect import bisect_right
+from collections import deque
+from itertools import accumulate
+from typing import NamedTuple, Self
+
+from bookie.entry.entry import HEADER_SIZE_BYTES
+from bookie.entry.shared_prefix import SharedPrefix
+from bookie.errors import BadRequestError, BookieError
+from bookie.ids import ENTRY_SIZE_BYTES_MAX
+from bookie.ledger.connection.calls import fresh
+
+
+class NewEntries(NamedTuple):
+    """Entries to append together: each of them is `prefix` and one of the payloads.
+
+    Nobody changes the lists any more.
+    """
+
+    payloads: list[bytes]
+    sizes: list[int]
+    """Of the payloads, in bytes."""
+    total_bytes: int
+    """Of all entries, their prefixes included."""
+    prefix: bytes = b""
+
+    @classmethod
+    def of(cls, payloads: list[bytes], prefix: bytes = b"") -> Self:
+        """These payloads."""
+        sizes = list(map(len, payloads))
+        return cls(payloads, sizes, sum(sizes) + len(prefix) * len(sizes), prefix)
+
+    @property
+    def greatest_bytes(self) -> int:
+        """The size of the largest entry; there is one."""
+        return max(self.sizes) + len(self.prefix)
+
+
+class PendingAppends:
+    """Consecutive payloads that travel as one batch."""
+
+    __slots__ = ("entries", "futures", "outcomes", "packed_bytes", "payloads", "shared")
+
+    def __init__(self) -> None:
+        self.payloads: list[bytes] = []
+        """Dropped when they are packed."""
+        self.shared: list[SharedPrefix] = []
+        """What some of the payloads begin with besides, in their order."""
+        self.entries = 0
+        """How many entries, as of when the group was taken."""
+        self.packed_bytes = 0
+        """Size of the batch, headers and digests included."""
+        self.futures: list[Future[int] | Future[range]] = []
+        """Futures of the callers: each for one entry, or for the last of many."""
+        self.outcomes: list[int | range] = []
+        """What each of the futures gets."""
+
+    def add(self, payloads: list[bytes], prefix: bytes) -> None:
+        """Payloads that begin with the prefix besides."""
+        if prefix:
+            first = len(self.payloads)
+            self.shared.append(SharedPrefix(prefix, first, first + len(payloads)))
+        self.payloads += payloads
+
+    def succeed(self) -> None:
+        """All entries are durable."""
+        for future, outcome in zip(self.futures, self.outcomes, strict=True):
+            # A waiter that was cancelled is gone; its entry is written all the same.
+            if not future.done():
+                future.set_result(outcome)  # type: ignore[arg-type]
+
+    def fail(self, error: BookieError) -> None:
+        """The outcome of all of them is unknown; each waiter gets an error of its own."""
+        for future in self.futures:
+            if not future.done():
+                future.set_exception(fresh(error))
+
+
+class AppendQueue:
+    """What was appended and is not in a batch yet."""
+
+    def __init__(self, digest_size_bytes: int, entries_max: int, bytes_max: int) -> None:
+        self.overhead_bytes = HEADER_SIZE_BYTES + digest_size_bytes
+        """What an entry has besides its payload."""
+        self.payload_bytes_max = ENTRY_SIZE_BYTES_MAX - self.overhead_bytes
+        self._entries_max = entries_max
+        self._bytes_max = bytes_max
+        self._full: deque[PendingAppends] = deque()
+        self._open = PendingAppends()
+        self.next_entry_id = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._full) or bool(self._open.payloads)
+
+    @property
+    def has_full(self) -> bool:
+        """Whether the next group cannot grow any more."""
+        return bool(self._full)
+
+    def put(self, payload: bytes, future: Future[int]) -> None:
+        """Queue one entry; `future` gets its id."""
+        size = len(payload) + self.overhead_bytes
+        group = self._open
+        if group.packed_bytes + size > self._bytes_max or len(group.payloads) >= self._entries_max:
+            group = self._next_group()
+        group.payloads.append(payload)
+        group.packed_bytes += size
+        group.futures.append(future)
+        entry_id = self.next_entry_id
+        group.outcomes.append(entry_id)
+        self.next_entry_id = entry_id + 1
+
+    def put_many(self, new: NewEntries, future: Future[range]) -> None:
+        """Queue at least one entry; `future` gets the range of their ids.
+
+        Mostly all fit into the open group; else groups are cut by bisection, so that nothing here
+        runs per entry but C code.
+        """
+        count = len(new.payloads)
+        group = self._open
+        packed = group.packed_bytes + new.total_bytes + count * self.overhead_bytes
+        if packed <= self._bytes_max and len(group.payloads) + count <= self._entries_max:
+            group.add(new.payloads, new.prefix)
+            group.packed_bytes = packed
+        else:
+            self._cut(*new)
+        first = self.next_entry_id
+        self.next_entry_id = first + count
+        self._open.futures.append(future)
+        self._open.outcomes.append(range(first, self.next_entry_id))
+
+    def _cut(self, payloads: list[bytes], sizes: list[int], _: int, prefix: bytes) -> None:
+        """Fill the open group and as many after it as are needed."""
+        overhead, count = self.overhead_bytes + len(prefix), len(payloads)
+        ends = list(accumulate(sizes, initial=0))
+        start = 0
+        while start < count:
+            group = self._open
+            most = min(count - start, self._entries_max - len(group.payloads))
+            packed = ends[start] + start * overhead - group.packed_bytes
+            fitting = bisect_right(
+                range(start + 1, start + most + 1),
+                self._bytes_max + packed,
+                key=lambda end: ends[end] + end * overhead,
+            )
+            if not fitting and group.payloads:
+                self._next_group()
+                continue
+            end = start + (fitting or 1)  # an entry larger than a batch travels alone
+            group.add(payloads[start:end], prefix)
+            group.packed_bytes = ends[end] + end * overhead - packed
+            start = end
+
+    def take(self) -> PendingAppends:
+        """The oldest group; there is one."""
+        if self._full:
+            group = self._full.popleft()
+        else:
+            group, self._open = self._open, PendingAppends()
+        group.entries = len(group.payloads)
+        assert group.entries
+        return group
+
+    def check(self, size_bytes: int) -> None:
+        """Refuse a payload of this size if it fits into no entry.
+
+        Raises:
+            BadRequestError: it is too large.
+        """
+        if size_bytes > self.payload_bytes_max:
+            raise BadRequestError(
+                f"a payload of {size_bytes} bytes is larger than the {self.payload_bytes_max} "
+                f"bytes that fit into an entry"
+            )
+
+    def _next_group(self) -> PendingAppends:
+        """Close the open group, unless it is empty, and begin another."""
+        if self._open.payloads:
+            self._full.append(self._open)
+            self._open = PendingAppends()
+        return self._open

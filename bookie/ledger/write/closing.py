@@ -1,0 +1,84 @@
+"""The errors that end a writer, or keep a ledger from being closed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bookie.errors import (
+    BookieError,
+    LedgerClosedError,
+    LedgerFencedError,
+    NoSuchLedgerError,
+    NotEnoughBookiesError,
+)
+from bookie.ledger.metadata import LedgerMetadata
+
+
+def refusal_to_close(
+    found: LedgerMetadata, last_add_confirmed: int, length: int
+) -> BookieError | None:
+    """Why the ledger as `found` is not closed as its writer would close it; None if it is.
+
+    The close counts if it has the writer's own last entry and length. Another client may have made
+    it, or the writer itself in an attempt whose answer was lost.
+
+    Source: the BookKeeper protocol document, "Closing a ledger as a writer".
+    """
+    if not found.is_closed:
+        return LedgerFencedError(f"ledger {found.ledger_id} is being recovered by another client")
+    if (found.last_entry_id, found.length) == (last_add_confirmed, length):
+        return None
+    return LedgerClosedError(
+        f"ledger {found.ledger_id} was closed by another client at entry {found.last_entry_id}, "
+        f"our last confirmed entry is {last_add_confirmed}"
+    )
+
+
+def id_given_away(ledger_id: int) -> BookieError:
+    """The metadata has another creation token: it is about another ledger."""
+    return NoSuchLedgerError(f"ledger {ledger_id} was deleted, and its id was given to another one")
+
+
+def end_of_writer(error: BookieError, ledger_id: int) -> BookieError:
+    """The error of every later call to a writer that `error` ended: the writer never recovers."""
+    ended = type(error)(
+        f"{error}; the writer of ledger {ledger_id} has ended, create another ledger"
+    )
+    ended.retryable = False
+    ended.__cause__ = error.__cause__
+    return ended
+
+
+def ended_unsynced(error: BookieError, last_add_confirmed: int) -> BookieError:
+    """Why a writer that `error` ended is not closed: entries were confirmed and are not synced."""
+    unsynced = type(error)(
+        f"entries after {last_add_confirmed} are written but not synced, so only a recovery may "
+        f"close the ledger: {error}"
+    )
+    unsynced.retryable = False
+    unsynced.__cause__ = error.__cause__
+    return unsynced
+
+
+def no_ack_quorum(
+    ledger_id: int, seconds: float, causes: Sequence[str], limit_spent: int = 0
+) -> BookieError:
+    """A batch missed its deadline; `causes` say why, one for each bookie that did not store it.
+
+    `limit_spent` is the limit of ensemble changes a minute if it kept bookies from being replaced.
+    """
+    reason = f"no ack quorum answered within {seconds:g} s ({'; '.join(causes)})"
+    if limit_spent:
+        reason += (
+            f", and the limit of {limit_spent} ensemble changes a minute "
+            "(client.changes_per_minute_max) was spent"
+        )
+    return NotEnoughBookiesError(f"ledger {ledger_id}: {reason}")
+
+
+def not_synced(ledger_id: int, last_add_confirmed: int) -> BookieError:
+    """A force did not reach an ack quorum."""
+    return NotEnoughBookiesError(
+        f"ledger {ledger_id}: entries after {last_add_confirmed} could not be synced on an ack "
+        "quorum"
+    )

@@ -1,0 +1,85 @@
+"""Deferred sync: batches that are written and not known to be durable, and the force under way."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from bookie.ledger.quorum import Quorum
+from bookie.ledger.write.pending import PendingBatch
+
+
+@dataclass(slots=True)
+class _Round:
+    number: int
+    waiting: int
+    done: int
+    batches: list[PendingBatch]
+    acked: list[int]
+    """For each batch, who had acknowledged it when the force began: only those are synced by it."""
+
+
+class DeferredSync:
+    """Batches that are confirmed but perhaps not durable yet, and the force under way.
+
+    An acknowledgement counts for durability once the same bookie has answered a force that began
+    after it. The stream must not break in between, because that may mean a restart. A force names
+    the life of the bookie that took the adds, so a restarted one refuses it, also before the stream
+    is known to be broken.
+    """
+
+    def __init__(self, quorum: Quorum) -> None:
+        self.quorum = quorum
+        self.unsynced: deque[PendingBatch] = deque()
+        """Confirmed and not known to be synced, in id order."""
+        self.rounds = 0
+        self._round: _Round | None = None
+
+    @property
+    def number(self) -> int | None:
+        """The force under way, or None."""
+        return self._round.number if self._round else None
+
+    def begin(self) -> int:
+        """Begin a force of everything unsynced; every slot must be asked. Returns its number."""
+        assert self._round is None
+        batches = list(self.unsynced)
+        acked = [batch.acked for batch in batches]
+        self._round = _Round(self.rounds, self.quorum.every_slot, 0, batches, acked)
+        self.rounds += 1
+        return self._round.number
+
+    def answer(self, slot: int, *, ok: bool) -> bool:
+        """A slot answered the force under way; returns whether all have."""
+        assert self._round is not None
+        self._round.waiting &= ~(1 << slot)
+        if ok:
+            self._round.done |= 1 << slot
+        return self._round.waiting == 0
+
+    def forget(self, slot: int) -> None:
+        """The stream of a slot broke: its acknowledgements that were not forced are void."""
+        keep = ~(1 << slot)
+        for batch in self.unsynced:
+            batch.acked &= keep
+        if self._round is not None:
+            self._round.acked = [acked & keep for acked in self._round.acked]
+
+    def end(self) -> tuple[list[PendingBatch], bool]:
+        """End the force: the batches that are durable now, in order, and whether these are all."""
+        force = self._round
+        assert force is not None
+        self._round = None
+        synced = []
+        for batch, acked in zip(force.batches, force.acked, strict=True):
+            if not self.quorum.is_acknowledged(acked & force.done, batch.classes):
+                break
+            assert self.unsynced[0] is batch
+            synced.append(self.unsynced.popleft())
+        return synced, len(synced) == len(force.batches)
+
+    def abandon(self) -> bool:
+        """Drop the force under way; returns whether there was one."""
+        was = self._round is not None
+        self._round = None
+        return was

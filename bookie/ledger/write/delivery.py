@@ -1,0 +1,237 @@
+"""How batches get to the bookies of an ensemble: who is sent what, what is confirmed and released.
+
+It decides nothing about the ledger. `writer` tells it which slots failed, which are new, and which
+do not count for the time of an ensemble change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bookie.ids import MAX_ID, NO_ENTRY
+from bookie.ledger.exchange import CancelTimer, StartTimer
+from bookie.ledger.place.ack_domains import AckDomains
+from bookie.ledger.quorum import Quorum, slots_of
+from bookie.ledger.write.deferred import DeferredSync
+from bookie.ledger.write.ensemble_change import EnsembleChange
+from bookie.ledger.write.pending import BatchWindow, PendingBatch, WriterLimits
+from bookie.ledger.write.slots import Slots
+from bookie.ledger.write.writer_events import (
+    Confirmed,
+    Release,
+    Resend,
+    SendBatch,
+    SendLac,
+    WriterEffect,
+)
+
+_EVERY_SLOT = -1
+_LATER_THAN_ALL = MAX_ID + 1
+
+
+class Delivery:
+    """The batches of one ledger, and the slots that they go to. Sets of slots are masks."""
+
+    def __init__(self, quorum: Quorum, limits: WriterLimits, *, deferred_sync: bool) -> None:
+        self.quorum = quorum
+        self.limits = limits
+        self.window = BatchWindow(quorum, limits)
+        self.slots = Slots()
+        self.epochs = [0] * quorum.ensemble_size
+        self.deferred = DeferredSync(quorum) if deferred_sync else None
+        self.lac_carried = NO_ENTRY
+        """The highest LAC that some request carried; never above the LAC."""
+        self.ack_domains: AckDomains | None = None
+        """What acknowledgements must span beside the ack quorum."""
+        self.countable = _EVERY_SLOT
+        """The slots whose acknowledgements count: those that a change under way does not touch."""
+        self.held_from = _LATER_THAN_ALL
+        """The first entry of a change under way: what is not below it is kept for newcomers."""
+
+    # -- batches ---------------------------------------------------------------------------------
+
+    def append(self, count: int, payload_bytes: int) -> list[WriterEffect]:
+        """Take a batch and send it."""
+        window = self.window
+        first, length_before = window.next_entry_id, window.length
+        batch = window.take(count, payload_bytes)
+        number = batch.number
+        self.lac_carried = lac = window.last_add_confirmed
+        targets = self.slots.targets(batch.slots, number)
+        return [
+            SendBatch(number, first, count, lac, length_before, targets),
+            StartTimer(("add", number), self.limits.add_timeout_seconds),
+        ]
+
+    def is_acknowledged(self, batch: PendingBatch) -> bool:
+        """Whether slots that count make an ack quorum for all of it, in enough domains."""
+        acked, quorum = batch.acked & self.countable, self.quorum
+        if not quorum.is_acknowledged(acked, batch.classes):
+            return False
+        domains = self.ack_domains
+        return domains is None or domains.is_enough(
+            acked, (quorum.windows[index] for index in batch.classes)
+        )
+
+    def confirm(self, effects: list[WriterEffect]) -> None:
+        """Confirm the oldest pending batches that have their acknowledgements."""
+        pending = self.window.pending
+        while pending and self.is_acknowledged(pending[0]):
+            head = pending.popleft()
+            head.confirmed = True
+            if self.deferred is not None:
+                self.deferred.unsynced.append(head)
+            else:
+                self.window.advance(head)
+            effects.append(Confirmed(head.number))
+            self.release_if_done(head, effects)
+
+    def release_if_done(self, batch: PendingBatch, effects: list[WriterEffect]) -> None:
+        """Drop a confirmed batch that nobody is waited for any more."""
+        if (
+            batch.confirmed
+            and not batch.slots & ~batch.acked & ~self.slots.dead
+            and batch.last_entry_id < self.held_from
+        ):
+            self._release(batch, effects)
+
+    def _release(self, batch: PendingBatch, effects: list[WriterEffect]) -> None:
+        self.window.release(batch)
+        effects.append(CancelTimer(("add", batch.number)))
+        effects.append(Release(batch.number))
+
+    def _release_done(self, effects: list[WriterEffect]) -> None:
+        for batch in list(self.window.retained.values()):
+            self.release_if_done(batch, effects)
+
+    def make_room(self, *, is_store_away: bool) -> list[WriterEffect]:
+        """When only broken streams hold batches back, stop waiting for those bookies."""
+        effects: list[WriterEffect] = []
+        while not self.window.has_room:
+            oldest = next(iter(self.window.retained.values()))
+            missing = oldest.slots & ~oldest.acked & ~self.slots.dead
+            if not oldest.confirmed or missing & ~self.slots.broken:
+                break
+            if missing:
+                effects += self.skip(missing)
+            elif is_store_away:
+                # The newcomers will lack it, as a skipped bookie would. Better than to stand still
+                # for as long as the metadata store is away.
+                self._release(oldest, effects)
+            else:
+                break
+        return effects
+
+    def publish_lac(self, slots: int, *, again: bool) -> list[WriterEffect]:
+        """Send the LAC on its own, when nothing is on its way that would carry it."""
+        lac = self.window.last_add_confirmed
+        if self.window.pending or lac == NO_ENTRY or not slots:
+            return []
+        if not (again or lac > self.lac_carried):
+            return []
+        if not again:
+            self.lac_carried = lac
+        return [SendLac(lac, slots)]
+
+    def causes(self, batch: PendingBatch, bookies: Sequence[str]) -> list[str]:
+        """Why bookies have not stored a batch, for people."""
+        missing = slots_of(batch.slots & ~batch.acked)
+        return [self.slots.cause(slot, bookies[slot]) for slot in missing]
+
+    # -- slots -----------------------------------------------------------------------------------
+
+    def skip(self, slots: int) -> list[WriterEffect]:
+        """Go on without these bookies until they are back."""
+        effects: list[WriterEffect] = [
+            StartTimer(("retry", slot), self.limits.retry_seconds)
+            for slot in slots_of(self.slots.quarantine(slots))
+        ]
+        self._release_done(effects)
+        return effects
+
+    def skip_fenced(self, slots: int) -> list[WriterEffect]:
+        """These bookies say that another client fenced the ledger: go on without them."""
+        self.slots.fenced |= slots
+        return self.skip(slots)
+
+    def lose(self, slots: int) -> list[WriterEffect]:
+        """These bookies may have lost what they acknowledged: nothing of theirs counts any more."""
+        effects: list[WriterEffect] = []
+        for slot in slots_of(slots & ~self.slots.lost):
+            self.epochs[slot] += 1  # answers on their way speak of what is lost
+            self.slots.lose(slot)
+            effects.append(CancelTimer(("retry", slot)))
+            if self.deferred is not None:
+                self.deferred.forget(slot)
+        for batch in self.window.retained.values():
+            batch.acked &= ~slots
+        self._release_done(effects)
+        return effects
+
+    def disconnect(self, slot: int) -> None:
+        """The slot's stream broke; what was acknowledged on it and not forced is void."""
+        self.slots.disconnect(slot)
+        if self.deferred is not None:
+            self.deferred.forget(slot)
+            for batch in self.window.retained.values():
+                batch.acked &= ~(1 << slot)
+
+    def revive(self, slot: int) -> list[WriterEffect]:
+        """Trust a bookie again, and send it everything retained that it has not acknowledged."""
+        bit = 1 << slot
+        self.slots.restore(slot)
+        effects: list[WriterEffect] = [
+            Resend(batch.number, slot)
+            for batch in self.window.retained.values()
+            if batch.slots & bit and not batch.acked & bit
+        ]
+        lac = self.window.last_add_confirmed
+        if self.slots.newcomers & bit and lac != NO_ENTRY:
+            # What it is sent now may carry an older LAC than others have heard.
+            effects.append(SendLac(lac, bit))
+        self.slots.newcomers &= ~bit
+        return effects
+
+    def probe(self, slot: int) -> list[WriterEffect]:
+        """Try a dead slot, with a batch that needs it if there is one, else with the next."""
+        if not self.slots.may_probe(slot):
+            return []
+        bit = 1 << slot
+        for batch in self.window.pending:
+            if batch.slots & bit and not batch.acked & bit:
+                self.slots.probes[slot] = batch.number
+                return [Resend(batch.number, slot)]
+        self.slots.probing |= bit
+        return []
+
+    # -- an ensemble change ------------------------------------------------------------------------
+
+    def hold(self, change: EnsembleChange) -> None:
+        """The change is proposed: its slots do not count, and its entries are kept."""
+        self.countable = ~change.replaced
+        self.held_from = change.first_entry_id
+
+    def end_hold(self, effects: list[WriterEffect]) -> None:
+        """It is in force, or never was: whatever waited for that goes on."""
+        self.countable, self.held_from = _EVERY_SLOT, _LATER_THAN_ALL
+        self.confirm(effects)
+        self._release_done(effects)
+
+    def take_newcomers(self, change: EnsembleChange) -> list[WriterEffect]:
+        """Other bookies stand in these slots: they owe everything from the change on, no more."""
+        replaced = change.replaced
+        effects: list[WriterEffect] = []
+        for slot in change.newcomers:
+            self.epochs[slot] += 1
+            self.slots.renew(slot)
+            effects += [CancelTimer((kind, slot)) for kind in ("retry", "resend")]
+            effects.append(StartTimer(("replace", slot), self.limits.replace_after_seconds))
+        for batch in self.window.retained.values():
+            if batch.last_entry_id < change.first_entry_id:
+                batch.slots &= ~replaced
+            else:
+                batch.acked &= ~replaced
+                batch.overdue = False
+                timer = ("add", batch.number)
+                effects.append(StartTimer(timer, self.limits.add_timeout_seconds))
+        return effects

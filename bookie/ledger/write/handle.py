@@ -1,0 +1,633 @@
+"""The handle of a ledger's writer.
+
+::
+
+    append ─▶ AppendQueue ─▶ LedgerWriter (machine) ─▶ pack, encode once ─▶ a lane per slot
+       ▲                            ▲ │ Confirmed                                │
+       └── futures ◀── appends ◀────┼─┘                 answers ◀────────────────┘
+
+The queue is flushed once per turn of the event loop. Appends of one turn share a batch, and a lone
+append waits for no timer. After the flush everything costs per batch, not per entry.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import warnings
+import weakref
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
+from threading import get_ident
+from types import TracebackType
+from typing import Self, assert_never
+
+from bookie.errors import BadRequestError, BookieError, ClientClosedError
+from bookie.ids import Status
+from bookie.ledger.catalog.ledgers import LedgerManager
+from bookie.ledger.connection.arguments import Payload, checked_bytes, checked_payloads
+from bookie.ledger.connection.calls import Timers, carry_out_metadata, fresh, settle
+from bookie.ledger.connection.pool import BookiePool
+from bookie.ledger.exchange import (
+    CancelTimer,
+    ChooseNewcomers,
+    NewcomersChosen,
+    ReadMetadata,
+    StartTimer,
+    TimerFired,
+    TimerId,
+    WriteMetadata,
+)
+from bookie.ledger.metadata import LedgerMetadata
+from bookie.ledger.place.ensembles import Ensembles
+from bookie.ledger.quorum import mask_of, slots_of
+from bookie.ledger.write.append_queue import AppendQueue, NewEntries, PendingAppends
+from bookie.ledger.write.confirmations import ConfirmationWaiters
+from bookie.ledger.write.in_flight import InFlightWindow
+from bookie.ledger.write.pending import BATCH_ENTRIES_MAX, WriterLimits
+from bookie.ledger.write.requests import Request, RequestEncoder
+from bookie.ledger.write.writer import LedgerWriter
+from bookie.ledger.write.writer_events import (
+    AddAnswered,
+    Append,
+    Close,
+    CloseFailed,
+    Confirmed,
+    Failed,
+    Force,
+    ForceAnswered,
+    ForceDone,
+    Idle,
+    LacAnswered,
+    Release,
+    ReplaceBookies,
+    Resend,
+    SendBatch,
+    SendForce,
+    SendLac,
+    WriterClosed,
+    WriterEffect,
+    WriterEvent,
+    WriterState,
+)
+from bookie.ledger.write.writer_lanes import WriterLanes
+from bookie.metadata.versioned import Versioned
+from bookie.telemetry import event_log
+
+_log = event_log(__name__)
+
+
+class LacSent:
+    """A LAC that was published on its own: whether readers are sure to hear of it."""
+
+    def __init__(self, missing: int) -> None:
+        self.missing = missing
+        """Answers until every reader hears of it from one of the bookies that it needs."""
+        self.told = asyncio.Event()
+
+    def answered(self) -> None:
+        """A bookie has answered."""
+        self.missing -= 1
+        if self.missing <= 0:
+            self.told.set()
+
+
+class WriterHandle:
+    """Appends to one ledger, as its only writer. Made by `BookKeeper.create_ledger`.
+
+    Appends are durable on the ack quorum when they return, and readable by others a moment later:
+    the bookies are told at once. A process that is killed in between leaves that to a recovery.
+    Appends may be concurrent; ids follow the order of the calls. `async with` closes the ledger.
+    All calls come from the event loop that made the writer; others raise BadRequestError. A writer
+    that is dropped without `close` leaves its ledger open, and a ResourceWarning says so.
+    """
+
+    def __init__(
+        self,
+        created: Versioned[LedgerMetadata],
+        pool: BookiePool,
+        ledgers: LedgerManager,
+        incarnations: Mapping[str, str],
+        ensembles: Ensembles | None = None,
+        *,
+        deferred_sync: bool = False,
+    ) -> None:
+        """`incarnations` are the bookies' as they were learnt before the ledger was created.
+
+        Without `ensembles` no bookie is ever replaced.
+        """
+        metadata, settings = created.value, pool.settings
+        jitter = random.uniform(1, 1.2)  # noqa: S311  (ledgers of one client must not change at once)
+        limits = WriterLimits(
+            add_timeout_seconds=settings.add_timeout_seconds,
+            in_flight_bytes_max=settings.in_flight_bytes_max,
+            replace_after_seconds=settings.replace_after_seconds * jitter,
+            changes_per_minute_max=settings.changes_per_minute_max if ensembles else 0,
+        )
+        self._machine = LedgerWriter(metadata, created.version, limits, deferred_sync=deferred_sync)
+        self._ledger_id = metadata.ledger_id
+        self._token = metadata.c_token
+        self._encoder = RequestEncoder(
+            metadata, self._machine.quorum, pool.next_request_id, deferred_sync=deferred_sync
+        )
+        self._pool = pool
+        self._ledgers = ledgers
+        self._loop = asyncio.get_running_loop()
+        self._thread = get_ident()
+        self._timers = Timers(partial(_fire, weakref.WeakMethod(self._on_timer)))
+        self._queue = AppendQueue(
+            self._encoder.digester.size_bytes,
+            min(settings.batch_entries_max, BATCH_ENTRIES_MAX),
+            settings.batch_bytes_max,
+        )
+        self._taken = PendingAppends()
+        """What the next `SendBatch` packs."""
+        self._unconfirmed: dict[int, PendingAppends] = {}
+        self._requests: dict[int, dict[int, Request]] = {}
+        """By batch and slot: the request as it goes over the wire, kept for sending it again."""
+        self._in_flight = InFlightWindow(
+            settings.in_flight_entries_max, settings.in_flight_bytes_max
+        )
+        """What was appended and is not confirmed."""
+        self._flush_scheduled = False
+        self._skipped = 0
+        """The slots that were dead after the last step."""
+        self._refusal: BookieError | None = None
+        """Why appends are refused."""
+        self._abandoned = False
+        self._lac_sent = LacSent(0)
+        """The LAC that was published on its own last, if not all have answered."""
+        self._on_client_closed = partial(_abandon, weakref.ref(self))
+        """Weak for the same reason as the slots."""
+        self._closers: list[asyncio.Future[LedgerMetadata]] = []
+        self._forcers: list[asyncio.Future[None]] = []
+        self._flushers = ConfirmationWaiters()
+        self._lanes = WriterLanes(
+            self,
+            self._ledger_id,
+            pool,
+            metadata.last_fragment.bookies,
+            incarnations,
+            ensembles,
+        )
+
+    def __del__(self) -> None:
+        lanes: WriterLanes | None = getattr(self, "_lanes", None)
+        if lanes is None or not lanes.is_used or self._loop.is_closed():
+            return
+        # The garbage collector may run in any thread.
+        self._loop.call_soon_threadsafe(lanes.leave)
+        self._loop.call_soon_threadsafe(self._pool.off_close, self._on_client_closed)
+        message = f"the writer of ledger {self._ledger_id} was dropped without close; it stays open"
+        warnings.warn(message, ResourceWarning, stacklevel=1)
+
+    def __repr__(self) -> str:
+        state = self._machine.state.value if self._refusal is None else f"ended: {self._refusal}"
+        if self.is_closed:
+            state = "closed"
+        last, confirmed = self.last_entry_id, self.last_add_confirmed
+        return f"<WriterHandle of ledger {self._ledger_id}, {state}, {last=}, {confirmed=}>"
+
+    # -- what a ledger's writer may ask and do -----------------------------------------------------
+
+    @property
+    def ledger_id(self) -> int:
+        """The ledger's id."""
+        return self._ledger_id
+
+    @property
+    def metadata(self) -> LedgerMetadata:
+        """The ledger's metadata as this writer last saw it."""
+        return self._machine.metadata
+
+    @property
+    def last_add_confirmed(self) -> int:
+        """The last entry that is durable, and before which all are; -1 if none is."""
+        return self._machine.last_add_confirmed
+
+    @property
+    def last_entry_id(self) -> int:
+        """The last entry that was appended, durable or not; -1 if none was."""
+        return self._queue.next_entry_id - 1
+
+    @property
+    def length(self) -> int:
+        """Payload bytes up to the last add confirmed."""
+        return self._machine.length_confirmed
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the ledger was closed by this writer."""
+        return self._machine.state is WriterState.CLOSED
+
+    @property
+    def payload_bytes_max(self) -> int:
+        """The largest payload that fits into an entry."""
+        return self._queue.payload_bytes_max
+
+    @property
+    def failure(self) -> BookieError | None:
+        """Why the writer takes no appends, also after `close`; None while it does."""
+        return self._refusal
+
+    @property
+    def is_under_replicated(self) -> bool:
+        """Whether a bookie of the ensemble is skipped, so that entries get fewer copies."""
+        return self._machine.is_under_replicated
+
+    async def append(self, payload: Payload) -> int:
+        """Append one entry and return its id.
+
+        Returns when the entry is durable on the ack quorum (with deferred sync: written there). A
+        caller that is cancelled stops waiting; the entry may be written all the same.
+
+        Raises:
+            BadRequestError: the payload does not fit into an entry, or the call comes from another
+                thread or event loop than the writer's; nothing was appended.
+            ClientClosedError: the writer was closed; nothing was appended, except if it happened
+                while this call waited: then the outcome is unknown.
+            LedgerFencedError: another client took the ledger over. The outcome is unknown, as with
+                every error below; only a recovering open decides it.
+            NoSuchLedgerError: the ledger was deleted.
+            NotEnoughBookiesError: no ack quorum answered within the add timeout.
+            LedgerError, RequestError: a bookie refused; the writer ends.
+        """
+        # `_require_here` for once a turn; for the other appends of a turn an integer compare.
+        if get_ident() != self._thread or not self._flush_scheduled:
+            self._require_here()
+        if type(payload) is not bytes:
+            payload = checked_bytes(payload, "a payload")
+        size = len(payload)
+        queue = self._queue
+        if size > queue.payload_bytes_max:
+            queue.check(size)
+        # A caller that was admitted takes its place, or the next in the queue would never wake.
+        if self._in_flight.is_blocked:
+            await self._in_flight.wait()
+        if self._refusal is not None:
+            raise fresh(self._refusal)
+        future: asyncio.Future[int] = self._loop.create_future()
+        queue.put(payload, future)
+        self._in_flight.take(1, size)
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            self._loop.call_soon(self._flush)
+        return await future
+
+    async def append_many(self, payloads: Iterable[Payload]) -> range:
+        """Append many entries in order and return their ids, which are consecutive.
+
+        Returns when all are durable; one wait for many entries. Cancellation and errors are those
+        of `append`; after an error a prefix of the entries may be durable.
+        """
+        self._require_here()
+        entries = checked_payloads(payloads)
+        if self._refusal is not None:
+            raise fresh(self._refusal)
+        if not entries:
+            return range(0)
+        if self._in_flight.is_blocked:
+            # Whoever is let in must append, so what cannot be appended is refused before.
+            self._queue.check(max(map(len, entries)))
+            await self._in_flight.wait()
+        return await self.submit(NewEntries.of(entries))
+
+    def submit(self, new: NewEntries) -> asyncio.Future[range]:
+        """Append entries without waiting for room; the future gets their ids when all are durable.
+
+        For callers that bound what is unconfirmed themselves, and must know the ids at once: those
+        from ``last_entry_id + 1`` on. The future raises what `append` raises.
+
+        Raises:
+            BadRequestError, BookieError: as `append` does at once; nothing was appended.
+        """
+        self._require_here()
+        if self._refusal is not None:
+            raise fresh(self._refusal)
+        if new.total_bytes > self._queue.payload_bytes_max:
+            self._queue.check(new.greatest_bytes)
+        future: asyncio.Future[range] = self._loop.create_future()
+        self._queue.put_many(new, future)
+        self._in_flight.take(len(new.payloads), new.total_bytes)
+        self._schedule_flush()
+        return future
+
+    async def flush(self) -> None:
+        """Wait until everything that was appended before the call is confirmed.
+
+        Raises:
+            BookieError: as `append`; the writer has ended.
+        """
+        self._require_here()
+        if self.last_entry_id > self.last_add_confirmed:
+            if self._refusal is not None:
+                raise fresh(self._refusal)
+            waiter: asyncio.Future[None] = self._loop.create_future()
+            self._flushers.add(self.last_entry_id, waiter)
+            await waiter
+
+    async def force(self) -> None:
+        """Make durable what was appended with deferred sync and has returned.
+
+        Raises:
+            NotEnoughBookiesError: not on an ack quorum; appends that are not durable may be lost.
+            ClientClosedError: the writer or the client was closed.
+        """
+        self._require_here()
+        if self._abandoned:
+            raise ClientClosedError("the client was closed")
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        self._forcers.append(waiter)
+        self._step(Force())
+        await waiter
+
+    async def close(self) -> LedgerMetadata:
+        """Confirm what is pending, then close the ledger; returns its final metadata.
+
+        Nothing can be appended after the call was made. Closing twice is no error. A failed writer
+        closes at its last confirmed entry, if the ledger is its own and no append that returned is
+        cut off. A caller that is cancelled stops waiting; the ledger is closed all the same.
+
+        Raises:
+            LedgerFencedError: another client is recovering the ledger.
+            LedgerClosedError: another client closed it, not where this writer would have.
+            MetadataError, UnavailableError: unknown whether it is closed; `close` may be repeated.
+        """
+        self._require_here()
+        if self._abandoned:
+            raise ClientClosedError("the client was closed")
+        if not self.is_closed:
+            self._pool.require_open()
+            self._pool.on_close(self._on_client_closed)
+        if self._refusal is None:
+            self._refusal = ClientClosedError(f"the writer of ledger {self._ledger_id} is closed")
+        self._in_flight.let_all_in()
+        waiter: asyncio.Future[LedgerMetadata] = self._loop.create_future()
+        self._closers.append(waiter)
+        self._schedule_flush()
+        return await waiter
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    # -- for the client that owns the handle -------------------------------------------------------
+
+    def start(self, lost: Collection[str] = ()) -> None:
+        """Begin to use the bookies' lanes, except those of `lost`: they have other incarnations."""
+        self._pool.on_close(self._on_client_closed)
+        self._lanes.join(lost)
+
+    def take(self, event: WriterEvent) -> None:
+        """Something happened on a lane."""
+        self._step(event)
+
+    def abandon(self) -> None:
+        """The client ends: appends that still wait get an error, their outcome is unknown."""
+        if self._abandoned:
+            return
+        error = ClientClosedError("the client was closed while an operation was under way")
+        self._fail(error)
+        self._leave()
+        if self._lac_sent.missing > 0:
+            self._pool.linger(self._lac_sent.told)
+        self._abandoned = True
+        self._close_failed(error)
+        self._forced(error)
+
+    def _require_here(self) -> None:
+        """Refuse calls of other threads and event loops.
+
+        Raises:
+            BadRequestError: the call is one; nothing was done.
+        """
+        if get_ident() != self._thread or not self._loop.is_running():
+            raise BadRequestError(_elsewhere(self._ledger_id))
+
+    # -- flushing ----------------------------------------------------------------------------------
+
+    def _schedule_flush(self) -> None:
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """Cut batches while the machine takes them; then see to what follows an empty queue."""
+        self._flush_scheduled = False
+        queue, machine = self._queue, self._machine
+        overhead = queue.overhead_bytes
+        while queue and machine.may_append(full=queue.has_full):
+            group = self._taken = queue.take()
+            count = len(group.payloads)
+            self._step(Append(count, group.packed_bytes - count * overhead))
+        if queue:
+            return
+        if machine.last_add_confirmed > machine.lac_carried:
+            # By now the callers that the confirmation woke have appended; an append would carry it.
+            self._step(Idle())
+        if self._closers and machine.state in (WriterState.OPEN, WriterState.STUCK):
+            self._step(Close())
+        elif self._closers and machine.state is WriterState.CLOSED:
+            self._closed(machine.metadata)
+
+    # -- carrying out effects ----------------------------------------------------------------------
+
+    def _step(self, event: WriterEvent) -> None:
+        if self._abandoned:
+            return
+        for effect in self._machine.step(event):
+            self._carry_out(effect)
+        if self._machine.slots.dead != self._skipped:
+            self._note_skipped()
+
+    def _note_skipped(self) -> None:
+        """Log which bookies the writer goes on without, and which it counts on again."""
+        before, self._skipped = self._skipped, self._machine.slots.dead
+        for slot in slots_of(before ^ self._skipped):
+            bookie_id = self._machine.metadata.last_fragment.bookies[slot]
+            is_skipped = self._skipped >> slot & 1
+            event = "bookie_skipped" if is_skipped else "bookie_back"
+            why = {"reason": self._machine.slots.cause(slot, bookie_id)} if is_skipped else {}
+            _log.warning(event, ledger_id=self._ledger_id, bookie_id=bookie_id, **why)
+
+    def _carry_out(self, effect: WriterEffect) -> None:  # noqa: C901, PLR0912  (a table)
+        match effect:
+            case Confirmed(batch):
+                self._confirm(self._unconfirmed.pop(batch))
+            case Release(batch):
+                del self._requests[batch]
+                self._schedule_flush()
+            case SendBatch():
+                group = self._unconfirmed[effect.batch] = self._taken
+                requests = self._encoder.batch(effect, group.payloads, group.shared)
+                self._requests[effect.batch] = requests
+                group.payloads = []
+                for slot in slots_of(effect.slots):
+                    self._send(effect.batch, slot)
+            case Resend(batch, slot):
+                self._send(batch, slot)
+            case StartTimer():
+                self._timers.start(effect)
+            case CancelTimer(timer):
+                self._timers.cancel(timer)
+            case SendLac(lac, slots):
+                self._send_lac(lac, slots)
+            case SendForce(force, slots):
+                for slot in slots_of(slots):
+                    self._spawn_force(force, slot)
+            case ForceDone(error):
+                self._forced(error)
+            case Failed(error):
+                lanes = self._lanes.describe()
+                _log.warning(
+                    "writer_failed", ledger_id=self._ledger_id, reason=str(error), lanes=lanes
+                )
+                self._fail(error)
+            case WriterClosed(metadata):
+                self._closed(metadata)
+            case CloseFailed(error):
+                self._close_failed(error)
+            case ChooseNewcomers():
+                found = self._lanes.choose(effect, self.metadata.write_quorum_size)
+                # Not now: the effects that follow come first.
+                self._loop.call_soon(self._step, NewcomersChosen(found))
+            case ReplaceBookies(bookies):
+                self._skipped &= ~mask_of(bookies)
+                first = self.metadata.last_fragment.first_entry_id
+                self._lanes.replace(bookies, self._machine.epochs, first)
+            case ReadMetadata() | WriteMetadata():
+                self._pool.spawn(
+                    self._on_metadata(effect), name=f"metadata of ledger {self._ledger_id}"
+                )
+            case _:
+                assert_never(effect)
+
+    def _send(self, batch: int, slot: int) -> None:
+        on_answer = partial(self._on_answer, batch, slot, self._machine.epochs[slot])
+        self._lanes.send(slot, self._requests[batch][slot], on_answer)
+
+    def _send_lac(self, lac: int, slots: int) -> None:
+        request = self._encoder.lac(lac)
+        metadata = self._machine.metadata
+        needed = slots.bit_count() - metadata.write_quorum_size + metadata.ack_quorum_size
+        self._lac_sent = sent = LacSent(max(1, needed))
+        for slot in slots_of(slots):
+            on_answer = partial(self._on_lac_answer, sent, slot, self._machine.epochs[slot])
+            self._lanes.send(slot, request, on_answer)
+
+    def _tell_lac(self) -> None:
+        """Publish what no request has carried, because no other request will follow."""
+        machine = self._machine
+        if machine.last_add_confirmed > machine.lac_carried and not self.is_closed:
+            self._send_lac(machine.last_add_confirmed, machine.slots.up)
+
+    def _spawn_force(self, force: int, slot: int) -> None:
+        bookie_id = self._machine.metadata.last_fragment.bookies[slot]
+        name = f"force ledger {self._ledger_id} on {bookie_id}"
+        life = self._lanes.life(slot)
+        self._pool.spawn(self._force_slot(force, slot, bookie_id, life), name=name)
+
+    # -- events from the world ---------------------------------------------------------------------
+
+    def _on_answer(self, batch: int, slot: int, epoch: int, status: Status, message: str) -> None:
+        self._step(AddAnswered(batch, slot, epoch, status, message))
+
+    def _on_lac_answer(
+        self, sent: LacSent, slot: int, epoch: int, status: Status, message: str
+    ) -> None:
+        sent.answered()
+        self._step(LacAnswered(slot, epoch, status, message))
+
+    def _on_timer(self, timer: TimerId) -> None:
+        self._step(TimerFired(timer))
+
+    async def _on_metadata(self, effect: ReadMetadata | WriteMetadata) -> None:
+        self._step(await carry_out_metadata(self._ledgers, self._ledger_id, self._token, effect))
+
+    async def _force_slot(self, force: int, slot: int, bookie_id: str, life: str) -> None:
+        timeout = self._pool.settings.add_timeout_seconds
+        try:
+            channel = self._pool.connection(bookie_id).channel()
+            reply = await channel.force(self._ledger_id, timeout=timeout, life=life)
+        except BookieError as error:
+            self._step(ForceAnswered(force, slot, error.status, str(error)))
+        else:
+            self._step(ForceAnswered(force, slot, reply.status, reply.message))
+
+    # -- outcomes ----------------------------------------------------------------------------------
+
+    def _confirm(self, group: PendingAppends) -> None:
+        group.succeed()
+        entries = group.entries
+        size = group.packed_bytes - entries * self._queue.overhead_bytes
+        self._in_flight.give_back(entries, size)
+        self._schedule_flush()
+        self._flushers.confirmed(self._machine.last_add_confirmed)
+
+    def _fail(self, error: BookieError) -> None:
+        """What is not confirmed has an unknown outcome, and nothing is taken any more."""
+        self._refusal = error
+        groups = list(self._unconfirmed.values())
+        while self._queue:
+            groups.append(self._queue.take())
+        self._unconfirmed.clear()
+        for group in groups:
+            group.fail(error)
+        self._flushers.fail(error)
+        self._in_flight.let_all_in()
+        self._tell_lac()
+        # A fenced writer may just be dropped: nothing holds it. It can still be closed.
+        self._lanes.leave()
+        if self._closers:
+            self._schedule_flush()
+        else:
+            self._pool.off_close(self._on_client_closed)
+
+    def _forced(self, error: BookieError | None) -> None:
+        waiters, self._forcers = self._forcers, []
+        settle(waiters, None, error)
+        self._schedule_flush()
+
+    def _closed(self, metadata: LedgerMetadata) -> None:
+        self._leave()
+        waiters, self._closers = self._closers, []
+        settle(waiters, metadata)
+
+    def _close_failed(self, error: BookieError) -> None:
+        waiters, self._closers = self._closers, []
+        settle(waiters, self.metadata, error)
+        if self._machine.error is not None:
+            self._pool.off_close(self._on_client_closed)
+
+    def _leave(self) -> None:
+        """Use the lanes no longer."""
+        self._timers.clear()
+        self._pool.off_close(self._on_client_closed)
+        self._lanes.leave()
+
+
+def _elsewhere(ledger_id: int) -> str:
+    return (
+        f"the writer of ledger {ledger_id} belongs to another thread or event loop; "
+        f"call it there, as asyncio.run_coroutine_threadsafe does"
+    )
+
+
+def _fire(on_timer: weakref.WeakMethod[Callable[[TimerId], None]], timer: TimerId) -> None:
+    """A timer must not keep a writer that its user dropped."""
+    if (call := on_timer()) is not None:
+        call(timer)
+
+
+def _abandon(writer: weakref.ref[WriterHandle]) -> None:
+    """The client ends. A dropped writer has no callers left."""
+    handle = writer()
+    if handle is not None:
+        handle.abandon()

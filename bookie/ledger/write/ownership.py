@@ -1,0 +1,272 @@
+"""A writer's dealings with the metadata of its ledger: one operation at a time.
+
+========= ==========================================================================================
+operation what happens, and what ends it
+========= ==========================================================================================
+check     read whose the ledger is -> StillOurs, LedgerTaken or CheckFailed
+change    compare-and-set an ensemble change; after a conflict or without an answer read first, then
+          propose the same again if the store has not seen it -> Changed, Overtaken or LedgerTaken
+close     compare-and-set CLOSED; after a conflict read, and try again while the ledger is OPEN
+          -> CloseDone or CloseRefused
+========= ==========================================================================================
+
+Every read is synced. One that follows a conflict, or no answer, comes after a pause.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from bookie.errors import (
+    BookieError,
+    ForeignEnsembleError,
+    LedgerFencedError,
+    NoSuchLedgerError,
+)
+from bookie.ledger.exchange import (
+    MetadataConflict,
+    MetadataFailed,
+    MetadataRead,
+    MetadataWritten,
+    ReadMetadata,
+    StartTimer,
+    WriteMetadata,
+)
+from bookie.ledger.metadata import LedgerMetadata, LedgerState
+from bookie.ledger.write.closing import id_given_away, refusal_to_close
+from bookie.ledger.write.ensemble_change import ChangeOutcome, EnsembleChange
+from bookie.ledger.write.pending import WriterLimits
+
+REREAD = ("reread", 0)
+"""The timer before a read; it must come to `LedgerOwnership.on_timer`."""
+
+MetadataAnswer: TypeAlias = MetadataRead | MetadataWritten | MetadataConflict | MetadataFailed
+MetadataEffect: TypeAlias = ReadMetadata | WriteMetadata | StartTimer
+
+
+# -- outcomes --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StillOurs:
+    """Nobody has taken the ledger."""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerTaken:
+    """The writer has ended: the ledger is another client's, or does not exist."""
+
+    error: BookieError
+
+
+@dataclass(frozen=True, slots=True)
+class CheckFailed:
+    """The store did not tell whose the ledger is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """The change is in force."""
+
+    change: EnsembleChange
+
+
+@dataclass(frozen=True, slots=True)
+class Overtaken:
+    """The change will never happen; the ledger is still ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class CloseDone:
+    """The ledger is CLOSED as the writer wanted it."""
+
+
+@dataclass(frozen=True, slots=True)
+class CloseRefused:
+    """Somebody else closed it, or its state is unknown."""
+
+    error: BookieError
+
+
+Outcome: TypeAlias = (
+    StillOurs | LedgerTaken | CheckFailed | Changed | Overtaken | CloseDone | CloseRefused
+)
+
+
+class _Operation(enum.Enum):
+    CHECK = "check"
+    CHANGE = "change"
+    CLOSE = "close"
+
+
+class LedgerOwnership:
+    """What the writer knows of its ledger's metadata, and the operation under way."""
+
+    def __init__(self, metadata: LedgerMetadata, version: int, limits: WriterLimits) -> None:
+        self.metadata = metadata
+        """As last known to be in force."""
+        self.version = version
+        self.change: EnsembleChange | None = None
+        """The change under way: the store may hold it or not."""
+        self.silence: BookieError | None = None
+        """Why the store did not answer last, while a change is under way."""
+        self._limits = limits
+        self._operation: _Operation | None = None
+        self._end = (-1, 0)
+        self._conflicts = 0
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether an operation is under way."""
+        return self._operation is not None
+
+    def check(self) -> list[MetadataEffect]:
+        """Ask whose the ledger is."""
+        self._begin(_Operation.CHECK)
+        return [ReadMetadata()]
+
+    def propose(self, change: EnsembleChange) -> list[MetadataEffect]:
+        """Let other bookies stand in some slots."""
+        self._begin(_Operation.CHANGE)
+        self.change = change
+        return [WriteMetadata(change.proposal, change.version)]
+
+    def close(self, last_entry_id: int, length: int) -> list[MetadataEffect]:
+        """Close the ledger there."""
+        self._begin(_Operation.CLOSE)
+        self._end = last_entry_id, length
+        return self._write_closed()
+
+    def on_timer(self) -> list[MetadataEffect]:
+        """The pause before a read is over."""
+        is_reading = self._operation in (_Operation.CHANGE, _Operation.CLOSE)
+        return [ReadMetadata()] if is_reading else []
+
+    def step(self, event: MetadataAnswer) -> tuple[list[MetadataEffect], Outcome | None]:
+        """Take the store's answer: what to do next, and the outcome if the operation has ended."""
+        match self._operation:
+            case _Operation.CHECK:
+                effects, outcome = self._on_check(event)
+            case _Operation.CHANGE:
+                effects, outcome = self._on_change(event)
+            case _Operation.CLOSE:
+                effects, outcome = self._on_close(event)
+            case _:
+                raise AssertionError("no operation is under way")
+        if outcome is not None:
+            self._operation = self.change = self.silence = None
+        return effects, outcome
+
+    def _begin(self, operation: _Operation) -> None:
+        assert self._operation is None
+        self._operation = operation
+        self._conflicts = 0
+
+    def _read_later(self) -> list[MetadataEffect]:
+        pause = self._limits.reread_seconds * 2.0 ** min(self._conflicts, 20)
+        self._conflicts += 1
+        return [StartTimer(REREAD, min(pause, self._limits.reread_seconds_max))]
+
+    # -- check
+
+    def _on_check(self, event: MetadataAnswer) -> tuple[list[MetadataEffect], Outcome | None]:
+        match event:
+            case MetadataRead(metadata, version):
+                if metadata.c_token != self.metadata.c_token:
+                    return [], LedgerTaken(id_given_away(metadata.ledger_id))
+                if metadata.state is LedgerState.OPEN:
+                    if metadata.last_fragment != self.metadata.last_fragment:
+                        return [], LedgerTaken(self._foreign())
+                    self.metadata, self.version = metadata, version
+                    return [], StillOurs()
+                return [], LedgerTaken(self._fenced(metadata))
+            case MetadataFailed(NoSuchLedgerError() as error):
+                return [], LedgerTaken(error)
+            case MetadataFailed():
+                return [], CheckFailed()
+            case _:
+                raise AssertionError("a read is not answered like a write")
+
+    def _fenced(self, found: LedgerMetadata) -> BookieError:
+        return LedgerFencedError(
+            f"another client took ledger {self.metadata.ledger_id} over: "
+            f"it is {found.state.name} now"
+        )
+
+    def _foreign(self) -> BookieError:
+        return ForeignEnsembleError(
+            f"somebody else changed the bookies of ledger {self.metadata.ledger_id} under its "
+            "writer"
+        )
+
+    # -- change
+
+    def _on_change(self, event: MetadataAnswer) -> tuple[list[MetadataEffect], Outcome | None]:
+        change = self.change
+        assert change is not None
+        match event:
+            case MetadataWritten(version):
+                self.metadata, self.version = change.proposal, version
+                return [], Changed(change)
+            case MetadataFailed(NoSuchLedgerError() as error):
+                return [], LedgerTaken(error)
+            case MetadataFailed(error):
+                self.silence = error
+                return self._read_later(), None
+            case MetadataConflict():
+                self.silence = None
+                return self._read_later(), None
+            case MetadataRead(metadata, version):
+                self.silence = None
+                return self._on_change_read(change, metadata, version)
+
+    def _on_change_read(
+        self, change: EnsembleChange, found: LedgerMetadata, version: int
+    ) -> tuple[list[MetadataEffect], Outcome | None]:
+        if found.c_token != self.metadata.c_token:
+            return [], LedgerTaken(id_given_away(found.ledger_id))
+        match change.outcome(found, version):
+            case ChangeOutcome.UNDECIDED:
+                # Another proposal could be acknowledged by bookies that this one does not name,
+                # and this one may still arrive.
+                return [WriteMetadata(change.proposal, change.version)], None
+            case ChangeOutcome.DONE:
+                self.metadata, self.version = found, version
+                return [], Changed(change)
+            case ChangeOutcome.OVERTAKEN:
+                self.metadata, self.version = found, version
+                return [], Overtaken()
+            case ChangeOutcome.TAKEN:
+                return [], LedgerTaken(self._fenced(found))
+            case ChangeOutcome.FOREIGN:
+                return [], LedgerTaken(self._foreign())
+
+    # -- close
+
+    def _write_closed(self) -> list[MetadataEffect]:
+        return [WriteMetadata(self.metadata.closed(*self._end), self.version)]
+
+    def _on_close(self, event: MetadataAnswer) -> tuple[list[MetadataEffect], Outcome | None]:
+        match event:
+            case MetadataWritten(version):
+                self.metadata, self.version = self.metadata.closed(*self._end), version
+                return [], CloseDone()
+            case MetadataConflict():
+                return self._read_later(), None
+            case MetadataFailed(error):
+                return [], CloseRefused(error)
+            case MetadataRead(metadata, version):
+                if metadata.c_token != self.metadata.c_token:
+                    return [], CloseRefused(id_given_away(metadata.ledger_id))
+                if metadata.state is LedgerState.OPEN:
+                    if metadata.last_fragment != self.metadata.last_fragment:
+                        return [], CloseRefused(self._foreign())
+                    self.metadata, self.version = metadata, version
+                    return self._write_closed(), None
+                refusal = refusal_to_close(metadata, *self._end)
+                if refusal is not None:
+                    return [], CloseRefused(refusal)
+                self.metadata, self.version = metadata, version
+                return [], CloseDone()

@@ -1,0 +1,128 @@
+"""What a writer holds: its bounds, and the batches that are not confirmed or not everywhere yet."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from bookie.ids import NO_ENTRY
+from bookie.ledger.quorum import Quorum
+
+BATCH_ENTRIES_MAX = 4096
+"""The most entries of a batch. Entries of 100 bytes cost a fifth less than in batches of 1024; many
+more would hold the event loop for too long."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriterLimits:
+    """Bounds of one writer."""
+
+    add_timeout_seconds: float = 5.0
+    """How long a batch waits for a bookie before that bookie counts as failed."""
+    in_flight_bytes_max: int = 64 * 1024 * 1024
+    """Payload bytes retained before no further batch is taken."""
+    in_flight_batches_max: int = 1024
+    """Batches retained before no further batch is taken."""
+    unforced_batches_max: int = 4096
+    """Deferred sync: confirmed batches after which the writer forces on its own."""
+    eager_batches_max: int = 4
+    """Pending batches beyond which a batch that may still grow waits: batches grow with load."""
+    retry_seconds: float = 1.0
+    """How long a dead slot with an open stream is left alone before it is probed."""
+    resend_seconds: float = 0.1
+    """How long a bookie that is too busy is left alone."""
+    reread_seconds: float = 0.05
+    """The first pause after a lost compare-and-set; each next one is twice as long."""
+    reread_seconds_max: float = 1.0
+    replace_after_seconds: float = 3.0
+    """How long a broken stream may take to come back before its bookie is replaced."""
+    urgent_seconds: float = 0.1
+    """The same, when the others are too few for an ack quorum."""
+    spare_seconds: float = 1.0
+    """How long nobody is asked for newcomers after there were none."""
+    changes_per_minute_max: int = 20
+    """Ensemble changes; 0 never replaces a bookie. Each counts for a minute from its proposal. An
+    append that lacks an ack quorum waits for the limit, at most as long as its add timeout."""
+
+
+@dataclass(slots=True)
+class PendingBatch:
+    """A batch from its append until its bytes are released, or until it is synced."""
+
+    number: int
+    last_entry_id: int
+    length_after: int
+    """Accumulated payload bytes of the ledger up to and with this batch."""
+    payload_bytes: int
+    classes: Iterable[int]
+    slots: int
+    """The slots that store any of its entries."""
+    acked: int = 0
+    """The slots that acknowledged all entries that they store of it."""
+    confirmed: bool = False
+    checksum_failed: int = 0
+    """The slots to which its bytes once arrived broken."""
+    overdue: bool = False
+    """Whether its add timeout has passed while bookies were being replaced."""
+
+
+class BatchWindow:
+    """The batches of one ledger from their append to their release, and what is confirmed."""
+
+    def __init__(self, quorum: Quorum, limits: WriterLimits) -> None:
+        self._quorum = quorum
+        self._limits = limits
+        self.next_entry_id = 0
+        self.length = 0
+        """Accumulated payload bytes up to the last id given out."""
+        self.last_add_confirmed = NO_ENTRY
+        self.length_confirmed = 0
+        """Accumulated payload bytes up to the LAC: the ledger's length if it is closed now."""
+        self.pending: deque[PendingBatch] = deque()
+        """Not confirmed, in id order. Always a subset of `retained`."""
+        self.retained: dict[int, PendingBatch] = {}
+        """By number, in id order."""
+        self.retained_bytes = 0
+        self._made = 0
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another batch may be taken."""
+        limits = self._limits
+        return (
+            self.retained_bytes < limits.in_flight_bytes_max
+            and len(self.retained) < limits.in_flight_batches_max
+        )
+
+    def take(self, count: int, payload_bytes: int) -> PendingBatch:
+        """Give the next `count` ids to a new batch."""
+        assert 1 <= count <= BATCH_ENTRIES_MAX
+        classes = self._quorum.classes_in(self.next_entry_id, count)
+        slots = self._quorum.slots_for(classes)
+        self.next_entry_id += count
+        self.length += payload_bytes
+        last = self.next_entry_id - 1
+        batch = PendingBatch(self._made, last, self.length, payload_bytes, classes, slots)
+        self._made += 1
+        self.pending.append(batch)
+        self.retained[batch.number] = batch
+        self.retained_bytes += payload_bytes
+        return batch
+
+    def advance(self, batch: PendingBatch) -> None:
+        """The LAC moves to the end of `batch`."""
+        assert batch.last_entry_id > self.last_add_confirmed
+        self.last_add_confirmed = batch.last_entry_id
+        self.length_confirmed = batch.length_after
+
+    def release(self, batch: PendingBatch) -> None:
+        """The bytes of `batch` are not needed any more."""
+        del self.retained[batch.number]
+        self.retained_bytes -= batch.payload_bytes
+
+    def clear(self) -> None:
+        """Forget all batches."""
+        self.pending.clear()
+        self.retained.clear()
+        self.retained_bytes = 0

@@ -1,0 +1,119 @@
+"""Which bookies of an ensemble a writer can count on.
+
+======== ===========================================================================================
+slot     meaning
+======== ===========================================================================================
+up       its stream is open: batches are sent when they are made
+down     its stream is broken, which proves nothing: batches wait for it while there is room
+dead     it failed (by a status or the add timeout): skipped as long as the others can acknowledge.
+         Up again when its stream reopens, or when it stores a **probe**: one batch that is sent to
+         it now and then, without waiting for the answer
+lost     dead for good: it may have lost what it acknowledged, or says that the ledger is fenced
+======== ===========================================================================================
+
+There is one probe at a time, because requests must not pile up at a silent bookie.
+"""
+
+from __future__ import annotations
+
+from bookie.ledger.quorum import slots_of
+
+
+class Slots:
+    """Sets of slots as masks, and the probes under way."""
+
+    def __init__(self) -> None:
+        self.connected = 0
+        self.broken = 0
+        """Their streams broke, or could not be opened, and have not come back."""
+        self.dead = 0
+        self.lost = 0
+        """Always among the dead."""
+        self.probing = 0
+        """Dead slots that get the next batch as a probe."""
+        self.probes: dict[int, int] = {}
+        """By dead slot: the batch that probes it and is not answered."""
+        self.refusals: dict[int, str] = {}
+        """By slot: why its bookie refused an add, since it was trusted last."""
+
+        self.fenced = 0
+        """Slots whose bookies answered FENCED. The cause of a slot is then a fence, and no loss."""
+        self.newcomers = 0
+        """Slots whose bookies are new in the ensemble and have not been up yet."""
+
+    @property
+    def failing(self) -> int:
+        """The slots that do not answer, as far as is known."""
+        return self.broken | self.dead
+
+    @property
+    def up(self) -> int:
+        """The slots that batches are sent to."""
+        return self.connected & ~self.dead
+
+    def connect(self, slot: int) -> None:
+        """Its stream opened: it is up, unless it is lost."""
+        if self.lost >> slot & 1:
+            return
+        self.connected |= 1 << slot
+        self.broken &= ~(1 << slot)
+        self.restore(slot)
+
+    def disconnect(self, slot: int) -> None:
+        """Its stream broke: it is down, or dead as before."""
+        self.connected &= ~(1 << slot)
+        self.broken |= 1 << slot
+        self.probing &= ~(1 << slot)
+        self.probes.pop(slot, None)
+
+    def quarantine(self, slots: int) -> int:
+        """Take failed slots out of service; returns those that were in service before."""
+        new = slots & ~self.dead
+        self.dead |= slots
+        return new
+
+    def lose(self, slot: int) -> None:
+        """Its acknowledgements are void. It gets nothing more."""
+        self.disconnect(slot)
+        self.dead |= 1 << slot
+        self.lost |= 1 << slot
+
+    def restore(self, slot: int) -> None:
+        """Put a slot back into service, unless it is lost."""
+        if self.lost >> slot & 1:
+            return
+        self.dead &= ~(1 << slot)
+        self.probing &= ~(1 << slot)
+        self.probes.pop(slot, None)
+        self.refusals.pop(slot, None)
+
+    def renew(self, slot: int) -> None:
+        """Another bookie stands in the slot, and nothing is known about it."""
+        keep = ~(1 << slot)
+        self.lost &= keep
+        self.fenced &= keep
+        self.connected &= keep
+        self.broken &= keep
+        self.restore(slot)
+        self.newcomers |= 1 << slot
+
+    def may_probe(self, slot: int) -> bool:
+        """Whether a probe of the slot makes sense now."""
+        return bool(self.dead & self.connected & 1 << slot) and slot not in self.probes
+
+    def targets(self, slots: int, batch: int) -> int:
+        """Which of `slots` a new batch is sent to, as a probe to those that wait for one."""
+        probed = slots & self.probing & self.connected
+        self.probing &= ~probed
+        self.probes.update(dict.fromkeys(slots_of(probed), batch))
+        return slots & self.up | probed
+
+    def cause(self, slot: int, bookie_id: str) -> str:
+        """Why the bookie of a slot has not acknowledged a batch, for people."""
+        if self.fenced & self.dead & 1 << slot:
+            return f"{bookie_id}: it says that another client fenced the ledger"
+        if self.lost >> slot & 1:
+            return f"{bookie_id} lost its data"
+        if not self.connected >> slot & 1:
+            return f"{bookie_id} is unreachable"
+        return f"{bookie_id}: {self.refusals.get(slot, 'no answer')}"

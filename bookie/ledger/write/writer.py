@@ -1,0 +1,600 @@
+"""The one writer of a ledger: which bookies get what, and when an append is durable.
+
+The driver keeps the payloads. Whenever `may_append` allows, it cuts its queue into **batches** of
+at most 1024 entries or 1 MiB. It passes the machine only the number of entries and bytes of a
+batch. The machine gives the batch its ids, says where to send it, when it is confirmed and when its
+bytes may be dropped. No code here runs per entry.
+
+A batch is **pending** until it is confirmed: every class in it has Qa acknowledgements, and all
+batches before it are confirmed. The last add confirmed (LAC) moves only then, to the batch's last
+id. A batch is **retained** until every slot that the writer still waits for has answered. So a
+bookie that reconnects gets what it missed, and a slow bookie holds the writer back. A bookie that
+fails is skipped (`slots`) as long as the others can acknowledge, and replaced if there is a spare.
+
+======== ===========================================================================================
+state    leaves when
+======== ===========================================================================================
+OPEN     Close -> DRAINING
+DRAINING nothing is retained or unsynced, or the writer failed -> CLOSING; cannot sync, or the store
+         is away while bookies are replaced -> STUCK
+CLOSING  compare-and-set won, or lost to an equal CLOSED -> CLOSED; refused -> STUCK
+STUCK    Close -> DRAINING
+CLOSED   never
+======== ===========================================================================================
+
+A writer that failed (`error` is set) never acknowledges again. It may still be closed at its LAC,
+unless another client has taken the ledger over, or confirmed entries beyond are not synced.
+
+**Fenced, or not.** A bookie that answers FENCED is skipped while the metadata is read again. If
+the ledger is still OPEN and ours, the bookie failed, or somebody fenced it without a recovery. It
+is lost, and errors say that it was fenced. Otherwise the writer fails.
+
+**Lost bookies.** A bookie that comes back with another incarnation may have lost what it had
+acknowledged. Its acknowledgements of unconfirmed batches are void. It may come back only as a
+newcomer.
+
+**Replacing bookies** (`ensemble_change`). A slot is due when its bookie refuses, misses its
+deadline or is lost. It is also due when its stream stays broken for a while: only a moment, if the
+others are too few for an ack quorum. While a change is under way, its slots do not count. Nothing
+from its first entry on is released meanwhile. Then the newcomers get everything from there on. What
+is below no longer waits for the old bookies. Slots that fail meanwhile are due for the next change.
+When the limit of changes a minute is spent, slots stay due. Appends go on with an ack quorum.
+Without one they wait until a change may begin again. A batch whose deadline comes first ends the
+writer.
+
+**Epochs.** Each slot has one: answers and events of another epoch count for nothing. Two answers
+are heard all the same, because they may be about the ledger: FENCED and UNAUTHORIZED.
+
+**Deferred sync.** Batches are confirmed when they are written, not synced; the LAC follows only
+after a force. An acknowledgement that was not forced is void when the stream it came on breaks.
+Bookies are never replaced, because no rule is proven for entries that they have not synced.
+
+Source: the BookKeeper protocol document, "Writing to ledgers" and "Closing a ledger as a writer".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import assert_never
+
+from bookie.errors import (
+    BookieError,
+    ClientClosedError,
+    error_for_status,
+)
+from bookie.ids import Status
+from bookie.ledger.exchange import (
+    CancelTimer,
+    ChooseNewcomers,
+    MetadataConflict,
+    MetadataFailed,
+    MetadataRead,
+    MetadataWritten,
+    NewcomersChosen,
+    StartTimer,
+    TimerFired,
+    TimerId,
+)
+from bookie.ledger.metadata import LedgerMetadata, LedgerState
+from bookie.ledger.quorum import ENSEMBLE_SIZE_MAX, Quorum, slots_of
+from bookie.ledger.write.closing import end_of_writer, ended_unsynced, no_ack_quorum, not_synced
+from bookie.ledger.write.delivery import Delivery
+from bookie.ledger.write.ensemble_change import EnsembleChange, Replacements
+from bookie.ledger.write.ownership import (
+    Changed,
+    CheckFailed,
+    CloseDone,
+    CloseRefused,
+    LedgerOwnership,
+    LedgerTaken,
+    MetadataAnswer,
+    Outcome,
+    Overtaken,
+    StillOurs,
+)
+from bookie.ledger.write.pending import PendingBatch, WriterLimits
+from bookie.ledger.write.writer_events import (
+    FATAL_STATUSES,
+    AddAnswered,
+    Append,
+    Close,
+    CloseFailed,
+    Failed,
+    Force,
+    ForceAnswered,
+    ForceDone,
+    Idle,
+    LacAnswered,
+    Release,
+    ReplaceBookies,
+    Resend,
+    SendForce,
+    SlotConnected,
+    SlotDisconnected,
+    SlotLost,
+    SlotSilent,
+    SpanDomains,
+    WriterClosed,
+    WriterEffect,
+    WriterEvent,
+    WriterState,
+)
+
+_ENDING_STATUSES = FATAL_STATUSES | {Status.FENCED, Status.WRONG_INCARNATION}
+_CHANGE_WINDOW_SECONDS = 60.0
+
+_FORMER_BOOKIE = 1 << ENSEMBLE_SIZE_MAX
+"""Among the slots that answered FENCED: a bookie that does not stand in a slot any more."""
+
+
+class LedgerWriter:
+    """The state of one open ledger as its writer sees it. All fields are for reading only."""
+
+    def __init__(
+        self,
+        metadata: LedgerMetadata,
+        version: int,
+        limits: WriterLimits | None = None,
+        *,
+        deferred_sync: bool = False,
+    ) -> None:
+        assert metadata.state is LedgerState.OPEN
+        self.limits = limits or WriterLimits()
+        self.quorum = Quorum(
+            metadata.ensemble_size, metadata.write_quorum_size, metadata.ack_quorum_size
+        )
+        self.ownership = LedgerOwnership(metadata, version, self.limits)
+        self.delivery = Delivery(self.quorum, self.limits, deferred_sync=deferred_sync)
+        self.window, self.slots = self.delivery.window, self.delivery.slots
+        self.epochs, self.deferred = self.delivery.epochs, self.delivery.deferred
+        self.replacements = Replacements(0 if deferred_sync else self.limits.changes_per_minute_max)
+        self.state = WriterState.OPEN
+        self.error: BookieError | None = None
+        self.fenced_by = 0
+        """Slots that answered FENCED, while the metadata has not confirmed or denied it."""
+        self._check_is_paused = False
+        self._changes_begun = 0
+
+    # -- what the driver may ask -----------------------------------------------------------------
+
+    def may_append(self, *, full: bool) -> bool:
+        """Whether an `Append` is welcome now; `full` says that the batch could not grow further."""
+        eager = full or len(self.window.pending) < self.limits.eager_batches_max
+        has_room = self.window.has_room
+        return eager and has_room and self.state is WriterState.OPEN and self.error is None
+
+    @property
+    def metadata(self) -> LedgerMetadata:
+        """The ledger's metadata as the writer last saw it."""
+        return self.ownership.metadata
+
+    @property
+    def last_add_confirmed(self) -> int:
+        """The last entry that is durable, and before which all are; -1 if none is."""
+        return self.window.last_add_confirmed
+
+    @property
+    def lac_carried(self) -> int:
+        """The highest LAC that some request carried; never above the LAC."""
+        return self.delivery.lac_carried
+
+    @property
+    def length_confirmed(self) -> int:
+        """Payload bytes up to the LAC: the ledger's length if it is closed now."""
+        return self.window.length_confirmed
+
+    @property
+    def is_under_replicated(self) -> bool:
+        """Whether some slot is skipped or due, so that new entries get fewer than Qw copies."""
+        return self.slots.dead | self.replacements.due != 0
+
+    @property
+    def _is_closed(self) -> bool:
+        return self.state is WriterState.CLOSED
+
+    @property
+    def _is_working(self) -> bool:
+        """Whether appends may come, or wait to be confirmed, and the metadata is not closed."""
+        if self.state is WriterState.STUCK:
+            return bool(self.window.pending)
+        return self.state in (WriterState.OPEN, WriterState.DRAINING)
+
+    def step(self, event: WriterEvent) -> list[WriterEffect]:  # noqa: C901, PLR0912  (a table)
+        """Take one event; the effects must be carried out in their order."""
+        match event:
+            case AddAnswered():
+                effects = self._on_answer(event)
+            case Append(count, payload_bytes):
+                effects = self._on_append(count, payload_bytes)
+            case Idle():
+                effects = self._publish_lac(self.slots.up, again=False)
+            case LacAnswered(slot, epoch, status, message):
+                effects = self._on_refusal(slot, epoch, status, message)
+            case SlotConnected(slot, epoch):
+                effects = self._on_connected(slot) if epoch == self.epochs[slot] else []
+            case SlotDisconnected(slot, epoch):
+                effects = self._on_disconnected(slot) if epoch == self.epochs[slot] else []
+            case SlotLost(slot, epoch):
+                effects = self._lose(1 << slot) if epoch == self.epochs[slot] else []
+            case SlotSilent(slot, epoch):
+                is_known = epoch == self.epochs[slot] and self.error is None
+                effects = self._bury(1 << slot) if is_known and not self._is_closed else []
+            case SpanDomains(domains):
+                self.delivery.ack_domains, effects = domains, []
+            case NewcomersChosen(bookies):
+                effects = self._on_newcomers(bookies)
+            case TimerFired(timer):
+                effects = self._on_timer(timer)
+            case Force():
+                effects = self._start_force()
+            case ForceAnswered(number, slot, status, _):
+                effects = []
+                if self.deferred is not None and self.deferred.number == number:
+                    ended = self.deferred.answer(slot, ok=status is Status.OK)
+                    effects = self._end_force() if ended else []
+            case Close():
+                effects = self._on_close()
+            case MetadataWritten() | MetadataConflict() | MetadataRead() | MetadataFailed():
+                effects = self._on_metadata(event)
+            case _:
+                assert_never(event)
+        if self.replacements.due or self.fenced_by or self.state is WriterState.DRAINING:
+            effects += self._next_operation()
+        return effects
+
+    # -- appends and their answers ---------------------------------------------------------------
+
+    def _on_append(self, count: int, payload_bytes: int) -> list[WriterEffect]:
+        assert self.may_append(full=True)
+        return self.delivery.append(count, payload_bytes) + self._make_room()
+
+    def _on_answer(self, answer: AddAnswered) -> list[WriterEffect]:
+        slot, status = answer.slot, answer.status
+        if self.error is not None or self._is_closed:
+            return []
+        if status in _ENDING_STATUSES or answer.epoch != self.epochs[slot]:
+            return self._on_refusal(slot, answer.epoch, status, answer.message)
+        bit = 1 << slot
+        batch = self.window.retained.get(answer.batch)
+        if status is not Status.OK:
+            self.slots.refusals[slot] = answer.message or status.name
+        elif batch is not None:
+            batch.acked |= bit
+        if self.slots.probes.get(slot) == answer.batch:
+            return self._on_probed(slot, batch, ok=status is Status.OK)
+        if batch is None:
+            return []
+        if status is Status.OK:
+            return self._settle(batch)
+        if self.slots.dead & bit:
+            return []
+        if status is Status.TOO_MANY_REQUESTS:
+            return [StartTimer(("resend", slot), self.limits.resend_seconds)]
+        if status is Status.BAD_CHECKSUM and not batch.checksum_failed & bit:
+            batch.checksum_failed |= bit
+            return [Resend(batch.number, slot)]
+        if status is Status.SHUTTING_DOWN:
+            return self.delivery.skip(bit) + self._await_returns(leaving=bit)
+        return self._bury(bit)
+
+    def _on_refusal(self, slot: int, epoch: int, status: Status, said: str) -> list[WriterEffect]:
+        """An answer that may end the writer, or its use of the slot; nothing else is done."""
+        if self._is_closed:
+            return []
+        if epoch != self.epochs[slot]:
+            if status is Status.FENCED:
+                return self._check_fence(_FORMER_BOOKIE)
+            is_fatal = status is Status.UNAUTHORIZED
+            return self._fail(error_for_status(status, said)) if is_fatal else []
+        if status in FATAL_STATUSES:
+            return self._fail(error_for_status(status, said))
+        if status is Status.WRONG_INCARNATION:
+            return self._lose(1 << slot)
+        return self._check_fence(1 << slot) if status is Status.FENCED else []
+
+    def _settle(self, batch: PendingBatch) -> list[WriterEffect]:
+        """After new acknowledgements of `batch`: confirm and release what can be."""
+        effects: list[WriterEffect] = []
+        if batch.confirmed:
+            self.delivery.release_if_done(batch, effects)
+            return effects
+        self.delivery.confirm(effects)
+        if self.deferred and len(self.deferred.unsynced) >= self.limits.unforced_batches_max:
+            effects += self._start_force()
+        return effects + self._make_room()
+
+    def _make_room(self) -> list[WriterEffect]:
+        if self.window.has_room:
+            return []
+        return self.delivery.make_room(is_store_away=self.ownership.silence is not None)
+
+    # -- slots -------------------------------------------------------------------------------------
+
+    def _bury(self, slots: int) -> list[WriterEffect]:
+        """These bookies failed: go on without them, and replace them."""
+        self.replacements.want(slots)
+        return self.delivery.skip(slots) + self._await_returns()
+
+    def _lose(self, slots: int) -> list[WriterEffect]:
+        """These bookies may have lost what they acknowledged: replace them."""
+        self.replacements.want(slots)
+        return self.delivery.lose(slots) + self._await_returns()
+
+    def _revive(self, slot: int) -> list[WriterEffect]:
+        """Trust a bookie again, and bring it up to date."""
+        bit = 1 << slot
+        self.replacements.keep(bit)
+        return self.delivery.revive(slot) or self._publish_lac(bit, again=True)
+
+    def _on_connected(self, slot: int) -> list[WriterEffect]:
+        self.slots.connect(slot)
+        if self.error is not None or self._is_closed or self.slots.lost >> slot & 1:
+            return []
+        timers = [CancelTimer(("retry", slot)), CancelTimer(("replace", slot))]
+        return [*timers, *self._revive(slot)]
+
+    def _on_disconnected(self, slot: int) -> list[WriterEffect]:
+        self.delivery.disconnect(slot)
+        return self._await_returns() + self._make_room()
+
+    def _on_timer(self, timer: TimerId) -> list[WriterEffect]:
+        kind, number = timer
+        if kind == "reread":
+            return [*self.ownership.on_timer()]
+        if kind == "allow":
+            self.replacements.left += 1
+            return []
+        if self.error is not None:
+            return []
+        match kind:
+            case "recheck":
+                self._check_is_paused = False
+                return []
+            case "spare":
+                self.replacements.lacks_spares = False
+                return []
+            case "replace":
+                return self._on_not_returned(number)
+            case "add":
+                return self._on_add_timeout(number)
+            case "force":
+                known = self.deferred is not None and self.deferred.number == number
+                return self._end_force() if known else []
+            case "resend":
+                return self._revive(number) if self.slots.up & 1 << number else []
+            case _:
+                assert kind == "retry"
+                return self.delivery.probe(number)
+
+    def _on_probed(self, slot: int, batch: PendingBatch | None, *, ok: bool) -> list[WriterEffect]:
+        if not ok:
+            del self.slots.probes[slot]
+            return [StartTimer(("retry", slot), self.limits.retry_seconds)]
+        effects = self._revive(slot)
+        return effects + self._settle(batch) if batch is not None else effects
+
+    def _on_add_timeout(self, number: int) -> list[WriterEffect]:
+        batch = self.window.retained.get(number)
+        if batch is None:
+            return []
+        effects = self._bury(batch.slots & ~batch.acked & ~self.slots.dead)
+        # What is confirmed has returned. With deferred sync, a force still needs its ack quorum.
+        if (batch.confirmed and not self.deferred) or self.delivery.is_acknowledged(batch):
+            if number in self.window.retained:
+                effects.append(StartTimer(("add", number), self.limits.add_timeout_seconds))
+            return effects
+        if self.ownership.change or self.replacements.is_choosing or self.replacements.may_begin:
+            batch.overdue = True
+            return [*effects, StartTimer(("add", number), self.limits.add_timeout_seconds)]
+        return effects + self._fail_without_quorum(batch)
+
+    def _fail_without_quorum(self, batch: PendingBatch) -> list[WriterEffect]:
+        causes = self.delivery.causes(batch, self.metadata.last_fragment.bookies)
+        seconds, limit = self.limits.add_timeout_seconds, self.replacements.limit_spent
+        return self._fail(no_ack_quorum(self.metadata.ledger_id, seconds, causes, limit))
+
+    def _fail(self, error: BookieError) -> list[WriterEffect]:
+        """Nothing is acknowledged from now on; what was not has an unknown outcome."""
+        if self.error is not None:
+            return []
+        self.error = error = end_of_writer(error, self.metadata.ledger_id)
+        retained = self.window.retained
+        effects: list[WriterEffect] = [CancelTimer(("add", number)) for number in retained]
+        effects += [Release(number) for number in retained]
+        effects += [CancelTimer(("retry", slot)) for slot in slots_of(self.slots.dead)]
+        self.window.clear()
+        self.fenced_by, self.replacements.due = 0, 0
+        if self.deferred is not None and self.deferred.abandon():
+            effects.append(ForceDone(error))
+        effects.append(Failed(error))
+        return effects
+
+    # -- replacing bookies -------------------------------------------------------------------------
+
+    def _await_returns(self, leaving: int = 0) -> list[WriterEffect]:
+        """Give those who left a while to come back: a moment only if they are needed."""
+        replacements = self.replacements
+        if not replacements.are_allowed or self.error is not None:
+            return []
+        broken = (self.slots.broken | leaving) & ~self.slots.lost & ~replacements.due
+        every_class = range(len(self.quorum.windows))
+        is_urgent = not self.quorum.is_acknowledged(~self.slots.failing, every_class)
+        if is_urgent:
+            starting = broken & ~replacements.urgent
+            replacements.urgent |= starting
+            seconds = self.limits.urgent_seconds
+        else:
+            starting = broken & ~replacements.returning
+            seconds = self.limits.replace_after_seconds
+        replacements.returning |= starting
+        return [StartTimer(("replace", slot), seconds) for slot in slots_of(starting)]
+
+    def _on_not_returned(self, slot: int) -> list[WriterEffect]:
+        bit = 1 << slot
+        self.replacements.keep(bit)
+        if bit & ~self.slots.up and not self._is_closed:
+            self.replacements.want(bit)
+        return []
+
+    def _begin_change(self) -> list[WriterEffect]:
+        """Ask for newcomers, if slots are due and somebody waits for them or may come to."""
+        is_needed = self.state is WriterState.OPEN or self.window.pending
+        if self.error is not None or not is_needed or not self.replacements.may_begin:
+            return []
+        self.replacements.is_choosing = True
+        return [ChooseNewcomers(self.metadata.last_fragment.bookies, self.replacements.due)]
+
+    def _on_newcomers(self, bookies: Mapping[int, str]) -> list[WriterEffect]:
+        replacements = self.replacements
+        replacements.is_choosing = False
+        is_wanted = replacements.due and self._is_working and self.error is None
+        if not is_wanted or self.ownership.is_busy:
+            return []  # if somebody is still missing then, it is asked again after the operation
+        newcomers = {slot: b for slot, b in bookies.items() if replacements.due >> slot & 1}
+        if not newcomers:
+            replacements.lacks_spares = True
+            overdue = next((batch for batch in self.window.pending if batch.overdue), None)
+            if overdue is not None:
+                return self._fail_without_quorum(overdue)
+            return [StartTimer(("spare", 0), self.limits.spare_seconds)]
+        first = self.last_add_confirmed + 1
+        change = EnsembleChange(self.metadata, self.ownership.version, first, newcomers)
+        self.delivery.hold(change)
+        replacements.left -= 1
+        self._changes_begun += 1
+        return [
+            StartTimer(("allow", self._changes_begun), _CHANGE_WINDOW_SECONDS),
+            *self.ownership.propose(change),
+        ]
+
+    def _end_change(self, change: EnsembleChange | None) -> list[WriterEffect]:
+        """The change is in force; or it never was (None), and its slots count again."""
+        effects: list[WriterEffect] = []
+        if change is not None and self.error is None:
+            effects += self._take_newcomers(change)
+        self.delivery.end_hold(effects)
+        return effects + self._make_room()
+
+    def _take_newcomers(self, change: EnsembleChange) -> list[WriterEffect]:
+        self.replacements.keep(change.replaced)
+        self.fenced_by &= ~change.replaced
+        effects = self.delivery.take_newcomers(change)
+        return [*effects, ReplaceBookies(change.newcomers), *self._await_returns()]
+
+    # -- is it fenced? -----------------------------------------------------------------------------
+
+    def _check_fence(self, bookie: int) -> list[WriterEffect]:
+        """A bookie says that another client took the ledger: see whether the metadata says so."""
+        if self.error is not None or not self._is_working:
+            return []
+        self.fenced_by |= bookie
+        return self.delivery.skip_fenced(bookie & self.quorum.every_slot)
+
+    def _on_unknown_owner(self) -> list[WriterEffect]:
+        if self.state is WriterState.DRAINING and not self.window.retained:
+            self.fenced_by = 0
+            return []  # closing decides it
+        self._check_is_paused = True
+        return [StartTimer(("recheck", 0), self.limits.retry_seconds)]
+
+    # -- publishing the LAC, and forcing -----------------------------------------------------------
+
+    def _publish_lac(self, slots: int, *, again: bool) -> list[WriterEffect]:
+        if self.state is not WriterState.OPEN or self.error is not None:
+            return []
+        return self.delivery.publish_lac(slots, again=again)
+
+    def _start_force(self) -> list[WriterEffect]:
+        if self.error is not None:
+            return [ForceDone(self.error)]
+        if self.state not in (WriterState.OPEN, WriterState.DRAINING):
+            return [ForceDone(ClientClosedError("the writer is closed"))]
+        deferred = self.deferred
+        if deferred is None or not deferred.unsynced:
+            return [ForceDone(None)]
+        if deferred.number is not None:
+            return []
+        number = deferred.begin()
+        return [
+            SendForce(number, self.quorum.every_slot),
+            StartTimer(("force", number), self.limits.add_timeout_seconds),
+        ]
+
+    def _end_force(self) -> list[WriterEffect]:
+        assert self.deferred is not None
+        number = self.deferred.number
+        assert number is not None
+        synced, complete = self.deferred.end()
+        for batch in synced:
+            self.window.advance(batch)
+        error = None if complete else not_synced(self.metadata.ledger_id, self.last_add_confirmed)
+        effects: list[WriterEffect] = [CancelTimer(("force", number)), ForceDone(error)]
+        if error is not None and self.state is WriterState.DRAINING:
+            # Closing at the LAC would cut off what the user was told is written.
+            effects += self._stay_open(error)
+        return effects
+
+    # -- the metadata, one operation at a time -----------------------------------------------------
+
+    def _on_close(self) -> list[WriterEffect]:
+        if self.state in (WriterState.OPEN, WriterState.STUCK):
+            self.state = WriterState.DRAINING
+        elif self.state is WriterState.CLOSED:
+            return [WriterClosed(self.metadata)]
+        return []
+
+    def _next_operation(self) -> list[WriterEffect]:
+        """Begin what the metadata is needed for first; the rest waits for it."""
+        if self.ownership.is_busy:
+            return []
+        is_asking = self.fenced_by and not self._check_is_paused and self.error is None
+        if is_asking and self._is_working:
+            return [*self.ownership.check()]
+        if self.state is WriterState.DRAINING and not self.window.retained:
+            return self._drained()
+        return self._begin_change()
+
+    def _drained(self) -> list[WriterEffect]:
+        """Everything is confirmed, or the writer failed: sync what is not, then close."""
+        deferred = self.deferred
+        if deferred is not None and deferred.unsynced:
+            if self.error is not None:
+                return self._stay_open(ended_unsynced(self.error, self.last_add_confirmed))
+            return self._start_force() if deferred.number is None else []
+        self.state = WriterState.CLOSING
+        return [*self.ownership.close(self.last_add_confirmed, self.length_confirmed)]
+
+    def _on_metadata(self, event: MetadataAnswer) -> list[WriterEffect]:
+        asked, outcome = self.ownership.step(event)
+        effects: list[WriterEffect] = [*asked]
+        if outcome is not None:
+            effects += self._on_outcome(outcome)
+        if (silence := self.ownership.silence) is not None:
+            effects += self._make_room()
+            if self.state is WriterState.DRAINING:
+                effects += self._stay_open(silence)
+        return effects
+
+    def _stay_open(self, error: BookieError) -> list[WriterEffect]:
+        self.state = WriterState.STUCK
+        return [CloseFailed(error)]
+
+    def _on_outcome(self, outcome: Outcome) -> list[WriterEffect]:
+        match outcome:
+            case StillOurs():
+                slots, self.fenced_by = self.fenced_by & self.quorum.every_slot, 0
+                return self._lose(slots)
+            case CheckFailed():
+                return self._on_unknown_owner()
+            case LedgerTaken(error):
+                return self._fail(error) + self._end_change(None)
+            case Changed(change):
+                return self._end_change(change)
+            case Overtaken():
+                self.replacements.left += 1
+                return [CancelTimer(("allow", self._changes_begun)), *self._end_change(None)]
+            case CloseDone():
+                self.state = WriterState.CLOSED
+                return [WriterClosed(self.metadata)]
+            case CloseRefused(error):
+                return self._stay_open(error)

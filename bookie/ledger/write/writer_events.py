@@ -1,0 +1,289 @@
+"""What the writer machine is told and what it asks for; `writer` says when and why.
+
+Events about a slot carry its epoch: the number of bookies that stood in it before, and of times
+that its bookie lost its data.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from bookie.errors import BookieError
+from bookie.ids import Status
+from bookie.ledger.exchange import (
+    CancelTimer,
+    ChooseNewcomers,
+    MetadataConflict,
+    MetadataFailed,
+    MetadataRead,
+    MetadataWritten,
+    NewcomersChosen,
+    ReadMetadata,
+    StartTimer,
+    TimerFired,
+    WriteMetadata,
+)
+from bookie.ledger.metadata import LedgerMetadata
+from bookie.ledger.place.ack_domains import AckDomains
+
+
+class WriterState(enum.Enum):
+    """Where the writer is in its life; see the table of `writer`."""
+
+    OPEN = "open"
+    DRAINING = "draining"
+    CLOSING = "closing"
+    STUCK = "stuck"
+    CLOSED = "closed"
+
+
+FATAL_STATUSES = frozenset(
+    {
+        Status.UNAUTHORIZED,
+        Status.WRONG_CLUSTER,
+        Status.BAD_REQUEST,
+        Status.CONFLICT,
+        Status.NO_SUCH_LEDGER,
+    }
+)
+"""Answers to an add that end the writer: they speak about the ledger, not about the bookie.
+
+`Status.FENCED` ends it, too, but only after the metadata has confirmed that the ledger was taken.
+"""
+
+
+# -- events ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """The driver cut a batch. Allowed only when `LedgerWriter.may_append` says so."""
+
+    count: int
+    payload_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class AddAnswered:
+    """A bookie answered an add of a batch."""
+
+    batch: int
+    slot: int
+    epoch: int
+    status: Status
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LacAnswered:
+    """A bookie answered an explicit LAC."""
+
+    slot: int
+    epoch: int
+    status: Status
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ForceAnswered:
+    """A bookie answered, or failed to answer, a force."""
+
+    force: int
+    slot: int
+    status: Status
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotConnected:
+    """The stream to the slot's bookie is open; nothing sent on an earlier one will be answered."""
+
+    slot: int
+    epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SlotDisconnected:
+    """The stream to the slot's bookie broke, or could not be opened.
+
+    What was not answered on it may be stored or not.
+    """
+
+    slot: int
+    epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SlotSilent:
+    """The slot's bookie has failed another ledger of this client: it did not answer in time."""
+
+    slot: int
+    epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SlotLost:
+    """The slot's bookie has another incarnation: it may have lost all that it acknowledged."""
+
+    slot: int
+    epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SpanDomains:
+    """From now on acknowledgements must span failure domains, too; None: they need not.
+
+    Told at the start, and again after `ReplaceBookies`, before a newcomer is connected.
+    """
+
+    domains: AckDomains | None
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """Nothing is queued in the driver."""
+
+
+@dataclass(frozen=True, slots=True)
+class Force:
+    """Make everything confirmed so far durable (deferred sync); one at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Confirm what is pending, then close the ledger."""
+
+
+WriterEvent = (
+    Append
+    | AddAnswered
+    | LacAnswered
+    | ForceAnswered
+    | SlotConnected
+    | SlotDisconnected
+    | SlotLost
+    | SlotSilent
+    | SpanDomains
+    | Idle
+    | Force
+    | Close
+    | NewcomersChosen
+    | TimerFired
+    | MetadataRead
+    | MetadataWritten
+    | MetadataConflict
+    | MetadataFailed
+)
+
+
+# -- effects ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SendBatch:
+    """Pack the batch that was appended last, keep its bytes, and send it to the slots in `slots`.
+
+    Each slot gets the entries of its stripe. `slots` may be empty; `Resend` follows then.
+    """
+
+    batch: int
+    first_entry_id: int
+    count: int
+    last_add_confirmed: int
+    length_before: int
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resend:
+    """Send the kept bytes of a batch to one slot, again or for the first time."""
+
+    batch: int
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmed:
+    """The entries of this batch are durable: its appends are done. Batches come in order."""
+
+    batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """The bytes of a batch are not needed any more."""
+
+    batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaceBookies:
+    """The metadata names these bookies, by slot, from now on: leave the old ones, open the new."""
+
+    bookies: Mapping[int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class SendLac:
+    """Send an explicit LAC to the slots in `slots`."""
+
+    last_add_confirmed: int
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendForce:
+    """Ask the slots in `slots` to make durable what they accepted: a `ForceAnswered` from each."""
+
+    force: int
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class ForceDone:
+    """The force ended; without an error the LAC is now the last entry confirmed before it."""
+
+    error: BookieError | None
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The writer ends: everything unconfirmed or queued has this error and an unknown outcome."""
+
+    error: BookieError
+
+
+@dataclass(frozen=True, slots=True)
+class WriterClosed:
+    """The ledger is CLOSED at our LAC and length."""
+
+    metadata: LedgerMetadata
+
+
+@dataclass(frozen=True, slots=True)
+class CloseFailed:
+    """The ledger could not be closed by us; `Close` may be tried again when it is retryable."""
+
+    error: BookieError
+
+
+WriterEffect = (
+    SendBatch
+    | Resend
+    | Confirmed
+    | Release
+    | SendLac
+    | SendForce
+    | ForceDone
+    | Failed
+    | WriterClosed
+    | CloseFailed
+    | ChooseNewcomers
+    | ReplaceBookies
+    | StartTimer
+    | CancelTimer
+    | ReadMetadata
+    | WriteMetadata
+)

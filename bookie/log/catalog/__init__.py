@@ -1,0 +1,1 @@
+"""Logs in the metadata store: definitions, policies, heads, cursors, groups, namespaces."""

@@ -1,0 +1,78 @@
+"""The metadata of groups: consumers that share logs.
+
+=========================== ====================================================================
+key below ``groups/<group>`` value
+=========================== ====================================================================
+``members/<member>``        leased: a member and what it wants (`MemberProfile`)
+``leader/…``                leased: the queue of the members that would lead
+``assignment``              who consumes what (`GroupAssignment`), under compare-and-set
+=========================== ====================================================================
+
+How far a group has come is in the cursors of its name, one for each partition (`logs`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from bookie.cluster import keys
+from bookie.errors import FormatError
+from bookie.log.catalog.group_metadata import (
+    GroupAssignment,
+    decode_group_assignment,
+    encode_group_assignment,
+)
+from bookie.log.catalog.logs import checked_name
+from bookie.metadata.model import NOT_EXISTS, Check, Operation, Put
+from bookie.metadata.store import MetadataStore
+from bookie.metadata.versioned import Versioned
+
+
+class ConsumerGroup:
+    """The keys of one group, and its assignment.
+
+    Raises:
+        BadRequestError: `name` cannot name a group.
+    """
+
+    def __init__(self, store: MetadataStore, name: str) -> None:
+        self.name = checked_name(name, "a group")
+        self.key = f"{keys.GROUPS}/{name}"
+        self.members_key = f"{self.key}/members"
+        self.leader_key = f"{self.key}/leader"
+        self.assignment_key = f"{self.key}/assignment"
+        self._store = store
+
+    async def read_assignment(self) -> Versioned[GroupAssignment]:
+        """The assignment; an empty one of version `NOT_EXISTS` before the first.
+
+        Raises:
+            FormatError: its record is damaged, or of a newer version.
+        """
+        record = await self._store.get(self.assignment_key)
+        if record is None:
+            return Versioned(GroupAssignment(), NOT_EXISTS)
+        try:
+            return Versioned(decode_group_assignment(record.value), record.version)
+        except FormatError as error:
+            raise type(error)(f"the metadata key {record.key}: {error}") from error
+
+    async def write_assignment(
+        self, assignment: GroupAssignment, version: int, conditions: Iterable[Check] = ()
+    ) -> Versioned[GroupAssignment]:
+        """Replace the assignment that has `version`, if the `conditions` hold.
+
+        Raises:
+            BadVersionError: it was changed meanwhile, or a condition does not hold.
+            MetadataUnavailableError: unknown whether it was written.
+        """
+        put = Put(self.assignment_key, encode_group_assignment(assignment), version)
+        operations: list[Operation] = [put, *conditions]
+        stat, *_ = await self._store.transaction(operations)
+        assert stat is not None, "a put has a result"
+        return Versioned(assignment, stat.version)
+
+
+async def list_groups(store: MetadataStore) -> list[str]:
+    """The names of all groups that ever had a member, sorted."""
+    return await store.get_children(keys.GROUPS)

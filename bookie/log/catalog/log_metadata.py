@@ -1,0 +1,371 @@
+"""What the metadata store holds about a log: its definition, and for each partition its ranges.
+
+A log has one or more **partitions**. Each partition is an ordered list of **ranges** of ledgers.
+The newest ranges are in the partition's **head**, which changes under compare-and-set. When there
+are many, the oldest ones move to a **chunk**, a separate record that never changes again. Chunks
+are numbered; the head says which numbers belong to the partition.
+
+Each entry of a partition has an **offset**: 0 for the first ever appended, rising by one. The
+offset of a range's first entry follows from the ranges before it. It is unknown only while the
+range before it is open.
+
+===================== ===============================================================
+rule                  why
+===================== ===============================================================
+offsets continue      base + count of a closed range is the base of the next one
+times do not go back  a closed range ends with the greatest timestamp so far
+open ranges come last a roll adds the new ledger before the old one is closed, so
+(at most two)         there may be two; the second one's base is null until then
+chunks: all closed    a chunk never changes
+===================== ===============================================================
+
+Canonical JSON (:mod:`bookie.metadata.json_record`), version 1: formats ``bookie-log``,
+``bookie-log-head`` and ``bookie-log-chunk``. A range is
+``[ledger, first, last or null, base or null, end time or null, bytes or null]``.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from bookie.errors import BadRequestError, FormatError
+from bookie.ids import MAX_ID
+from bookie.metadata import json_record
+from bookie.metadata.json_record import JsonFields
+
+_LOG_FORMAT = "bookie-log"
+_HEAD_FORMAT = "bookie-log-head"
+_CHUNK_FORMAT = "bookie-log-chunk"
+_VERSION = 1
+_OPEN_RANGES_MAX = 2
+
+PARTITIONS_MAX = 1024
+"""The most partitions of one log."""
+
+NO_TIME_MS = -(2**63)
+"""The greatest timestamp of no records at all."""
+
+
+class LogMode(enum.Enum):
+    """Who appends to a log; fixed when it is created."""
+
+    WRITER = "writer"
+    """One exclusive owner for each partition, whose ledger is the open last range."""
+    TRANSACTIONAL = "transactional"
+    """Many publishers of closed ranges; one transaction publishes the ranges of a batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogDefinition:
+    """What a log is. Only `is_deleted` ever changes."""
+
+    log_id: str
+    """Random for each log: tells a log from a later one of the same name."""
+
+    mode: LogMode = LogMode.WRITER
+    partitions: int = 1
+    created_ms: int = 0
+    is_deleted: bool = False
+    """The log is being deleted; nobody may open it."""
+
+    def validate(self) -> None:
+        """Check the ranges of the fields.
+
+        Raises:
+            BadRequestError: naming the first field that is wrong.
+        """
+        _check(0 < len(self.log_id) <= 64, "the log's id is empty or too long")
+        _check(
+            1 <= self.partitions <= PARTITIONS_MAX,
+            f"a log has 1 to {PARTITIONS_MAX} partitions, not {self.partitions}",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LogRange:
+    """Consecutive entries of one ledger, which are consecutive entries of a partition."""
+
+    ledger_id: int
+    first_entry_id: int
+    last_entry_id: int | None
+    """Inclusive; `first_entry_id` - 1 if the range is empty; None while it is open."""
+    base_offset: int | None
+    """Offset of the first entry; None while the range before it is open."""
+    end_ms: int | None = None
+    """The greatest timestamp of this range and all before it; None while it is open."""
+    size_bytes: int | None = None
+    """Payload bytes of its entries; None while it is open."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether entries are still appended to it."""
+        return self.last_entry_id is None
+
+    @property
+    def count(self) -> int | None:
+        """The number of entries; None while it is open."""
+        if self.last_entry_id is None:
+            return None
+        return self.last_entry_id - self.first_entry_id + 1
+
+    @property
+    def end_offset(self) -> int | None:
+        """The offset after the last entry; None while that is not known."""
+        if self.last_entry_id is None or self.base_offset is None:
+            return None
+        return self.base_offset + self.last_entry_id - self.first_entry_id + 1
+
+
+@dataclass(frozen=True, slots=True)
+class LogOwner:
+    """Who owns a partition, as far as the others are told."""
+
+    name: str
+    """Host and process, or what the owner calls itself. Several may call themselves alike."""
+    since_ms: int
+    claim: str = ""
+    """Random: tells the owner from another one of the same name, in the same millisecond."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogHead:
+    """The newest ranges of a partition and everything about it that changes."""
+
+    log_id: str
+    """The log that it belongs to."""
+    epoch: int = 0
+    """Rises by one with each owner: the fencing token of the partition."""
+    owner: LogOwner | None = None
+    """The owner of `epoch`; None after it closed the partition, and in a transactional log."""
+    ranges: tuple[LogRange, ...] = ()
+    first_chunk: int = 0
+    """Number of the oldest chunk that still exists."""
+    next_chunk: int = 0
+    """Number of the chunk that will be sealed next; equal to `first_chunk` if there are none."""
+    chunk_bytes: int = 0
+    """Payload bytes of the ranges in all chunks that still exist."""
+    start_offset: int = 0
+    """Entries before this offset have been truncated."""
+    has_producers: bool = False
+    """The newest closed range tells what its writer knew of producers. A truncation leaves it, also
+    when all of its entries are before `start_offset`."""
+
+    @property
+    def open_ranges(self) -> tuple[LogRange, ...]:
+        """The ranges that are not closed: none, the last one, or the last two."""
+        return tuple(one for one in self.ranges[-_OPEN_RANGES_MAX:] if one.is_open)
+
+    @property
+    def end_ms(self) -> int:
+        """The greatest timestamp of all closed ranges in the head; `NO_TIME_MS` without any."""
+        closed = [one.end_ms for one in self.ranges if one.end_ms is not None]
+        return closed[-1] if closed else NO_TIME_MS
+
+    def validate(self) -> None:
+        """Check the rules above.
+
+        Raises:
+            BadRequestError: naming the first rule that is broken.
+        """
+        _check_ranges(self.ranges, open_max=_OPEN_RANGES_MAX)
+        _check(0 <= self.epoch <= MAX_ID, "the epoch is out of range")
+        _check(0 <= self.first_chunk <= self.next_chunk <= MAX_ID, "chunk numbers do not ascend")
+        _check(0 <= self.chunk_bytes <= MAX_ID, "the size of the chunks is out of range")
+        _check(0 <= self.start_offset <= MAX_ID, "the start offset is out of range")
+
+
+@dataclass(frozen=True, slots=True)
+class LogChunk:
+    """Older ranges of a partition, all closed; never changes."""
+
+    number: int
+    ranges: tuple[LogRange, ...]
+
+    def validate(self) -> None:
+        """Check the rules above.
+
+        Raises:
+            BadRequestError: naming the first rule that is broken.
+        """
+        _check(0 <= self.number <= MAX_ID, "the chunk's number is out of range")
+        _check(bool(self.ranges), "a chunk has at least one range")
+        _check_ranges(self.ranges, open_max=0)
+
+
+def encode_log_definition(definition: LogDefinition) -> bytes:
+    """The bytes of a definition.
+
+    Raises:
+        BadRequestError: a field is out of range.
+    """
+    definition.validate()
+    fields = {
+        "log_id": definition.log_id,
+        "mode": definition.mode.value,
+        "partitions": definition.partitions,
+        "created_ms": definition.created_ms,
+        "is_deleted": definition.is_deleted,
+    }
+    return json_record.encode(_LOG_FORMAT, _VERSION, fields)
+
+
+def decode_log_definition(data: bytes) -> LogDefinition:
+    """The definition in `data`.
+
+    Raises:
+        FormatError: not a definition, damaged, or of a newer version.
+    """
+    fields = json_record.decode(_LOG_FORMAT, _VERSION, data)
+    try:
+        definition = LogDefinition(
+            log_id=fields.text("log_id"),
+            mode=LogMode(fields.text("mode")),
+            partitions=fields.integer("partitions"),
+            created_ms=fields.integer("created_ms"),
+            is_deleted=fields.boolean("is_deleted"),
+        )
+        definition.validate()
+    except (ValueError, BadRequestError) as error:
+        raise FormatError(f"{_LOG_FORMAT}: {error}") from error
+    return definition
+
+
+def encode_log_head(head: LogHead) -> bytes:
+    """The bytes of a head.
+
+    Raises:
+        BadRequestError: the head breaks a rule.
+    """
+    head.validate()
+    owner = head.owner
+    fields = {
+        "log_id": head.log_id,
+        "epoch": head.epoch,
+        "owner": None if owner is None else _owner_fields(owner),
+        "ranges": _range_rows(head.ranges),
+        "first_chunk": head.first_chunk,
+        "next_chunk": head.next_chunk,
+        "chunk_bytes": head.chunk_bytes,
+        "start_offset": head.start_offset,
+        **({"has_producers": True} if head.has_producers else {}),
+    }
+    return json_record.encode(_HEAD_FORMAT, _VERSION, fields)
+
+
+def _owner_fields(owner: LogOwner) -> dict[str, object]:
+    claim = {"claim": owner.claim} if owner.claim else {}
+    return {**claim, "name": owner.name, "since_ms": owner.since_ms}
+
+
+def decode_log_head(data: bytes) -> LogHead:
+    """The head in `data`.
+
+    Raises:
+        FormatError: not a head, damaged, of a newer version, or against the rules.
+    """
+    fields = json_record.decode(_HEAD_FORMAT, _VERSION, data)
+    owner = None
+    if fields.values.get("owner") is not None:
+        found = fields.inner("owner")
+        claim = found.text("claim") if "claim" in found.values else ""
+        owner = LogOwner(found.text("name"), found.integer("since_ms"), claim)
+    head = LogHead(
+        log_id=fields.text("log_id"),
+        epoch=fields.integer("epoch"),
+        owner=owner,
+        ranges=_decode_ranges(fields),
+        first_chunk=fields.integer("first_chunk"),
+        next_chunk=fields.integer("next_chunk"),
+        chunk_bytes=fields.integer("chunk_bytes"),
+        start_offset=fields.integer("start_offset"),
+        has_producers="has_producers" in fields.values and fields.boolean("has_producers"),
+    )
+    try:
+        head.validate()
+    except BadRequestError as error:
+        raise FormatError(f"{_HEAD_FORMAT}: {error}") from error
+    return head
+
+
+def encode_log_chunk(chunk: LogChunk) -> bytes:
+    """The bytes of a chunk.
+
+    Raises:
+        BadRequestError: the chunk breaks a rule.
+    """
+    chunk.validate()
+    fields = {"number": chunk.number, "ranges": _range_rows(chunk.ranges)}
+    return json_record.encode(_CHUNK_FORMAT, _VERSION, fields)
+
+
+def decode_log_chunk(data: bytes) -> LogChunk:
+    """The chunk in `data`.
+
+    Raises:
+        FormatError: not a chunk, damaged, of a newer version, or against the rules.
+    """
+    fields = json_record.decode(_CHUNK_FORMAT, _VERSION, data)
+    chunk = LogChunk(number=fields.integer("number"), ranges=_decode_ranges(fields))
+    try:
+        chunk.validate()
+    except BadRequestError as error:
+        raise FormatError(f"{_CHUNK_FORMAT}: {error}") from error
+    return chunk
+
+
+def _check(holds: bool, rule: str) -> None:
+    if not holds:
+        raise BadRequestError(rule)
+
+
+def _check_ranges(ranges: Sequence[LogRange], *, open_max: int) -> None:
+    open_ranges = 0
+    known_end = None
+    end_ms = NO_TIME_MS
+    for index, one in enumerate(ranges):
+        first, last, base = one.first_entry_id, one.last_entry_id, one.base_offset
+        where = f"range {index} (ledger {one.ledger_id})"
+        _check(0 <= one.ledger_id <= MAX_ID and 0 <= first <= MAX_ID, f"{where}: ids out of range")
+        _check(last is None or first - 1 <= last <= MAX_ID, f"{where}: ends before it starts")
+        _check(not (open_ranges and last is not None), f"{where}: is closed after an open one")
+        _check((base is None) == bool(open_ranges), f"{where}: wrongly has or lacks a base offset")
+        _check(base is None or 0 <= base <= MAX_ID, f"{where}: base offset out of range")
+        _check(known_end is None or base == known_end, f"{where}: starts at another offset")
+        lacks_time, lacks_size = one.end_ms is None, one.size_bytes is None
+        is_whole = lacks_time == lacks_size == one.is_open
+        _check(is_whole, f"{where}: wrongly has or lacks end time or size")
+        if one.end_ms is not None:
+            _check(end_ms <= one.end_ms <= MAX_ID, f"{where}: its end time goes back")
+            end_ms = one.end_ms
+        _check(0 <= (one.size_bytes or 0) <= MAX_ID, f"{where}: its size is out of range")
+        known_end = one.end_offset
+        open_ranges += one.is_open
+    _check(open_ranges <= open_max, f"{open_ranges} ranges are open, {open_max} may be")
+
+
+def _range_rows(ranges: Iterable[LogRange]) -> list[list[int | None]]:
+    return [
+        [
+            one.ledger_id,
+            one.first_entry_id,
+            one.last_entry_id,
+            one.base_offset,
+            one.end_ms,
+            one.size_bytes,
+        ]
+        for one in ranges
+    ]
+
+
+def _decode_ranges(fields: JsonFields) -> tuple[LogRange, ...]:
+    ranges = []
+    for row in fields.rows("ranges", width=6):
+        ledger_id, first_entry_id, last_entry_id, base_offset, end_ms, size_bytes = row
+        if ledger_id is None or first_entry_id is None:
+            raise FormatError(f"{fields.where}: a range has no ledger or no first entry")
+        ranges.append(
+            LogRange(ledger_id, first_entry_id, last_entry_id, base_offset, end_ms, size_bytes)
+        )
+    return tuple(ranges)

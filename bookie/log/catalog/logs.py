@@ -1,0 +1,592 @@
+"""The metadata of logs under compare-and-set: definitions, heads, chunks, cursors, transactions.
+
+=========================================== ====================================================
+key below ``logs/<namespace>/<log>``        value
+=========================================== ====================================================
+``definition``                              what the log is (`LogDefinition`)
+``partitions/<5 digits>/head``              the newest ranges (`LogHead`); absent before the
+                                            first owner
+``partitions/<5 digits>/chunks/<10 digits>`` older ranges (`LogChunk`); never changes
+``partitions/<5 digits>/cursors/<name>``    how far consumers have come (`LogCursor`)
+``partitions/<5 digits>/holders/<cursor>/`` leased: the claims on a cursor, a lock's queue
+``transactions/<application>``              the last batch that an application published
+=========================================== ====================================================
+
+A log of the namespace ``default`` is named without it: ``orders`` is ``default/orders``.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import TypeVar
+from urllib.parse import quote, unquote
+
+from bookie.cluster import keys
+from bookie.env import Clock, SystemClock
+from bookie.errors import (
+    BadRequestError,
+    BadVersionError,
+    FormatError,
+    KeyExistsError,
+    LogExistsError,
+    NoSuchCursorError,
+    NoSuchKeyError,
+    NoSuchLogError,
+)
+from bookie.ids import MAX_ID
+from bookie.log.catalog.log_cursor import LogCursor, decode_log_cursor, encode_log_cursor
+from bookie.log.catalog.log_metadata import (
+    LogChunk,
+    LogDefinition,
+    LogHead,
+    LogMode,
+    decode_log_chunk,
+    decode_log_definition,
+    decode_log_head,
+    encode_log_chunk,
+    encode_log_definition,
+    encode_log_head,
+)
+from bookie.metadata.model import (
+    NOT_EXISTS,
+    TRANSACTION_OPERATIONS_MAX,
+    Change,
+    Check,
+    Operation,
+    Put,
+    Record,
+)
+from bookie.metadata.store import MetadataStore
+from bookie.metadata.versioned import Versioned
+
+T = TypeVar("T")
+
+DEFAULT_NAMESPACE = "default"
+
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
+_PARTITION_DIGITS = 5
+_CHUNK_DIGITS = 10
+_APPLICATION_SIZE_MAX = 150
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class LogName:
+    """The name of a log, with its namespace."""
+
+    namespace: str
+    log: str
+
+    @classmethod
+    def parse(cls, text: str) -> LogName:
+        """The log called ``log`` or ``namespace/log``.
+
+        Raises:
+            BadRequestError: it is no name.
+        """
+        namespace, slash, log = text.rpartition("/") if isinstance(text, str) else ("", "", "")
+        if not slash:
+            namespace = DEFAULT_NAMESPACE
+        if _NAME.fullmatch(log) is None or _NAME.fullmatch(namespace) is None:
+            raise BadRequestError(
+                f"{text!r} is not the name of a log: use LOG or NAMESPACE/LOG, each of up to 100 "
+                "letters, digits, dots, hyphens and underscores, without a dot at the beginning"
+            )
+        return cls(namespace, log)
+
+    def __str__(self) -> str:
+        return self.log if self.namespace == DEFAULT_NAMESPACE else f"{self.namespace}/{self.log}"
+
+    @property
+    def key(self) -> str:
+        """Everything about the log is below this key."""
+        return f"{keys.LOGS}/{self.namespace}/{self.log}"
+
+    @property
+    def definition_key(self) -> str:
+        """The key of its definition."""
+        return f"{self.key}/definition"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class LogPartition:
+    """One partition of a log."""
+
+    name: LogName
+    number: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> LogPartition:
+        """The partition called ``log#number``; the first one if there is no number.
+
+        Raises:
+            BadRequestError: it is no name of a partition.
+        """
+        name, hash_sign, number = text.partition("#")
+        if hash_sign and not (number.isascii() and number.isdecimal()):
+            raise BadRequestError(f"{text!r} is not the name of a partition: use LOG#NUMBER")
+        return cls(LogName.parse(name), int(number or 0))
+
+    def __str__(self) -> str:
+        return f"{self.name}#{self.number}"
+
+    @property
+    def key(self) -> str:
+        """Everything about the partition is below this key."""
+        return f"{self.name.key}/partitions/{self.number:0{_PARTITION_DIGITS}}"
+
+    @property
+    def head_key(self) -> str:
+        """The key of its head."""
+        return f"{self.key}/head"
+
+    def chunk_key(self, number: int) -> str:
+        """The key of one of its chunks."""
+        return f"{self.key}/chunks/{number:0{_CHUNK_DIGITS}}"
+
+    def cursor_key(self, cursor: str) -> str:
+        """The key of one of its cursors.
+
+        Raises:
+            BadRequestError: it is no name of a cursor.
+        """
+        return f"{self.key}/cursors/{checked_name(cursor, 'a cursor')}"
+
+    def holder_key(self, cursor: str) -> str:
+        """The key of the lock that the consumer with one of its cursors holds.
+
+        Raises:
+            BadRequestError: it is no name of a cursor.
+        """
+        return f"{self.key}/holders/{checked_name(cursor, 'a cursor')}"
+
+
+class LogManager:
+    """The metadata of all logs of a cluster."""
+
+    def __init__(self, store: MetadataStore, clock: Clock | None = None) -> None:
+        self._store = store
+        self._clock = clock or SystemClock()
+
+    # ---- logs
+
+    async def create(
+        self, name: LogName, mode: LogMode = LogMode.WRITER, partitions: int = 1
+    ) -> Versioned[LogDefinition]:
+        """Make a log.
+
+        Raises:
+            LogExistsError: the name is taken.
+            BadRequestError: the number of partitions is out of range.
+        """
+        definition = LogDefinition(
+            secrets.token_hex(8), mode, partitions, created_ms=self._clock.now_ms()
+        )
+        put = Put(name.definition_key, encode_log_definition(definition), NOT_EXISTS)
+        try:
+            (stat,) = await self._store.transaction([put])
+        except KeyExistsError as error:
+            found = await self._store.get(put.key)
+            if found is not None and found.value == put.value:
+                return Versioned(definition, found.version)
+            raise LogExistsError(f"the log {name} exists") from error
+        assert stat is not None, "a put has a result"
+        return Versioned(definition, stat.version)
+
+    async def read(self, name: LogName) -> Versioned[LogDefinition]:
+        """What a log is.
+
+        Raises:
+            NoSuchLogError: there is no such log, or it is being deleted.
+            FormatError: its record is damaged, or of a newer version.
+        """
+        found = await self.find(name)
+        if found is None:
+            raise NoSuchLogError(f"there is no log {name}; create it first")
+        if found.value.is_deleted:
+            raise NoSuchLogError(f"the log {name} is being deleted; delete it again to finish")
+        return found
+
+    async def require(self, name: LogName, log_id: str) -> None:
+        """Check that a log is still there.
+
+        Raises:
+            NoSuchLogError: it was deleted, or is being deleted, or was made anew.
+        """
+        await self._store.sync()
+        found = await self.find(name)
+        if found is None or found.value.is_deleted:
+            raise NoSuchLogError(f"the log {name} was deleted")
+        if found.value.log_id != log_id:
+            raise NoSuchLogError(f"the log {name} was deleted, and made anew")
+
+    async def find(self, name: LogName) -> Versioned[LogDefinition] | None:
+        """What a log is, also of one that is being deleted; None if there is no such log."""
+        record = await self._store.get(name.definition_key)
+        if record is None:
+            return None
+        return Versioned(_decoded(decode_log_definition, record), record.version)
+
+    async def list_logs(self, namespace: str | None = None) -> AsyncIterator[LogName]:
+        """The names of all logs, or of those of a namespace, sorted within each namespace.
+
+        Logs that are being deleted are among them.
+
+        Raises:
+            BadRequestError: `namespace` is no name.
+        """
+        if namespace is None:
+            namespaces = await self._store.get_children(keys.LOGS)
+        else:
+            namespaces = [checked_name(namespace, "a namespace")]
+        for one in namespaces:
+            for log in await self._store.get_children(f"{keys.LOGS}/{one}"):
+                yield LogName(one, log)
+
+    async def mark_deleted(self, name: LogName) -> LogDefinition:
+        """Begin to delete a log: nobody can open it any more. Fine if that was done before.
+
+        Raises:
+            NoSuchLogError: there is no such log.
+        """
+        while True:
+            found = await self.find(name)
+            if found is None:
+                raise NoSuchLogError(f"there is no log {name}")
+            if found.value.is_deleted:
+                return found.value
+            marked = replace(found.value, is_deleted=True)
+            try:
+                await self._store.put(
+                    name.definition_key, encode_log_definition(marked), version=found.version
+                )
+            except BadVersionError:
+                continue
+            return marked
+
+    async def remove(self, name: LogName) -> None:
+        """Remove all metadata of a log that is marked as deleted; its ledgers are gone before.
+
+        It may be cut off and called again, also by another process. A log that was made anew
+        meanwhile is left alone.
+
+        Raises:
+            LogExistsError: the log is not marked as deleted.
+        """
+        found = await self.find(name)
+        if found is None:
+            return
+        if not found.value.is_deleted:
+            raise LogExistsError(f"the log {name} is not marked as deleted")
+        condition = Check(name.definition_key, found.version)
+        try:
+            await self._announce(name, found.value, condition)
+            # The definition goes last, so that a removal that was cut off can go on.
+            for part in ("partitions", "transactions"):
+                await self._store.delete_recursive(f"{name.key}/{part}", condition=condition)
+            await self._store.delete(condition.key, version=condition.version)
+        except (BadVersionError, NoSuchKeyError):
+            return  # another process removed it
+
+    async def _announce(self, name: LogName, definition: LogDefinition, condition: Check) -> None:
+        """Give each partition a head: readers hear of the deletion by watching the head's key."""
+        for number in range(definition.partitions):
+            key = LogPartition(name, number).head_key
+            if not await self._store.exists(key):
+                head = Put(key, encode_log_head(LogHead(definition.log_id)))
+                await self._store.transaction([condition, head])
+
+    # ---- heads and chunks
+
+    async def read_head(self, partition: LogPartition, log_id: str) -> Versioned[LogHead]:
+        """The head of a partition; an empty one of version `NOT_EXISTS` before the first owner.
+
+        Raises:
+            NoSuchLogError: the head belongs to another log: this one was deleted.
+        """
+        record = await self._store.get(partition.head_key)
+        if record is None:
+            return Versioned(LogHead(log_id), NOT_EXISTS)
+        found = Versioned(_decoded(decode_log_head, record), record.version)
+        if found.value.log_id != log_id:
+            raise NoSuchLogError(f"the log {partition.name} was deleted, and made anew")
+        return found
+
+    async def revision(self, name: LogName) -> int:
+        """The store's revision of the last write of a definition; 0 if it is gone, or has none.
+
+        It is greater than that of every write before, also of a deleted log of this name.
+        """
+        record = await self._store.get(name.definition_key)
+        return 0 if record is None else record.stat.revision or 0
+
+    async def read_latest_head(self, partition: LogPartition, log_id: str) -> Versioned[LogHead]:
+        """As `read_head`; shows every change that was finished before this call."""
+        await self._store.sync()
+        return await self.read_head(partition, log_id)
+
+    async def write_head(
+        self,
+        partition: LogPartition,
+        head: LogHead,
+        version: int,
+        *,
+        sealed: Sequence[LogChunk] = (),
+    ) -> Versioned[LogHead]:
+        """Replace the head that has `version`; in the same step, write the chunks that it seals.
+
+        Raises:
+            BadVersionError: it was changed meanwhile; read it again.
+            NoSuchLogError: the log was deleted.
+            MetadataUnavailableError: unknown whether it was written.
+        """
+        stats = await self.commit_heads([(partition, head, version, sealed)])
+        return Versioned(head, stats[0])
+
+    async def commit_heads(
+        self,
+        changes: Sequence[tuple[LogPartition, LogHead, int, Sequence[LogChunk]]],
+        others: Iterable[Operation] = (),
+    ) -> list[int]:
+        """Replace several heads in one transaction, with `others`; returns the heads' versions.
+
+        Raises:
+            BadVersionError: one of them was changed meanwhile.
+            NoSuchLogError: the log of a first head was deleted.
+            BadRequestError: more operations than a transaction has, which are one for each head,
+                each sealed chunk, each of the others, and each log with a first head.
+        """
+        puts: list[Operation] = []
+        rest: list[Operation] = list(others)
+        named = {operation.key for operation in rest}
+        conditions: dict[str, Check] = {}
+        for partition, head, version, sealed in changes:
+            puts.append(Put(partition.head_key, encode_log_head(head), version))
+            rest += [
+                Put(partition.chunk_key(chunk.number), encode_log_chunk(chunk)) for chunk in sealed
+            ]
+            name = partition.name
+            if version == NOT_EXISTS and name.definition_key not in named:
+                # Nobody may begin a partition of a log that is deleted.
+                conditions[name.key] = await self.condition(name, head.log_id)
+        operations = [*puts, *rest, *conditions.values()]
+        if len(operations) > TRANSACTION_OPERATIONS_MAX:
+            raise BadRequestError(
+                f"a change of {len(puts)} partitions takes {len(operations)} operations, and a "
+                f"transaction has at most {TRANSACTION_OPERATIONS_MAX}; change fewer at once"
+            )
+        try:
+            stats = await self._store.transaction(operations)
+        except BadVersionError:
+            for partition, head, version, _ in changes:
+                if version == NOT_EXISTS:
+                    await self.condition(partition.name, head.log_id)
+            raise
+        return [stat.version for stat in stats[: len(puts)] if stat is not None]
+
+    async def condition(self, name: LogName, log_id: str) -> Check:
+        """That the log exists and is the one of `log_id`, as a condition of a transaction."""
+        definition = await self.read(name)
+        if definition.value.log_id != log_id:
+            raise NoSuchLogError(f"the log {name} was deleted, and made anew")
+        return Check(name.definition_key, definition.version)
+
+    async def read_chunk(self, partition: LogPartition, number: int) -> LogChunk | None:
+        """One chunk; None if it was truncated."""
+        record = await self._store.get(partition.chunk_key(number))
+        return None if record is None else _decoded(decode_log_chunk, record)
+
+    async def delete_chunks(self, partition: LogPartition, numbers: Iterable[int]) -> None:
+        """Delete chunks that the head does not name any more; fine if they are gone."""
+        for number in numbers:
+            try:
+                await self._store.delete(partition.chunk_key(number))
+            except NoSuchKeyError:
+                continue
+
+    async def chunk_numbers(self, partition: LogPartition) -> list[int]:
+        """The numbers of all chunks in the store, also of those that a truncation left behind."""
+        return [int(name) for name in await self._store.get_children(f"{partition.key}/chunks")]
+
+    @asynccontextmanager
+    async def watch_head(
+        self, partition: LogPartition, log_id: str
+    ) -> AsyncIterator[AsyncIterator[Versioned[LogHead]]]:
+        """The head now and after each change. Quick changes may be seen as one.
+
+        The iterator raises NoSuchLogError when the log is deleted.
+        """
+        async with (
+            self._store.watch(partition.head_key) as changes,
+            aclosing(self._follow(partition, log_id, changes)) as heads,
+        ):
+            yield heads
+
+    async def _follow(
+        self, partition: LogPartition, log_id: str, changes: AsyncIterator[Change]
+    ) -> AsyncGenerator[Versioned[LogHead], None]:
+        last = await self._read_head_of_a_log(partition, log_id)
+        yield last
+        async for _ in changes:
+            found = await self._read_head_of_a_log(partition, log_id)
+            if found.version != last.version:
+                last = found
+                yield found
+
+    async def _read_head_of_a_log(self, partition: LogPartition, log_id: str) -> Versioned[LogHead]:
+        """As `read_head`; without a head, the log may have had no owner yet, or be deleted."""
+        found = await self.read_head(partition, log_id)
+        if found.version == NOT_EXISTS:
+            await self.condition(partition.name, log_id)
+        return found
+
+    # ---- cursors
+
+    async def read_cursor(self, partition: LogPartition, cursor: str) -> Versioned[LogCursor]:
+        """One cursor.
+
+        Raises:
+            NoSuchCursorError: it does not exist.
+        """
+        record = await self._store.get(partition.cursor_key(cursor))
+        if record is None:
+            raise NoSuchCursorError(f"there is no cursor {cursor} on {partition}")
+        return Versioned(_decoded(decode_log_cursor, record), record.version)
+
+    async def cursor_revision(self, partition: LogPartition, cursor: str) -> int:
+        """The store's revision of the last write of a cursor; 0 if it is gone, or has none.
+
+        It is greater than that of every write before, also of a deleted cursor of this name.
+        """
+        record = await self._store.get(partition.cursor_key(cursor))
+        return 0 if record is None else record.stat.revision or 0
+
+    async def write_cursor(
+        self, partition: LogPartition, cursor: str, value: LogCursor, version: int
+    ) -> Versioned[LogCursor]:
+        """Replace the cursor that has `version`, or create it with `NOT_EXISTS`.
+
+        Raises:
+            BadVersionError: it was changed, deleted, or made meanwhile.
+            NoSuchLogError: a new cursor, and the log was deleted.
+        """
+        operations: list[Operation] = [
+            Put(partition.cursor_key(cursor), encode_log_cursor(value), version)
+        ]
+        if version == NOT_EXISTS:
+            definition = await self.read(partition.name)
+            operations.append(Check(partition.name.definition_key, definition.version))
+        try:
+            stat, *_ = await self._store.transaction(operations)
+        except BadVersionError:
+            if version == NOT_EXISTS:
+                await self.read(partition.name)
+            raise
+        assert stat is not None, "a put has a result"
+        return Versioned(value, stat.version)
+
+    async def delete_cursor(self, partition: LogPartition, cursor: str) -> None:
+        """Delete a cursor.
+
+        Raises:
+            NoSuchCursorError: it does not exist.
+        """
+        try:
+            await self._store.delete(partition.cursor_key(cursor))
+        except NoSuchKeyError as error:
+            raise NoSuchCursorError(f"there is no cursor {cursor} on {partition}") from error
+
+    async def cursors(self, partition: LogPartition) -> Mapping[str, Versioned[LogCursor]]:
+        """All cursors of a partition, by name."""
+        return {
+            record.name: Versioned(_decoded(decode_log_cursor, record), record.version)
+            async for record in self._store.scan_children(f"{partition.key}/cursors")
+        }
+
+    # ---- transactions
+
+    async def last_batch(self, name: LogName, application: str) -> Versioned[int]:
+        """The last batch that an application published; -1 of version `NOT_EXISTS` before any."""
+        record = await self._store.get(_transaction_key(name, application))
+        if record is None:
+            return Versioned(-1, NOT_EXISTS)
+        return Versioned(_batch_of(record), record.version)
+
+    @staticmethod
+    def put_batch(name: LogName, application: str, batch: int, version: int) -> Put:
+        """What records `batch` as the application's last one, in place of the one of `version`.
+
+        Raises:
+            BadRequestError: the batch is no number from 0 to 2⁶³-1, or the id is no id.
+        """
+        if not isinstance(batch, int) or not 0 <= batch <= MAX_ID:
+            raise BadRequestError(f"{batch!r} is not the number of a batch")
+        return Put(_transaction_key(name, application), str(batch).encode(), version)
+
+    async def applications(self, name: LogName) -> Mapping[str, int]:
+        """The last batch of each application that published to a log."""
+        return {
+            unquote(record.name): _batch_of(record)
+            async for record in self._store.scan_children(f"{name.key}/transactions")
+        }
+
+    async def forget_application(self, name: LogName, application: str) -> None:
+        """Forget what an application published last; its next batch counts as its first.
+
+        Fine if nothing is known of it.
+        """
+        try:
+            await self._store.delete(_transaction_key(name, application))
+        except NoSuchKeyError:
+            return
+
+
+def checked_name(text: str, what: str) -> str:
+    """`text`, if it may name a cursor, a group or a namespace.
+
+    Raises:
+        BadRequestError: it may not.
+    """
+    if not isinstance(text, str) or _NAME.fullmatch(text) is None:
+        raise BadRequestError(
+            f"{text!r} cannot name {what}: use up to 100 letters, digits, dots, hyphens and "
+            "underscores, and begin without a dot"
+        )
+    return text
+
+
+def _transaction_key(name: LogName, application: str) -> str:
+    """Percent signs keep what no key may have; each application id has a key of its own."""
+    try:
+        quoted = quote(application, safe="").replace(".", "%2E")
+    except (TypeError, UnicodeEncodeError):
+        quoted = ""
+    if not 0 < len(quoted) <= _APPLICATION_SIZE_MAX:
+        raise BadRequestError(
+            f"{application!r} cannot be the id of an application: it is empty, no text, or has "
+            f"more than {_APPLICATION_SIZE_MAX} characters in a key"
+        )
+    return f"{name.key}/transactions/{quoted}"
+
+
+def _batch_of(record: Record) -> int:
+    if not record.value.isdigit():
+        raise FormatError(f"the metadata key {record.key} does not hold the number of a batch")
+    return int(record.value)
+
+
+def _decoded(decode: Callable[[bytes], T], record: Record) -> T:
+    try:
+        return decode(record.value)
+    except FormatError as error:
+        raise type(error)(f"the metadata key {record.key}: {error}") from error

@@ -1,0 +1,203 @@
+"""Namespaces and the policies of logs: the configuration that applications share.
+
+A log is called ``<namespace>/<name>``. Its own policy stands over that of its namespace, which
+stands over the cluster's defaults (`bookie.log.catalog.log_policy.DEFAULTS`). Each level decides what
+the level above it leaves open. Every change is made under compare-and-set.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+
+from bookie.cluster import keys
+from bookie.errors import (
+    BadRequestError,
+    BadVersionError,
+    ClusterInUseError,
+    FormatError,
+    KeyExistsError,
+    NoSuchKeyError,
+)
+from bookie.log.catalog.log_policy import DEFAULTS, LogPolicy, decode_policy, encode_policy
+from bookie.metadata.model import NOT_EXISTS, Put, Record
+from bookie.metadata.store import MetadataStore
+from bookie.metadata.versioned import Versioned
+
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
+
+
+class NamespaceManager:
+    """The namespaces of a cluster."""
+
+    def __init__(self, store: MetadataStore) -> None:
+        self._store = store
+
+    async def create(self, name: str, policy: LogPolicy | None = None) -> Versioned[LogPolicy]:
+        """Make a namespace.
+
+        Raises:
+            KeyExistsError: the name is taken.
+            BadRequestError: the name is invalid, or the policy contradicts the defaults.
+        """
+        policy = policy or LogPolicy()
+        policy.over(DEFAULTS)
+        try:
+            stat = await self._store.put(_key(name), encode_policy(policy), version=NOT_EXISTS)
+        except KeyExistsError as error:
+            raise KeyExistsError(f"the namespace {name} exists") from error
+        return Versioned(policy, stat.version)
+
+    async def read(self, name: str) -> Versioned[LogPolicy]:
+        """What a namespace decides itself.
+
+        Raises:
+            NoSuchKeyError: there is no such namespace.
+            FormatError: its record is damaged, or of a newer version.
+        """
+        return _policy_of(await self._record(name))
+
+    async def _record(self, name: str) -> Record:
+        record = await self._store.get(_key(name))
+        if record is None:
+            raise NoSuchKeyError(f"there is no namespace {name}")
+        return record
+
+    async def write(self, name: str, policy: LogPolicy, version: int) -> Versioned[LogPolicy]:
+        """Replace the policy that has `version`.
+
+        Raises:
+            BadVersionError: the policy was changed, or the namespace deleted.
+            BadRequestError: the policy contradicts the defaults.
+        """
+        policy.over(DEFAULTS)
+        assert version != NOT_EXISTS
+        stat = await self._store.put(_key(name), encode_policy(policy), version=version)
+        return Versioned(policy, stat.version)
+
+    async def delete(self, name: str) -> None:
+        """Delete a namespace that holds nothing.
+
+        Raises:
+            NoSuchKeyError: there is no such namespace.
+            ClusterInUseError: logs are in it, or policies of logs.
+            BadVersionError: its policy, or that of one of its logs, was changed just now.
+        """
+        found = await self.read(name)
+        await check_without_logs(self._store, name)
+        if await self._store.exists(policies := f"{keys.LOG_POLICIES}/{name}"):
+            raise _not_empty(name, policies)
+        await self._store.delete(_key(name), version=found.version)
+
+    async def names(self) -> list[str]:
+        """The names of all namespaces, sorted."""
+        return await self._store.get_children(keys.NAMESPACES)
+
+    async def all(self) -> AsyncIterator[tuple[str, Versioned[LogPolicy]]]:
+        """All namespaces with what they decide, by name."""
+        async for record in self._store.scan_children(keys.NAMESPACES):
+            yield record.name, _policy_of(record)
+
+    # ---- logs
+
+    async def policy(self, namespace: str, log: str | None = None) -> LogPolicy:
+        """The whole policy of a namespace, or of one of its logs.
+
+        Raises:
+            NoSuchKeyError: there is no such namespace.
+            FormatError: a record is damaged, or what the levels decide contradicts itself.
+        """
+        decided = (await self.read(namespace)).value.over(DEFAULTS)
+        if log is None:
+            return decided
+        own = await self.log_policy(namespace, log)
+        try:
+            return decided if own is None else own.value.over(decided)
+        except BadRequestError as error:
+            raise FormatError(f"the policy of the log {namespace}/{log}: {error}") from error
+
+    async def log_policy(self, namespace: str, log: str) -> Versioned[LogPolicy] | None:
+        """What a log decides itself; None if it has no policy of its own."""
+        record = await self._store.get(_log_key(namespace, log))
+        return None if record is None else _policy_of(record)
+
+    async def set_log_policy(
+        self, namespace: str, log: str, policy: LogPolicy, version: int = NOT_EXISTS
+    ) -> Versioned[LogPolicy]:
+        """Set the policy of one log: its first one, or in place of the one of `version`.
+
+        The same transaction writes the namespace's record again, which changes its version. So a
+        deletion fails if it is based on an earlier look at the empty namespace.
+
+        Raises:
+            NoSuchKeyError: there is no such namespace.
+            KeyExistsError, BadVersionError: another call set a policy for the log.
+            BadRequestError: the policy contradicts that of the namespace.
+        """
+        while True:
+            found = await self._record(namespace)
+            policy.over(_policy_of(found).value.over(DEFAULTS))
+            try:
+                # A mere check of the namespace does not suffice: a deletion under way has looked
+                # for policies already. The new version makes it fail.
+                stat, _ = await self._store.transaction(
+                    [
+                        Put(_log_key(namespace, log), encode_policy(policy), version),
+                        Put(_key(namespace), found.value, found.version),
+                    ]
+                )
+            except BadVersionError:
+                if (await self._record(namespace)).version == found.version:
+                    raise
+                continue  # the namespace changed, or got the policy of another log; look again
+            assert stat is not None
+            return Versioned(policy, stat.version)
+
+    async def clear_log_policy(self, namespace: str, log: str) -> None:
+        """Let the namespace decide everything for a log; fine if it does."""
+        try:
+            await self._store.delete(_log_key(namespace, log))
+        except NoSuchKeyError:
+            return
+
+
+async def check_without_logs(store: MetadataStore, namespace: str) -> None:
+    """Refuse a namespace that has logs in a cluster, also logs that are being deleted.
+
+    `store` is the cluster's. Its namespaces may be in another one.
+
+    Raises:
+        ClusterInUseError: naming one of the logs.
+    """
+    key = f"{keys.LOGS}/{_checked(namespace)}"
+    logs = await store.get_children(key)
+    if logs:
+        raise _not_empty(namespace, f"{key}/{logs[0]}")
+
+
+def _not_empty(namespace: str, key: str) -> ClusterInUseError:
+    return ClusterInUseError(f"the namespace {namespace} is not empty: there is {key}")
+
+
+def _policy_of(record: Record) -> Versioned[LogPolicy]:
+    try:
+        return Versioned(decode_policy(record.value), record.version)
+    except FormatError as error:
+        raise FormatError(f"the metadata key {record.key}: {error}") from error
+
+
+def _key(name: str) -> str:
+    return f"{keys.NAMESPACES}/{_checked(name)}"
+
+
+def _log_key(namespace: str, log: str) -> str:
+    return f"{keys.LOG_POLICIES}/{_checked(namespace)}/{_checked(log)}"
+
+
+def _checked(name: str) -> str:
+    if _NAME.fullmatch(name) is None:
+        raise BadRequestError(
+            f"{name!r} is not a name: use up to 100 letters, digits, dots, hyphens and "
+            "underscores, and begin without a dot"
+        )
+    return name

@@ -1,0 +1,1 @@
+"""Compaction: copies many small ledgers of a log into few."""

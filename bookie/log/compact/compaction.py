@@ -1,0 +1,374 @@
+"""Compact a log: copy many small ledgers of a partition into few, and name those in their place.
+
+=========================== ======================================================================
+step                        who, and what a crash after it leaves
+=========================== ======================================================================
+`plan_compaction`           one process reads the chains; nothing
+`copy_group`                any number of processes: each writes and closes a new ledger. No range
+                            names it, so a sweep deletes it a day later
+`publish_compaction`        one process for each partition: one compare-and-set names the new
+                            ledgers, then the old ones are deleted, then old chunks. A crash in
+                            between leaves ledgers and chunks that no head names, for a sweep
+=========================== ======================================================================
+
+Entries keep their offsets, which include control records. An entry is copied byte for byte. Only
+the *greatest timestamp so far*, by which times are found, is raised where it went back between two
+publishers. Readers do not see that field.
+
+A writer of the log stays its owner, and makes its next change on the new head. If the head changed
+meanwhile, the step is taken on the newest one. What was truncated or joined by somebody else is
+given up, and its copy is deleted. So any number of compactions may run at the same time.
+
+**Old ledgers go at once**, as after a truncation. A reader that meets a missing ledger or chunk
+looks at the newest head, and goes on at its offset. A grace would not spare it that, because a
+sweep deletes old ledgers that no range names whenever it comes. It would double the space.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from bookie.errors import BadRequestError, BookieError, MetadataError
+from bookie.ledger.write.append_queue import NewEntries
+from bookie.ledger.write.handle import WriterHandle
+from bookie.log.attempts import Attempts
+from bookie.log.catalog.log_metadata import (
+    NO_TIME_MS,
+    LogChunk,
+    LogDefinition,
+    LogHead,
+    LogMode,
+    LogRange,
+)
+from bookie.log.catalog.logs import LogName, LogPartition
+from bookie.log.compact.plan import CompactionLimits, runs_to_join
+from bookie.log.head import chain
+from bookie.log.head.chain import (
+    CHUNK_RANGES,
+    CHUNKS_REWRITTEN_MAX,
+    JoinedRanges,
+    place_of,
+    size_of,
+)
+from bookie.log.head.log_ranges import runs_from
+from bookie.log.log_client import CREATED_TAG, LogClient
+from bookie.log.publish.publisher import head_ranges_max
+from bookie.log.read.ledger_runs import LedgerReaders, RunEntries, read_runs
+from bookie.log.record.log_record import greatest_timestamp_ms, with_greatest
+from bookie.log.tidy.ledger_times import LedgerTimes
+from bookie.log.tidy.unnamed_ledgers import delete_ended, delete_unnamed, read_chain, read_ledgers
+from bookie.log.write.takeover import discard
+from bookie.telemetry import event_log
+
+UNCONFIRMED_BYTES_MAX = 8 * 1024 * 1024
+"""Payload bytes of a copy that are written and not yet durable."""
+
+_log = event_log(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionGroup:
+    """Ranges of one partition that become one. It travels to the process that copies it."""
+
+    partition: LogPartition
+    log_id: str
+    ranges: tuple[LogRange, ...]
+
+    @property
+    def entries(self) -> int:
+        """Entries that are copied."""
+        return sum(one.count or 0 for one in self.ranges)
+
+    @property
+    def size_bytes(self) -> int:
+        """Their payload bytes."""
+        return size_of(self.ranges)
+
+    @property
+    def ledgers(self) -> int:
+        """Ledgers that are read."""
+        return len({one.ledger_id for one in self.ranges})
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionPlan:
+    """What a compaction would do."""
+
+    groups: tuple[CompactionGroup, ...]
+    """By partition, in the order of offsets."""
+    ledgers: int
+    """The ledgers that the log consists of now."""
+    left: Mapping[int, str]
+    """By partition: why some of its small ranges are left as they are."""
+
+    def by_partition(self) -> Mapping[LogPartition, Sequence[CompactionGroup]]:
+        """The groups of each partition that has some."""
+        found: dict[LogPartition, list[CompactionGroup]] = {}
+        for one in self.groups:
+            found.setdefault(one.partition, []).append(one)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedGroup:
+    """What became of a group."""
+
+    group: CompactionGroup
+    after: LogRange | None
+    """The range of the new ledger, which is closed; None if it could not be written."""
+    reason: str = ""
+    """Why it could not."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedCompaction:
+    """What became of the groups of one partition."""
+
+    joined: int = 0
+    """Groups that are one range now."""
+    size_bytes: int = 0
+    """Payload bytes of these ranges."""
+    overtaken: int = 0
+    """Groups that were truncated, or joined by another compaction, meanwhile."""
+    failures: tuple[str, ...] = ()
+    """Why each of the other groups stays as it is; compact again."""
+
+
+async def plan_compaction(
+    client: LogClient, name: LogName, limits: CompactionLimits
+) -> CompactionPlan:
+    """What is worth joining in a log, within the retention of its policy. Asks no bookie.
+
+    Raises:
+        BadRequestError: the limits are none.
+        NoSuchLogError: there is no such log.
+        MetadataError: the metadata store failed.
+        FormatError: a chain cannot be read.
+    """
+    limits.validate()
+    definition = await client.definition(name)
+    limits = limits.within(await client.policy(name))
+    groups: list[CompactionGroup] = []
+    ledgers: set[int] = set()
+    left: dict[int, str] = {}
+    for number in range(definition.partitions):
+        partition = LogPartition(name, number)
+        found, chunks = await read_chain(client, partition, definition.log_id)
+        ranges = _ranges(found.value, chunks)
+        ledgers.update(one.ledger_id for one in ranges)
+        runs = runs_to_join(ranges, found.value.start_offset, limits)
+        remaining = len(ranges) - sum(len(run) - 1 for run in runs)
+        most = _ranges_max(definition) + CHUNKS_REWRITTEN_MAX * CHUNK_RANGES
+        if chunks and remaining > most:
+            first = len(ranges) - len(found.value.ranges)
+            in_head = [run for run in runs if place_of(ranges, run) >= first]
+            if len(in_head) < len(runs):
+                left[number] = (
+                    f"{remaining} ranges would be left in {partition}, and one change writes at "
+                    f"most {most}; so only the newest ranges are joined"
+                )
+            runs = in_head
+        groups += [CompactionGroup(partition, definition.log_id, run) for run in runs]
+    return CompactionPlan(tuple(groups), len(ledgers), left)
+
+
+async def copy_group(
+    client: LogClient, group: CompactionGroup, password: bytes = b""
+) -> CopiedGroup:
+    """Copy a group into a new ledger, and close it. Digests of all entries are verified.
+
+    What fails is told by the result: the new ledger is deleted then, or left for a sweep.
+    """
+    try:
+        after = await _copy(client, group, password)
+    except BookieError as error:
+        _log.warning("log_not_copied", partition=str(group.partition), reason=str(error))
+        return CopiedGroup(group, None, str(error))
+    return CopiedGroup(group, after)
+
+
+async def _copy(client: LogClient, group: CompactionGroup, password: bytes) -> LogRange:
+    policy = await client.policy(group.partition.name)
+    tags = client.tags(group.partition, group.log_id)
+    tags = {**tags, CREATED_TAG: str(await LedgerTimes(client).latest_ms(group.ranges)).encode()}
+    writer = await client.create_ledger(client.shape(policy, password), tags)
+    try:
+        runs = runs_from(group.ranges, group.ranges[0].base_offset or 0)
+        async with aclosing(read_runs(runs, LedgerReaders(client.ledgers, password))) as found:
+            await _write(writer, found)
+        ledger = await writer.close()
+        if ledger.last_entry_id + 1 != group.entries:
+            raise BadRequestError(
+                f"{ledger.last_entry_id + 1} entries of {group.partition} were copied, and its "
+                f"ranges have {group.entries}"
+            )
+    except BookieError:
+        await discard(client, writer, None)
+        raise
+    except BaseException:
+        writer.abandon()
+        raise
+    first, last = group.ranges[0], group.ranges[-1]
+    return LogRange(
+        ledger.ledger_id, 0, ledger.last_entry_id, first.base_offset, last.end_ms, ledger.length
+    )
+
+
+async def _write(writer: WriterHandle, found: AsyncGenerator[RunEntries, None]) -> None:
+    """Append what is read, of which a bounded part is not durable yet; all is when it returns."""
+    greatest_ms = NO_TIME_MS
+    unconfirmed: deque[tuple[int, asyncio.Future[range]]] = deque()
+    unconfirmed_bytes = 0
+    async for run in found:
+        payloads = []
+        for entry in run.entries:
+            payload = with_greatest(entry.payload, greatest_ms)
+            greatest_ms = greatest_timestamp_ms(payload)
+            payloads.append(payload)
+        new = NewEntries.of(payloads)
+        future = writer.submit(new)
+        future.add_done_callback(_forget)  # after an error nobody waits for the others
+        unconfirmed.append((new.total_bytes, future))
+        unconfirmed_bytes += new.total_bytes
+        while unconfirmed_bytes > UNCONFIRMED_BYTES_MAX:
+            size, future = unconfirmed.popleft()
+            await future
+            unconfirmed_bytes -= size
+    for _, future in unconfirmed:
+        await future
+
+
+def _forget(future: asyncio.Future[range]) -> None:
+    if not future.cancelled():
+        future.exception()
+
+
+async def publish_compaction(
+    client: LogClient, partition: LogPartition, copies: Sequence[CopiedGroup]
+) -> PublishedCompaction:
+    """Name the new ledgers of a partition in place of the old ones, and delete those.
+
+    All copies are published in one step. Copies that cannot be published are deleted. After an
+    error the step may have been taken; what is left over is found by a sweep.
+
+    Raises:
+        NoSuchLogError: the log was deleted.
+        MetadataError: the metadata store failed.
+        FormatError: the chain cannot be read; nothing was published.
+    """
+    definition = await client.definition(partition.name)
+    return await _Publication(client, partition, definition, copies).run()
+
+
+class _Publication:
+    """One partition."""
+
+    def __init__(
+        self,
+        client: LogClient,
+        partition: LogPartition,
+        definition: LogDefinition,
+        copies: Sequence[CopiedGroup],
+    ) -> None:
+        self._client = client
+        self._partition = partition
+        self._log_id = definition.log_id
+        self._ranges_max = _ranges_max(definition)
+        self._copies = copies
+        self._joined = [
+            JoinedRanges(one.group.ranges, one.after) for one in copies if one.after is not None
+        ]
+        self._gone: list[LogRange] = []
+        """What attempts had in mind, also those of unknown outcome: it may still be named."""
+        self._chunks: set[int] = set()
+        """Likewise: the chunks that were written anew."""
+        self._refused: dict[int, str] = {}
+        """By new ledger: why it cannot be published."""
+
+    async def run(self) -> PublishedCompaction:
+        """Publish, then delete."""
+        client, partition, log_id = self._client, self._partition, self._log_id
+        head, ranges = await self._publish()
+        named = set(ranges)
+        done = [one.after for one in self._joined if one.after in named]
+        await delete_ended(client, partition, log_id, self._gone)
+        lost = {one.after.ledger_id for one in self._joined if one.after not in named}
+        if lost:
+            await delete_unnamed(client, partition, log_id, lost, may_go=lambda _: True)
+        numbers = sorted(number for number in self._chunks if number < head.first_chunk)
+        await client.logs.delete_chunks(partition, numbers)
+        failures = [*self._refused.values()]
+        # A copy may have failed because its group is gone. Then it is no failure.
+        failures += [
+            one.reason
+            for one in self._copies
+            if one.after is None and place_of(ranges, one.group.ranges) >= 0
+        ]
+        overtaken = len(self._copies) - len(done) - len(failures)
+        return PublishedCompaction(len(done), size_of(done), overtaken, tuple(failures))
+
+    async def _publish(self) -> tuple[LogHead, list[LogRange]]:
+        """Take the step on the newest chain; returns the chain as it is then."""
+        client, partition = self._client, self._partition
+        attempts = Attempts()
+        while True:
+            try:
+                # The ledgers are looked for after the head was read: see `unnamed_ledgers`.
+                found, chunks = await read_chain(client, partition, self._log_id)
+                ranges = _ranges(found.value, chunks)
+                step = self._step(found.value, chunks, await self._publishable(ranges))
+                if step is None:
+                    return found.value, ranges
+                head, sealed, gone = step
+                self._gone += gone
+                self._chunks.update(range(found.value.first_chunk, head.first_chunk))
+                with attempts.proposing():
+                    await client.logs.write_head(partition, head, found.version, sealed=sealed)
+            except MetadataError as error:
+                await attempts.pause_after(error)
+            else:
+                is_anew = head.first_chunk != found.value.first_chunk
+                return head, _ranges(head, sealed if is_anew else chunks)
+
+    def _step(
+        self, head: LogHead, chunks: Sequence[LogChunk], waiting: Sequence[JoinedRanges]
+    ) -> tuple[LogHead, tuple[LogChunk, ...], list[LogRange]] | None:
+        """What names all that is `waiting`; None if nothing is, or one change cannot name it."""
+        if not waiting:
+            return None
+        try:
+            return chain.compacted(head, chunks, waiting, ranges_max=self._ranges_max)
+        except BadRequestError as error:
+            self._refused |= {one.after.ledger_id: str(error) for one in waiting}
+            return None
+
+    async def _publishable(self, ranges: Sequence[LogRange]) -> list[JoinedRanges]:
+        """What the chain does not have yet, and whose ranges and new ledger are there."""
+        named = set(ranges)
+        waiting = [
+            one
+            for one in self._joined
+            if one.after not in named and place_of(ranges, one.before) >= 0
+        ]
+        ledgers = await read_ledgers(self._client, [one.after.ledger_id for one in waiting])
+        for ledger_id in {one.after.ledger_id for one in waiting} - ledgers.keys():
+            self._refused[ledger_id] = (
+                f"ledger {ledger_id}, a copy of ranges of {self._partition}, was deleted before it "
+                "was published; a sweep keeps it for a day"
+            )
+        return [one for one in waiting if one.after.ledger_id not in self._refused]
+
+
+def _ranges(head: LogHead, chunks: Sequence[LogChunk]) -> list[LogRange]:
+    return [*(one for chunk in chunks for one in chunk.ranges), *head.ranges]
+
+
+def _ranges_max(definition: LogDefinition) -> int:
+    """How many ranges a head of the log keeps."""
+    if definition.mode is LogMode.TRANSACTIONAL:
+        return head_ranges_max(definition.partitions)
+    return chain.HEAD_RANGES_MAX

@@ -1,0 +1,148 @@
+"""Which ranges of a partition are worth joining: many small ones that follow each other.
+
+================================== ==============================================================
+rule                               why
+================================== ==============================================================
+only closed ranges                 an open one has an owner, who appends to it
+the newest closed one stays        a new owner reads from its ledger what producers have appended
+what was truncated stays           it goes by itself
+neighbours that continue the same  they are read as one already, and to copy them saves no ledger
+ledger count as one *piece*
+a piece is joined if it is smaller joining a large one costs much and saves little; so a joined
+than `small_bytes`                 range is left alone once it is large enough
+at most `target_bytes`, and        one task copies them; retention deletes a ledger as a whole
+`PIECES_MAX` pieces, become one
+times differ by at most            retention by time does not wait much longer
+`span_ms_max`
+================================== ==============================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from bookie.errors import BadRequestError
+from bookie.ids import MAX_ID
+from bookie.log.catalog.log_metadata import LogRange
+from bookie.log.catalog.log_policy import LogPolicy
+
+PIECES_MAX = 4096
+"""The most pieces that become one range: so many ledgers are opened one after the other."""
+
+RETENTION_SHARE = 10
+"""A joined range has at most one part in so many of what the retention keeps."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionLimits:
+    """What is joined."""
+
+    small_bytes: int = 64 * 1024 * 1024
+    """Only pieces with fewer payload bytes."""
+    target_bytes: int = 1024 * 1024 * 1024
+    """The most payload bytes of a joined range."""
+    span_ms_max: int = MAX_ID
+    """Between the last records of its first and its last piece."""
+
+    def validate(self) -> None:
+        """Check the sizes.
+
+        Raises:
+            BadRequestError: one is not positive, or the small one is the larger one.
+        """
+        if not 0 < self.small_bytes <= self.target_bytes:
+            raise BadRequestError(
+                f"ledgers below {self.small_bytes} bytes cannot be joined into ledgers of at most "
+                f"{self.target_bytes} bytes: both are positive, and the second is not smaller"
+            )
+
+    def within(self, policy: LogPolicy) -> CompactionLimits:
+        """The same, but so that the retention of `policy` keeps at most a tenth more."""
+        limits = self
+        if policy.retention_seconds:
+            span_ms = int(1000 * policy.retention_seconds) // RETENTION_SHARE
+            limits = replace(limits, span_ms_max=min(limits.span_ms_max, span_ms))
+        if policy.retention_bytes:
+            target = max(1, min(limits.target_bytes, policy.retention_bytes // RETENTION_SHARE))
+            small = min(limits.small_bytes, target)
+            limits = replace(limits, small_bytes=small, target_bytes=target)
+        return limits
+
+
+def runs_to_join(
+    ranges: Sequence[LogRange], start_offset: int, limits: CompactionLimits
+) -> list[tuple[LogRange, ...]]:
+    """The runs of a partition's `ranges` that each become one range, in order."""
+    runs = [_Run()]
+    for piece in list(_pieces(ranges))[:-1]:
+        is_live = (piece.last.end_offset or 0) > start_offset
+        if not is_live or piece.size_bytes >= limits.small_bytes:
+            runs.append(_Run())
+            continue
+        if not runs[-1].has_room(piece, limits):
+            runs.append(_Run())
+        runs[-1].add(piece)
+    return [
+        tuple(one for piece in run.pieces for one in piece.ranges)
+        for run in runs
+        if len(run.pieces) > 1
+    ]
+
+
+@dataclass(slots=True)
+class _Piece:
+    """Closed ranges that continue the same ledger."""
+
+    ranges: list[LogRange]
+    size_bytes: int
+
+    @property
+    def last(self) -> LogRange:
+        return self.ranges[-1]
+
+    def is_continued_by(self, one: LogRange) -> bool:
+        last = self.last
+        return (
+            last.ledger_id == one.ledger_id
+            and last.last_entry_id is not None
+            and last.last_entry_id + 1 == one.first_entry_id
+        )
+
+
+def _pieces(ranges: Sequence[LogRange]) -> Iterator[_Piece]:
+    piece: _Piece | None = None
+    for one in ranges:
+        if one.is_open:
+            break
+        if piece is not None and piece.is_continued_by(one):
+            piece.ranges.append(one)
+            piece.size_bytes += one.size_bytes or 0
+            continue
+        if piece is not None:
+            yield piece
+        piece = _Piece([one], one.size_bytes or 0)
+    if piece is not None:
+        yield piece
+
+
+@dataclass(slots=True)
+class _Run:
+    """Pieces that follow each other."""
+
+    pieces: list[_Piece] = field(default_factory=list)
+    size_bytes: int = 0
+
+    def has_room(self, piece: _Piece, limits: CompactionLimits) -> bool:
+        if not self.pieces:
+            return True
+        span_ms = (piece.last.end_ms or 0) - (self.pieces[0].last.end_ms or 0)
+        return (
+            len(self.pieces) < PIECES_MAX
+            and self.size_bytes + piece.size_bytes <= limits.target_bytes
+            and span_ms <= limits.span_ms_max
+        )
+
+    def add(self, piece: _Piece) -> None:
+        self.pieces.append(piece)
+        self.size_bytes += piece.size_bytes

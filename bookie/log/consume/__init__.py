@@ -1,0 +1,1 @@
+"""Cursors, consumers and groups: how far who has come."""

@@ -1,0 +1,247 @@
+"""The cursors of a log, on all its partitions: create, commit, reset, list, delete; and their lag.
+
+A cursor is one record for each partition. Whoever resets or deletes it needs no lock: the epoch
+rises, so the holder of the former epoch can commit nothing more. Its claim is removed as well. So
+it notices at once, and not only with its next commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+
+from bookie.coordination.wait_queue import WaitQueue
+from bookie.env import Moment
+from bookie.env.checked import checked
+from bookie.errors import (
+    BadRequestError,
+    KeyExistsError,
+    MetadataUnavailableError,
+    NoSuchCursorError,
+    NoSuchKeyError,
+    SessionLostError,
+)
+from bookie.log.catalog.log_cursor import LogCursor
+from bookie.log.catalog.logs import LogName, LogPartition
+from bookie.log.consume.cursor_record import CursorRecord, next_epoch, unique_owner
+from bookie.log.log_client import LogClient
+from bookie.log.read.places import AtEntry, LogStart, checked_place
+from bookie.log.read.reading import PartitionReading, locate_cursor
+from bookie.log.record.log_record import LogPosition
+from bookie.metadata.model import NOT_EXISTS
+
+
+@dataclass(frozen=True, slots=True)
+class CursorStatus:
+    """One cursor of one partition, and how far behind it is."""
+
+    partition: LogPartition
+    name: str
+    cursor: LogCursor
+    earliest_offset: int
+    """Of the first record that was not truncated."""
+    end_offset: int
+    """The offset of the next entry that will be appended, as far as it is confirmed."""
+
+    @property
+    def lag(self) -> int:
+        """Entries that are still to be consumed; control records count, truncated ones do not."""
+        return max(0, self.end_offset - max(self.cursor.offset, self.earliest_offset))
+
+
+class Cursors:
+    """The cursors of one log."""
+
+    def __init__(self, client: LogClient, name: LogName, reading: PartitionReading) -> None:
+        self._client = client
+        self._name = name
+        self._reading = reading
+        self._bounds = reading.bounds
+
+    @checked
+    async def create(
+        self,
+        cursor: str,
+        start: LogStart = None,
+        *,
+        time: Moment | None = None,
+        protected: bool = True,
+    ) -> None:
+        """Make a cursor on each partition. A call that was cut off is continued by the next one.
+
+        It begins at `start`, by default the earliest record, or at the first record of `time`.
+        Retention keeps what a `protected` cursor has not consumed.
+
+        Raises:
+            KeyExistsError: it exists on all partitions.
+            NoSuchLogError: there is no such log.
+            BadRequestError: the name or the start is wrong, or the start is behind the end.
+        """
+        place = checked_place(start, time)
+        records = await self._records(cursor)
+        missing = [record for record in records if not await self._exists(record)]
+        if not missing:
+            raise KeyExistsError(f"the cursor {cursor} of the log {self._name} exists")
+        for record in missing:
+            offset = await locate_cursor(self._reading, record.partition, place)
+            value = LogCursor(
+                offset,
+                owner=unique_owner(self._client),
+                committed_ms=self._client.clock.now_ms(),
+                is_protected=protected,
+            )
+            await record.propose(value, NOT_EXISTS)
+
+    @checked
+    async def commit(self, cursor: str, offset: int, *, partition: int = 0) -> None:
+        """The next consumer begins at `offset`. A cursor does not go back: a lower one is ignored.
+
+        It is for programs that read without being a consumer; others may commit in between.
+
+        Raises:
+            NoSuchCursorError, NoSuchLogError: there is none.
+            BadRequestError: the offset is behind the end of the partition.
+            UnavailableError: the bookies did not tell where the partition ends.
+            MetadataUnavailableError, SessionLostError: unknown whether it was committed.
+        """
+        place = checked_place(offset)
+        (record,) = await self._records(cursor, partition)
+        offset = await locate_cursor(self._reading, record.partition, place)
+        await record.change(lambda found: replace(found, offset=max(offset, found.offset)))
+
+    @checked
+    async def reset(
+        self,
+        cursor: str,
+        start: LogStart = None,
+        *,
+        time: Moment | None = None,
+        partition: int | None = None,
+    ) -> Mapping[int, int]:
+        """Move a cursor anywhere, on all partitions or one; returns the offsets by partition.
+
+        It goes to `start`, by default the earliest record, or to the first record of `time`. A
+        consumer that holds it gets CursorLostError.
+
+        Raises:
+            NoSuchCursorError, NoSuchLogError: there is none.
+            BadRequestError: one offset for several partitions, or one behind the end.
+            UnavailableError, CorruptionError: the place was not found.
+            MetadataUnavailableError, SessionLostError: unknown which partitions were reset.
+        """
+        place = checked_place(start, time)
+        if isinstance(start, LogPosition):
+            partition = start.partition
+        records = await self._records(cursor, partition)
+        if len(records) > 1 and isinstance(place, int | AtEntry):
+            raise BadRequestError(
+                f"name the partition of {self._name} whose cursor goes to {start}"
+            )
+        offsets = {}
+        for record in records:
+            offset = await locate_cursor(self._reading, record.partition, place)
+            revision = await self._client.logs.cursor_revision(record.partition, record.name)
+            await record.change(partial(_reset, offset, unique_owner(self._client), revision))
+            await self._evict(record)
+            offsets[record.partition.number] = offset
+        return offsets
+
+    @checked
+    async def protect(self, cursor: str, *, protected: bool = True) -> None:
+        """Whether retention keeps what the cursor has not consumed. Its holder goes on.
+
+        Raises:
+            NoSuchCursorError, NoSuchLogError: there is none.
+        """
+        for record in await self._records(cursor):
+            await record.change(lambda found: replace(found, is_protected=protected))
+
+    @checked
+    async def delete(self, cursor: str) -> None:
+        """Delete a cursor on all partitions. A consumer that holds it gets CursorLostError.
+
+        Raises:
+            NoSuchCursorError, NoSuchLogError: there is none.
+        """
+        deleted = 0
+        for record in await self._records(cursor):
+            try:
+                await self._client.logs.delete_cursor(record.partition, cursor)
+            except NoSuchCursorError:
+                continue
+            deleted += 1
+            await self._evict(record)
+        if not deleted:
+            raise NoSuchCursorError(f"there is no cursor {cursor} on {self._name}")
+
+    async def all(self) -> Mapping[str, Mapping[int, LogCursor]]:
+        """All cursors by name, each by partition."""
+        found: dict[str, dict[int, LogCursor]] = {}
+        for partition in await self._partitions():
+            for name, cursor in (await self._client.logs.cursors(partition)).items():
+                found.setdefault(name, {})[partition.number] = cursor.value
+        return dict(sorted(found.items()))
+
+    @checked
+    async def status(self, cursor: str | None = None) -> list[CursorStatus]:
+        """All cursors, or one, with their lag; by name and partition.
+
+        Raises:
+            NoSuchCursorError: there is no such cursor.
+            UnavailableError: the bookies did not tell where a partition ends.
+        """
+        cursors = await self.all()
+        if cursor is not None:
+            if cursor not in cursors:
+                raise NoSuchCursorError(f"there is no cursor {cursor} on {self._name}")
+            cursors = {cursor: cursors[cursor]}
+        numbers = sorted({number for found in cursors.values() for number in found})
+        partitions = {number: LogPartition(self._name, number) for number in numbers}
+        bounds = {number: await self._bounds(one) for number, one in partitions.items()}
+        return [
+            CursorStatus(partitions[number], name, value, *bounds[number])
+            for name, found in cursors.items()
+            for number, value in sorted(found.items())
+        ]
+
+    @checked
+    async def lag(self, cursor: str) -> int:
+        """How many entries of all partitions the cursor has not consumed; raises as `status`."""
+        return sum(one.lag for one in await self.status(cursor))
+
+    # ---- inside
+
+    async def _partitions(self) -> list[LogPartition]:
+        definition = await self._client.definition(self._name)
+        return [LogPartition(self._name, number) for number in range(definition.partitions)]
+
+    async def _records(self, cursor: str, partition: int | None = None) -> list[CursorRecord]:
+        found = await self._partitions()
+        if partition is not None:
+            if not 0 <= partition < len(found):
+                raise BadRequestError(f"the log {self._name} has no partition {partition}")
+            found = [found[partition]]
+        return [CursorRecord(self._client, one, cursor) for one in found]
+
+    async def _exists(self, record: CursorRecord) -> bool:
+        try:
+            await record.read()
+        except NoSuchCursorError:
+            return False
+        return True
+
+    async def _evict(self, record: CursorRecord) -> None:
+        """Remove the first claim, which its lock notices. A failure only delays that."""
+        queue = WaitQueue(
+            await self._client.participant(), record.partition.holder_key(record.name)
+        )
+        with suppress(MetadataUnavailableError, SessionLostError, NoSuchKeyError):
+            first = await queue.first()
+            if first is not None:
+                await self._client.store.delete(first.record.key)
+
+
+def _reset(offset: int, owner: str, revision: int, found: LogCursor) -> LogCursor:
+    return replace(found, offset=offset, epoch=next_epoch(found, revision), owner=owner)

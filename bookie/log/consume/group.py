@@ -1,0 +1,500 @@
+"""A group of consumers that share the partitions of logs; each partition has one of them at a time.
+
+::
+
+    async with join_group(client, "workers", reading, pattern="orders-*") as member:
+        async for record in member:
+            ...
+            await member.commit(record)
+
+The group's leader says who consumes what (`group_leader`), and each member follows. Before it gives
+a partition up, a member waits until the application asks for the record after the last one of that
+partition. The next member waits for the lock, takes the cursor, which has the group's name, and so
+fences the former one by its epoch. So even a leader that is wrong, or two of them, cannot make two
+members commit for one partition.
+
+A member whose process dies is replaced when its session ends. One whose cursor is lost, for
+instance by a reset, takes it again as long as the partition is assigned to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple, Self
+
+from bookie.coordination.locks import LockManager
+from bookie.coordination.membership import Group
+from bookie.coordination.participant import Participant
+from bookie.env import Moment
+from bookie.env.checked import checked
+from bookie.errors import (
+    BadRequestError,
+    BookieError,
+    ClientClosedError,
+    CursorLostError,
+    LogClosedError,
+    MetadataClosedError,
+    NoSuchCursorError,
+    NoSuchKeyError,
+    NoSuchLogError,
+)
+from bookie.log.catalog.group_metadata import GroupAssignment, MemberProfile, encode_member_profile
+from bookie.log.catalog.groups import ConsumerGroup
+from bookie.log.catalog.logs import LogName, LogPartition, checked_name
+from bookie.log.consume.consumer import (
+    AutoCommit,
+    RecordFlow,
+    commit_by_time,
+    commit_finished,
+    commit_up_to,
+)
+from bookie.log.consume.cursor_record import CursorRecord
+from bookie.log.consume.cursors import CursorStatus
+from bookie.log.consume.group_leader import GroupLeader, read_profile, split_pattern
+from bookie.log.consume.partition_consumer import ConsumedBatch, PartitionConsumer
+from bookie.log.log_client import LogClient
+from bookie.log.read.places import LogStart, Place, checked_place
+from bookie.log.read.reading import PartitionReading, locate_cursor
+from bookie.log.record.log_record import LogPosition, LogRecord, Producer
+from bookie.metadata.mirror import follow
+from bookie.metadata.versioned import Versioned
+from bookie.telemetry import event_log
+
+_log = event_log(__name__)
+
+
+class GroupRecord(NamedTuple):
+    """A record as a `LogRecord` shows itself, with the log that it comes from."""
+
+    log_partition: LogPartition
+    """The log and the number of its partition together."""
+    token: int
+    """The epoch of the cursor: a fencing token for what the record is turned into."""
+    record: LogRecord
+    """The same record without its log."""
+
+    @property
+    def log(self) -> str:
+        """The name of the log."""
+        return str(self.log_partition.name)
+
+    @property
+    def partition(self) -> int:
+        """The number of the partition."""
+        return self.record.partition
+
+    @property
+    def value(self) -> bytes:
+        """The record's value."""
+        return self.record.value
+
+    @property
+    def key(self) -> bytes | None:
+        """The record's key."""
+        return self.record.key
+
+    @property
+    def headers(self) -> Mapping[str, bytes]:
+        """The record's headers."""
+        return self.record.headers
+
+    @property
+    def timestamp_ms(self) -> int:
+        """The record's timestamp."""
+        return self.record.timestamp_ms
+
+    @property
+    def producer(self) -> Producer | None:
+        """Who appended it, and as which of its records."""
+        return self.record.producer
+
+    @property
+    def ledger_id(self) -> int:
+        """The ledger that it was read from."""
+        return self.record.ledger_id
+
+    @property
+    def entry_id(self) -> int:
+        """The entry of that ledger."""
+        return self.record.entry_id
+
+    @property
+    def offset(self) -> int:
+        """Its offset in the partition."""
+        return self.record.offset
+
+    @property
+    def position(self) -> LogPosition:
+        """Where it was read in its partition."""
+        return self.record.position
+
+
+class GroupMember:
+    """One member: an async context manager, and an async iterator of records.
+
+    Use it from one task at a time; any call may be cancelled, and loses nothing. Records of one
+    partition come in order.
+    """
+
+    def __init__(
+        self,
+        client: LogClient,
+        group: str,
+        name: str,
+        profile: MemberProfile,
+        reading: PartitionReading,
+        *,
+        start: Place = "earliest",
+        auto_commit: AutoCommit | None = None,
+        on_change: Callable[[frozenset[LogPartition]], object] = lambda _: None,
+    ) -> None:
+        self.name = name
+        self._client = client
+        self._group = ConsumerGroup(client.store, group)
+        self._profile = profile
+        self._reading = reading
+        self._start = start
+        self._auto_commit = auto_commit
+        self._on_change = on_change
+        self._flow = RecordFlow(self._poll, auto_commit, self._stir)
+        self._assigned = GroupAssignment()
+        self._wanted: frozenset[LogPartition] = frozenset()
+        self._serving: dict[LogPartition, asyncio.Task[None]] = {}
+        """A task for each partition that is wanted, or not given up yet."""
+        self._consumers: dict[LogPartition, PartitionConsumer] = {}
+        self._turns: deque[LogPartition] = deque()
+        """The partitions of `_consumers`; the next to be asked comes first."""
+        self._changed = asyncio.Event()
+        self._is_entered = self._is_leaving = False
+        self._error: BookieError | None = None
+        self._participant: Participant | None = None
+        self._tasks = asyncio.TaskGroup()
+        self._background: list[asyncio.Task[None]] = []
+        self._resources = AsyncExitStack()
+
+    @property
+    def assignment(self) -> frozenset[LogPartition]:
+        """The partitions that this member consumes now."""
+        return frozenset(self._consumers)
+
+    @property
+    def generation(self) -> int:
+        """The number of the group's last assignment that this member has seen."""
+        return self._assigned.generation
+
+    @property
+    def tokens(self) -> Mapping[LogPartition, int]:
+        """The epoch of each partition's cursor."""
+        return {one: consumer.cursor.token for one, consumer in self._consumers.items()}
+
+    # ---- consuming
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> GroupRecord:
+        """The next record of any partition; waits for it.
+
+        Raises:
+            LogTruncatedError: the group's next record in a partition was truncated; reset its
+                cursor.
+            CorruptionError: a record cannot be read.
+        """
+        self._require_entered()
+        consumer, token, record = await self._flow.next_record()
+        return GroupRecord(consumer.partition, token, record)
+
+    def batches(self) -> AsyncIterator[ConsumedBatch]:
+        """The same records in batches, each of one partition, which is faster."""
+        return self._batches()
+
+    async def _batches(self) -> AsyncIterator[ConsumedBatch]:
+        while True:
+            yield await self.next_batch()
+
+    async def next_batch(self) -> ConsumedBatch:
+        """The next one of `batches`; waits for it, and raises what `__anext__` does."""
+        self._require_entered()
+        return await self._flow.next_batch()
+
+    @checked
+    async def commit(self, up_to: GroupRecord | ConsumedBatch | None = None) -> None:
+        """Mark records as consumed: all that were given out, or those up to this one.
+
+        Up to a record means: of its partition. It is durable when this returns.
+
+        Raises:
+            CursorLostError: the partition belongs to another member now, or its cursor was reset.
+                The uncommitted records come again. What others were given out is committed.
+            MetadataUnavailableError, SessionLostError: unknown whether it was committed.
+        """
+        self._require_entered()
+        if up_to is not None:
+            await self._commit_one(up_to)
+            return
+        failed: BookieError | None = None
+        for consumer in list(self._consumers.values()):
+            try:
+                await commit_up_to(consumer, None)
+            except BookieError as error:
+                failed = error
+        if failed is not None:
+            raise failed
+
+    async def _commit_one(self, up_to: GroupRecord | ConsumedBatch) -> None:
+        if isinstance(up_to, GroupRecord):
+            partition, last = up_to.log_partition, up_to.record
+        else:
+            partition, last = up_to.partition, up_to.records[-1]
+        consumer = self._consumers.get(partition)
+        if consumer is None or consumer.cursor.token != up_to.token:
+            raise CursorLostError(f"this member does not consume {partition} any more")
+        await commit_up_to(consumer, last)
+
+    def _require_entered(self) -> None:
+        """Refuse to wait for records that nobody fetches.
+
+        Raises:
+            BadRequestError: the member was not entered.
+            LogClosedError: it was left.
+        """
+        self._client.require_here()
+        if not self._is_entered:
+            raise BadRequestError("enter the member with `async with` first")
+        if self._is_leaving:
+            raise LogClosedError(f"the member {self.name} has left its group")
+
+    def _poll(self) -> tuple[PartitionConsumer, ConsumedBatch] | None:
+        self._client.require_here()
+        if self._error is not None:
+            raise self._error
+        for _ in range(len(self._turns)):
+            consumer = self._consumers[self._turns[0]]
+            self._turns.rotate(-1)
+            batch = None if consumer.is_over else consumer.take()
+            if batch is not None:
+                return consumer, batch
+        return None
+
+    # ---- following the assignment
+
+    def _follow(self, found: Versioned[GroupAssignment]) -> None:
+        self._assigned = found.value
+        self._want(map(LogPartition.parse, found.value.shares.get(self.name, ())))
+
+    def _want(self, partitions: Iterable[LogPartition]) -> None:
+        """Take what is new in `partitions`, and give up everything else."""
+        self._wanted = frozenset(partitions)
+        for partition, task in self._serving.items():
+            if partition not in self._wanted and partition not in self._consumers:
+                task.cancel()  # it waits for its turn
+        for partition in sorted(self._wanted - self._serving.keys()):
+            self._serve_soon(partition)
+        self._stir()
+
+    def _serve_soon(self, partition: LogPartition) -> None:
+        task = self._tasks.create_task(self._serve(partition))
+        self._serving[partition] = task
+        task.add_done_callback(partial(self._on_served, partition))
+
+    def _on_served(self, partition: LogPartition, _: asyncio.Task[None]) -> None:
+        self._serving.pop(partition)
+        if partition in self._wanted and self._error is None and not self._is_leaving:
+            self._serve_soon(partition)  # it was assigned again meanwhile
+
+    def _stir(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+        self._flow.news.set()
+
+    async def _serve(self, partition: LogPartition) -> None:
+        """Consume a partition for as long as it is assigned, in one epoch after the other."""
+        assert self._participant is not None
+        attempt = 0
+        while partition in self._wanted:
+            record = CursorRecord(self._client, partition, self._group.name)
+            consumer = PartitionConsumer(
+                self._client, self._participant, record, self._reading, self._stir
+            )
+            try:
+                await consumer.hold(partial(locate_cursor, self._reading, partition, self._start))
+            except MetadataClosedError:
+                self._fail(ClientClosedError("the client was closed"))
+                return
+            except BadRequestError as error:
+                self._fail(error)  # the start that the caller gave
+                return
+            except BookieError as error:
+                _log.warning("partition_not_taken", partition=str(partition), reason=str(error))
+                await self._participant.pause(attempt)
+                attempt += 1
+                continue
+            attempt = 0
+            await self._keep(partition, consumer)
+            if isinstance(consumer.error, NoSuchLogError):
+                await self._participant.pause(attempt)  # the leader will notice as well
+            elif not isinstance(consumer.error, CursorLostError | None):
+                self._fail(consumer.error)
+                return
+
+    def _fail(self, error: BookieError) -> None:
+        self._error = error
+        self._stir()
+
+    async def _keep(self, partition: LogPartition, consumer: PartitionConsumer) -> None:
+        """Give out the partition's records until it is lost or assigned to another member."""
+        self._consumers[partition] = consumer
+        self._turns.append(partition)
+        self._on_change(self.assignment)
+        try:
+            while partition in self._wanted and not consumer.is_over:
+                await self._changed.wait()
+            consumer.stop()
+            while self._flow.in_hand is consumer and not (consumer.error or self._is_leaving):
+                await self._changed.wait()
+            if self._auto_commit is not None and consumer.error is None:
+                await commit_finished([consumer])
+        finally:
+            self._consumers.pop(partition)
+            self._turns.remove(partition)
+            await consumer.release()
+            self._on_change(self.assignment)
+
+    # ---- joining and leaving
+
+    async def __aenter__(self) -> Self:
+        if self._is_entered or self._is_leaving:
+            raise BadRequestError("the member was entered before; join the group again")
+        participant = self._participant = await self._client.participant()
+        joined = Group(participant, self._group.members_key).join(
+            self.name, encode_member_profile(self._profile)
+        )
+        await self._resources.enter_async_context(joined)
+        self._tasks = asyncio.TaskGroup()
+        await self._tasks.__aenter__()
+        leader = GroupLeader(self._client, participant, self._group, self.name)
+        store, key = self._client.store, self._group.assignment_key
+        work = [leader.run(), follow(store, key, self._group.read_assignment, self._follow)]
+        if self._auto_commit is not None:
+            work.append(commit_by_time(self._auto_commit, self._consumers.values))
+        self._background = [self._tasks.create_task(one) for one in work]
+        self._is_entered = True
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._is_leaving = True
+        for task in self._background:
+            task.cancel()
+        self._want(())
+        try:
+            # Not the body's error: the group would wrap it.
+            await self._tasks.__aexit__(None, None, None)
+        finally:
+            await self._resources.aclose()
+
+
+def join_group(
+    client: LogClient,
+    group: str,
+    reading: PartitionReading,
+    *,
+    logs: Iterable[str] = (),
+    pattern: str = "",
+    member: str = "",
+    start: LogStart = None,
+    start_time: Moment | None = None,
+    auto_commit: AutoCommit | None = None,
+    on_change: Callable[[frozenset[LogPartition]], object] = lambda _: None,
+) -> GroupMember:
+    """A member of a group; enter it to belong to the group.
+
+    Args:
+        client: what the logs are reached by.
+        group: its name. The group's cursors have the same name.
+        reading: how partitions are read.
+        logs: the names of logs. Those that do not exist are consumed when they are made.
+        pattern: further logs of one namespace: ``orders-*``, ``sales/*``.
+        member: a name that no other member has; made up if empty. A member that comes back under
+            its name gets its former partitions, as far as that is fair.
+        start: where the group begins in a partition that is new to it; None: at the earliest
+            record.
+        start_time: or at the first record of this time or later.
+        auto_commit: when finished records are committed without a call; None: never.
+        on_change: called with the partitions of this member after each change; it must not raise.
+
+    Raises:
+        BadRequestError: a name is invalid, or neither logs nor a pattern are given.
+    """
+    names = tuple(sorted({str(LogName.parse(log)) for log in logs}))
+    if not names and not pattern:
+        raise BadRequestError("a group needs the names of logs or a pattern")
+    split_pattern(pattern)
+    name = (
+        checked_name(member, "a member")
+        if member
+        else f"{socket.gethostname()[:60]}-{os.getpid()}-{secrets.token_hex(4)}"
+    )
+    return GroupMember(
+        client,
+        group,
+        name,
+        MemberProfile(client.identity, names, pattern),
+        reading,
+        start=checked_place(start, start_time),
+        auto_commit=auto_commit,
+        on_change=on_change,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class GroupStatus:
+    """A group as of now, as far as one moment can be seen."""
+
+    name: str
+    members: Mapping[str, MemberProfile]
+    leader: str
+    """The name of the leading member; empty without one."""
+    assignment: GroupAssignment
+    cursors: tuple[CursorStatus, ...]
+    """The group's cursor of each assigned partition that it has begun."""
+
+    @property
+    def lag(self) -> int:
+        """Entries that the group has not consumed; control records count."""
+        return sum(one.lag for one in self.cursors)
+
+
+async def group_status(client: LogClient, group: str, reading: PartitionReading) -> GroupStatus:
+    """What a group does now.
+
+    Raises:
+        NoSuchKeyError: there never was such a group.
+        UnavailableError: the bookies did not tell where a partition ends.
+    """
+    found = ConsumerGroup(client.store, group)
+    assignment = (await found.read_assignment()).value
+    members = {
+        record.name: read_profile(record)
+        async for record in client.store.scan_children(found.members_key)
+    }
+    if not members and not assignment.generation:
+        raise NoSuchKeyError(f"there is no group {group}")
+    leader = await LockManager(await client.participant()).read(found.leader_key)
+    cursors = []
+    for text in sorted({one for share in assignment.shares.values() for one in share}):
+        partition = LogPartition.parse(text)
+        with suppress(NoSuchCursorError, NoSuchLogError):
+            cursor = await client.logs.read_cursor(partition, group)
+            bounds = await reading.bounds(partition)
+            cursors.append(CursorStatus(partition, group, cursor.value, *bounds))
+    return GroupStatus(
+        group, members, "" if leader is None else leader.owner, assignment, tuple(cursors)
+    )

@@ -1,0 +1,278 @@
+"""One partition that is consumed with a cursor: who may, what comes next, and how far it came.
+
+The consumer holds a lock, so that others wait for as long as it lives. Then it takes the cursor, in
+a new epoch. Only the epoch is relied on:
+
+============================ =====================================================================
+what happens                 what follows
+============================ =====================================================================
+the session is in doubt      nothing is given out until it is certain again, not even the rest of a
+                             batch (`RecordFlow` asks `may_give` for that)
+the session was lost, and    the lock is claimed again. If the cursor is still in this consumer's
+nobody else waits            epoch, it goes on where it was; otherwise the cursor is lost
+the session was lost, and    the lock is lost, and with it the cursor. A commit that is on its way
+another consumer waits       counts only if it arrives before the other one takes the cursor
+the cursor is reset          it is lost, as soon as the claim or a commit shows it
+reading fails for now        the reader is opened again, at the next offset to give out
+============================ =====================================================================
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+
+from bookie.coordination.claim import Claim, ClaimMode
+from bookie.coordination.lock import Lock, LockState
+from bookie.coordination.participant import Participant
+from bookie.coordination.wait_queue import WaitQueue
+from bookie.errors import (
+    BookieError,
+    ClientClosedError,
+    CursorLostError,
+    LogClosedError,
+    MetadataClosedError,
+    NoSuchLogError,
+)
+from bookie.log.catalog.logs import LogPartition
+from bookie.log.consume.cursor_record import CursorRecord, HeldCursor, take_cursor
+from bookie.log.log_client import LogClient
+from bookie.log.read.reading import PartitionReading
+from bookie.log.record.log_record import LogRecord
+from bookie.telemetry import event_log
+
+_log = event_log(__name__)
+
+CERTAIN_SECONDS = 0.001
+"""A look at the session's clock costs as much as a record, and sees that a process was stopped."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumedBatch:
+    """Consecutive records of one partition. From batch to batch, its tokens never decrease."""
+
+    partition: LogPartition
+    token: int
+    """The epoch of the cursor: a fencing token for what the records are turned into."""
+    records: Sequence[LogRecord]
+
+
+class PartitionConsumer:
+    """One partition in the hands of one consumer, from `hold` to `release`.
+
+    `take` never waits: it gives a batch or None, and `on_news` is called when it is worth asking
+    again.
+    """
+
+    def __init__(
+        self,
+        client: LogClient,
+        participant: Participant,
+        record: CursorRecord,
+        reading: PartitionReading,
+        on_news: Callable[[], object],
+    ) -> None:
+        self.partition = record.partition
+        self.position = 0
+        """The offset after the last record that was given to the application."""
+        self.finished = 0
+        """The offset after the last record that the application has handed back."""
+        self.error: BookieError | None = None
+        """Why nothing is consumed any more."""
+        self._is_stopped = self._is_released = False
+        self._client = client
+        self._participant = participant
+        self._record = record
+        self._reading = reading
+        self._on_news = on_news
+        claim = Claim("", ClaimMode.EXCLUSIVE, client.identity)
+        queue = WaitQueue(participant, record.partition.holder_key(record.name))
+        self._lock = Lock(participant, queue, claim, self._on_lock)
+        self._cursor: HeldCursor | None = None
+        self._checked = 0
+        """The lock's token when the cursor was last seen to be this consumer's."""
+        self._batch: Sequence[LogRecord] | None = None
+        self._now = asyncio.get_running_loop().time
+        self._certain_until = 0.0
+        """So long `may_give` need not look again; 0 after every change of the lock."""
+        self._room = asyncio.Event()
+        """Set while no batch is waiting to be taken."""
+        self._pump: asyncio.Task[None] | None = None
+
+    @property
+    def cursor(self) -> HeldCursor:
+        """The cursor; after `hold`."""
+        assert self._cursor is not None, "the cursor is taken by `hold`"
+        return self._cursor
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more is given out: it was stopped, or lost."""
+        return self._is_stopped or self.error is not None
+
+    @property
+    def may_give(self) -> bool:
+        """Whether the cursor is this consumer's for certain; if not, `on_news` tells of a change.
+
+        A lock that was claimed again has another token, until the cursor was checked.
+        """
+        now = self._now()
+        if now < self._certain_until:
+            return True
+        if not (self._lock.is_held and self._lock.token == self._checked):
+            return False
+        self._certain_until = now + CERTAIN_SECONDS
+        return True
+
+    async def hold(self, start: Callable[[], Awaitable[int]] | None) -> None:
+        """Wait until no other consumer holds the cursor, take it, and begin to read.
+
+        `start` says where a new cursor begins; None refuses to make one. If this raises or is
+        cancelled, nothing is held.
+
+        Raises:
+            NoSuchCursorError: it does not exist, and there is no `start`.
+            NoSuchLogError: the log was deleted.
+            MetadataUnavailableError, SessionLostError: unknown whether the cursor was taken.
+        """
+        try:
+            await self._lock.wait_to_hold()
+        except BaseException:
+            self._lock.give_up_soon()
+            raise
+        try:
+            self._checked = self._lock.token
+            self._cursor = await take_cursor(self._client, self._record, start)
+            self.position = self.finished = self._cursor.committed
+            self._room.set()
+            self._pump = self._participant.spawn(self._read(self._cursor.committed))
+        except BaseException:
+            await self.release()
+            raise
+        _log.info(
+            "cursor_taken",
+            partition=str(self.partition),
+            cursor=self._record.name,
+            epoch=self._cursor.token,
+            offset=self._cursor.committed,
+        )
+        self._on_lock(self._lock.state)
+
+    def take(self) -> ConsumedBatch | None:
+        """The next batch, if one is there and this consumer may give it out.
+
+        Raises:
+            CursorLostError: the cursor belongs to another consumer, or was reset or deleted.
+            LogClosedError: it was stopped.
+            BookieError: reading failed for good.
+        """
+        if self.error is not None:
+            raise self.error
+        if self._is_stopped:
+            raise LogClosedError(f"the consumer of {self.partition} was closed")
+        if self._batch is None or not self.may_give:
+            return None
+        batch, self._batch = self._batch, None
+        self._room.set()
+        return ConsumedBatch(self.partition, self.cursor.token, batch)
+
+    async def commit(self, offset: int) -> None:
+        """The next consumer begins at `offset`; raises what `HeldCursor.commit` does."""
+        try:
+            await self.cursor.commit(offset)
+        except (CursorLostError, NoSuchLogError) as error:
+            self._fail(error)
+            raise
+
+    def stop(self) -> None:
+        """Give out no more. What was given out can still be committed."""
+        self._is_stopped = True
+        self._end_reading()
+
+    async def release(self) -> None:
+        """Stop, and let the next consumer hold the cursor. It commits nothing."""
+        self.stop()
+        self._is_released = True
+        with suppress(MetadataClosedError):  # the participant was closed, and gave the lock up
+            await self._lock.release()
+
+    # ---- reading
+
+    async def _read(self, offset: int) -> None:
+        attempt = 0
+        while True:
+            try:
+                async with aclosing(self._reading.batches(self.partition, offset)) as batches:
+                    async for batch in batches:
+                        await self._room.wait()
+                        self._room.clear()
+                        self._batch = batch
+                        offset = batch[-1].offset + 1
+                        attempt = 0
+                        self._on_news()
+            except BookieError as error:
+                if not error.retryable:
+                    self._fail(error)
+                    return
+                _log.warning(
+                    "partition_not_readable", partition=str(self.partition), reason=str(error)
+                )
+            await self._participant.pause(attempt)
+            attempt += 1
+
+    def _end_reading(self) -> None:
+        self._batch = None
+        if self._pump is not None:
+            self._pump.cancel()
+
+    def _fail(self, error: BookieError) -> None:
+        """Nothing is consumed any more; others may go on at once."""
+        if self.error is not None or self._is_released:
+            return
+        self.error = error
+        self._end_reading()
+        _log.warning(
+            "cursor_given_up",
+            partition=str(self.partition),
+            cursor=self._record.name,
+            reason=str(error),
+        )
+        self._participant.spawn_if_open(self._lock.release())
+        self._on_news()
+
+    # ---- the lock
+
+    def _on_lock(self, state: LockState) -> None:
+        self._certain_until = 0.0
+        if self._cursor is None or self._is_released or self.error is not None:
+            return
+        match state:
+            case LockState.HELD if self._lock.token == self._checked:
+                self._on_news()
+            case LockState.HELD:
+                self._participant.spawn_if_open(self._check(self._lock.token))
+            case LockState.UNCERTAIN:
+                pass
+            case LockState.RELEASED:
+                self._fail(ClientClosedError("the client was closed"))
+            case LockState.LOST:
+                self._fail(CursorLostError(f"another consumer holds {self._record}"))
+
+    async def _check(self, token: int) -> None:
+        """The lock was claimed again: make sure that nobody has taken the cursor in between."""
+        attempt = 0
+        while self.error is None and not self._is_released:
+            try:
+                await self.cursor.check()
+            except (CursorLostError, NoSuchLogError, MetadataClosedError) as error:
+                self._fail(error)
+            except BookieError:
+                await self._participant.pause(attempt)
+                attempt += 1
+            else:
+                # A check that had to be repeated may end after that of a later claim.
+                self._checked = max(self._checked, token)
+                self._on_news()
+                return

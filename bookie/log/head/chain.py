@@ -1,0 +1,332 @@
+"""How the head of a log's partition changes: pure steps from one head to the next.
+
+A partition is a chain of ledgers. Its owner takes it over, adds ledgers, and closes them. Others
+truncate it, join closed ranges or, in a transactional log, publish ranges. Each step here is
+proposed under compare-and-set. A step that its rule forbids raises, so no head ever breaks it:
+
+================================== ==============================================================
+rule                               why
+================================== ==============================================================
+take over first, fence afterwards  a former owner can add no ledger that the new one does not know
+ledger n+1 only if n-1 is closed   else three ledgers are open, and fencing two does not suffice
+close in order                     the offset of the next ledger follows from the end of this one
+an empty ledger leaves the chain   owners that come and go leave no ranges behind
+the newest closed range stays if   the next owner learns from it which records were appended; their
+it tells of producers              repeats may come after they were truncated
+================================== ==============================================================
+
+Source: the ledger lists of Apache BookKeeper's protocol document, with an owner that is named.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from bookie.errors import BadRequestError
+from bookie.ids import MAX_ID
+from bookie.log.catalog.log_metadata import LogChunk, LogHead, LogOwner, LogRange
+
+HEAD_RANGES_MAX = 256
+"""With more ranges, the oldest ones of a head are sealed as a chunk. A head has some 16 KB then, so
+one transaction of the metadata store has room for those of 40 partitions."""
+
+CHUNK_RANGES = 128
+"""The ranges of a chunk. A truncation removes whole chunks, so they are not large."""
+
+
+def taken_over(head: LogHead, owner: LogOwner, *, first_epoch: int = 1) -> LogHead:
+    """`owner` owns the partition in a new epoch. It fences the open ranges only after this.
+
+    A partition without an owner so far begins with `first_epoch`.
+    """
+    return replace(head, epoch=head.epoch + 1 if head.epoch else first_epoch, owner=owner)
+
+
+def given_up(head: LogHead) -> LogHead:
+    """The owner has closed its last ledger and leaves.
+
+    Raises:
+        BadRequestError: a range is open.
+    """
+    if head.open_ranges:
+        raise BadRequestError("an owner leaves a partition only when all its ranges are closed")
+    return replace(head, owner=None)
+
+
+def with_ledger(head: LogHead, ledger_id: int) -> LogHead:
+    """A new ledger is the last, open range.
+
+    Raises:
+        BadRequestError: two ranges are open; the older one has to be closed first.
+    """
+    if len(head.open_ranges) > 1:
+        raise BadRequestError(f"ledger {ledger_id} cannot be added while two ranges are open")
+    base = None if head.open_ranges else end_offset(head)
+    return replace(head, ranges=(*head.ranges, LogRange(ledger_id, 0, None, base)))
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerEnd:
+    """Where a ledger of the chain was closed."""
+
+    ledger_id: int
+    last_entry_id: int
+    """-1 if it is empty."""
+    greatest_ms: int | None
+    """The greatest timestamp up to its last entry; None if it is empty."""
+    size_bytes: int
+    has_producers: bool = False
+    """Whether it tells what its writer knew of producers."""
+
+
+def with_closed(head: LogHead, end: LedgerEnd) -> LogHead:
+    """The oldest open range ends as `end` says; an empty one leaves the chain.
+
+    Raises:
+        BadRequestError: `end` is about another ledger.
+    """
+    at = len(head.ranges) - len(head.open_ranges)
+    if at == len(head.ranges) or head.ranges[at].ledger_id != end.ledger_id:
+        raise BadRequestError(f"ledger {end.ledger_id} is not the oldest open one of its partition")
+    found = head.ranges[at]
+    end_ms = head.end_ms if end.greatest_ms is None else max(head.end_ms, end.greatest_ms)
+    closed = replace(
+        found, last_entry_id=end.last_entry_id, end_ms=end_ms, size_bytes=end.size_bytes
+    )
+    kept = (closed,) if closed.count else ()
+    # The range behind it has no base only because this one was open.
+    behind = tuple(
+        replace(one, base_offset=closed.end_offset if index == 0 else None)
+        for index, one in enumerate(head.ranges[at + 1 :])
+    )
+    has_producers = end.has_producers if kept else head.has_producers
+    ranges = (*head.ranges[:at], *kept, *behind)
+    return replace(head, ranges=ranges, has_producers=has_producers)
+
+
+def with_published(head: LogHead, ranges: Sequence[LogRange]) -> LogHead:
+    """Closed `ranges` follow the others; their offsets are assigned here, empty ones left out.
+
+    Raises:
+        BadRequestError: a range is open, here or in the head.
+    """
+    if head.open_ranges or any(one.is_open for one in ranges):
+        raise BadRequestError("only closed ranges can be published")
+    offset, end_ms = end_offset(head), head.end_ms
+    added = []
+    for one in ranges:
+        if not one.count:
+            continue
+        end_ms = end_ms if one.end_ms is None else max(end_ms, one.end_ms)
+        added.append(replace(one, base_offset=offset, end_ms=end_ms))
+        offset += one.count
+    return replace(head, ranges=(*head.ranges, *added))
+
+
+def end_offset(head: LogHead) -> int:
+    """The offset behind the last closed range: where the next one begins."""
+    closed = len(head.ranges) - len(head.open_ranges)
+    if not closed:
+        # Chunks are sealed only while ranges stay in the head, so there are none.
+        return head.start_offset
+    end = head.ranges[closed - 1].end_offset
+    assert end is not None, "a closed range has a base"
+    return end
+
+
+def seal(
+    head: LogHead, *, ranges_max: int = HEAD_RANGES_MAX, chunk_ranges: int = CHUNK_RANGES
+) -> tuple[LogHead, tuple[LogChunk, ...]]:
+    """Move the oldest ranges of a large head to chunks; the two are written in one step.
+
+    At least one closed range stays in the head, from which the end offset follows.
+    """
+    assert ranges_max > chunk_ranges + 1, "two open ranges and a closed one stay"
+    ranges, number, size = head.ranges, head.next_chunk, head.chunk_bytes
+    chunks = []
+    while len(ranges) > ranges_max:
+        chunk = LogChunk(number, ranges[:chunk_ranges])
+        chunks.append(chunk)
+        size += size_of(chunk.ranges)
+        ranges, number = ranges[chunk_ranges:], number + 1
+    return replace(head, ranges=ranges, next_chunk=number, chunk_bytes=size), tuple(chunks)
+
+
+def size_of(ranges: Iterable[LogRange]) -> int:
+    """The payload bytes of the closed ones among `ranges`."""
+    return sum(one.size_bytes or 0 for one in ranges)
+
+
+def live_ranges(head: LogHead) -> tuple[LogRange, ...]:
+    """The ranges of the head without one that is there for its producers only."""
+    ends = [one.end_offset for one in head.ranges[:1]]
+    if ends and ends[0] is not None and ends[0] <= head.start_offset:
+        return head.ranges[1:]
+    return head.ranges
+
+
+def live_bytes(head: LogHead) -> int:
+    """The payload bytes of a partition's closed ranges, as far as they can be read."""
+    return head.chunk_bytes + size_of(live_ranges(head))
+
+
+def truncated(
+    head: LogHead, before_offset: int, chunks: Sequence[LogChunk] = ()
+) -> tuple[LogHead, list[LogRange]]:
+    """Entries before `before_offset` are gone; returns the ranges that went whole.
+
+    A range that is open stays, and so does one that has a later entry, or tells of producers.
+    `chunks` are those whose entries are all before the offset, without a gap. Those that the head
+    has lost meanwhile count for nothing, so the same truncation can be tried again on a newer head.
+
+    Raises:
+        BadRequestError: the offset is behind the last closed range. Or a chunk is not the oldest
+            one, or has a later entry.
+    """
+    if before_offset > end_offset(head):
+        raise BadRequestError(
+            f"offset {before_offset} is behind the last closed range, "
+            f"which ends before {end_offset(head)}"
+        )
+    chunks = [chunk for chunk in chunks if chunk.number >= head.first_chunk]
+    for number, chunk in enumerate(chunks, head.first_chunk):
+        end = chunk.ranges[-1].end_offset
+        if not number == chunk.number < head.next_chunk or end is None or end > before_offset:
+            raise BadRequestError(
+                f"chunk {chunk.number} cannot be removed before offset {before_offset}: it is not "
+                "the oldest one, or it has a later entry"
+            )
+    gone = [one for chunk in chunks for one in chunk.ranges]
+    first_chunk, size = head.first_chunk + len(chunks), head.chunk_bytes - size_of(gone)
+    start = max(head.start_offset, before_offset)
+    count = 0
+    if first_chunk == head.next_chunk:
+        closed = len(head.ranges) - len(head.open_ranges) - head.has_producers
+        ends = [one.end_offset for one in head.ranges[: max(0, closed)]]
+        count = sum(end is not None and end <= start for end in ends)
+    gone += head.ranges[:count]
+    changed = replace(
+        head,
+        start_offset=start,
+        first_chunk=first_chunk,
+        chunk_bytes=size,
+        ranges=head.ranges[count:],
+    )
+    return changed, gone
+
+
+def range_of_offset(ranges: Sequence[LogRange], offset: int) -> int:
+    """The index of the range that has `offset`, or that it would extend; -1 if it is before all."""
+    known = [one.base_offset for one in ranges if one.base_offset is not None]
+    return bisect_right(known, offset) - 1
+
+
+def range_of_time(ranges: Sequence[LogRange], timestamp_ms: int) -> int:
+    """The index of the first range that may have a record of `timestamp_ms` or later.
+
+    An open range may. It is ``len(ranges)`` if none does.
+    """
+    for index, one in enumerate(ranges):
+        if one.end_ms is None or one.end_ms >= timestamp_ms:
+            return index
+    return len(ranges)
+
+
+CHUNKS_REWRITTEN_MAX = 48
+"""Chunks that are written with one change of a head: as many as one transaction surely takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedRanges:
+    """Closed ranges that follow each other, and one range with copies of all their entries."""
+
+    before: tuple[LogRange, ...]
+    after: LogRange
+
+    @property
+    def has_all(self) -> bool:
+        """Whether `after` has as many entries, and the same place in the chain."""
+        first, last = self.before[0], self.before[-1]
+        return (
+            (self.after.base_offset, self.after.end_offset) == (first.base_offset, last.end_offset)
+            and self.after.end_ms == last.end_ms
+            and not self.after.is_open
+        )
+
+
+def place_of(ranges: Sequence[LogRange], part: Sequence[LogRange]) -> int:
+    """The index of `part` in the ranges of a chain, one after the other; -1 if it is not there."""
+    base = part[0].base_offset or 0
+    at = bisect_left(ranges, base, key=lambda one: MAX_ID if (b := one.base_offset) is None else b)
+    return at if tuple(ranges[at : at + len(part)]) == tuple(part) else -1
+
+
+def compacted(
+    head: LogHead,
+    chunks: Sequence[LogChunk],
+    joined: Iterable[JoinedRanges],
+    *,
+    ranges_max: int = HEAD_RANGES_MAX,
+) -> tuple[LogHead, tuple[LogChunk, ...], list[LogRange]]:
+    """Each joined range stands in place of those before it; returns new chunks, and what went.
+
+    `chunks` are all that `head` names. A chunk never changes. So if one had to, the whole chain is
+    written anew: up to `ranges_max` ranges in the head, the older ones in chunks with new numbers,
+    and without the ranges that were truncated. Offsets, times, owner and open ranges stay.
+
+    Raises:
+        BadRequestError: `chunks` are others. Or the joined ranges are not part of the chain, or
+            include its newest closed one. Or one transaction cannot take all chunks.
+    """
+    if [one.number for one in chunks] != list(range(head.first_chunk, head.next_chunk)):
+        raise BadRequestError("a chain is compacted only by all of its chunks")
+    in_chunks = [one for chunk in chunks for one in chunk.ranges]
+    ranges = [*in_chunks, *head.ranges]
+    newest = len(ranges) - len(head.open_ranges) - 1
+    kept: list[LogRange] = []
+    at, changed_from = 0, len(ranges)
+    for one in sorted(joined, key=lambda one: one.after.base_offset or 0):
+        begin = place_of(ranges, one.before)
+        end = begin + len(one.before)
+        if not one.has_all or begin < at or end > newest:
+            raise BadRequestError(
+                f"ledger {one.after.ledger_id} cannot stand for ranges that are open, the newest "
+                "ones, or not part of the chain"
+            )
+        kept += [*ranges[at:begin], one.after]
+        at, changed_from = end, min(changed_from, begin)
+    kept += ranges[at:]
+    if changed_from >= len(in_chunks):
+        return replace(head, ranges=tuple(kept[len(in_chunks) :])), (), _without(ranges, kept)
+    newest = len(kept) - len(head.open_ranges) - 1
+    kept = [
+        one
+        for index, one in enumerate(kept)
+        if index >= newest or (one.end_offset or 0) > head.start_offset
+    ]
+    old, new = kept[:-ranges_max], kept[-ranges_max:]
+    number = head.next_chunk
+    sealed = tuple(
+        LogChunk(number + at // CHUNK_RANGES, tuple(old[at : at + CHUNK_RANGES]))
+        for at in range(0, len(old), CHUNK_RANGES)
+    )
+    if len(sealed) > CHUNKS_REWRITTEN_MAX:
+        raise BadRequestError(
+            f"{len(kept)} ranges would be left, and one change writes at most "
+            f"{ranges_max + CHUNKS_REWRITTEN_MAX * CHUNK_RANGES}"
+        )
+    changed = replace(
+        head,
+        ranges=tuple(new),
+        first_chunk=number,
+        next_chunk=number + len(sealed),
+        chunk_bytes=size_of(old),
+    )
+    return changed, sealed, _without(ranges, kept)
+
+
+def _without(ranges: Iterable[LogRange], kept: Iterable[LogRange]) -> list[LogRange]:
+    stays = set(kept)
+    return [one for one in ranges if one not in stays]

@@ -1,0 +1,98 @@
+"""The ranges of a partition as a reader goes through them.
+
+A head may be behind its ledgers. A ledger whose metadata say CLOSED has ended, although its range
+is still open in the head. What a reader knows of ended ledgers completes the head's ranges:
+
+======================================== =====================================================
+the oldest open range's ledger has ended the range ends with it, and is left out if it is empty
+the range before an open one has an end  that end is the base of the open one
+======================================== =====================================================
+
+No two ledgers of a partition hold unconfirmed entries at once. So a reader that has come to the end
+of a CLOSED ledger goes on with the next range, whatever the head says of the first one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from bookie.log.catalog.log_metadata import LogRange
+
+
+def completed(ranges: Sequence[LogRange], ends: Mapping[int, int]) -> tuple[LogRange, ...]:
+    """The ranges of a head, with the last entry ids of CLOSED ledgers taken from `ends`."""
+    found: list[LogRange] = []
+    end: int | None = None
+    for one in ranges:
+        if not one.is_open:
+            found.append(one)
+            end = one.end_offset
+            continue
+        base = end if one.base_offset is None else one.base_offset
+        last = None if base is None else ends.get(one.ledger_id)
+        known = replace(one, base_offset=base, last_entry_id=last)
+        end = known.end_offset
+        if known.count != 0:
+            found.append(known)
+        else:
+            end = base
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerRun:
+    """Consecutive entries of one ledger that a reader takes in one go."""
+
+    ledger_id: int
+    first_entry_id: int
+    last_entry_id: int | None
+    """Inclusive; None while entries are still appended."""
+    offset: int
+    """Of the first entry."""
+    size_bytes: int | None
+    """Payload bytes, at most; None if that is not known."""
+
+
+def runs_from(
+    ranges: Iterable[LogRange], offset: int, before: int | None = None
+) -> list[LedgerRun]:
+    """What to read of `ranges` from `offset` on, up to and without the offset `before`.
+
+    Neighbours that continue the same ledger are one run. A range without a base ends the list.
+    """
+    runs: list[LedgerRun] = []
+    for one in ranges:
+        if one.base_offset is None or (before is not None and one.base_offset >= before):
+            break
+        if one.end_offset is not None and one.end_offset <= offset:
+            continue
+        run = _clipped(one, one.base_offset, offset, before)
+        if runs and _continues(runs[-1], run):
+            run = _joined(runs.pop(), run)
+        runs.append(run)
+    return runs
+
+
+def _clipped(one: LogRange, base: int, offset: int, before: int | None) -> LedgerRun:
+    skipped = max(0, offset - base)
+    last = one.last_entry_id
+    if last is not None and before is not None:
+        last = min(last, one.first_entry_id + before - base - 1)
+    return LedgerRun(
+        one.ledger_id, one.first_entry_id + skipped, last, base + skipped, one.size_bytes
+    )
+
+
+def _continues(run: LedgerRun, next_run: LedgerRun) -> bool:
+    return (
+        run.ledger_id == next_run.ledger_id
+        and run.last_entry_id is not None
+        and run.last_entry_id + 1 == next_run.first_entry_id
+    )
+
+
+def _joined(run: LedgerRun, next_run: LedgerRun) -> LedgerRun:
+    sizes = (run.size_bytes, next_run.size_bytes)
+    size = None if None in sizes else sum(one or 0 for one in sizes)
+    return replace(run, last_entry_id=next_run.last_entry_id, size_bytes=size)

@@ -1,0 +1,1 @@
+"""Transactional logs: ranges that are written apart, and published together."""

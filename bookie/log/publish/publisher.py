@@ -1,0 +1,355 @@
+"""Publish ranges of a transactional log: all ranges of a batch in one transaction, or none.
+
+The transaction replaces the head of each partition that the batch touches, and the record of the
+application's last batch. It fails if one of them changed meanwhile; then all is read again, the
+application's record first. As each batch has a greater number than the one before, it is published
+once, by whichever attempt comes through, also by one whose reply was lost.
+
+================================ =================================================================
+limit of one transaction         what follows for a batch
+================================ =================================================================
+100 operations                   it touches at most 98 partitions (`PARTITIONS_TOUCHED_MAX`)
+768 KiB                          it has some 4 000 ranges at most, in all partitions together; the
+                                 heads of logs with many partitions keep fewer ranges, so that all
+                                 of them fit
+================================ =================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+
+from bookie.entry.digest import derive_key, digester_for_key
+from bookie.entry.entry import HEADER_SIZE_BYTES
+from bookie.env.checked import checked
+from bookie.errors import BadRequestError, InvalidKeyError, LogFullError, MetadataError
+from bookie.ids import ENTRY_SIZE_BYTES_MAX
+from bookie.ledger.metadata import LedgerMetadata
+from bookie.log.attempts import Attempts
+from bookie.log.catalog.log_metadata import LogChunk, LogDefinition, LogHead, LogRange
+from bookie.log.catalog.logs import LogName, LogPartition
+from bookie.log.head import chain
+from bookie.log.log_client import LogClient
+from bookie.log.publish.range_writer import PendingRange, publisher_tags, require_transactional
+from bookie.log.tidy.unnamed_ledgers import delete_unnamed, read_chunk, read_ledgers
+from bookie.metadata.model import (
+    TRANSACTION_OPERATIONS_MAX,
+    TRANSACTION_SIZE_BYTES_MAX,
+    Check,
+)
+from bookie.metadata.versioned import Versioned
+
+PARTITIONS_TOUCHED_MAX = TRANSACTION_OPERATIONS_MAX - 2
+"""The most partitions of a batch: beside their heads stand the application and the log."""
+
+_HEADS_RANGES_MAX = 4000
+"""The most ranges in all heads of a log together; a range takes up to 120 bytes."""
+
+_HEAD_RANGES_MIN = 16
+
+
+def head_ranges_max(partitions: int) -> int:
+    """How many ranges each head of a transactional log keeps."""
+    most = min(chain.HEAD_RANGES_MAX, _HEADS_RANGES_MAX // partitions)
+    return max(_HEAD_RANGES_MIN, most)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordBounds:
+    """What a record of a log may be."""
+
+    size_bytes_max: int
+    """With its key, its headers and its own header."""
+    ahead_seconds: int
+    """How far its time may be ahead of the clock; 0 sets no limit."""
+
+
+class LogPublisher:
+    """Publishes to one log. It has no state: any number of them may work at the same time."""
+
+    def __init__(self, client: LogClient, name: LogName) -> None:
+        self._client = client
+        self._name = name
+
+    async def definition(self) -> LogDefinition:
+        """What the log is.
+
+        Raises:
+            NoSuchLogError: there is no such log.
+            BadRequestError: the log is not transactional.
+        """
+        definition = await self._client.definition(self._name)
+        require_transactional(LogPartition(self._name), definition)
+        return definition
+
+    @checked
+    async def bounds(self) -> RecordBounds:
+        """What its records may be, by the policy of now; the log need not exist yet.
+
+        Raises:
+            NoSuchKeyError: there is no such namespace.
+        """
+        self._client.require_here()
+        policy = await self._client.policy(self._name)
+        digester = digester_for_key(self._client.shape(policy).digest_type, derive_key(b""))
+        overhead = HEADER_SIZE_BYTES + digester.size_bytes
+        return RecordBounds(ENTRY_SIZE_BYTES_MAX - overhead, policy.ahead_seconds or 0)
+
+    @checked
+    async def last_batch(self, application_id: str) -> int:
+        """The last batch that an application published; -1 before any."""
+        self._client.require_here()
+        await self._client.store.sync()
+        return (await self._client.logs.last_batch(self._name, application_id)).value
+
+    @checked
+    async def publish(
+        self, application_id: str, batch: int, ranges: Iterable[PendingRange]
+    ) -> bool:
+        """Publish a batch, which may be empty; False if it, or a newer one, was published before.
+
+        The ranges of a partition follow each other in the given order. When it returns, all
+        readers see all of them, and an equal or older batch of the application is dropped. The
+        outcome is always known: an error means that nothing was published, except when the caller
+        is cancelled or the client closed. Then publish the same batch again.
+
+        Raises:
+            NoSuchLogError: there is no such log.
+            LogFullError: a partition has reached the quota of the log's policy.
+            BadRequestError: the log is not transactional. Or a range is reversed, was published
+                before (as far as the heads still name it), or is not of a ledger that this
+                application wrote for this partition. Or the batch is too large for one
+                transaction; the limits are in the table above.
+            MetadataError: the metadata store failed.
+        """
+        self._client.require_here()
+        wanted = _checked(self._name, batch, ranges)
+        attempts = Attempts()
+        first_look: _Look | None = None
+        while True:
+            try:
+                look = await self._look(application_id, wanted)
+                if batch <= look.last.value:
+                    return first_look is not None and await self._is_ours(
+                        batch, wanted, look, first_look
+                    )
+                if first_look is None:
+                    await self._check_quota(look)
+                await self._check_ledgers(application_id, look.definition, wanted)
+                changes = _changes(look, wanted)
+                put = self._client.logs.put_batch(
+                    self._name, application_id, batch, look.last.version
+                )
+                first_look = first_look or look
+                with attempts.proposing():
+                    await self._client.logs.commit_heads(changes, [put, look.condition])
+                return True
+            except InvalidKeyError as error:
+                raise _too_large(self._name, len(wanted), str(error)) from error
+            except MetadataError as error:
+                if not attempts.is_in_doubt:
+                    first_look = None
+                await attempts.pause_after(error)
+
+    @checked
+    async def forget(self, application_id: str) -> None:
+        """Delete the record of an application that will publish nothing more.
+
+        Call it when the last `publish` has returned. A request of that batch that is still under
+        way changes nothing: the heads that it would replace have other versions by now. What was
+        published stays. Fine if nothing is known of the application.
+
+        Raises:
+            MetadataError: the metadata store failed; the record may stay, and does no harm.
+        """
+        self._client.require_here()
+        await self._client.logs.forget_application(self._name, application_id)
+
+    @checked
+    async def abort(self, ranges: Iterable[PendingRange]) -> list[int]:
+        """Delete the ledgers of ranges that will not be published; returns the deleted ones.
+
+        A ledger that a published range names stays, and so do ledgers of other logs. A range of a
+        deleted ledger that was not published yet is refused from then on, also if it is published
+        at the same moment.
+
+        Raises:
+            NoSuchLogError: there is no such log.
+            MetadataError: the metadata store failed; a sweep deletes what is left.
+        """
+        definition = await self._client.definition(self._name)
+        by_partition: dict[int, set[int]] = {}
+        for one in ranges:
+            by_partition.setdefault(one.partition, set()).add(one.ledger_id)
+        deleted = []
+        for number, ledger_ids in sorted(by_partition.items()):
+            partition = LogPartition(self._name, number)
+            require_transactional(partition, definition)
+            tags = self._client.tags(partition, definition.log_id)
+            may_go = partial(_has_tags, tags)
+            deleted += await delete_unnamed(
+                self._client, partition, definition.log_id, ledger_ids, may_go=may_go
+            )
+        return deleted
+
+    async def _look(self, application_id: str, wanted: _Wanted) -> _Look:
+        """What is there, at least as new as of now. The ledgers are read after this.
+
+        The application's record is read after the heads: if one of them has the batch already, the
+        record says so.
+        """
+        logs = self._client.logs
+        await self._client.store.sync()
+        definition = await logs.read(self._name)
+        condition = await logs.condition(self._name, definition.value.log_id)
+        heads = {}
+        for partition in wanted:
+            require_transactional(partition, definition.value)
+            heads[partition] = await logs.read_head(partition, definition.value.log_id)
+        last = await logs.last_batch(self._name, application_id)
+        return _Look(last, definition.value, condition, heads)
+
+    async def _check_quota(self, look: _Look) -> None:
+        quota = (await self._client.policy(self._name)).quota_bytes
+        for partition, head in look.heads.items():
+            used = chain.live_bytes(head.value)
+            if quota and used >= quota:
+                raise LogFullError(
+                    f"{partition} has reached its quota of {quota} bytes; truncate it, or raise "
+                    "quota_bytes"
+                )
+
+    async def _check_ledgers(
+        self, application_id: str, definition: LogDefinition, wanted: _Wanted
+    ) -> None:
+        ids = {one.ledger_id for ranges in wanted.values() for one in ranges}
+        ledgers = await read_ledgers(self._client, ids)
+        for partition, ranges in wanted.items():
+            tags = publisher_tags(partition, definition.log_id, application_id)
+            for one in ranges:
+                _check_ledger(partition, one, ledgers.get(one.ledger_id), tags)
+
+    async def _is_ours(self, batch: int, wanted: _Wanted, look: _Look, before: _Look) -> bool:
+        """Whether an attempt of unknown outcome is what published the batch."""
+        if not wanted:
+            return look.last.value == batch
+        # All partitions were changed, or none was.
+        partition, (first, *_) = next(iter(wanted.items()))
+        then = before.heads[partition].value
+        now = (await self._client.logs.read_head(partition, then.log_id)).value
+        found = list(now.ranges)
+        for number in range(max(then.next_chunk, now.first_chunk), now.next_chunk):
+            found += (await read_chunk(self._client, partition, now, number)).ranges
+        entry = first.ledger_id, first.first_entry_id
+        return any((one.ledger_id, one.first_entry_id) == entry for one in found)
+
+
+_Wanted = Mapping[LogPartition, Sequence[LogRange]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What a proposal is based on."""
+
+    last: Versioned[int]
+    definition: LogDefinition
+    condition: Check
+    """The log exists."""
+    heads: Mapping[LogPartition, Versioned[LogHead]]
+
+
+def _checked(name: LogName, batch: int, ranges: Iterable[PendingRange]) -> _Wanted:
+    """The ranges by partition, in their order.
+
+    Raises:
+        BadRequestError: a range is reversed or given twice, or there are too many partitions.
+    """
+    if batch < 0:
+        raise BadRequestError(f"batches are numbered from 0 on, not {batch}")
+    wanted: dict[LogPartition, list[LogRange]] = {}
+    for one in ranges:
+        if not 0 <= one.first_entry_id <= one.last_entry_id or one.size_bytes < 0:
+            raise BadRequestError(f"{one} is reversed or empty, or has a negative number")
+        wanted.setdefault(LogPartition(name, one.partition), []).append(one.as_log_range())
+    for partition, given in wanted.items():
+        _refuse_overlap(partition, given, ())
+    if len(wanted) > PARTITIONS_TOUCHED_MAX:
+        raise _too_large(name, len(wanted), f"the most is {PARTITIONS_TOUCHED_MAX} partitions")
+    return wanted
+
+
+def _refuse_overlap(
+    partition: LogPartition, given: Sequence[LogRange], published: Iterable[LogRange]
+) -> None:
+    """Refuse ranges that share an entry with each other, or with one of `published`."""
+    ledgers = {one.ledger_id for one in given}
+    rows = [(one.ledger_id, one.first_entry_id, one.last_entry_id or 0) for one in given]
+    rows += [
+        (one.ledger_id, one.first_entry_id, one.last_entry_id or 0)
+        for one in published
+        if one.ledger_id in ledgers
+    ]
+    rows.sort()
+    for (ledger_id, _, last), (next_id, first, _) in pairwise(rows):
+        if ledger_id == next_id and first <= last:
+            raise BadRequestError(
+                f"entry {first} of ledger {ledger_id} would be in {partition} twice"
+            )
+
+
+def _check_ledger(
+    partition: LogPartition,
+    one: LogRange,
+    found: Versioned[LedgerMetadata] | None,
+    tags: Mapping[str, bytes],
+) -> None:
+    if found is None:
+        raise BadRequestError(
+            f"ledger {one.ledger_id} does not exist; write the batch of {partition} again"
+        )
+    ledger = found.value
+    if not _has_tags(tags, ledger):
+        raise BadRequestError(
+            f"ledger {one.ledger_id} was not written for {partition} by this application"
+        )
+    if ledger.is_closed and (one.last_entry_id or 0) > ledger.last_entry_id:
+        raise BadRequestError(
+            f"ledger {one.ledger_id} ends with entry {ledger.last_entry_id}, and has no "
+            f"{one.last_entry_id}"
+        )
+
+
+def _has_tags(tags: Mapping[str, bytes], ledger: LedgerMetadata) -> bool:
+    return all(ledger.custom_metadata.get(key) == value for key, value in tags.items())
+
+
+def _changes(
+    look: _Look, wanted: _Wanted
+) -> list[tuple[LogPartition, LogHead, int, Sequence[LogChunk]]]:
+    """The new heads. Large ones are sealed, as far as the transaction has room for chunks."""
+    room = TRANSACTION_OPERATIONS_MAX - len(wanted) - 2
+    ranges_max = head_ranges_max(look.definition.partitions)
+    chunk_ranges = min(chain.CHUNK_RANGES, ranges_max // 2)
+    changes: list[tuple[LogPartition, LogHead, int, Sequence[LogChunk]]] = []
+    by_size = sorted(wanted, key=lambda partition: -len(look.heads[partition].value.ranges))
+    for partition in by_size:
+        found = look.heads[partition]
+        _refuse_overlap(partition, wanted[partition], found.value.ranges)
+        head = chain.with_published(found.value, wanted[partition])
+        sealed, chunks = chain.seal(head, ranges_max=ranges_max, chunk_ranges=chunk_ranges)
+        if len(chunks) > room:
+            sealed, chunks = head, ()
+        room -= len(chunks)
+        changes.append((partition, sealed, found.version, chunks))
+    return changes
+
+
+def _too_large(name: LogName, partitions: int, reason: str) -> BadRequestError:
+    return BadRequestError(
+        f"a batch of {partitions} partitions of {name} is too large for one transaction, which has "
+        f"{TRANSACTION_OPERATIONS_MAX} operations and {TRANSACTION_SIZE_BYTES_MAX} bytes; publish "
+        f"fewer partitions or ranges in a batch: {reason}"
+    )

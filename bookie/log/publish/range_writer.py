@@ -1,0 +1,401 @@
+"""A publisher's part of a transactional log: records in ledgers of its own, cut into ranges.
+
+Nobody reads a range before it is published (:mod:`bookie.log.publish.publisher`). An executor of a pipeline
+writes and cuts; it sends the small `PendingRange` to the driver, which publishes.
+
+One ledger serves many batches. A new one begins between two ranges, when the old one is large or
+old enough for the log's policy, or has failed. A ledger that is not published for a day belongs to
+nobody (:mod:`bookie.log.tidy.sweep`). So no range begins in a ledger that is older than half a day.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+from bookie.env import Moment, moment_ms
+from bookie.errors import (
+    BadRequestError,
+    BookieError,
+    ClockError,
+    LogClosedError,
+    NoSuchLedgerError,
+)
+from bookie.ids import NO_ENTRY
+from bookie.ledger.connection.arguments import Payload, checked_bytes, checked_payloads
+from bookie.ledger.metadata import LedgerState
+from bookie.ledger.write.handle import WriterHandle
+from bookie.log.catalog.log_metadata import NO_TIME_MS, LogDefinition, LogMode, LogRange
+from bookie.log.catalog.log_policy import LogPolicy
+from bookie.log.catalog.logs import LogPartition
+from bookie.log.log_client import LogClient
+from bookie.log.record.log_record import LogRecord, encode_log_record, plain_prefix
+from bookie.log.record.record_encoder import LatestTime, NewRecord, as_record, checked_records
+from bookie.telemetry import event_log
+
+APPLICATION_TAG = "bookie.log.application"
+"""Key in the custom metadata of a publisher's ledgers: the id of the application."""
+
+LEDGER_SECONDS_MAX = 12 * 3600
+"""No range begins in a ledger that is older; half of the age at which a sweep deletes ledgers."""
+
+_log = event_log(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PendingRange:
+    """Records that are durable, and that nobody reads before they are published.
+
+    It has numbers only, so it may travel as JSON (``PendingRange(**fields)``) or pickled.
+    """
+
+    partition: int
+    ledger_id: int
+    first_entry_id: int
+    last_entry_id: int
+    """Inclusive."""
+    end_ms: int
+    """The greatest timestamp of its records."""
+    size_bytes: int
+    """Payload bytes of its entries."""
+
+    def as_log_range(self) -> LogRange:
+        """The range as it is published; its offset comes then."""
+        return LogRange(
+            self.ledger_id,
+            self.first_entry_id,
+            self.last_entry_id,
+            None,
+            self.end_ms,
+            self.size_bytes,
+        )
+
+
+class RangeWriter:
+    """Writes records of one partition. Made by `open`; `async with` closes it at the end.
+
+    Calls may be made concurrently; entries follow the order of the calls. An append that fails or
+    is cancelled fails its whole range: `cut` and further appends then raise LogClosedError until
+    `discard`. What was cut before stays as it is, and may be published.
+    """
+
+    def __init__(
+        self,
+        client: LogClient,
+        partition: LogPartition,
+        definition: LogDefinition,
+        policy: LogPolicy,
+        application_id: str,
+        password: bytes = b"",
+    ) -> None:
+        self._client = client
+        self._partition = partition
+        self._policy = policy
+        self._shape = client.shape(policy, password)
+        self._tags = publisher_tags(partition, definition.log_id, application_id)
+        self._ledger: WriterHandle | None = None
+        self._created_at = 0.0
+        self._latest = LatestTime(client.clock, policy.ahead_seconds or 0)
+        self._range: _RangeInWork | None = None
+        self._beginning = asyncio.Lock()
+        """Held while a range begins, which may need a ledger; appends pass it in their order."""
+        self._is_closed = False
+
+    @classmethod
+    async def open(
+        cls,
+        client: LogClient,
+        partition: LogPartition,
+        application_id: str,
+        *,
+        password: bytes = b"",
+    ) -> RangeWriter:
+        """A writer for `application_id`; it makes a ledger when the first record comes.
+
+        Raises:
+            NoSuchLogError: there is no such log.
+            BadRequestError: the log is not transactional, or has no such partition.
+        """
+        definition = await client.definition(partition.name)
+        require_transactional(partition, definition)
+        policy = await client.policy(partition.name)
+        return cls(client, partition, definition, policy, application_id, password)
+
+    async def append(
+        self,
+        value: Payload,
+        *,
+        key: bytes | None = None,
+        headers: Mapping[str, bytes] | None = None,
+        timestamp: Moment | None = None,
+    ) -> None:
+        """Write one record; durable when it returns. Without a timestamp it has the clock's.
+
+        Raises:
+            BadRequestError: the record is too large or its time too far ahead, or it cannot be
+                encoded.
+            LogClosedError: the range has failed before, or the writer is closed.
+            BookieError: what `WriterHandle.append` raises; the range has failed.
+        """
+        at_ms = None if timestamp is None else moment_ms(timestamp)
+        given = {} if headers is None else headers
+        await self.append_many([NewRecord(_value(value), key, given, at_ms)])
+
+    async def append_many(self, records: Iterable[Payload | NewRecord]) -> int:
+        """Write records in order, and return how many; all are durable when it returns.
+
+        A record without a timestamp has the clock's. Values alone are fastest.
+        Raises what `append` does; after an error a part of the records may be in the ledger.
+        """
+        given = checked_records(records)
+        if not given:
+            return 0
+        current = await self._current()
+        now_ms = self._client.clock.now_ms()
+        payloads, greatest_ms = _encoded(given, now_ms, current.end_ms)
+        await self._require_time(greatest_ms)
+        await current.append(payloads, greatest_ms)
+        return len(given)
+
+    async def append_encoded(self, payloads: list[bytes], greatest_ms: int) -> None:
+        """Write records that the caller has encoded, in order; durable when it returns.
+
+        `greatest_ms` is the greatest timestamp of the range up to the last of them, which late
+        records tell (:mod:`bookie.log.record.log_record`). The caller vouches for the bytes.
+        Raises what `append` does; after an error a part of the records may be in the ledger.
+        """
+        payloads = checked_payloads(payloads)
+        if type(greatest_ms) is not int:
+            raise BadRequestError(f"greatest_ms must be ms since 1970, not {greatest_ms!r}")
+        if payloads:
+            current = await self._current()
+            await self._require_time(greatest_ms)
+            await current.append(payloads, greatest_ms)
+
+    async def _require_time(self, greatest_ms: int) -> None:
+        """Refuse a time too far ahead, by a clock that is compared again if it has moved."""
+        try:
+            self._latest.require(greatest_ms)
+        except ClockError:
+            await self._client.clocks.require_right(again=True)
+            self._latest.compared()
+            self._latest.require(greatest_ms)
+
+    async def cut(self) -> PendingRange | None:
+        """End the range; returns it when all of it is durable, or None if nothing was written.
+
+        Appends that were called before are in it. Those that are called later begin another range.
+        A caller that is cancelled drops the range.
+
+        Raises:
+            LogClosedError: an append of the range failed or was cancelled. The range is dropped;
+                write its records again.
+        """
+        self._client.require_here()
+        async with self._beginning:  # behind the appends that wait for a ledger
+            current, self._range = self._range, None
+        if current is None:
+            return None
+        if current.under_way:
+            await current.settled.wait()
+        if current.error is not None:
+            raise _failed(self._partition, current.error) from current.error
+        return current.cut(self._partition)
+
+    def discard(self) -> None:
+        """Drop what was written since the last cut, also after a failure."""
+        self._range = None
+
+    async def aclose(self) -> None:
+        """Close the ledger; what was not cut is dropped. Closing twice is no error."""
+        self._client.require_here()
+        self._is_closed = True
+        self._range = None
+        async with self._beginning:
+            await self._leave_ledger()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    async def _current(self) -> _RangeInWork:
+        """The range that appends go to. The caller appends at once, so that the order stays."""
+        self._client.require_here()
+        # A lock lets its callers in one by one, in their order. Whoever comes while others wait has
+        # to wait behind them, also when the range has begun.
+        async with self._beginning:
+            if self._range is None:
+                self._require_open()
+                ledger = await self._ledger_for_range()
+                self._require_open()
+                self._range = _RangeInWork(ledger)
+            current = self._range
+        if current.error is not None:
+            raise _failed(self._partition, current.error) from current.error
+        return current
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise LogClosedError(f"the writer of ranges of {self._partition} is closed")
+
+    async def _ledger_for_range(self) -> WriterHandle:
+        if self._ledger is not None and await self._is_due(self._ledger):
+            await self._leave_ledger()
+        if self._ledger is None:
+            self._created_at = self._client.clock.monotonic()
+            self._ledger = await self._client.create_ledger(self._shape, self._tags)
+            self._latest.compared()
+        return self._ledger
+
+    async def _is_due(self, ledger: WriterHandle) -> bool:
+        """Whether the next range belongs into another ledger."""
+        seconds_max = min(self._policy.roll_seconds or LEDGER_SECONDS_MAX, LEDGER_SECONDS_MAX)
+        age_seconds = self._client.clock.monotonic() - self._created_at
+        is_large = 0 < (self._policy.roll_bytes or 0) <= ledger.length
+        if is_large or age_seconds >= seconds_max or ledger.failure is not None:
+            return True
+        try:
+            # An abort may have deleted it. Its entries would be written, and never published.
+            found = await self._client.ledgers.ledgers.read(ledger.ledger_id)
+        except NoSuchLedgerError:
+            return True
+        return found.value.state is not LedgerState.OPEN
+
+    async def _leave_ledger(self) -> None:
+        ledger, self._ledger = self._ledger, None
+        if ledger is None:
+            return
+        try:
+            await ledger.close()
+        except BookieError as error:
+            # Ranges that were cut are durable, whether or not their ledger is closed.
+            _log.warning("log_ledger_not_closed", ledger_id=ledger.ledger_id, reason=str(error))
+
+
+@dataclass(slots=True)
+class _RangeInWork:
+    """The range that appends go to."""
+
+    ledger: WriterHandle
+    end_ms: int = NO_TIME_MS
+    first_entry_id: int = -1
+    last_entry_id: int = NO_ENTRY
+    count: int = 0
+    size_bytes: int = 0
+    under_way: int = 0
+    settled: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set while no append is under way."""
+    error: BaseException | None = None
+
+    @contextmanager
+    def appending(self) -> Iterator[None]:
+        """An append of the range; its failure is the range's."""
+        self.under_way += 1
+        self.settled.clear()
+        try:
+            yield
+        except BaseException as error:
+            self.error = self.error or error
+            raise
+        finally:
+            self.under_way -= 1
+            if not self.under_way:
+                self.settled.set()
+
+    async def append(self, payloads: list[bytes], greatest_ms: int) -> None:
+        """Write entries, the last of which knows of this greatest timestamp."""
+        self.end_ms = max(self.end_ms, greatest_ms)
+        with self.appending():
+            ids = await self.ledger.append_many(payloads)
+            self.add(ids, sum(map(len, payloads)))
+
+    def add(self, ids: range, size_bytes: int) -> None:
+        """These entries are durable."""
+        self.first_entry_id = ids.start if not self.count else min(self.first_entry_id, ids.start)
+        self.last_entry_id = max(self.last_entry_id, ids.stop - 1)
+        self.count += len(ids)
+        self.size_bytes += size_bytes
+
+    def cut(self, partition: LogPartition) -> PendingRange | None:
+        """The range, once all is settled."""
+        if not self.count:
+            return None
+        expected = self.last_entry_id - self.first_entry_id + 1
+        assert self.count == expected, "no other entries lie between those of a range"
+        return PendingRange(
+            partition.number,
+            self.ledger.ledger_id,
+            self.first_entry_id,
+            self.last_entry_id,
+            self.end_ms,
+            self.size_bytes,
+        )
+
+
+def publisher_tags(
+    partition: LogPartition, log_id: str, application_id: str
+) -> Mapping[str, bytes]:
+    """Custom metadata of the ledgers that an application writes for a partition."""
+    tags = LogClient.tags(partition, log_id)
+    return {**tags, APPLICATION_TAG: application_id.encode()}
+
+
+def require_transactional(partition: LogPartition, definition: LogDefinition) -> None:
+    """Refuse logs that belong to a writer, and partitions that do not exist.
+
+    Raises:
+        BadRequestError: it is one.
+    """
+    if definition.mode is not LogMode.TRANSACTIONAL:
+        raise BadRequestError(
+            f"the log {partition.name} has an exclusive writer, and this needs a transactional "
+            "log: make another by `bookie log create NAME --transactional --partitions N`, or "
+            "append by open_log"
+        )
+    if not 0 <= partition.number < definition.partitions:
+        raise BadRequestError(
+            f"the log {partition.name} has {definition.partitions} partitions, from 0 on; "
+            f"there is no {partition.number}"
+        )
+
+
+def _encoded(
+    records: list[Payload | NewRecord], now_ms: int, greatest_ms: int
+) -> tuple[list[bytes], int]:
+    """The payloads, and the greatest timestamp up to the last one."""
+    try:
+        # A record is a tuple, and bytes do not take a tuple.
+        prefix = plain_prefix(now_ms, greatest_ms=greatest_ms)
+        return [prefix + value for value in records], max(now_ms, greatest_ms)  # type: ignore[operator]
+    except TypeError:
+        pass
+    payloads = []
+    for one in records:
+        value, key, headers, at_ms = as_record(one)
+        record = LogRecord(now_ms if at_ms is None else at_ms, _value(value), key, headers)
+        greatest_ms = max(greatest_ms, record.timestamp_ms)
+        payloads.append(encode_log_record(record, greatest_ms=greatest_ms))
+    return payloads, greatest_ms
+
+
+def _value(value: Payload) -> bytes:
+    return checked_bytes(value, "a value")
+
+
+def _failed(partition: LogPartition, error: BaseException) -> LogClosedError:
+    reason = str(error) or type(error).__name__
+    return LogClosedError(
+        f"the range of {partition} has failed, and nothing of it will be published; discard it and "
+        f"write the batch again: {reason}"
+    )

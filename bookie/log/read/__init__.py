@@ -1,0 +1,1 @@
+"""Readers of a log: positions and times, ranges, followers, several partitions."""

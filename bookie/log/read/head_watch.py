@@ -1,0 +1,66 @@
+"""Wait for the head of a partition to change, also across failures of the metadata store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+
+from bookie.errors import MetadataUnavailableError, SessionLostError
+from bookie.log.catalog.log_metadata import LogHead
+from bookie.log.catalog.logs import LogManager, LogPartition
+from bookie.metadata.versioned import Versioned
+from bookie.telemetry import event_log
+
+METADATA_RETRY_SECONDS = 1.0
+
+_log = event_log(__name__)
+
+
+class HeadWatch:
+    """A watch that begins with the first `next` and ends with `aclose`."""
+
+    def __init__(
+        self,
+        logs: LogManager,
+        partition: LogPartition,
+        log_id: str,
+        *,
+        retry_seconds: float = METADATA_RETRY_SECONDS,
+    ) -> None:
+        self._logs = logs
+        self._partition = partition
+        self._log_id = log_id
+        self._retry_seconds = retry_seconds
+        self._resources = AsyncExitStack()
+        self._heads: AsyncIterator[Versioned[LogHead]] | None = None
+
+    async def next(self) -> Versioned[LogHead]:
+        """The head now, at the first call and after a failure; else the head after a change.
+
+        While the store does not answer, it waits.
+
+        Raises:
+            NoSuchLogError: the log was deleted.
+            MetadataError: the metadata store was closed, or refused.
+        """
+        while True:
+            try:
+                if self._heads is None:
+                    self._heads = await self._resources.enter_async_context(
+                        self._logs.watch_head(self._partition, self._log_id)
+                    )
+                return await anext(self._heads)
+            except (MetadataUnavailableError, SessionLostError) as error:
+                _log.warning("log_head_unknown", partition=str(self._partition), reason=str(error))
+                await self.aclose()
+                await asyncio.sleep(self._retry_seconds)
+            except BaseException:
+                # What was interrupted cannot go on: the next call begins a new watch.
+                await self.aclose()
+                raise
+
+    async def aclose(self) -> None:
+        """End the watch."""
+        self._heads = None
+        await self._resources.aclose()

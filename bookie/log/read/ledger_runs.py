@@ -1,0 +1,125 @@
+"""Read runs of entries, ledger after ledger, ahead of the consumer and within a bound.
+
+A large run is read by the ledger's own reader, which is some answers ahead. Of small runs, a few
+are read at a time, so that a log of many small ranges does not cost one wait for each.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import aclosing
+from typing import NamedTuple
+
+from bookie.entry.entry import Entry
+from bookie.ledger.connection.pool import BookiePool
+from bookie.ledger.ledger_client import LedgerClient
+from bookie.ledger.read.handle import ReaderHandle
+from bookie.log.background import Background
+from bookie.log.head.log_ranges import LedgerRun
+
+HANDLES_KEPT = 16
+"""Ledgers that stay open for reading."""
+
+SMALL_RUN_BYTES = 256 * 1024
+RUNS_AHEAD_MAX = 8
+"""Small runs that are read at a time: at most 2 MiB, as much as one answer of a large one."""
+
+
+class RunEntries(NamedTuple):
+    """Consecutive entries and the offset of the first of them."""
+
+    ledger_id: int
+    offset: int
+    entries: Sequence[Entry]
+
+
+class LedgerReaders:
+    """Readers of a log's ledgers; the last few are kept."""
+
+    def __init__(self, ledgers: LedgerClient, password: bytes = b"") -> None:
+        self._ledgers = ledgers
+        self._password = password
+        self._handles: OrderedDict[int, ReaderHandle] = OrderedDict()
+
+    @property
+    def pool(self) -> BookiePool:
+        """Where calls run."""
+        return self._ledgers.pool
+
+    async def open(self, ledger_id: int) -> ReaderHandle:
+        """A reader of a ledger; it need not know where the ledger ends: `refresh` it to know.
+
+        Raises:
+            NoSuchLedgerError: it was deleted, as this client knows.
+            UnauthorizedError: the password is wrong.
+            MetadataError: the metadata store failed.
+        """
+        handle = self._handles.get(ledger_id)
+        if handle is None:
+            handle = await self._ledgers.open(ledger_id, self._password, asks_for_lac=False)
+            self._handles[ledger_id] = handle
+            if len(self._handles) > HANDLES_KEPT:
+                self._handles.popitem(last=False)
+        else:
+            self._handles.move_to_end(ledger_id)
+        return handle
+
+    def forget(self) -> None:
+        """A ledger has vanished: open all anew."""
+        self._handles.clear()
+
+
+async def read_runs(
+    runs: Iterable[LedgerRun], readers: LedgerReaders
+) -> AsyncGenerator[RunEntries, None]:
+    """The entries of `runs`, in order; all of them are acknowledged and the runs have an end.
+
+    Raises:
+        NoSuchLedgerError: a ledger was deleted; all runs before it were delivered.
+        NoSuchEntryError, UnavailableError, CorruptionError: as `ReaderHandle.read`.
+    """
+    waiting = deque(runs)
+    ahead: deque[tuple[LedgerRun, Background[list[Sequence[Entry]]]]] = deque()
+    try:
+        while waiting or ahead:
+            while waiting and len(ahead) < RUNS_AHEAD_MAX and _is_small(waiting[0]):
+                run = waiting.popleft()
+                name = f"entries of ledger {run.ledger_id}"
+                ahead.append((run, Background(readers.pool, _read_whole(run, readers), name)))
+            if ahead:
+                run, reading = ahead[0]
+                batches = await reading.result()
+                ahead.popleft()
+                for entries in batches:
+                    yield _located(run, entries)
+            else:
+                run = waiting.popleft()
+                async with aclosing(_read(run, readers)) as found:
+                    async for entries in found:
+                        yield _located(run, entries)
+    finally:
+        for _, reading in ahead:
+            await reading.give_up()
+
+
+def _is_small(run: LedgerRun) -> bool:
+    return run.size_bytes is not None and run.size_bytes <= SMALL_RUN_BYTES
+
+
+def _located(run: LedgerRun, entries: Sequence[Entry]) -> RunEntries:
+    offset = run.offset + entries[0].entry_id - run.first_entry_id
+    return RunEntries(run.ledger_id, offset, entries)
+
+
+async def _read(run: LedgerRun, readers: LedgerReaders) -> AsyncGenerator[Sequence[Entry], None]:
+    assert run.last_entry_id is not None, "the run has an end"
+    handle = await readers.open(run.ledger_id)
+    async with aclosing(handle.read_acknowledged(run.first_entry_id, run.last_entry_id)) as batches:
+        async for entries in batches:
+            yield entries
+
+
+async def _read_whole(run: LedgerRun, readers: LedgerReaders) -> list[Sequence[Entry]]:
+    async with aclosing(_read(run, readers)) as batches:
+        return [entries async for entries in batches]

@@ -1,0 +1,191 @@
+"""Read several partitions of a log as one: each in its order, and all as their records arrive.
+
+One task for each partition keeps one batch ready. What nobody took when the iteration ends is read
+again by the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import TypedDict, Unpack
+
+from bookie.env import Moment
+from bookie.env.checked import checked
+from bookie.errors import BadRequestError
+from bookie.log.background import Background
+from bookie.log.catalog.logs import LogName, LogPartition
+from bookie.log.log_client import LogClient
+from bookie.log.read.places import LogStart
+from bookie.log.read.reader import LogReader, OnTruncated
+from bookie.log.record.log_record import LogPosition, LogRecord
+
+
+@dataclass(slots=True)
+class _Lane:
+    """One partition and what it has ready."""
+
+    reader: LogReader
+    batch: Sequence[LogRecord] = ()
+    seeks: int = 0
+    """How often somebody had sought before `batch` was read."""
+    taken: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether `batch` is what the reader wants to read."""
+        return self.seeks == self.reader.seeks
+
+
+class PartitionsReader:
+    """Readers of partitions, merged. One iteration at a time; see `LogReader`."""
+
+    def __init__(self, readers: Iterable[LogReader]) -> None:
+        self._readers = {reader.partition.number: reader for reader in readers}
+
+    def __repr__(self) -> str:
+        return f"<PartitionsReader {list(self._readers.values())}>"
+
+    @property
+    def log_id(self) -> str:
+        """`LogReader.log_id`."""
+        return next(iter(self._readers.values())).log_id
+
+    @property
+    def next_offsets(self) -> Mapping[int, int | None]:
+        """By partition: `LogReader.next_offset`. A batch that is kept ready counts as read."""
+        return {number: reader.next_offset for number, reader in self._readers.items()}
+
+    @checked
+    def seek(
+        self, to: LogStart = None, *, time: Moment | None = None, partition: int | None = None
+    ) -> None:
+        """The next record comes from there, in one partition or in all.
+
+        Raises:
+            BadRequestError: that is no place in a log, or there is no such partition.
+        """
+        for reader in self._chosen(partition):
+            reader.seek(to, time=time)
+
+    def _chosen(self, partition: int | None) -> list[LogReader]:
+        if partition is None:
+            return list(self._readers.values())
+        reader = self._readers.get(partition)
+        if reader is None:
+            raise BadRequestError(f"partition {partition} is not among {list(self._readers)}")
+        return [reader]
+
+    async def lag(self) -> int:
+        """`LogReader.lag` of all partitions together."""
+        return sum([await reader.lag() for reader in self._readers.values()])
+
+    def __aiter__(self) -> AsyncIterator[LogRecord]:
+        return self.records()
+
+    async def records(self) -> AsyncGenerator[LogRecord, None]:
+        """The records one by one. Raises what `batches` raises."""
+        async with aclosing(self._batches()) as lanes:
+            async for lane in lanes:
+                batch, unread = lane.batch, 0
+                try:
+                    for record in batch:
+                        if not lane.is_valid:
+                            break
+                        unread += 1
+                        yield record
+                finally:
+                    # What is left goes back when the iteration ends here.
+                    lane.batch = batch[unread:] if unread < len(batch) else ()
+
+    async def batches(self) -> AsyncGenerator[Sequence[LogRecord], None]:
+        """The records, some of one partition at a time. Raises what `LogReader.batches` raises."""
+        async with aclosing(self._batches()) as lanes:
+            async for lane in lanes:
+                batch, lane.batch = lane.batch, ()
+                yield batch
+
+    async def _batches(self) -> AsyncGenerator[_Lane, None]:
+        """Lanes with a batch, which the consumer empties."""
+        ready: asyncio.Queue[_Lane | Exception | None] = asyncio.Queue()
+        lanes = [_Lane(reader) for reader in self._readers.values()]
+        calls = [
+            Background(lane.reader.pool, _fill(lane, ready), repr(lane.reader)) for lane in lanes
+        ]
+        running = len(calls)
+        try:
+            while running:
+                item = await ready.get()
+                if isinstance(item, Exception):
+                    raise item
+                if item is None:
+                    running -= 1
+                    continue
+                if item.is_valid:
+                    yield item
+                item.taken.set()
+        finally:
+            for call in calls:
+                await call.give_up()
+            for lane in lanes:
+                if lane.batch and lane.is_valid:
+                    lane.reader.seek(lane.batch[0].offset)
+
+
+async def _fill(lane: _Lane, ready: asyncio.Queue[_Lane | Exception | None]) -> None:
+    """Keep one batch ready in a lane; at last, its end or its error."""
+    try:
+        async with aclosing(lane.reader.batches()) as batches:
+            async for batch in batches:
+                lane.batch, lane.seeks = batch, lane.reader.seeks
+                ready.put_nowait(lane)
+                await lane.taken.wait()
+                lane.taken.clear()
+                lane.batch = ()
+        ready.put_nowait(None)
+    except Exception as error:  # noqa: BLE001  (raised by the consumer of the queue)
+        ready.put_nowait(error)
+
+
+class ReaderKeywords(TypedDict, total=False):
+    """The keywords of `LogReader`."""
+
+    start: LogStart
+    start_time: Moment | None
+    end: int | LogPosition | tuple[int, int] | None
+    follow: bool
+    password: bytes
+    on_truncated: OnTruncated
+
+
+async def open_reader(
+    client: LogClient,
+    name: LogName,
+    partition: int | None = None,
+    **keywords: Unpack[ReaderKeywords],
+) -> LogReader | PartitionsReader:
+    """A reader of a log, or of one of its partitions; see `BookKeeper.log_reader`.
+
+    Of several partitions, each starts and ends at the same offset. A position belongs to one.
+
+    Raises:
+        NoSuchLogError: there is no such log.
+        BadRequestError: a keyword is wrong, there is no such partition, or a position is given for
+            several partitions.
+    """
+    definition = await client.definition(name)
+    numbers = range(definition.partitions)
+    if partition is not None:
+        if partition not in numbers:
+            raise BadRequestError(
+                f"the log {name} has {len(numbers)} partitions, and no partition {partition}"
+            )
+        numbers = range(partition, partition + 1)
+    if len(numbers) > 1 and any(isinstance(keywords.get(at), tuple) for at in ("start", "end")):
+        raise BadRequestError(f"a position needs one of the {len(numbers)} partitions of {name}")
+    readers = [
+        LogReader(client, LogPartition(name, number), definition, **keywords) for number in numbers
+    ]
+    return readers[0] if len(readers) == 1 else PartitionsReader(readers)

@@ -1,0 +1,462 @@
+"""The reader of one partition of a log: from any place, across ledgers, for as long as it goes on.
+
+It keeps its place as an offset. For each stretch it asks `LogRanges` which ledgers have the next
+offset, reads them, and asks again:
+
+==================================== ===========================================================
+what it meets                        what follows
+==================================== ===========================================================
+closed ranges                        read by `read_runs`, whatever the ledgers' LAC says
+an open range, following             the ledger's tail, until the ledger is CLOSED; then the next
+                                     range that the head has, or will have
+an open range, not following         read up to the LAC; the end
+no range has the offset              following: wait for the head; else the end
+a ledger or chunk is gone            the newest head tells: truncated, compacted, or an empty ledger
+                                     dropped
+the second of two open ranges        waits until the first one's ledger is CLOSED
+==================================== ===========================================================
+
+A reader never fences, recovers or writes. It reads ahead within a bound, and only while somebody
+waits for its next batch or works on one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
+from contextlib import aclosing, asynccontextmanager
+from itertools import dropwhile
+from typing import Literal, TypeVar
+
+from bookie.entry.entry import Entries
+from bookie.env import Moment
+from bookie.errors import (
+    BadRequestError,
+    LogTruncatedError,
+    NoSuchLedgerError,
+    NotEnoughBookiesError,
+)
+from bookie.ledger.connection.pool import BookiePool
+from bookie.ledger.read.handle import ReaderHandle
+from bookie.log.background import Background
+from bookie.log.catalog.log_metadata import LogDefinition, LogRange
+from bookie.log.catalog.logs import LogPartition
+from bookie.log.head.log_ranges import LedgerRun, runs_from
+from bookie.log.log_client import LogClient
+from bookie.log.read.head_watch import HeadWatch
+from bookie.log.read.ledger_runs import LedgerReaders, RunEntries, read_runs
+from bookie.log.read.places import AtEntry, AtTime, LogStart, Place, checked_end, checked_place
+from bookie.log.read.ranges import LogRanges
+from bookie.log.read.seek import (
+    after_vanished,
+    confirmed_end,
+    extent_of,
+    find_end,
+    find_entry,
+    find_time,
+)
+from bookie.log.record.log_record import LogPosition, LogRecord
+from bookie.log.record.log_records import decode_log_records
+from bookie.telemetry import event_log
+
+T = TypeVar("T")
+
+OnTruncated = Literal["raise", "skip"]
+"""What a reader does when its next record was truncated."""
+
+_log = event_log(__name__)
+
+
+class LogReader:
+    """Reads one partition. Iterate it, or its `batches`; one iteration at a time.
+
+    After an error, or after a loop was left, a new iteration goes on with the next record. It needs
+    no closing, but leave an iteration by `contextlib.aclosing` to end its tasks at once.
+    """
+
+    def __init__(
+        self,
+        client: LogClient,
+        partition: LogPartition,
+        definition: LogDefinition,
+        *,
+        start: LogStart = None,
+        start_time: Moment | None = None,
+        end: int | LogPosition | tuple[int, int] | None = None,
+        follow: bool = False,
+        password: bytes = b"",
+        on_truncated: OnTruncated = "raise",
+    ) -> None:
+        """See `LogStart` for `start`; or start at the first record of `start_time` or later.
+
+        The record at `end` and later ones are not read; nothing is if `end` is not behind the
+        start. With `follow` the reader goes on for ever, or up to `end`. Without it, it ends with
+        the last record that is confirmed when it gets there. With `on_truncated` ``skip`` it goes
+        on at the earliest record, and logs a line.
+
+        Raises:
+            BadRequestError: an argument is wrong.
+        """
+        if on_truncated not in ("raise", "skip"):
+            raise BadRequestError(f"on_truncated is 'raise' or 'skip', not {on_truncated!r}")
+        self.partition = partition
+        self._client = client
+        self._definition = definition
+        self._follow = follow
+        self._skips = on_truncated == "skip"
+        self._password = password
+        self._ranges = LogRanges(client.logs, partition, definition.log_id)
+        self._readers = LedgerReaders(client.ledgers, password)
+        self._target: Place | None = checked_place(start, start_time)
+        """Where the next record comes from, until that is known as an offset."""
+        self._end = checked_end(end)
+        self._next_offset = 0
+        self._not_before_ms: int | None = None
+        """Records before the first one of this time are skipped."""
+        self._is_floating = False
+        """Whether it starts at the earliest record, wherever that is, and has read none."""
+        self._last: LogRecord | None = None
+        self._seeks = 0
+        self._is_sought = False
+        """Whether a seek waits to be carried out."""
+        self._waker: asyncio.Future[None] | None = None
+        self._is_iterated = False
+
+    def __repr__(self) -> str:
+        return f"<LogReader of {self.partition}, next_offset={self.next_offset}>"
+
+    @property
+    def log_id(self) -> str:
+        """The id of the log that it reads, which a later log of the name does not have."""
+        return self._definition.log_id
+
+    @property
+    def position(self) -> LogPosition | None:
+        """Where the record is that was handed out last; None before the first one."""
+        return None if self._last is None else self._last.position
+
+    @property
+    def next_offset(self) -> int | None:
+        """The next record has this offset or a later one; None until the start has been found."""
+        if self._target is None:
+            return self._next_offset
+        return self._target if isinstance(self._target, int) else None
+
+    @property
+    def pool(self) -> BookiePool:
+        """The connections that it reads by."""
+        return self._readers.pool
+
+    @property
+    def seeks(self) -> int:
+        """How often `seek` was called."""
+        return self._seeks
+
+    def seek(self, to: LogStart = None, *, time: Moment | None = None) -> None:
+        """The next record comes from there, also if somebody waits for one right now.
+
+        Of a batch that was handed out, the rest stays valid; `records` drops it.
+
+        Raises:
+            BadRequestError: that is no place in a log.
+        """
+        self._target = checked_place(to, time)
+        self._seeks += 1
+        self._is_sought = True
+        if self._waker is not None and not self._waker.done():
+            self._waker.set_result(None)
+
+    async def lag(self) -> int:
+        """How many entries are confirmed and not yet read; all, before the start has been found.
+
+        Raises:
+            NoSuchLogError: the log was deleted.
+            NotEnoughBookiesError: too few bookies answered to tell where the log ends.
+            MetadataError: the metadata store failed.
+        """
+        self._client.require_here()
+        ranges = LogRanges(self._client.logs, self.partition, self._definition.log_id)
+        await ranges.refresh()
+        extent = await extent_of(ranges, LedgerReaders(self._client.ledgers, self._password))
+        known = self.next_offset
+        begin = extent.earliest_offset if known is None else max(known, extent.earliest_offset)
+        return max(0, extent.end_offset - begin)
+
+    def __aiter__(self) -> AsyncIterator[LogRecord]:
+        return self.records()
+
+    async def records(self) -> AsyncGenerator[LogRecord, None]:
+        """The records one by one. Raises what `batches` raises."""
+        async with aclosing(self.batches()) as batches:
+            async for batch in batches:
+                behind, seeks = self._next_offset, self._seeks
+                for record in batch:
+                    self._next_offset, self._last = record.offset + 1, record
+                    yield record
+                    if self._seeks != seeks:
+                        break
+                else:
+                    self._next_offset = behind
+
+    async def batches(self) -> AsyncGenerator[Sequence[LogRecord], None]:
+        """The records, some at a time, for speed; no batch is empty.
+
+        Raises:
+            LogTruncatedError: the next record was truncated; the error names the earliest one.
+            NoSuchLogError: the log was deleted.
+            NoSuchLedgerError: a ledger that the log names does not exist.
+            UnauthorizedError: the password is wrong.
+            NoSuchEntryError, UnavailableError, CorruptionError: as `ReaderHandle.read`.
+            MetadataError: the metadata store failed. A reader that waits for it waits on.
+            BadRequestError: somebody else iterates the reader.
+        """
+        async with self._iteration() as watch:
+            if self._target is None:
+                self._target = self._next_offset
+            while isinstance(self._end, AtEntry):
+                await self._ranges.refresh()
+                end = await self._offset_of_entry(self._end, watch)
+                self._end = self._end if end is None else end
+            async with aclosing(self._stretches(watch)) as stretches:
+                async for found in stretches:
+                    if batch := self._taken(found):
+                        self._last = batch[-1]
+                        self._is_floating = False
+                        yield batch
+
+    @asynccontextmanager
+    async def _iteration(self) -> AsyncIterator[HeadWatch]:
+        self._client.require_here()
+        if self._is_iterated:
+            raise BadRequestError(f"the reader of {self.partition} is iterated already")
+        self._is_iterated = True
+        watch = HeadWatch(self._client.logs, self.partition, self._definition.log_id)
+        try:
+            yield watch
+        finally:
+            self._is_iterated = False
+            await watch.aclose()
+
+    def _taken(self, found: RunEntries) -> Sequence[LogRecord]:
+        """The records among entries, which count as read from now on."""
+        entries = found.entries
+        first = LogPosition(
+            found.ledger_id, entries[0].entry_id, found.offset, self.partition.number
+        )
+        batch = decode_log_records(Entries.of(entries), first)
+        self._next_offset = found.offset + len(entries)
+        oldest = self._not_before_ms
+        if oldest is not None:
+            batch = list(dropwhile(lambda record: record.timestamp_ms < oldest, batch))
+            if batch:
+                self._not_before_ms = None
+        return batch
+
+    async def _stretches(self, watch: HeadWatch) -> AsyncGenerator[RunEntries, None]:
+        """The entries from the place that is wanted on; after a seek, from the new place."""
+        while True:
+            runs: Sequence[LedgerRun] = ()
+            try:
+                if self._has_target():
+                    await self._go_to_target(watch)
+                    continue
+                ranges = await self._ranges.from_offset(self._next_offset)
+                runs = self._runs_of(ranges)
+                if runs:
+                    async with aclosing(self._stretch(runs)) as stretch:
+                        async for found in stretch:
+                            # A seek may have come while this was awaited, or handed out.
+                            if not self._has_target():
+                                yield found
+                            if self._has_target():
+                                break
+                if self._has_target():
+                    continue
+                if self._is_at_end(runs):
+                    return
+                if not runs:
+                    await self._await_head(watch)
+            except LogTruncatedError as error:
+                self._skip_truncated(error)
+            except NoSuchLedgerError as error:
+                await self._after_vanished(error, runs)
+
+    def _has_target(self) -> bool:
+        """Whether another place has to be found before anything is read."""
+        return self._target is not None
+
+    @property
+    def _known_end(self) -> int | None:
+        return self._end if isinstance(self._end, int) else None
+
+    def _runs_of(self, ranges: Sequence[LogRange]) -> Sequence[LedgerRun]:
+        """What to read of `ranges`; nothing if the end is not behind the next record."""
+        if self._is_behind_end():
+            return ()
+        return runs_from(ranges, self._next_offset, self._known_end)
+
+    def _is_behind_end(self) -> bool:
+        """True if the next record is at the end or later: a range that begins there is empty."""
+        end = self._known_end
+        return end is not None and self._next_offset >= end
+
+    def _is_at_end(self, runs: Sequence[LedgerRun]) -> bool:
+        """Whether the reader is done, after it has read `runs`."""
+        if self._is_behind_end():
+            return True
+        if self._follow:
+            return False
+        # Without an end, the last run was open and is read as far as it was confirmed.
+        return not runs or (
+            runs[-1].last_entry_id is None and not self._ranges.has_ended(runs[-1].ledger_id)
+        )
+
+    async def _stretch(self, runs: Sequence[LedgerRun]) -> AsyncGenerator[RunEntries, None]:
+        is_open = runs[-1].last_entry_id is None
+        async with aclosing(read_runs(runs[:-1] if is_open else runs, self._readers)) as closed:
+            async for found in closed:
+                yield found
+        if is_open and not self._has_target():
+            async with aclosing(self._open_run(runs[-1])) as batches:
+                async for found in batches:
+                    yield found
+
+    async def _open_run(self, run: LedgerRun) -> AsyncGenerator[RunEntries, None]:
+        """The entries of an open range; what remains when it has an end is read as a closed one."""
+        handle = await self._readers.open(run.ledger_id)
+        try:
+            last = await handle.refresh()
+        except NotEnoughBookiesError:
+            if not self._follow:
+                raise
+            last = handle.last_entry_id  # a tail learns more when bookies come
+        if self._note_end(handle):
+            return
+        end = self._known_end
+        first, offset = run.first_entry_id, run.offset
+        if self._follow:
+            batches = handle.tail_batches(first)
+        elif first <= last:
+            batches = handle.read_batches(first, last)
+        else:
+            return
+        async with aclosing(batches):
+            while True:
+                entries = await self._unless_sought(_next_or_none(batches))
+                if entries is None:
+                    break
+                if end is not None:
+                    entries = entries[: end - offset]
+                yield RunEntries(run.ledger_id, offset, entries)
+                offset += len(entries)
+                if end is not None and offset >= end:
+                    return
+        if self._follow:
+            self._note_end(handle)
+
+    def _note_end(self, handle: ReaderHandle) -> bool:
+        """Whether the ledger is CLOSED; then the range ends with it."""
+        if handle.is_closed:
+            self._ranges.note_end(handle.ledger_id, handle.last_entry_id)
+        return handle.is_closed
+
+    async def _unless_sought(self, coroutine: Coroutine[None, None, T]) -> T | None:
+        """The result of `coroutine`; None, and it is cancelled, as soon as somebody seeks."""
+        call = Background(self._readers.pool, coroutine, f"reader of {self.partition}")
+        self._waker = asyncio.get_running_loop().create_future()
+        try:
+            if not self._is_sought:
+                waits = (call.task, self._waker)
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            return await call.result() if call.task.done() else None
+        finally:
+            self._waker = None
+            await call.give_up()
+
+    async def _await_head(self, watch: HeadWatch) -> None:
+        found = await self._unless_sought(watch.next())
+        if found is not None:
+            self._ranges.adopt(found)
+
+    async def _go_to_target(self, watch: HeadWatch) -> None:
+        """Find the offset of the target; if another one comes meanwhile, it is found next."""
+        self._is_sought = False
+        target, seeks = self._target, self._seeks
+        assert target is not None
+        await self._ranges.refresh()
+        offset = await self._offset_of(target, watch)
+        if self._seeks == seeks and offset is not None:
+            self._next_offset, self._target = offset, None
+            self._is_floating = target == "earliest"
+            self._not_before_ms = target.timestamp_ms if isinstance(target, AtTime) else None
+
+    async def _offset_of(self, target: Place, watch: HeadWatch) -> int | None:
+        match target:
+            case "earliest":
+                return self._ranges.head.start_offset
+            case "latest":
+                return await self._end_offset()
+            case AtTime(timestamp_ms):
+                return await find_time(self._ranges, self._readers, timestamp_ms)
+            case AtEntry():
+                return await self._offset_of_entry(target, watch)
+            case int():
+                return target
+
+    async def _end_offset(self) -> int:
+        end = await find_end(self._ranges, self._readers)
+        return max(end, self._ranges.head.start_offset)
+
+    async def _offset_of_entry(self, target: AtEntry, watch: HeadWatch) -> int | None:
+        """The offset of an entry; None if somebody seeks meanwhile."""
+        seeks = self._seeks
+        while self._seeks == seeks:
+            found = await find_entry(self._ranges, self._readers, target.ledger_id, target.entry_id)
+            if found.base_offset is not None:
+                return found.base_offset + target.entry_id - found.first_entry_id
+            # The range before it is open in the head. Perhaps its ledger has ended.
+            before = self._ranges.ranges[-2]
+            try:
+                if await confirmed_end(before, self._ranges, self._readers) is not None:
+                    await self._await_head(watch)
+            except NoSuchLedgerError:
+                await after_vanished(before.ledger_id, self._ranges, self._readers)
+        return None
+
+    def _skip_truncated(self, error: LogTruncatedError) -> None:
+        """Go on at the earliest record, or raise `error`."""
+        # The record at the place of an entry may be there, in another ledger.
+        if isinstance(self._target, AtEntry) or not (self._skips or self._is_floating):
+            raise error
+        if self._skips:
+            _log.warning(
+                "log_records_skipped",
+                partition=str(self.partition),
+                next_offset=self.next_offset,
+                earliest_offset=error.earliest_offset,
+            )
+        if self._target is None:
+            self._next_offset = error.earliest_offset
+        else:
+            self._target = "earliest"
+
+    async def _after_vanished(self, error: NoSuchLedgerError, runs: Sequence[LedgerRun]) -> None:
+        """A ledger of `runs` is gone: go on if the newest head names another one in its place."""
+        # Those before it were delivered.
+        gone = [run.ledger_id for run in runs if run.offset <= self._next_offset][-1:]
+        self._readers.forget()
+        await self._ranges.refresh()
+        if not gone or await self._next_ledger() == gone[0]:
+            await self._ranges.require_log()
+            raise error
+
+    async def _next_ledger(self) -> int | None:
+        try:
+            ranges = await self._ranges.from_offset(self._next_offset)
+        except LogTruncatedError:
+            return None
+        return ranges[0].ledger_id if ranges else None
+
+
+async def _next_or_none(batches: AsyncIterator[T]) -> T | None:
+    return await anext(batches, None)

@@ -1,0 +1,130 @@
+"""How consumers read partitions; tests put other records in the place of a log's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Protocol
+
+from bookie.errors import BadRequestError
+from bookie.log.catalog.logs import LogPartition
+from bookie.log.log_client import LogClient
+from bookie.log.read.ledger_runs import LedgerReaders
+from bookie.log.read.places import AtEntry, AtTime, Place
+from bookie.log.read.ranges import LogRanges
+from bookie.log.read.reader import LogReader, OnTruncated
+from bookie.log.read.seek import extent_of, find_entry, find_time
+from bookie.log.record.log_record import LogRecord
+
+END_LOOKS_MAX = 20
+END_PAUSE_SECONDS = 0.1
+"""How often, and after which pauses, the end is looked at before an offset counts as behind it."""
+
+
+class PartitionReading(Protocol):
+    """What consumers need of partitions."""
+
+    def batches(
+        self, partition: LogPartition, offset: int
+    ) -> AsyncGenerator[Sequence[LogRecord], None]:
+        """The records from `offset` on, for ever, in batches that are not empty."""
+
+    async def locate(self, partition: LogPartition, place: Place) -> int:
+        """The offset of a place."""
+
+    async def bounds(self, partition: LogPartition) -> tuple[int, int]:
+        """The earliest offset, and the one behind the last record that is confirmed."""
+
+
+async def locate_cursor(reading: PartitionReading, partition: LogPartition, place: Place) -> int:
+    """The offset of a place where a cursor may stand: in the log, or right behind its end.
+
+    A cursor further on would pass over records that are still to be appended, and tell nobody. What
+    was acknowledged a moment ago may be behind the end that bookies tell; so it looks again.
+
+    Raises:
+        BadRequestError: the place is behind the end.
+        NoSuchLogError, LogTruncatedError, UnavailableError, CorruptionError: as `locate`.
+    """
+    offset = await reading.locate(partition, place)
+    if not isinstance(place, int | AtEntry):
+        return offset
+    looks = END_LOOKS_MAX
+    while (end := (await reading.bounds(partition))[1]) < offset:
+        looks -= 1
+        if not looks:
+            raise BadRequestError(
+                f"offset {offset} is behind the end of {partition}: its next record gets {end}"
+            )
+        await asyncio.sleep(END_PAUSE_SECONDS)
+    return offset
+
+
+class LogReading:
+    """Reads the partitions of a client's logs."""
+
+    def __init__(
+        self, client: LogClient, password: bytes = b"", on_truncated: OnTruncated = "raise"
+    ) -> None:
+        """See `LogReader` for `on_truncated`."""
+        self._client = client
+        self._password = password
+        self._on_truncated: OnTruncated = on_truncated
+
+    async def batches(
+        self, partition: LogPartition, offset: int
+    ) -> AsyncGenerator[Sequence[LogRecord], None]:
+        """See `PartitionReading`; raises what `LogReader.batches` does."""
+        reader = LogReader(
+            self._client,
+            partition,
+            await self._client.definition(partition.name),
+            start=offset,
+            follow=True,
+            password=self._password,
+            on_truncated=self._on_truncated,
+        )
+        async with aclosing(reader.batches()) as batches:
+            async for batch in batches:
+                yield batch
+
+    async def locate(self, partition: LogPartition, place: Place) -> int:
+        """See `PartitionReading`. ``latest`` is behind the last record that is confirmed.
+
+        Raises:
+            NoSuchLogError: there is no such log.
+            LogTruncatedError: a position was truncated.
+            BadRequestError: a position that cannot be read yet.
+            UnavailableError, CorruptionError: as a read.
+        """
+        if isinstance(place, int):
+            return place
+        ranges, readers = await self._look(partition)
+        match place:
+            case "earliest":
+                return ranges.head.start_offset
+            case "latest":
+                return (await extent_of(ranges, readers)).end_offset
+            case AtTime(timestamp_ms):
+                return await find_time(ranges, readers, timestamp_ms)
+            case AtEntry(ledger_id, entry_id):
+                found = await find_entry(ranges, readers, ledger_id, entry_id)
+                if found.base_offset is None:
+                    raise BadRequestError(
+                        f"entry {entry_id} of ledger {ledger_id} cannot be read yet: the ledger "
+                        "before it is open"
+                    )
+                return found.base_offset + entry_id - found.first_entry_id
+
+    async def bounds(self, partition: LogPartition) -> tuple[int, int]:
+        """See `PartitionReading`; raises what `locate` does."""
+        extent = await extent_of(*await self._look(partition))
+        return extent.earliest_offset, extent.end_offset
+
+    async def _look(self, partition: LogPartition) -> tuple[LogRanges, LedgerReaders]:
+        """The newest ranges, and what reads them."""
+        definition = await self._client.definition(partition.name)
+        ranges = LogRanges(self._client.logs, partition, definition.log_id)
+        await ranges.refresh()
+        return ranges, LedgerReaders(self._client.ledgers, self._password)

@@ -1,0 +1,199 @@
+"""Where the records of a log are, for those who split the work of reading it among many.
+
+A survey fences and writes nothing. What it says was true when it was asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from bookie.env import Moment, gather
+from bookie.env.checked import checked
+from bookie.errors import BadRequestError, BookieError
+from bookie.ledger.connection.calls import Calls
+from bookie.log.catalog.log_metadata import LogDefinition, LogRange
+from bookie.log.catalog.logs import LogName, LogPartition
+from bookie.log.head.log_ranges import runs_from
+from bookie.log.log_client import LogClient
+from bookie.log.read.ledger_runs import LedgerReaders
+from bookie.log.read.places import LogStart, checked_place
+from bookie.log.read.ranges import LogRanges
+from bookie.log.read.reader import LogReader
+from bookie.log.read.reading import LogReading
+from bookie.log.record.log_record import LogRecord
+
+SAMPLE_ENTRIES = 64
+"""So many entries tell the mean size of those in a ledger that is still open."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogSpan:
+    """Consecutive entries of one ledger."""
+
+    offset: int
+    end_offset: int
+    size_bytes: int
+    """Payload bytes; an estimate if the span is a part of a range, or its ledger is open."""
+
+
+class LogSurvey:
+    """A look at one log. Made by `open`."""
+
+    def __init__(
+        self, client: LogClient, name: LogName, definition: LogDefinition, password: bytes
+    ) -> None:
+        self.name = name
+        self.definition = definition
+        self._client = client
+        self._password = password
+        self._reading = LogReading(client, password)
+
+    @classmethod
+    async def open(cls, client: LogClient, name: LogName, password: bytes = b"") -> LogSurvey:
+        """Survey a log.
+
+        Raises:
+            NoSuchLogError: there is no such log.
+        """
+        return cls(client, name, await client.definition(name), password)
+
+    async def bounds(self) -> Sequence[tuple[int, int]]:
+        """By partition: the earliest offset, and the one behind the last confirmed record.
+
+        Raises:
+            NoSuchLogError: the log was deleted.
+            NotEnoughBookiesError: too few bookies answered to tell where a partition ends.
+        """
+        return await gather(self._reading.bounds(one) for one in self._partitions())
+
+    @checked
+    async def locate(
+        self, partition: int, start: LogStart = None, *, time: Moment | None = None
+    ) -> int:
+        """The offset of a place in a partition; of a time, that of the first record not before it.
+
+        Raises:
+            LogTruncatedError, BadRequestError: it is no place in the partition.
+        """
+        return await self._reading.locate(self._partition(partition), checked_place(start, time))
+
+    @checked
+    async def spans(self, partition: int, start: int, end: int) -> Sequence[LogSpan]:
+        """What is to be read from the offset `start` up to `end`, in order and without a gap.
+
+        The records before `end` are known to be confirmed, say from `bounds`.
+
+        Raises:
+            LogTruncatedError: `start` was truncated.
+            BookieError: what a read raises.
+        """
+        self._client.require_here()
+        at = self._partition(partition)
+        ranges = LogRanges(self._client.logs, at, self.definition.log_id)
+        readers = LedgerReaders(self._client.ledgers, self._password)
+        await ranges.refresh()
+        found: list[LogSpan] = []
+        while start < end:
+            part = await ranges.from_offset(start)
+            means = _mean_sizes(part)
+            runs = runs_from(part, start, end)
+            if not runs:  # the head was not told yet where the records are
+                found.append(LogSpan(start, end, 0))
+                break
+            for run in runs:
+                last = run.last_entry_id
+                count = end - run.offset if last is None else last - run.first_entry_id + 1
+                mean = means.get(run.ledger_id)
+                if mean is None:
+                    mean = await self._mean_size(readers, run.ledger_id, run.first_entry_id, count)
+                found.append(LogSpan(run.offset, run.offset + count, round(mean * count)))
+            start = found[-1].end_offset
+        return found
+
+    async def _mean_size(
+        self, readers: LedgerReaders, ledger_id: int, first: int, count: int
+    ) -> float:
+        handle = await readers.open(ledger_id)
+        sizes: list[int] = []
+        # A part of the entries may be in the next ledger, if this one has just been closed.
+        last = min(first + min(count, SAMPLE_ENTRIES) - 1, await handle.refresh())
+        if last < first:
+            return 0.0
+        async with aclosing(handle.read_acknowledged(first, last)) as batches:
+            async for batch in batches:
+                sizes += [len(one.payload) for one in batch]
+        return sum(sizes) / len(sizes)
+
+    def _partitions(self) -> list[LogPartition]:
+        return [LogPartition(self.name, number) for number in range(self.definition.partitions)]
+
+    def _partition(self, number: int) -> LogPartition:
+        if not 0 <= number < self.definition.partitions:
+            raise BadRequestError(
+                f"the log {self.name} has {self.definition.partitions} partitions, "
+                f"and no partition {number}"
+            )
+        return LogPartition(self.name, number)
+
+
+def _mean_sizes(ranges: Sequence[LogRange]) -> Mapping[int, float]:
+    """By ledger: the mean payload of the entries in its closed ranges."""
+    sizes: dict[int, tuple[int, int]] = {}
+    for one in ranges:
+        if one.count and one.size_bytes is not None:
+            count, size_bytes = sizes.get(one.ledger_id, (0, 0))
+            sizes[one.ledger_id] = count + one.count, size_bytes + one.size_bytes
+    return {ledger: size_bytes / count for ledger, (count, size_bytes) in sizes.items()}
+
+
+async def await_records(
+    client: LogClient,
+    offsets: Mapping[LogPartition, int],
+    *,
+    password: bytes = b"",
+    timeout_seconds: float,
+) -> bool:
+    """Wait until some partition has a record at its offset or behind it; False after the timeout.
+
+    Raises:
+        NoSuchLogError: a log was deleted.
+        BookieError: what `LogReader.batches` raises.
+    """
+    async with Calls[BookieError | None]() as calls:
+        for partition, offset in offsets.items():
+            calls.start(
+                _first_batch(client, partition, offset, password), name=f"news of {partition}"
+            )
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                error = await calls.next()
+        except TimeoutError:
+            return False
+    if error is not None:
+        raise error
+    return True
+
+
+async def _first_batch(
+    client: LogClient, partition: LogPartition, offset: int, password: bytes
+) -> BookieError | None:
+    try:
+        definition = await client.definition(partition.name)
+        reader = LogReader(
+            client,
+            partition,
+            definition,
+            start=offset,
+            follow=True,
+            password=password,
+            on_truncated="skip",
+        )
+        batches: AsyncGenerator[Sequence[LogRecord], None] = reader.batches()
+        async with aclosing(batches):
+            await anext(batches)
+    except BookieError as error:
+        return error
+    return None

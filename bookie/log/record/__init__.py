@@ -1,0 +1,1 @@
+"""The records of a log: their bytes, positions, and snapshots of producers."""

@@ -1,0 +1,201 @@
+"""Records on their way into a partition: their bytes, and what each says about those before it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, cast
+
+from bookie.env import Clock
+from bookie.env.clock import moment_text
+from bookie.errors import BadRequestError, ClockError
+from bookie.ids import MAX_ID
+from bookie.ledger.connection.arguments import Payload, checked_bytes
+from bookie.ledger.write.append_queue import NewEntries
+from bookie.log.record.log_record import LogRecord, Producer, encode_log_record, plain_prefix
+from bookie.log.record.producer_snapshot import encode_producers
+from bookie.log.record.producer_windows import ProducerWindows
+
+SNAPSHOT_ENTRIES = 10_000
+"""A snapshot of producers is due after so many entries: the next owner reads back as many."""
+
+_SHARED_FROM = 64
+"""Fewer records than these get a copy of their prefix each: that costs no more (measured)."""
+
+DRIFT_SECONDS_MAX = 60.0
+"""Between the wall clock and the monotonic one, since they were compared."""
+
+_NO_HEADERS: Mapping[str, bytes] = {}
+
+
+class NewRecord(NamedTuple):
+    """A record to append. Without a timestamp it gets the time of the append."""
+
+    value: bytes
+    key: bytes | None = None
+    headers: Mapping[str, bytes] = _NO_HEADERS
+    timestamp_ms: int | None = None
+
+
+class LatestTime:
+    """The latest time that a record may have: the clock, and what the policy of the log adds.
+
+    The wall clock is taken when it was compared with others', and goes on with the monotonic one.
+    """
+
+    def __init__(self, clock: Clock, ahead_seconds: int) -> None:
+        """`ahead_seconds` of 0 allows every time."""
+        self._clock = clock
+        self._ahead_seconds = ahead_seconds
+        self._base_ms = float(MAX_ID)
+        self.is_in_doubt = False
+        """Whether it has to be compared before it is believed again."""
+        self.compared()
+
+    def compared(self) -> None:
+        """The wall clock was compared just now."""
+        self.is_in_doubt = False
+        if self._ahead_seconds:
+            self._base_ms = self._offset_ms() + 1000 * self._ahead_seconds
+
+    def _offset_ms(self) -> float:
+        """Of the wall clock, from the monotonic one."""
+        return self._clock.now_ms() - 1000 * self._clock.monotonic()
+
+    def require(self, timestamp_ms: int) -> None:
+        """Refuse a later time.
+
+        Raises:
+            BadRequestError: it is later.
+            ClockError: the wall clock has moved since it was compared: compare it, and try again.
+        """
+        if timestamp_ms - 1000 * self._clock.monotonic() > self._base_ms:
+            drift_ms = self._offset_ms() - self._base_ms + 1000 * self._ahead_seconds
+            if abs(drift_ms) > 1000 * DRIFT_SECONDS_MAX:
+                self.is_in_doubt = True
+                raise ClockError(
+                    "this machine's clock has moved, or the machine was suspended; the clock is "
+                    "compared with those of bookies now, so append again"
+                )
+            raise BadRequestError(
+                f"a record has the time {timestamp_ms} ms ({moment_text(timestamp_ms)}), more than "
+                f"{self._ahead_seconds} s ahead; times are ms since 1970, and the log's policy "
+                "allows others by ahead_seconds"
+            )
+
+
+class RecordEncoder:
+    """Encodes the records of one partition in their order.
+
+    State is kept only when a whole call succeeds: what is refused leaves no trace.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        windows: ProducerWindows,
+        greatest_ms: int,
+        size_bytes_max: int,
+        ahead_seconds: int = 0,
+    ) -> None:
+        """`greatest_ms` is the greatest timestamp in the partition so far."""
+        self._clock = clock
+        self.latest = LatestTime(clock, ahead_seconds)
+        self.windows = windows
+        self._greatest_ms = greatest_ms
+        self._size_bytes_max = size_bytes_max
+        self._has_producers = bool(windows)
+        self._entries_since_snapshot = SNAPSHOT_ENTRIES
+
+    def encode_many(
+        self, records: Sequence[Payload | NewRecord], producer: Producer | None = None
+    ) -> NewEntries:
+        """The entries of at least one record; `producer` is the first one's, the others follow it.
+
+        Raises:
+            BadRequestError: one does not fit into an entry, a field is of the wrong kind, or a time
+                is too far ahead; none of them counts as encoded.
+        """
+        if producer is not None or list(map(type, records)).count(bytes) != len(records):
+            return self._encode_each([as_record(one) for one in records], producer)
+        now_ms = self._clock.now_ms()
+        self.latest.require(now_ms)
+        prefix = plain_prefix(
+            now_ms, greatest_ms=self._greatest_ms, follows_control=self._has_producers
+        )
+        values = cast("list[bytes]", list(records))
+        if len(values) >= _SHARED_FROM:
+            encoded = self._checked(NewEntries.of(values, prefix))
+        else:
+            encoded = self._checked(NewEntries.of([prefix + value for value in values]))
+        self._greatest_ms = max(self._greatest_ms, now_ms)
+        self._entries_since_snapshot += len(encoded.payloads)
+        return encoded
+
+    def _encode_each(self, records: Sequence[NewRecord], producer: Producer | None) -> NewEntries:
+        now_ms = self._clock.now_ms()
+        greatest = self._greatest_ms
+        tracks = self._has_producers or producer is not None
+        payloads = []
+        for index, (value, key, headers, timestamp_ms) in enumerate(records):
+            at_ms = now_ms if timestamp_ms is None else timestamp_ms
+            whose = producer and Producer(producer.producer_id, producer.sequence + index)
+            record = LogRecord(at_ms, _checked(value), key, headers, whose)
+            payloads.append(encode_log_record(record, greatest_ms=greatest, follows_control=tracks))
+            greatest = max(greatest, at_ms)
+        self.latest.require(max(one.timestamp_ms or now_ms for one in records))
+        encoded = self._checked(NewEntries.of(payloads))
+        self._greatest_ms, self._has_producers = greatest, tracks
+        self._entries_since_snapshot += len(payloads)
+        return encoded
+
+    def _checked(self, new: NewEntries) -> NewEntries:
+        size_max = self._size_bytes_max
+        if new.total_bytes > size_max and new.greatest_bytes > size_max:
+            raise BadRequestError(
+                f"a record of {new.greatest_bytes} bytes, header included, is larger than the "
+                f"{size_max} bytes that fit into an entry"
+            )
+        return new
+
+    # -- snapshots of producers --------------------------------------------------------------------
+
+    def begin_ledger(self) -> None:
+        """The next records go to another ledger, which needs a snapshot of its own."""
+        self._entries_since_snapshot = SNAPSHOT_ENTRIES
+        self.latest.compared()
+
+    @property
+    def is_snapshot_due(self) -> bool:
+        """Whether a snapshot has to go before the records that were encoded last."""
+        return self._has_producers and self._entries_since_snapshot >= SNAPSHOT_ENTRIES
+
+    def snapshot(self) -> NewEntries:
+        """A control record with what is known of producers now."""
+        self._entries_since_snapshot = 0
+        at_ms = min(self._greatest_ms, self._clock.now_ms())
+        record = LogRecord(at_ms, encode_producers(self.windows.state()))
+        snapshot = encode_log_record(record, greatest_ms=self._greatest_ms, is_control=True)
+        return NewEntries.of([snapshot])
+
+
+def checked_records(records: object) -> list[Payload | NewRecord]:
+    """Records that came together; each is looked at when it is encoded.
+
+    Raises:
+        BadRequestError: they are one value, or not many.
+    """
+    single = (str, bytes, bytearray, memoryview, NewRecord, Mapping)
+    if not isinstance(records, Iterable) or isinstance(records, single):
+        raise BadRequestError(
+            f"records must be many, such as a list of bytes, not {type(records).__name__}"
+        )
+    return list(records)
+
+
+def as_record(given: Payload | NewRecord) -> NewRecord:
+    """A record as it was given, or one of a value alone."""
+    return given if isinstance(given, NewRecord) else NewRecord(_checked(given))
+
+
+def _checked(value: Payload) -> bytes:
+    return value if type(value) is bytes else checked_bytes(value, "a record's value")

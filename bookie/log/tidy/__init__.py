@@ -1,0 +1,1 @@
+"""What goes, and when: retention, truncation, deletion, sweep."""

@@ -1,0 +1,104 @@
+"""Which ranges at the beginning of a partition may be truncated.
+
+============================== ==================================================================
+rule                           why
+============================== ==================================================================
+only whole ranges, from the    a chain has no holes, and a ledger is deleted as a whole
+first one on
+an open range stays            its end is not known
+at least `keep_bytes` are kept the policy's size, if it has one
+what ends at `keep_from_ms` or a range goes only when its last record is old enough; if the policy
+later is kept                  has a size and a time, a range has to be beyond both
+a record is not older than its a writer may give any time, and clocks are wrong: what is younger
+ledger                         than the policy keeps stays
+a record counts as a day newer microseconds that were given as milliseconds keep a log for ever,
+than the next ledger at most   because times in a chain do not go back; only a ledger counts whose
+                               creator's clock was compared
+what ends behind               a protected cursor has not consumed it
+`keep_from_offset` is kept
+without a size and a time      a policy that decides nothing keeps everything
+nothing goes
+============================== ==================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from bookie.ids import MAX_ID
+from bookie.log.catalog.log_cursor import LogCursor
+from bookie.log.catalog.log_metadata import LogRange
+from bookie.log.catalog.log_policy import LogPolicy
+
+AHEAD_MS_MAX = 24 * 3600 * 1000
+"""A record's time counts at most this long after its append."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionLimits:
+    """What is kept of a partition."""
+
+    keep_bytes: int = 0
+    """At least so many payload bytes."""
+    keep_from_ms: int = MAX_ID
+    """All records with this timestamp or a later one."""
+    keep_from_offset: int = MAX_ID
+    """All entries from this offset on."""
+
+    @property
+    def has_time(self) -> bool:
+        """Whether anything is kept because of its time."""
+        return self.keep_from_ms != MAX_ID
+
+    def without_time(self) -> RetentionLimits:
+        """The other limits."""
+        return replace(self, keep_from_ms=MAX_ID)
+
+
+def limits_of(
+    policy: LogPolicy, now_ms: int, cursors: Iterable[LogCursor]
+) -> RetentionLimits | None:
+    """The limits at a moment; None if the policy keeps everything."""
+    if not policy.retention_seconds and not policy.retention_bytes:
+        return None
+    from_ms = now_ms - 1000 * policy.retention_seconds if policy.retention_seconds else MAX_ID
+    protected = [cursor.offset for cursor in cursors if cursor.is_protected]
+    return RetentionLimits(
+        keep_bytes=policy.retention_bytes or 0,
+        keep_from_ms=from_ms,
+        keep_from_offset=min(protected, default=MAX_ID),
+    )
+
+
+def plausible_end_ms(end_ms: int, created_ms: int | None, next_created_ms: int | None) -> int:
+    """When a range ended: its last time, as far as the ledgers' times of creation agree with it.
+
+    `next_created_ms` is of the ledger of the range that follows. None is unknown.
+    """
+    if created_ms is not None:
+        end_ms = max(end_ms, created_ms)
+        if next_created_ms is not None:
+            end_ms = min(end_ms, max(created_ms, next_created_ms) + AHEAD_MS_MAX)
+    return end_ms
+
+
+def expired_count(ranges: Sequence[LogRange], total_bytes: int, limits: RetentionLimits) -> int:
+    """How many of the first of `ranges` may go.
+
+    `total_bytes` is the size of `ranges` and of all that follow them.
+    """
+    left = total_bytes
+    for index, one in enumerate(ranges):
+        end_offset, end_ms, size = one.end_offset, one.end_ms, one.size_bytes
+        if end_offset is None or end_ms is None or size is None:
+            return index
+        left -= size
+        is_kept = (
+            left < limits.keep_bytes
+            or end_ms >= limits.keep_from_ms
+            or end_offset > limits.keep_from_offset
+        )
+        if is_kept:
+            return index
+    return len(ranges)

@@ -1,0 +1,203 @@
+"""Sweep logs: finish what crashed processes left behind.
+
+============================ =====================================================================
+left behind by               what the sweep does
+============================ =====================================================================
+a deletion that was cut off  continues it
+a truncation, a compaction,  deletes ledgers with the tags of a log that no range names, and
+an empty ledger, or a        chunks that the head does not name
+takeover that was cut off
+a publisher that died        deletes its ledgers, unless a range names them
+an owner that crashed, or    applies the retention of each partition: an owner that is alive does
+nobody owns the partition    the same, and the name of a dead one stays in the head
+============================ =====================================================================
+
+Only ledgers that are older than some age are looked at. A publisher begins no range in a ledger
+that is older than half a day, and publishes within the other half. Ages are by the clocks of the
+ledgers' creators and of the sweep, each compared with those of bookies (`clock_check`). Safety does
+not depend on them: a range of a deleted ledger is refused when it is published
+(:mod:`bookie.log.tidy.unnamed_ledgers`). Its batch is written again.
+
+Any number of sweeps may run at the same time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from bookie.errors import BadRequestError, BookieError, NoSuchLedgerError
+from bookie.ledger.metadata import LedgerMetadata
+from bookie.log.catalog.log_metadata import LogDefinition
+from bookie.log.catalog.logs import LogName, LogPartition
+from bookie.log.log_client import LOG_TAG, PARTITION_TAG, LogClient
+from bookie.log.tidy.deletion import delete_log
+from bookie.log.tidy.retention_run import apply_retention, retention_offset
+from bookie.log.tidy.unnamed_ledgers import delete_unnamed, named_among
+from bookie.telemetry import event_log
+
+OLDER_THAN_SECONDS = 24 * 3600
+
+_log = event_log(__name__)
+
+
+@dataclass(slots=True)
+class LogSweep:
+    """What a sweep did; with `dry_run`, what it would have done."""
+
+    ledgers: list[int] = field(default_factory=list)
+    """Deleted, because no log names them."""
+    chunks: dict[LogPartition, list[int]] = field(default_factory=dict)
+    """Deleted, because the head does not name them."""
+    deletions: list[LogName] = field(default_factory=list)
+    """Logs whose deletion was finished."""
+    truncated: dict[LogPartition, int] = field(default_factory=dict)
+    """By partition: the first offset that retention left."""
+    failures: dict[str, str] = field(default_factory=dict)
+    """By log, partition or ledger: why something was left for the next sweep."""
+
+
+async def sweep_logs(
+    client: LogClient, *, older_than_seconds: float = OLDER_THAN_SECONDS, dry_run: bool = False
+) -> LogSweep:
+    """Sweep all logs once. What fails for one log does not keep the sweep from the others.
+
+    Raises:
+        MetadataError: the logs or the ledgers cannot be listed.
+        NotEnoughBookiesError: too few bookies tell the time; nothing was swept.
+    """
+    sweep = _Sweep(client, older_than_seconds, dry_run=dry_run)
+    await sweep.run()
+    return sweep.done
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class _Tags:
+    """What the tags of a ledger say."""
+
+    partition: LogPartition
+    log_id: str
+
+
+class _Sweep:
+    def __init__(self, client: LogClient, older_than_seconds: float, *, dry_run: bool) -> None:
+        self._client = client
+        self._older_than_ms = int(1000 * older_than_seconds)
+        self._before_ms = 0
+        """Ledgers that were created later are left alone."""
+        self._dry_run = dry_run
+        self.done = LogSweep()
+
+    async def run(self) -> None:
+        """Retention comes first, so that what it leaves is swept, and the listing before heads."""
+        self._before_ms = await self._client.clocks.deletion_ms() - self._older_than_ms
+        for name in [name async for name in self._client.logs.list_logs()]:
+            try:
+                await self._visit(name)
+            except BookieError as error:
+                self._fail(str(name), error)
+        for tags, ledger_ids in sorted((await self._candidates()).items()):
+            try:
+                await self._sweep_ledgers(tags, ledger_ids)
+            except BookieError as error:
+                self._fail(str(tags.partition), error)
+        _log.info(
+            "logs_swept",
+            ledgers=len(self.done.ledgers),
+            deletions=len(self.done.deletions),
+            truncated=len(self.done.truncated),
+            failures=len(self.done.failures),
+        )
+
+    def _fail(self, what: str, error: BookieError) -> None:
+        self.done.failures[what] = str(error)
+        _log.warning("log_not_swept", what=what, reason=str(error))
+
+    async def _visit(self, name: LogName) -> None:
+        found = await self._client.logs.find(name)
+        if found is None:
+            return
+        if found.value.is_deleted:
+            if not self._dry_run:
+                await delete_log(self._client, name)
+            self.done.deletions.append(name)
+            return
+        for number in range(found.value.partitions):
+            partition = LogPartition(name, number)
+            try:
+                await self._visit_partition(partition, found.value)
+            except BookieError as error:
+                self._fail(str(partition), error)
+
+    async def _visit_partition(self, partition: LogPartition, definition: LogDefinition) -> None:
+        client = self._client
+        head = (await client.logs.read_latest_head(partition, definition.log_id)).value
+        # A chunk below the first one never comes back.
+        numbers = await client.logs.chunk_numbers(partition)
+        left = [number for number in numbers if number < head.first_chunk]
+        if left:
+            if not self._dry_run:
+                await client.logs.delete_chunks(partition, left)
+            self.done.chunks[partition] = left
+        if self._dry_run:
+            start = await retention_offset(client, partition, head)
+        else:
+            start = await apply_retention(client, partition)
+        if start > head.start_offset:
+            self.done.truncated[partition] = start
+
+    async def _candidates(self) -> dict[_Tags, list[int]]:
+        """The ledgers of logs that are old enough, by what their tags say."""
+        candidates: dict[_Tags, list[int]] = {}
+        ledgers = self._client.ledgers.ledgers
+        async for found in ledgers.list_readable(lambda _: None):
+            tags = _tags_of(found.value)
+            if tags is not None and self._is_old(found.value):
+                candidates.setdefault(tags, []).append(found.value.ledger_id)
+        return candidates
+
+    def _is_old(self, ledger: LedgerMetadata) -> bool:
+        return 0 <= ledger.ctime_ms <= self._before_ms
+
+    async def _sweep_ledgers(self, tags: _Tags, ledger_ids: list[int]) -> None:
+        client, partition = self._client, tags.partition
+        await client.store.sync()
+        found = await client.logs.find(partition.name)
+        if found is None or found.value.log_id != tags.log_id:
+            # Ids of logs are random, so the log never comes back.
+            await self._delete(ledger_ids)
+        elif found.value.is_deleted or partition.number >= found.value.partitions:
+            return
+        elif self._dry_run:
+            head = await client.logs.read_latest_head(partition, tags.log_id)
+            named = await named_among(client, partition, head.value, ledger_ids)
+            self.done.ledgers += [one for one in ledger_ids if one not in named]
+        else:
+            self.done.ledgers += await delete_unnamed(
+                client,
+                partition,
+                tags.log_id,
+                ledger_ids,
+                may_go=lambda ledger: _tags_of(ledger) == tags and self._is_old(ledger),
+            )
+
+    async def _delete(self, ledger_ids: Iterable[int]) -> None:
+        for ledger_id in ledger_ids:
+            if not self._dry_run:
+                try:
+                    await self._client.ledgers.ledgers.delete(ledger_id)
+                except NoSuchLedgerError:
+                    continue
+            self.done.ledgers.append(ledger_id)
+
+
+def _tags_of(ledger: LedgerMetadata) -> _Tags | None:
+    """What the tags say; None if the ledger belongs to no log, or they cannot be read."""
+    log, number = (ledger.custom_metadata.get(key) for key in (LOG_TAG, PARTITION_TAG))
+    if log is None or number is None:
+        return None
+    try:
+        name, _, log_id = log.decode().rpartition(" ")
+        return _Tags(LogPartition(LogName.parse(name), int(number)), log_id)
+    except (ValueError, BadRequestError):
+        return None

@@ -1,0 +1,198 @@
+"""Truncate a partition: first in its head, then its ledgers, last its chunks.
+
+Anybody may truncate, under compare-and-set. The owner of the partition stays its owner, and makes
+its next change on the truncated head. A crash between the steps leaves ledgers and chunks that no
+head names; a sweep finds them (:mod:`bookie.log.tidy.sweep`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+
+from bookie.errors import BadRequestError, MetadataError
+from bookie.log.attempts import Attempts
+from bookie.log.catalog.log_metadata import LogChunk, LogHead, LogRange
+from bookie.log.catalog.logs import LogPartition
+from bookie.log.head import chain
+from bookie.log.head.chain import live_bytes, live_ranges
+from bookie.log.log_client import LogClient
+from bookie.log.record.log_record import LogPosition
+from bookie.log.tidy.ledger_times import LedgerTimes
+from bookie.log.tidy.retention import RetentionLimits, expired_count
+from bookie.log.tidy.unnamed_ledgers import delete_ended, read_chunk
+
+Choose = Callable[[LogHead], Awaitable[int]]
+"""Before which offset a partition with this head is truncated."""
+
+
+async def truncate(
+    client: LogClient,
+    partition: LogPartition,
+    *,
+    before: int | LogPosition | None = None,
+    before_ms: int | None = None,
+) -> int:
+    """Truncate a partition before an offset, a position, or a time; returns its first offset.
+
+    Readers cannot read earlier entries any more when it returns. Ledgers are deleted as wholes, so
+    a ledger stays while a later entry of it does. `before_ms` is in ms since 1970: the ranges at
+    the beginning go of which every record is older. An offset that was truncated before changes
+    nothing.
+
+    Raises:
+        NoSuchLogError: there is no such log.
+        BadRequestError: not exactly one bound is given. Or the offset is behind the last closed
+            range: roll the log first.
+        MetadataError: the metadata store failed; it may be truncated. Truncate again to be sure.
+    """
+    if (before is None) == (before_ms is None):
+        raise BadRequestError("truncate before one of an offset, a position and a time")
+    definition = await client.definition(partition.name)
+    if not 0 <= partition.number < definition.partitions:
+        raise BadRequestError(f"the log {partition.name} has no partition {partition.number}")
+    offset = before.offset if isinstance(before, LogPosition) else before
+
+    async def choose(head: LogHead) -> int:
+        if offset is not None:
+            return offset
+        assert before_ms is not None
+        limits = RetentionLimits(keep_from_ms=before_ms)
+        return await expired_offset(client, partition, head, limits)
+
+    return await truncate_as(client, partition, definition.log_id, choose)
+
+
+async def truncate_as(
+    client: LogClient, partition: LogPartition, log_id: str, choose: Choose
+) -> int:
+    """Truncate a partition before the offset that `choose` decides for its newest head.
+
+    Raises what `truncate` does.
+    """
+    gone: list[LogRange] = []
+    chunks: list[LogChunk] = []
+    head = await _truncate_head(client, partition, log_id, choose, gone, chunks)
+    if gone:
+        await delete_ended(client, partition, log_id, gone)
+    numbers = {chunk.number for chunk in chunks if chunk.number < head.first_chunk}
+    await client.logs.delete_chunks(partition, sorted(numbers))
+    return head.start_offset
+
+
+async def _truncate_head(
+    client: LogClient,
+    partition: LogPartition,
+    log_id: str,
+    choose: Choose,
+    gone: list[LogRange],
+    chunks: list[LogChunk],
+) -> LogHead:
+    """Truncate the head and return it; `gone` and `chunks` get what it does not name any more.
+
+    They also get what attempts of unknown outcome had in mind. So look whether it is still named.
+    """
+    attempts = Attempts()
+    while True:
+        try:
+            found = await client.logs.read_latest_head(partition, log_id)
+            offset = await choose(found.value)
+            # Without a later offset, a range may go that was left for its producers only.
+            is_later = offset > found.value.start_offset
+            whole = await _chunks_before(client, partition, found.value, offset) if is_later else []
+            head, went = chain.truncated(found.value, offset, whole)
+            if head == found.value:
+                return head
+            gone += went
+            chunks += whole
+            with attempts.proposing():
+                await client.logs.write_head(partition, head, found.version)
+        except MetadataError as error:
+            await attempts.pause_after(error)
+        else:
+            return head
+
+
+async def expired_offset(
+    client: LogClient,
+    partition: LogPartition,
+    head: LogHead,
+    limits: RetentionLimits,
+    *,
+    times: LedgerTimes | None = None,
+) -> int:
+    """Before which offset nothing has to be kept; reads no more chunks than may go, and one.
+
+    With `times`, the time of a range is bounded by when ledgers were created; without, it is that
+    of its records.
+
+    Raises:
+        BadVersionError: the head has changed meanwhile.
+        FormatError: a chunk is damaged or missing.
+    """
+    left = live_bytes(head)
+    offset = head.start_offset
+    async with aclosing(_neighbours(client, partition, head)) as neighbours:
+        async for one, after in neighbours:
+            dated = one
+            if times is not None and limits.has_time:
+                dated = await _dated(one, after, left, limits, times)
+            if not expired_count((dated,), left, limits):
+                break
+            left -= one.size_bytes or 0
+            offset = one.end_offset or offset
+    return offset
+
+
+async def _dated(
+    one: LogRange,
+    after: Sequence[LogRange],
+    left: int,
+    limits: RetentionLimits,
+    times: LedgerTimes,
+) -> LogRange:
+    """The range with a time that ledgers confirm, if nothing else keeps it."""
+    if one.end_ms is None or not expired_count((one,), left, limits.without_time()):
+        return one
+    return replace(one, end_ms=await times.end_ms(one, after, limits.keep_from_ms))
+
+
+async def _neighbours(
+    client: LogClient, partition: LogPartition, head: LogHead
+) -> AsyncGenerator[tuple[LogRange, Sequence[LogRange]], None]:
+    """The ranges of a chain from the first one on, each with some that follow it."""
+    last: LogRange | None = None
+    async with aclosing(_links(client, partition, head)) as links:
+        async for ranges in links:
+            if last is not None and ranges:
+                yield last, ranges
+            for index, one in enumerate(ranges[:-1]):
+                yield one, ranges[index + 1 :]
+            last = ranges[-1] if ranges else last
+    if last is not None:
+        yield last, ()
+
+
+async def _links(
+    client: LogClient, partition: LogPartition, head: LogHead
+) -> AsyncGenerator[tuple[LogRange, ...], None]:
+    """The ranges of a chain from the first one on, chunk by chunk."""
+    for number in range(head.first_chunk, head.next_chunk):
+        yield (await read_chunk(client, partition, head, number)).ranges
+    yield live_ranges(head)
+
+
+async def _chunks_before(
+    client: LogClient, partition: LogPartition, head: LogHead, offset: int
+) -> list[LogChunk]:
+    """The chunks of which every entry is before `offset`."""
+    whole: list[LogChunk] = []
+    for number in range(head.first_chunk, head.next_chunk):
+        chunk = await read_chunk(client, partition, head, number)
+        end = chunk.ranges[-1].end_offset
+        assert end is not None, "the ranges of chunks are closed"
+        if end > offset:
+            break
+        whole.append(chunk)
+    return whole

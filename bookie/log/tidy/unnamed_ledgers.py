@@ -1,0 +1,202 @@
+"""Delete ledgers of a partition that its chain does not name.
+
+Three things meet here: a ledger is deleted, a head comes to name it, and both may happen late,
+because a request can arrive after its caller gave up. So that no head ever names a deleted ledger:
+
+1. The deletion writes the head again, unchanged, in the same transaction. It fails if the head has
+   changed since the ledger was looked for in it. After it, every change fails that was proposed on
+   the head as it was before.
+2. A publication reads the head first, and then checks that its ledgers exist.
+
+So a publication that read the head before a deletion fails, and one that read it afterwards sees
+that the ledger is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from bookie.env import gather
+from bookie.errors import (
+    BadVersionError,
+    FormatError,
+    MetadataError,
+    NoSuchKeyError,
+    NoSuchLedgerError,
+)
+from bookie.ledger.metadata import LedgerMetadata
+from bookie.log.attempts import Attempts
+from bookie.log.catalog.log_metadata import LogChunk, LogHead, LogRange
+from bookie.log.catalog.logs import LogPartition
+from bookie.log.log_client import LogClient
+from bookie.metadata.model import Operation
+from bookie.metadata.versioned import Versioned
+
+DELETIONS_AT_ONCE = 40
+"""Ledgers of one transaction; each takes two operations."""
+
+READS_AT_ONCE = 64
+"""Reads of metadata that are under way at the same time."""
+
+
+async def delete_unnamed(
+    client: LogClient,
+    partition: LogPartition,
+    log_id: str,
+    ledger_ids: Iterable[int],
+    *,
+    may_go: Callable[[LedgerMetadata], bool],
+) -> list[int]:
+    """Delete those of the ledgers that no range of the partition names and that `may_go`.
+
+    Returns the deleted ones, ascending. Fine if some are gone before. After an error a part is
+    deleted; call it again.
+
+    Raises:
+        NoSuchLogError: the log was deleted.
+        MetadataError: the metadata store failed.
+        FormatError: the chain cannot be read; what it names is unknown, so nothing was deleted.
+    """
+    wanted = set(ledger_ids)
+    deleted: list[int] = []
+    attempts = Attempts()
+    while wanted:
+        try:
+            found = await client.logs.read_latest_head(partition, log_id)
+            there = await read_ledgers(client, wanted)
+            going = {one: state for one, state in there.items() if may_go(state.value)}
+            named = await named_among(client, partition, found.value, going)
+            await _delete_all(
+                client,
+                partition,
+                found,
+                [state for one, state in sorted(going.items()) if one not in named],
+                deleted,
+            )
+        except NoSuchKeyError:
+            continue  # another process deletes the same ledgers
+        except MetadataError as error:
+            await attempts.pause_after(error)
+        else:
+            break
+    return deleted
+
+
+async def _delete_all(
+    client: LogClient,
+    partition: LogPartition,
+    found: Versioned[LogHead],
+    going: list[Versioned[LedgerMetadata]],
+    deleted: list[int],
+) -> None:
+    version = found.version
+    for start in range(0, len(going), DELETIONS_AT_ONCE):
+        some = going[start : start + DELETIONS_AT_ONCE]
+        operations: list[Operation] = []
+        for one in some:
+            operations += await client.ledgers.ledgers.deletion(one.value.ledger_id, one.version)
+        change = (partition, found.value, version, ())
+        (version,) = await client.logs.commit_heads([change], operations)
+        deleted += [one.value.ledger_id for one in some]
+
+
+async def delete_ended(
+    client: LogClient, partition: LogPartition, log_id: str, gone: Iterable[LogRange]
+) -> list[int]:
+    """Delete the ledgers of closed ranges that left the chain; returns the deleted ones.
+
+    A ledger stays that another range names. So does one that is open, or has entries behind these
+    ranges: its publisher may still publish them. A sweep deletes it later.
+
+    Raises what `delete_unnamed` does.
+    """
+    ends: dict[int, int] = {}
+    for one in gone:
+        assert one.last_entry_id is not None, "a range that went is closed"
+        ends[one.ledger_id] = max(ends.get(one.ledger_id, -1), one.last_entry_id)
+
+    def is_over(ledger: LedgerMetadata) -> bool:
+        return ledger.is_closed and ledger.last_entry_id <= ends[ledger.ledger_id]
+
+    return await delete_unnamed(client, partition, log_id, ends, may_go=is_over)
+
+
+async def named_among(
+    client: LogClient, partition: LogPartition, head: LogHead, wanted: Iterable[int]
+) -> set[int]:
+    """Those of the ledgers that a range of the partition names. It may have to read all chunks.
+
+    Raises:
+        BadVersionError: the head has changed meanwhile.
+        FormatError: a chunk is damaged or missing.
+    """
+    looked_for = set(wanted)
+    named = looked_for.intersection(one.ledger_id for one in head.ranges)
+    for start in range(head.first_chunk, head.next_chunk, READS_AT_ONCE):
+        if named == looked_for:
+            break
+        numbers = range(start, min(start + READS_AT_ONCE, head.next_chunk))
+        for chunk in await gather([read_chunk(client, partition, head, n) for n in numbers]):
+            named |= looked_for.intersection(one.ledger_id for one in chunk.ranges)
+    return named
+
+
+async def read_chunk(
+    client: LogClient, partition: LogPartition, head: LogHead, number: int
+) -> LogChunk:
+    """A chunk that `head` names.
+
+    Raises:
+        BadVersionError: it was removed meanwhile; read the head again.
+        FormatError: it is damaged or missing.
+    """
+    chunk = await client.logs.read_chunk(partition, number)
+    if chunk is not None:
+        return chunk
+    latest = await client.logs.read_latest_head(partition, head.log_id)
+    if latest.value.first_chunk <= number < latest.value.next_chunk:
+        raise FormatError(f"chunk {number} of {partition} is missing, and its head names it")
+    raise BadVersionError(f"chunk {number} of {partition} was removed meanwhile")
+
+
+async def read_chain(
+    client: LogClient, partition: LogPartition, log_id: str
+) -> tuple[Versioned[LogHead], list[LogChunk]]:
+    """The newest head of a partition, and all chunks that it names.
+
+    Raises:
+        NoSuchLogError: the log was deleted.
+        MetadataError: the metadata store failed.
+        FormatError: a chunk is damaged or missing.
+    """
+    while True:
+        found = await client.logs.read_latest_head(partition, log_id)
+        head = found.value
+        chunks: list[LogChunk] = []
+        try:
+            for start in range(head.first_chunk, head.next_chunk, READS_AT_ONCE):
+                numbers = range(start, min(start + READS_AT_ONCE, head.next_chunk))
+                chunks += await gather([read_chunk(client, partition, head, n) for n in numbers])
+        except BadVersionError:
+            continue  # the chain was truncated or compacted meanwhile
+        return found, chunks
+
+
+async def read_ledgers(
+    client: LogClient, ledger_ids: Iterable[int]
+) -> dict[int, Versioned[LedgerMetadata]]:
+    """The metadata of ledgers; those that do not exist are left out."""
+
+    async def read(ledger_id: int) -> Versioned[LedgerMetadata] | None:
+        try:
+            return await client.ledgers.ledgers.read(ledger_id)
+        except NoSuchLedgerError:
+            return None
+
+    found: dict[int, Versioned[LedgerMetadata]] = {}
+    ids = sorted(set(ledger_ids))
+    for start in range(0, len(ids), READS_AT_ONCE):
+        for state in await gather(map(read, ids[start : start + READS_AT_ONCE])):
+            if state is not None:
+                found[state.value.ledger_id] = state
+    return found

@@ -1,0 +1,1 @@
+"""The exclusive writer of a log: takeover, appends, rolls, idempotent producers."""

@@ -1,0 +1,285 @@
+"""Become the owner of a partition: take it over, fence and close what is open, add a ledger.
+
+Of several processes that open a partition at the same time, each takes it from the one before. One
+that lost it begins anew after a pause, which doubles and varies, so that one of them gets through.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TypeVar
+
+from bookie.errors import (
+    BadVersionError,
+    BookieError,
+    LedgerError,
+    LogTakenOverError,
+    MetadataUnavailableError,
+    NoSuchLedgerError,
+    UnavailableError,
+)
+from bookie.ids import NO_ENTRY
+from bookie.ledger.write.handle import WriterHandle
+from bookie.log.attempts import patiently
+from bookie.log.catalog.log_metadata import LogDefinition, LogHead, LogOwner, LogRange
+from bookie.log.catalog.logs import LogPartition
+from bookie.log.head.chain import LedgerEnd, end_offset, taken_over
+from bookie.log.head.head_keeper import HeadKeeper, adding, closing, taken_over_error
+from bookie.log.log_client import LogClient
+from bookie.log.record.producer_windows import ProducerWindows
+from bookie.log.write.ledger_end import check_last_record, end_of, producers_of
+from bookie.metadata.versioned import Versioned
+from bookie.telemetry import event_log
+
+T = TypeVar("T")
+
+_log = event_log(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Ownership:
+    """What a new owner begins with."""
+
+    keeper: HeadKeeper
+    writer: WriterHandle
+    """Of the ledger that was added for it."""
+    base_offset: int
+    """The offset of that ledger's first entry."""
+    windows: ProducerWindows
+
+
+@dataclass(frozen=True, slots=True)
+class WriterOptions:
+    """How a partition's writer works."""
+
+    password: bytes = b""
+    name: str = ""
+    """What others are told about the owner."""
+    patience_seconds: float = 30.0
+    """How long an operation waits for the metadata store, bookies, or another owner."""
+
+
+async def take_over(
+    client: LogClient, partition: LogPartition, definition: LogDefinition, options: WriterOptions
+) -> Ownership:
+    """Own `partition`, whoever had it before; serve nothing before this returns.
+
+    It waits for bookies as long as the patience lasts. The present owner goes on until then.
+
+    Raises:
+        LogTakenOverError: others took it again and again, for as long as the patience lasts.
+        NoSuchLogError: it was deleted.
+        NoSuchLedgerError: one of its last ledgers is gone.
+        NotEnoughBookiesError: for a new ledger, for as long as the patience lasts.
+        LedgerRecoveryError: for as long, too few bookies answered to tell where a ledger ends.
+        ClockError: the clock of this machine contradicts all bookies.
+        MetadataError: the metadata store failed.
+    """
+    deadline = asyncio.get_running_loop().time() + options.patience_seconds
+    return await patiently(
+        lambda: _Takeover(client, partition, definition, options, deadline).run(),
+        deadline=deadline,
+        retried=LogTakenOverError,
+    )
+
+
+class _Takeover:
+    """One attempt."""
+
+    def __init__(
+        self,
+        client: LogClient,
+        partition: LogPartition,
+        definition: LogDefinition,
+        options: WriterOptions,
+        deadline: float,
+    ) -> None:
+        self._client = client
+        self._partition = partition
+        self._log_id = definition.log_id
+        self._options = options
+        self._deadline = deadline
+        self._is_waiting = False
+
+    async def run(self) -> Ownership:
+        """Take the steps in their order.
+
+        Raises:
+            LogTakenOverError: somebody else was faster; nothing is left over.
+        """
+        found = await self._client.logs.read_latest_head(self._partition, self._log_id)
+        for one in found.value.ranges[-1:]:
+            await self._check_password(found, one)
+        await self._check_records(found.value)
+        # Nor must a cluster, or a network, without bookies for a new ledger and for the last one.
+        writer = await self._patiently(lambda: self._prepare(found.value), UnavailableError)
+        keeper: HeadKeeper | None = None
+        try:
+            # A roll of the owner may have changed the head meanwhile.
+            found = await self._client.logs.read_latest_head(self._partition, self._log_id)
+            keeper = await self._begin_epoch(found)
+            ownership = await self._begin(keeper, writer)
+        except BookieError:
+            await discard(self._client, writer, keeper)
+            raise
+        except BaseException:
+            writer.abandon()  # it may be in the chain
+            raise
+        _log.info(
+            "log_opened",
+            log=str(self._partition),
+            epoch=ownership.keeper.head.epoch,
+            ledger_id=writer.ledger_id,
+        )
+        return ownership
+
+    async def _check_password(self, found: Versioned[LogHead], last: LogRange) -> None:
+        """A wrong password must not disturb the present owner."""
+        try:
+            await self._client.ledgers.check_password(last.ledger_id, self._options.password)
+        except NoSuchLedgerError:
+            # An owner may have removed it, because it was empty. Of a closed range nothing is read.
+            latest = await self._client.logs.read_latest_head(self._partition, self._log_id)
+            if latest.version != found.version:
+                raise taken_over_error(self._partition, latest.value) from None
+            if last.is_open:
+                raise
+
+    async def _check_records(self, head: LogHead) -> None:
+        """Nor must an older program, which cannot read what a newer owner appends."""
+        for one in reversed(head.ranges[-2:]):
+            # If bookies are silent, the takeover itself decides.
+            with suppress(UnavailableError, LedgerError):
+                base = (one.base_offset or 0) - one.first_entry_id
+                password = self._options.password
+                if await check_last_record(self._client.ledgers, one.ledger_id, base, password):
+                    return
+
+    async def _begin(self, keeper: HeadKeeper, writer: WriterHandle) -> Ownership:
+        before = keeper.head
+        try:
+            ends = [await self._close(one) for one in before.open_ranges]
+        except NoSuchLedgerError as error:
+            # Somebody else may have taken over and removed it, because it was empty.
+            await keeper.refresh()
+            raise NoSuchLedgerError(f"the last ledgers of {self._partition}: {error}") from error
+        windows = await self._windows(before, ends)
+        add, close = adding(writer.ledger_id), closing(ends)
+        head = await keeper.change(
+            lambda head: add(close(head)),
+            # A sweep deletes a ledger that is in no chain for a day, and writes the head with that.
+            check=lambda: self._client.ledgers.ledgers.read(writer.ledger_id),
+        )
+        await remove_empty(self._client, ends)
+        return Ownership(keeper, writer, end_offset(head), windows)
+
+    async def _begin_epoch(self, found: Versioned[LogHead]) -> HeadKeeper:
+        """The compare-and-set that makes this process the owner."""
+        logs, partition = self._client.logs, self._partition
+        clock = self._client.clock
+        name = self._options.name or self._client.identity
+        # A reply may be lost. Then the claim in the head tells whether this process wrote it.
+        owner = LogOwner(name, clock.now_ms(), clock.nonce().hex())
+        # A log of this name may have been deleted, and its last epoch with it. Each epoch takes a
+        # write, so no epoch of it is greater than the revision of the write that made the new log.
+        first = 1 if found.value.epoch else max(1, await logs.revision(partition.name))
+        claimed = taken_over(found.value, owner, first_epoch=first)
+        try:
+            written = await logs.write_head(partition, claimed, found.version)
+        except (BadVersionError, MetadataUnavailableError) as error:
+            latest = await logs.read_latest_head(partition, self._log_id)
+            if latest.value != claimed:
+                if isinstance(error, BadVersionError):
+                    raise taken_over_error(partition, latest.value) from error
+                raise
+            written = latest
+        patience = self._options.patience_seconds
+        return HeadKeeper(logs, partition, written, patience_seconds=patience)
+
+    async def _close(self, one: LogRange) -> LedgerEnd:
+        """Fence a ledger, and recover it."""
+        password = self._options.password
+
+        async def close() -> LedgerEnd:
+            metadata = await self._client.ledgers.recover(one.ledger_id, password)
+            return await end_of(self._client.ledgers, metadata, password)
+
+        return await self._patiently(close, UnavailableError)
+
+    async def _patiently(
+        self, attempt: Callable[[], Awaitable[T]], retried: type[BookieError]
+    ) -> T:
+        """Try again while bookies are missing, within the patience."""
+
+        async def tell(error: BookieError) -> None:
+            if not self._is_waiting:
+                self._is_waiting = True
+                _log.warning("log_waits_for_bookies", log=str(self._partition), reason=str(error))
+
+        return await patiently(attempt, deadline=self._deadline, retried=retried, on_failure=tell)
+
+    async def _windows(self, head: LogHead, ends: list[LedgerEnd]) -> ProducerWindows:
+        """What is known of producers, from the newest ledger that has an entry."""
+        newest = None
+        base = head.open_ranges[0].base_offset or 0 if ends else 0
+        for end in ends:
+            if end.last_entry_id != NO_ENTRY:
+                newest = end, base
+            base += end.last_entry_id + 1
+        closed = [one for one in head.ranges if not one.is_open]
+        if newest is None and closed:
+            last = closed[-1]
+            end = LedgerEnd(last.ledger_id, last.last_entry_id or 0, None, 0)
+            newest = end, (last.base_offset or 0) - last.first_entry_id
+        if newest is None:
+            return ProducerWindows()
+        try:
+            return await producers_of(self._client.ledgers, *newest, self._options.password)
+        except NoSuchLedgerError:
+            return ProducerWindows()  # it was truncated just now
+
+    async def _prepare(self, head: LogHead) -> WriterHandle:
+        """A ledger for this owner, once bookies answer: else nothing is made, and nobody ends."""
+        policy = await self._client.policy(self._partition.name)
+        shape = self._client.shape(policy, self._options.password)
+        await self._client.require_answers(shape)
+        for one in head.open_ranges:
+            with suppress(NoSuchLedgerError):
+                await self._client.require_recoverable(one.ledger_id)
+        tags = self._client.tags(self._partition, self._log_id)
+        return await self._client.create_ledger(shape, tags)
+
+
+async def discard(client: LogClient, writer: WriterHandle, keeper: HeadKeeper | None) -> None:
+    """Delete a ledger that was created for a log which somebody else took over meanwhile.
+
+    It stays if it came into the chain before: then its new owner closes it. If the deletion fails,
+    a sweep of logs finds the ledger by its tags.
+    """
+    writer.abandon()
+    if keeper is not None and keeper.may_name(writer.ledger_id):
+        return
+    await _delete(client, writer.ledger_id)
+
+
+async def remove_empty(client: LogClient, ends: list[LedgerEnd]) -> None:
+    """Delete the ledgers that left the chain because they were empty."""
+    for end in ends:
+        if end.last_entry_id == NO_ENTRY:
+            await _delete(client, end.ledger_id)
+
+
+async def _delete(client: LogClient, ledger_id: int) -> None:
+    try:
+        await client.ledgers.ledgers.delete(ledger_id)
+    except NoSuchLedgerError:
+        return
+    except BookieError as error:
+        _log.warning("log_ledger_left_over", ledger_id=ledger_id, reason=str(error))
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,93 @@
+"""What a partition's writer has appended and is not confirmed, and the ledger that it went to."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from bookie.errors import BookieError
+from bookie.ids import NO_ENTRY
+from bookie.ledger.write.append_queue import NewEntries
+from bookie.ledger.write.handle import WriterHandle
+from bookie.log.record.log_record import Producer
+from bookie.log.record.positions import LogPositions, PositionRun
+
+
+@dataclass(slots=True)
+class Segment:
+    """A ledger of the partition, as its writer sees it."""
+
+    writer: WriterHandle
+    partition: int
+    """The number of the partition."""
+    base_offset: int
+    """The offset of its first entry."""
+    started: float
+    """By the clock of the event loop."""
+    size_bytes: int = 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was appended to it."""
+        return self.writer.last_entry_id == NO_ENTRY
+
+
+class Unconfirmed:
+    """Records that were appended together and are not confirmed."""
+
+    __slots__ = (
+        "_producer",
+        "count",
+        "entries",
+        "first_entry_id",
+        "future",
+        "outcome",
+        "runs",
+        "segment",
+        "size_bytes",
+    )
+
+    def __init__(
+        self,
+        entries: NewEntries,
+        segment: Segment,
+        producer: Producer | None,
+    ) -> None:
+        """`producer` is that of the first record; the others have the numbers that follow."""
+        self.count = len(entries.payloads)
+        """Of all records, also of those that `entries` has no longer; so is `size_bytes`."""
+        self.size_bytes = entries.total_bytes
+        self.entries = entries
+        """Those that no closed ledger contains."""
+        self.segment = segment
+        self.first_entry_id = 0
+        self.future: asyncio.Future[range]
+        self._producer = producer
+        self.runs: list[PositionRun] = []
+        """Where the records before `entries` are, in ledgers that were closed."""
+        self.outcome: LogPositions | BookieError | None = None
+        """Of an idempotent producer's append, once it is decided."""
+
+    @property
+    def next_run(self) -> PositionRun:
+        """Where the entries are, once they are confirmed."""
+        offset = self.segment.base_offset + self.first_entry_id
+        ledger_id = self.segment.writer.ledger_id
+        count, partition = len(self.entries.payloads), self.segment.partition
+        return PositionRun(ledger_id, self.first_entry_id, offset, count, partition)
+
+    @property
+    def next_producer(self) -> Producer | None:
+        """The producer and number of the first entry."""
+        if self._producer is None:
+            return None
+        producer_id, sequence = self._producer
+        return Producer(producer_id, sequence + sum(run.entries for run in self.runs))
+
+    def keep(self, last_entry_id: int) -> None:
+        """The ledger was closed at `last_entry_id`: what it contains is confirmed."""
+        payloads, _, _, prefix = self.entries
+        written = min(max(0, last_entry_id - self.first_entry_id + 1), len(payloads))
+        if written:
+            self.runs.append(self.next_run._replace(entries=written))
+            self.entries = NewEntries.of(payloads[written:], prefix)

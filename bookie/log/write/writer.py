@@ -1,0 +1,280 @@
+"""The writer of a log: one `PartitionWriter` for each of its partitions."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Self
+
+from bookie.entry.checksum import crc32c
+from bookie.env import Moment, gather, moment_ms
+from bookie.errors import BadRequestError, BookieError
+from bookie.ledger.connection.arguments import Payload, checked_bytes
+from bookie.log.catalog.log_metadata import LogMode
+from bookie.log.catalog.logs import LogName, LogPartition
+from bookie.log.log_client import LogClient
+from bookie.log.record.log_record import LogPosition, Producer
+from bookie.log.record.positions import LogPositions
+from bookie.log.record.record_encoder import NewRecord, as_record, checked_records
+from bookie.log.write.partition_writer import PartitionWriter
+from bookie.log.write.takeover import WriterOptions, take_over
+
+_NO_HEADERS: Mapping[str, bytes] = {}
+
+
+class LogWriter:
+    """Appends to a log, as the only process that does. Made by `BookKeeper.open_log`.
+
+    A record is durable on the ack quorum when its append returns, and readable by others a moment
+    later. If the process is killed in between, the next owner who opens the log makes it readable.
+    Appends may be made concurrently; within a partition the order of the calls is the order of the
+    records. The writer goes on in other ledgers when bookies fail, and when a ledger is large.
+
+    It ends when another process opens the log: its appends then raise LogTakenOverError. One that
+    is dropped without `close` owns the log until the client is closed; a ResourceWarning says so.
+    """
+
+    def __init__(
+        self, name: LogName, partitions: Mapping[int, PartitionWriter], count: int
+    ) -> None:
+        """`partitions` are those that this writer owns, of the `count` of the log."""
+        self._name = name
+        self._partitions = partitions
+        self._count = count
+        self._numbers = sorted(partitions)
+        self._turn = 0
+
+    def __del__(self) -> None:
+        writers: Mapping[int, PartitionWriter] = getattr(self, "_partitions", {})
+        if any(one.is_owner for one in writers.values()):
+            message = (
+                f"the writer of the log {self._name} was dropped without close; it owns the log "
+                "until its client is closed"
+            )
+            warnings.warn(message, ResourceWarning, stacklevel=1)
+
+    def __repr__(self) -> str:
+        states = ", ".join(map(repr, self._partitions.values()))
+        return f"<LogWriter of {self._name}: {states}>"
+
+    @property
+    def name(self) -> str:
+        """The log's name."""
+        return str(self._name)
+
+    @property
+    def partitions(self) -> Sequence[int]:
+        """The numbers of the partitions that this writer owns."""
+        return self._numbers
+
+    @property
+    def error(self) -> BookieError | None:
+        """Why some partition takes no more records; None while all do."""
+        errors = [one.error for one in self._partitions.values()]
+        return next((error for error in errors if error is not None), None)
+
+    def next_offset(self, partition: int | None = None) -> int:
+        """The offset that the next record of a partition gets, as of now."""
+        return self._one(partition).next_offset
+
+    def epoch(self, partition: int | None = None) -> int:
+        """The fencing token of this owner: greater than that of every owner before."""
+        return self._one(partition).epoch
+
+    async def append(
+        self,
+        value: Payload,
+        *,
+        key: bytes | None = None,
+        headers: Mapping[str, bytes] = _NO_HEADERS,
+        timestamp: Moment | None = None,
+        producer: tuple[str, int] | None = None,
+        partition: int | None = None,
+    ) -> LogPosition:
+        """Append one record; returns its position when it is durable on the ack quorum.
+
+        A caller that is cancelled stops waiting; the record may be written all the same.
+
+        Args:
+            value: the record's bytes.
+            key: its key. In a log of several partitions, equal keys go to the same partition.
+            headers: names and values.
+            timestamp: a time with a zone, or ms since 1970; now if None.
+            producer: an id, and the number of this record, greater than those of all records of
+                that id before in its partition. If the record was appended before, its first
+                position is returned. In a log of several partitions it needs `key` or `partition`.
+            partition: append to this partition; None chooses by the key, or in turn.
+
+        Raises:
+            BadRequestError: an argument is wrong; nothing was appended.
+            LogFullError: the quota is used up; nothing was appended.
+            DuplicateRecordError: the number is too old; nothing was appended.
+            LogTakenOverError: another process owns the partition. The outcome is unknown, as with
+                every error below.
+            LogClosedError, ClientClosedError: the writer or the client was closed.
+            UnavailableError, MetadataError: bookies or the metadata store did not answer for
+                longer than the patience; the writer has ended.
+        """
+        value = checked_bytes(value, "a record's value")
+        record = NewRecord(value, key, headers, None if timestamp is None else moment_ms(timestamp))
+        if key is not None and not isinstance(key, bytes):
+            raise BadRequestError(f"a key must be bytes, not {type(key).__name__}")
+        if producer is not None and key is None and partition is None and self._count > 1:
+            raise BadRequestError("a numbered record needs a key or a partition")
+        writer = self._choose(key, partition)
+        return (await writer.append([record], _producer(producer)))[0]
+
+    async def append_many(
+        self,
+        records: Iterable[Payload | NewRecord],
+        *,
+        producer: tuple[str, int] | None = None,
+        partition: int | None = None,
+    ) -> LogPositions:
+        """Append many records in order; returns their positions when all are durable.
+
+        One wait for many records, and much faster than as many `append`. Cancellation and errors
+        are those of `append`; after an error a prefix of each partition's records may be durable.
+
+        Args:
+            records: values, or `NewRecord` for what has more than a value.
+            producer: the id and number of the first record; the others have the numbers that
+                follow. It needs one partition.
+            partition: append all to this partition. If it is None and the log has several, each
+                record with a key goes to the key's partition, and the others together in turn.
+        """
+        found = checked_records(records)
+        if partition is not None or self._count == 1:
+            return await self._one(partition).append(found, _producer(producer))
+        if producer is not None:
+            raise BadRequestError("several numbered records need one partition; name it")
+        return await self._append_by_key(found)
+
+    async def _append_by_key(self, records: Sequence[Payload | NewRecord]) -> LogPositions:
+        turn = self._choose(None, None)
+        shares: dict[PartitionWriter, list[int]] = {}
+        whole = [as_record(one) for one in records]
+        for index, record in enumerate(whole):
+            writer = turn if record.key is None else self._choose(record.key, None)
+            shares.setdefault(writer, []).append(index)
+        writers = list(shares)
+        with ExitStack() as places:
+            # An append begins in a task, one turn of the loop later. Its place is taken now.
+            turns = [places.enter_context(writer.turn()) for writer in writers]
+            outcomes = await gather(
+                writer.append([whole[index] for index in shares[writer]], turn=turn)
+                for writer, turn in zip(writers, turns, strict=True)
+            )
+        positions: dict[int, LogPosition] = {}
+        for writer, outcome in zip(writers, outcomes, strict=True):
+            positions.update(zip(shares[writer], outcome, strict=True))
+        return LogPositions.of(positions[index] for index in range(len(whole)))
+
+    async def roll(self) -> None:
+        """Go on in a new ledger in each partition; appends go on meanwhile.
+
+        Raises:
+            NotEnoughBookiesError: there are too few for a new ledger; the old one is used further.
+            LogTakenOverError, LogClosedError: the writer has ended.
+        """
+        await gather(one.roll() for one in self._partitions.values())
+
+    async def close(self) -> None:
+        """Confirm what is pending, close the ledgers, and give the log up. Closing twice is fine.
+
+        Raises:
+            LogTakenOverError: another process owns a partition.
+            UnavailableError, MetadataError: unknown whether all is closed; the next owner does it.
+        """
+        await gather(one.close() for one in self._partitions.values())
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            await self.close()
+        except BookieError:
+            # The block's own error says more; a writer that has ended has said so before.
+            if exc is None:
+                raise
+
+    # -- partitions --------------------------------------------------------------------------------
+
+    def _one(self, partition: int | None) -> PartitionWriter:
+        if partition is None and len(self._numbers) == 1:
+            return self._partitions[self._numbers[0]]
+        if partition is None:
+            raise BadRequestError(
+                f"the log {self._name} is open for partitions {self._numbers}; name one of them"
+            )
+        found = self._partitions.get(partition) if type(partition) is int else None
+        if found is None:
+            raise BadRequestError(
+                f"the log {self._name} is open for partitions {self._numbers}, and {partition!r} "
+                "is none of them"
+            )
+        return found
+
+    def _choose(self, key: bytes | None, partition: int | None) -> PartitionWriter:
+        if partition is not None or self._count == 1:
+            return self._one(partition)
+        if key is not None:
+            try:
+                return self._one(partition_of(key, self._count))
+            except TypeError:
+                raise BadRequestError(f"a key must be bytes, not {type(key).__name__}") from None
+        self._turn += 1
+        return self._partitions[self._numbers[self._turn % len(self._numbers)]]
+
+
+def partition_of(key: bytes, partitions: int) -> int:
+    """The partition of a key: its CRC32C, modulo the number of partitions. This never changes."""
+    return crc32c(key) % partitions
+
+
+async def open_writer(
+    client: LogClient,
+    name: LogName,
+    *,
+    partition: int | None,
+    options: WriterOptions,
+    create: bool,
+) -> LogWriter:
+    """Own a log, or one partition of it; see `BookKeeper.open_log`."""
+    definition = await client.definition(name, create=create)
+    if definition.mode is not LogMode.WRITER:
+        raise BadRequestError(f"the log {name} is transactional; publish to it instead")
+    count = definition.partitions
+    if partition is not None and not 0 <= partition < count:
+        raise BadRequestError(
+            f"the log {name} has {count} partitions, and no partition {partition}"
+        )
+    policy = await client.policy(name)
+    writers: dict[int, PartitionWriter] = {}
+    try:
+        for number in range(count) if partition is None else [partition]:
+            one = LogPartition(name, number)
+            owned = await take_over(client, one, definition, options)
+            writers[number] = PartitionWriter(client, one, owned, policy, options)
+    except BaseException:
+        for writer in writers.values():
+            writer.abandon()
+        raise
+    return LogWriter(name, writers, count)
+
+
+def _producer(given: tuple[str, int] | None) -> Producer | None:
+    if given is None:
+        return None
+    match given:
+        case (str(producer_id), int(sequence)) if sequence >= 0 and sequence is not True:
+            return Producer(producer_id, sequence)
+    raise BadRequestError("a producer is an id and a number from 0 on, such as ('shop-1', 7)")

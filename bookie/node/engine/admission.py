@@ -1,0 +1,258 @@
+"""The decision about one add, fence or LAC, in one synchronous section that reads memory only.
+
+It checks key, deletion, fence and read-only mode. Then the batch enters the memtable, where it is
+readable, and the journal's queue. There is no await between these steps. Fences use the queue of
+adds, so a fence is in the journal after every add that was accepted before it.
+
+Source: rules R1 to R4 of bookie-local linearization. An add that was accepted before a fence may
+still be acknowledged, because every later fencing read sees it. A duplicate of equal bytes is
+acknowledged once the first copy is durable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from bookie.env import Failpoints, Outcome
+from bookie.errors import BookieError, DiskFullError
+from bookie.ids import Status
+from bookie.node.engine.format.records import (
+    encode_deleted,
+    encode_entries_head,
+    encode_fence,
+    encode_lac,
+    encode_ledger,
+    encode_limbo,
+)
+from bookie.node.engine.journal.group_commit import JournalRequest, RequestKind
+from bookie.node.engine.ledger_state import LocalLedger
+from bookie.node.engine.limbo import LimboCount
+from bookie.node.engine.memtable import LedgerRuns, Memtable, Run
+from bookie.wire.commands import AddCommand, Reply
+
+Waiter = Outcome[Reply]
+"""For annotations only: instantiating through the alias is several times slower."""
+
+OK = Reply(Status.OK)
+FENCED = Reply(Status.FENCED, "the ledger is fenced: another client took it over")
+DELETED = Reply(Status.FENCED, "the ledger was deleted")
+UNAUTHORIZED = Reply(
+    Status.UNAUTHORIZED,
+    "the key is not that of the ledger that this bookie knows by this id: the id was used twice",
+)
+READ_ONLY = Reply(Status.READ_ONLY, "the bookie takes no new entries")
+
+
+@dataclass(slots=True)
+class Admission:
+    """The synchronous sections, and what they need of the engine."""
+
+    submit: Callable[[JournalRequest], None]
+    submit_with_next: Callable[[JournalRequest], None]
+    """Submits when the next request does, in the order of the calls of both."""
+    failpoints: Failpoints
+    memtable: Memtable
+    mark_dirty: Callable[[LocalLedger], None] = field(init=False)
+    """Set by the checkpointer, which takes the memtable and the changed ledgers into the index."""
+    journal_file: int = -1
+    """The file of new blocks, as far as the event loop knows; the thread may be one ahead."""
+    read_only_reasons: set[str] = field(default_factory=set)
+    """Why new entries are refused; empty when they are not."""
+    limbo: LimboCount = field(default_factory=LimboCount)
+
+    def refusal(self, state: LocalLedger, key: bytes, *, recovery: bool) -> Reply | None:
+        """Why an add is refused, without a look at its bytes; None if it is accepted."""
+        # The key first: another life of the same id was not deleted, nor is it fenced.
+        if not state.accepts_key(key):
+            return UNAUTHORIZED
+        if state.deleted_at_ms is not None:
+            return DELETED
+        if not recovery:
+            if state.fenced:
+                return FENCED
+            if self.read_only_reasons:
+                return READ_ONLY
+        return None
+
+    def add(self, state: LocalLedger, command: AddCommand, max_lac: int) -> Waiter:
+        """Accept the command's batch; it is readable now, and durable when the waiter says OK.
+
+        In the same section the caller has checked `refusal` and compared stored bytes.
+        """
+        batch, lac_packet, recovery = command.batch, command.lac_packet, command.recovery
+        assert batch is not None
+        if batch.first_entry_id <= state.last_entry_id:
+            state.comparisons += 1
+        run = Run(batch)
+        request = self._request(state, command.master_key)
+        head = encode_entries_head(batch, command.payload_crc32c, recovery)
+        payload_delta = request.size_bytes + len(head)
+        self._put(request, head, batch.payload)
+        if lac_packet:
+            self._put(request, encode_lac(state.ledger_id, lac_packet))
+            state.take_lac(lac_packet)
+        request.synced = recovery or not command.deferred_sync
+        request.essential = recovery
+        runs = self.memtable.append(state.ledger_id, run)
+        state.saw_entries(run.first, run.last)
+        state.max_lac = max(state.max_lac, max_lac)
+        self.mark_dirty(state)
+        waiter: Waiter = Outcome()
+        request.complete = _AddDone(runs, run, payload_delta, waiter, self, state)
+        self.submit(request)
+        return waiter
+
+    def publish_lac(self, state: LocalLedger, packet: bytes, key: bytes) -> None:
+        """Take an explicit LAC: in memory now, in the journal with the next block, not synced."""
+        request = self._request(state, key)
+        self._put(request, encode_lac(state.ledger_id, packet))
+        request.synced = False
+        request.complete = partial(_introduced, state)
+        state.take_lac(packet)
+        self.mark_dirty(state)
+        self.submit_with_next(request)
+
+    def fence(self, state: LocalLedger, key: bytes) -> Waiter:
+        """Fence the ledger, known here or not; the waiter says OK once the fence is durable."""
+        if state.fenced and state.fence_durable:
+            return Waiter.of(OK)
+        waiter: Waiter = Outcome()
+
+        def fenced_before(done: JournalRequest) -> None:
+            error = done.error
+            if error is None and not state.fence_durable:
+                error = DiskFullError("the journal had no room for the fence")
+            _resolve(waiter, error)
+
+        def fence_done(done: JournalRequest) -> None:
+            state.fence_queued = False
+            if done.error is None:
+                _introduced(state, done)
+                state.fence_durable = True
+                self.failpoints.hit("fence.before_ack")
+            _resolve(waiter, done.error)
+
+        if state.fence_queued:
+            # An earlier record is in the queue. Its outcome is known when this request is done.
+            self.submit(JournalRequest(RequestKind.FORCE, fenced_before))
+            return waiter
+        request = self._request(state, key, essential=True)
+        self._put(request, encode_fence(state.ledger_id, state.key_digest or b""))
+        state.fenced = state.fence_queued = True
+        self.mark_dirty(state)
+        request.complete = fence_done
+        self.submit(request)
+        return waiter
+
+    def delete(self, state: LocalLedger, deleted_at_ms: int) -> Waiter:
+        """Forget the ledger's entries; the waiter says OK once that is durable."""
+        request = self._request(state, None, essential=True)
+        self._put(request, encode_deleted(state.ledger_id, deleted_at_ms))
+        if not state.deleted:
+            self.limbo.changed(state.ledger_id, before=state.limbo, now=False)
+        state.deleted_at_ms = deleted_at_ms
+        self.mark_dirty(state)
+        return self._submit_and_wait(request, state)
+
+    def set_limbo(self, state: LocalLedger, *, in_limbo: bool, fence: bool = True) -> Waiter:
+        """Enter limbo, fencing if `fence`, or leave it; the waiter says OK once that is durable."""
+        request = self._request(state, None, essential=True)
+        self._put(request, encode_limbo(state.ledger_id, in_limbo, fence))
+        if not state.deleted:
+            self.limbo.changed(state.ledger_id, before=state.limbo, now=in_limbo)
+        state.limbo = in_limbo
+        if in_limbo and fence:
+            state.fenced = True
+        self.mark_dirty(state)
+        return self._submit_and_wait(request, state)
+
+    def force(self) -> Waiter:
+        """The waiter says OK once everything accepted so far is durable."""
+        return self._submit_and_wait(JournalRequest(RequestKind.FORCE, _ignore))
+
+    def _submit_and_wait(self, request: JournalRequest, state: LocalLedger | None = None) -> Waiter:
+        waiter: Waiter = Outcome()
+
+        def complete(done: JournalRequest) -> None:
+            if state is not None:
+                _introduced(state, done)
+            _resolve(waiter, done.error)
+
+        request.complete = complete
+        self.submit(request)
+        return waiter
+
+    def _request(
+        self, state: LocalLedger, key: bytes | None, *, essential: bool = False
+    ) -> JournalRequest:
+        """A request for the ledger, which begins with its key unless the file has that.
+
+        Each file has the keys of its ledgers: other files may be gone when the index is rebuilt.
+        """
+        request = JournalRequest(RequestKind.APPEND, _ignore, essential=essential)
+        state.exists = True
+        if key is not None and state.key_digest is None:
+            state.adopt_key(key)
+            state.introduced_in = 0
+        if state.key_digest is not None and state.introduced_in != self.journal_file:
+            request.introduces = True
+            self._put(request, encode_ledger(state.ledger_id, state.key_digest))
+        return request
+
+    def introduce(self, state: LocalLedger) -> None:
+        """Write the ledger's key into the current journal file, with the next block."""
+        state.introduced_in = 0
+        request = self._request(state, None)
+        if request.introduces:
+            request.synced = False
+            request.complete = partial(_introduced, state)
+            self.submit_with_next(request)
+
+    def _put(self, request: JournalRequest, head: bytes, *rest: bytes | memoryview) -> None:
+        request.buffers += (head, *rest)
+        request.size_bytes += len(head) + sum(map(len, rest))
+        request.records += 1
+
+
+@dataclass(slots=True, eq=False)
+class _AddDone:
+    """Completes one add: the run learns where it is, the waiter gets the outcome."""
+
+    runs: LedgerRuns
+    run: Run
+    delta: int
+    waiter: Waiter
+    admission: Admission
+    state: LocalLedger
+
+    def __call__(self, request: JournalRequest) -> None:
+        if request.error is not None:
+            self.runs.refused(self.run)
+            # An add that waits for these stored bytes has to compare again.
+            self.state.comparisons += 1
+        else:
+            state = self.state
+            if request.introduces:
+                state.introduced_in = request.file_number
+            self.runs.written(self.run, request.file_number, request.offset + self.delta)
+            if 0 < state.introduced_in < request.file_number:
+                # It was accepted before the file began, so the file lacks its ledger's key.
+                self.admission.introduce(state)
+            self.admission.failpoints.hit("add.before_ack")
+        _resolve(self.waiter, request.error)
+
+
+def _introduced(state: LocalLedger, request: JournalRequest) -> None:
+    """Note that the file has the ledger's key, if this request wrote it."""
+    if request.introduces and request.error is None:
+        state.introduced_in = request.file_number
+
+
+def _ignore(request: JournalRequest) -> None:
+    """No request waits."""
+
+
+def _resolve(waiter: Waiter, error: BookieError | None) -> None:
+    waiter.settle(OK if error is None else Reply(error.status, str(error)))

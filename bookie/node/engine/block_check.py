@@ -1,0 +1,203 @@
+"""Checks for ledgers without digests: only the bookie can find flipped bits in their entries.
+
+Clients check the digests of entries, and a bookie does not know a ledger's digest type. It finds
+out at the first read: by a valid CRC in an entry, or by the sizes and stated lengths of entries. An
+entry of a ledger without digests is returned only if the CRC of its block or of its record is
+right. Until the type is known, a ledger counts as one without digests. Read threads share this
+knowledge.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from bookie.entry.batch import PACKET_HEADER_SIZE_BYTES, EntryBatch, headers_of
+from bookie.entry.checksum import crc32c
+from bookie.env import File
+from bookie.errors import FormatError
+from bookie.node.engine.files import read_header
+from bookie.node.engine.format.blocks import (
+    BLOCK_HEADER_SIZE_BYTES,
+    BLOCK_MAGIC,
+    BODY_SIZE_BYTES_MAX,
+    FILE_HEADER_SIZE_BYTES,
+    FileHeader,
+    body_crc,
+    parse_block_header,
+)
+from bookie.node.engine.format.records import EntriesRecord, parse_records
+from bookie.node.engine.window import Buffer
+
+LEDGERS_MAX = 100_000
+"""Ledgers whose digest sizes are remembered."""
+
+SEARCH_BYTES = 64 * 1024
+"""Bytes that one step of the search for a block's begin reads."""
+
+_CRC_BYTES = 4
+_HMAC_BYTES = 20
+
+
+class DigestSizes:
+    """Bytes of digest in each entry of a ledger, as far as they are known; 0 for none."""
+
+    def __init__(self) -> None:
+        self._sizes: dict[int, int] = {}
+
+    def protects(self, ledger_id: int, packet: Buffer) -> bool:
+        """Whether clients can check what they get; `packet` is one of the ledger's."""
+        size = self._sizes.get(ledger_id)
+        if size is None and _has_crc(packet):
+            size = _CRC_BYTES
+            self.learn(ledger_id, size)
+        return bool(size)
+
+    def known(self, ledger_id: int) -> int | None:
+        """The size of the ledger's digests, if known."""
+        return self._sizes.get(ledger_id)
+
+    def learn(self, ledger_id: int, size: int) -> None:
+        """Remember the size of the ledger's digests."""
+        if len(self._sizes) >= LEDGERS_MAX:
+            self._sizes.clear()
+        self._sizes[ledger_id] = size
+
+    def forget(self, ledger_ids: Iterable[int]) -> None:
+        """Forget these ledgers; new ones with their ids may have other digests."""
+        for ledger_id in ledger_ids:
+            self._sizes.pop(ledger_id, None)
+
+
+def _has_crc(packet: Buffer) -> bool:
+    """Whether the packet has a digest of type CRC-32C or CRC-32 that is right."""
+    view = memoryview(packet)
+    if len(view) < PACKET_HEADER_SIZE_BYTES + _CRC_BYTES:
+        # There is no room for a digest; an empty one would count as 0.
+        return False
+    head, at = view[:PACKET_HEADER_SIZE_BYTES], PACKET_HEADER_SIZE_BYTES
+    if int.from_bytes(view[at : at + 4], "big") == crc32c(view[at + 4 :], crc32c(head)):
+        return True
+    return view[at : at + 8] == zlib.crc32(view[at + 8 :], zlib.crc32(head)).to_bytes(8, "big")
+
+
+class BlockCheck:
+    """Checks bytes of files by the blocks around them, each block once."""
+
+    def __init__(self, digests: DigestSizes, ledger_id: int) -> None:
+        self._digests = digests
+        self._ledger_id = ledger_id
+        self._file: File | None = None
+        self._header: FileHeader | None = None
+        self._start = self._end = 0
+        """The body of the block that was read last."""
+        self._sound: list[tuple[int, int]] = []
+        """Parts of that body with correct bytes."""
+
+    def is_sound(self, file: File, offset: int, size: int) -> bool:
+        """Whether the bytes are what the bookie once wrote there.
+
+        Raises:
+            OSError: the device failed.
+        """
+        if file is not self._file:
+            self._file, self._header, self._end = file, None, 0
+        end = offset + size
+        while offset < end:
+            if not self._start <= offset < self._end and not self._find(file, offset):
+                return False
+            stop = min(end, self._end)
+            if not any(low <= offset and stop <= high for low, high in self._sound):
+                return False
+            # One read may cover several blocks, with a header between them.
+            offset = stop
+        return True
+
+    def _find(self, file: File, offset: int) -> bool:
+        """Read the block whose body has `offset`; False if none is found."""
+        try:
+            header = self._header = self._header or read_header(file)
+            for start in _candidates(file, offset, header.alignment):
+                head = file.pread(BLOCK_HEADER_SIZE_BYTES, start)
+                block = parse_block_header(head, header.nonce)
+                if block is None:
+                    continue
+                self._start = start + BLOCK_HEADER_SIZE_BYTES
+                self._end = self._start + block.body_length
+                if offset >= self._end:
+                    return False
+                body = memoryview(file.pread(block.body_length, self._start))
+                is_whole = (
+                    len(body) == block.body_length
+                    and body_crc(header.nonce, block.sequence, [body]) == block.body_crc
+                )
+                self._sound = [(self._start, self._end)] if is_whole else []
+                if not is_whole or self._digests.known(self._ledger_id) is None:
+                    self._look_through(body, block.record_count, is_whole=is_whole)
+                return True
+        except FormatError:
+            pass
+        return False
+
+    def _look_through(self, body: memoryview, count: int, *, is_whole: bool) -> None:
+        """In a damaged body find the sound records; in a sound one the size of the digests.
+
+        A record whose head is damaged ends the search.
+        """
+        before: EntryBatch | None = None
+        try:
+            for _, record in parse_records(body, count):
+                if not isinstance(record, EntriesRecord):
+                    continue
+                if record.batch.ledger_id != self._ledger_id:
+                    continue
+                if is_whole:
+                    size = _digest_size(before, record.batch)
+                    if size is not None:
+                        self._digests.learn(self._ledger_id, size)
+                        return
+                    before = record.batch
+                elif crc32c(record.batch.payload) == record.payload_crc32c:
+                    start = self._start + record.payload_offset
+                    self._sound.append((start, start + len(record.batch.payload)))
+        except FormatError:
+            return
+
+
+def _candidates(file: File, offset: int, alignment: int) -> Iterator[int]:
+    """Where a block may begin whose body has `offset`: the nearest place first."""
+    lowest = max(offset - BODY_SIZE_BYTES_MAX - BLOCK_HEADER_SIZE_BYTES, FILE_HEADER_SIZE_BYTES)
+    stop = offset // alignment * alignment + len(BLOCK_MAGIC)
+    while stop > lowest:
+        start = max(lowest, (stop - SEARCH_BYTES) // alignment * alignment)
+        data = bytes(file.pread(stop - start, start))
+        at = data.rfind(BLOCK_MAGIC)
+        while at >= 0:
+            if (start + at) % alignment == 0:
+                yield start + at
+            at = data.rfind(BLOCK_MAGIC, 0, at + len(BLOCK_MAGIC) - 1)
+        # The next piece ends with the first magic number that may begin here.
+        stop = start
+
+
+def _digest_size(before: EntryBatch | None, batch: EntryBatch) -> int | None:
+    """The digest's size from the lengths of two neighbouring entries; None if unknown."""
+    ids, (_, _, _, lengths) = batch.entry_ids(), headers_of(batch)
+    sizes = batch.sizes.astype(np.int64)
+    if before is not None:
+        last = before.entry_ids()[-1:], headers_of(before)[3][-1:], before.sizes[-1:]
+        ids = np.concatenate((last[0], ids))
+        lengths = np.concatenate((last[1], lengths))
+        sizes = np.concatenate((last[2].astype(np.int64), sizes))
+    follow = np.flatnonzero(ids[1:] - ids[:-1] == 1) + 1
+    if ids[0] == 0:
+        size = int(sizes[0] - lengths[0])
+    elif len(follow):
+        at = follow[0]
+        size = int(sizes[at] - (lengths[at] - lengths[at - 1]))
+    else:
+        return None
+    size -= PACKET_HEADER_SIZE_BYTES
+    return size if size in (0, _HMAC_BYTES) else None

@@ -1,0 +1,360 @@
+"""Replay at a start: read the journal from the mark and put its content into the index.
+
+Replay writes the records anew into an entry log, in order. The bytes that it reads may be in the
+page cache only. It syncs the log before the index points into it. One index transaction then
+registers the log, the slots, the rows and the new mark. Until it commits, a start begins with the
+old files again.
+
+A long journal is committed in batches, to bound memory. A crash between two batches leaves a mark
+in the middle of the journal, as a checkpoint does.
+
+`Replay` also rebuilds a lost index. It reads every file from its start, from the oldest records to
+the newest; the entries stay where they are. Batches of a rebuild have no mark, so a start after a
+crash rebuilds again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+
+from bookie.config import StorageSettings
+from bookie.env import Environment, File
+from bookie.errors import FormatError, NewerFormatError
+from bookie.node.engine.boot.replay_batch import LoadRows, ReplayBatch
+from bookie.node.engine.entry_log import EntryLogWriter, state_records
+from bookie.node.engine.files import SealedFile, read_header
+from bookie.node.engine.format.blocks import FILE_HEADER_SIZE_BYTES, FileHeader, FileKind
+from bookie.node.engine.format.index_rows import Mark
+from bookie.node.engine.format.records import LinkRecord
+from bookie.node.engine.format.tail import Verdict, evaluate, gather_evidence
+from bookie.node.engine.scan import (
+    BlockGroup,
+    BlockRun,
+    grouped,
+    later_headers,
+    left_by_no_crash,
+    link_of,
+    next_valid,
+    runs,
+)
+
+LEDGERS_A_BLOCK = 10_000
+"""Ledgers whose states go into one block of a log; each takes about a hundred bytes."""
+
+CommitBatch = Callable[[ReplayBatch, list[SealedFile], Mark | None], None]
+"""Commits a batch, the files that ended so far, and how far the journal has been read."""
+
+
+@dataclass(slots=True)
+class ReplayOutcome:
+    """The result of a replay. The caller commits it, then opens the journal for new records."""
+
+    batch: ReplayBatch
+    """What is not committed yet."""
+    sealed: list[SealedFile] = field(default_factory=list)
+    predecessor: LinkRecord | None = None
+    """Names the last journal file and its end, for the next one."""
+    blocks: int = 0
+    entries: int = 0
+
+
+class Replay:
+    """Reads journal files into a `ReplayOutcome`. Blocking; runs once, before anything else.
+
+    Each damaged region of durable data becomes one sentence in `corrupt`. `advance` gets the number
+    of bytes read.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        load_rows: LoadRows,
+        next_number: Callable[[], int],
+        logs_directory: str,
+        settings: StorageSettings,
+        commit: CommitBatch,
+        corrupt: list[str],
+        advance: Callable[[int], None],
+    ) -> None:
+        self._env = environment
+        self._load_rows = load_rows
+        self._next_number = next_number
+        self._logs_directory = logs_directory
+        self._settings = settings
+        self._commit = commit
+        self._corrupt = corrupt
+        self._advance = advance
+        self._log = self._new_log(None)
+        self._batch = self._new_batch()
+        self.outcome = ReplayOutcome(self._batch)
+
+    def _new_batch(self) -> ReplayBatch:
+        return ReplayBatch(self._load_rows, self._settings.checkpoint_entries)
+
+    def _new_log(self, newest: FileHeader | None) -> EntryLogWriter:
+        return EntryLogWriter(
+            self._env,
+            self._next_number,
+            self._logs_directory,
+            self._settings.block_alignment_bytes,
+            self._settings.journal_file_bytes_max,
+            None if newest is None else (newest.number, newest.nonce),
+        )
+
+    def replay(
+        self, journals: list[tuple[int, str]], mark: Mark | None, *, clean: bool
+    ) -> ReplayOutcome:
+        """Replay `journals` (number and path, ascending) from `mark` on, or from their start.
+
+        After a `clean` stop the last file ends with its last block. Otherwise it must have room for
+        another block; a file without room has a successor, which is then missing.
+
+        Raises:
+            NewerFormatError: a newer version wrote a file.
+            FormatError: a file says that it is another one.
+            DiskFullError: there is no room for the entry log.
+            OSError: the device failed.
+        """
+        open_files = [self._open(number, path) for number, path in journals]
+        try:
+            usable = [item for item in open_files if item is not None]
+            self._log = self._new_log(usable[-1][0] if usable else None)
+            self._check_chain(usable, mark)
+            for index, (header, file, path) in enumerate(usable):
+                following = usable[index + 1] if index + 1 < len(usable) else None
+                room_after = following is None and not clean
+                self._replay_file(header, file, path, mark, following, room_after=room_after)
+        finally:
+            for item in open_files:
+                if item is not None:
+                    item[1].close()
+        self._publish_logs()
+        return self._finish()
+
+    def _check_chain(self, files: list[tuple[FileHeader, File, str]], mark: Mark | None) -> None:
+        """Detect a lost or exchanged file: each file names the one before it."""
+        known = {header.number: header.nonce for header, _, _ in files}
+        for header, file, path in files:
+            link = link_of(file, header)
+            if link is None or (mark is not None and link.predecessor_number < mark.file_number):
+                continue
+            if known.get(link.predecessor_number) != link.predecessor_nonce:
+                self._corrupt.append(
+                    f"{path} follows file {link.predecessor_number}, which is missing or exchanged"
+                )
+
+    def rebuild(self, files: list[tuple[int, str]]) -> ReplayOutcome:
+        """Collect the locations of all records in `files`, without copying them.
+
+        A file is read after the file whose records it continues, see `_in_order`.
+
+        Raises:
+            NewerFormatError: a newer version wrote a file.
+            FormatError: a file says that it is another one.
+            OSError: the device failed.
+        """
+        for header, path in self._in_order(files):
+            file = self._env.disk.open(path)
+            try:
+                end = FILE_HEADER_SIZE_BYTES
+                for group in grouped(
+                    self._blocks_of(header, file, path, None, None, room_after=False)
+                ):
+                    if group.records:
+                        parsed = group.parse()
+                        places = group.places_of(parsed.packets)
+                        self._batch.take(parsed, header.number, places)
+                    self._advance(group.end - end)
+                    end = group.end
+                    if self._batch.is_full:
+                        self._commit_batch(None)
+                self._advance(file.size() - end)
+                self.outcome.sealed.append(SealedFile(header.number, header.kind, end))
+                if header.kind is FileKind.JOURNAL:
+                    self.outcome.predecessor = LinkRecord(header.number, header.nonce, end)
+            finally:
+                file.forget(0, 0)
+                file.close()
+        return self._finish()
+
+    def _in_order(self, files: list[tuple[int, str]]) -> list[tuple[FileHeader, str]]:
+        """The files from the oldest records to the newest.
+
+        Journals are ordered by number. A log follows the newest file that it was made from, even if
+        that file is gone. Its own number only says when it was written.
+        """
+        found = []
+        for number, path in files:
+            item = self._open(number, path)
+            if item is None:
+                continue
+            header, file, _ = item
+            place = number
+            with closing(file):
+                if header.kind is FileKind.ENTRY_LOG:
+                    link = link_of(file, header)
+                    place = number if link is None else link.predecessor_number
+            found.append((place, number, header, path))
+        return [(header, path) for _, _, header, path in sorted(found, key=lambda item: item[:2])]
+
+    def _open(self, number: int, path: str) -> tuple[FileHeader, File, str] | None:
+        file = self._env.disk.open(path)
+        file.drop_cache()
+        try:
+            header = read_header(file)
+        except NewerFormatError:
+            file.close()
+            raise
+        except FormatError as error:
+            file.close()
+            # The header is durable before the file gets this name, so this is damage.
+            self._corrupt.append(f"{path}: {error}")
+            return None
+        if header.number != number:
+            file.close()
+            raise FormatError(f"{path} says that it is file {header.number}")
+        return header, file, path
+
+    def _replay_file(
+        self,
+        header: FileHeader,
+        file: File,
+        path: str,
+        mark: Mark | None,
+        following: tuple[FileHeader, File, str] | None,
+        *,
+        room_after: bool,
+    ) -> None:
+        end = FILE_HEADER_SIZE_BYTES
+        if mark is not None and mark.file_number == header.number:
+            end = mark.offset
+        found = self._blocks_of(header, file, path, mark, following, room_after=room_after)
+        for group in grouped(found):
+            self._keep(group)
+            self._advance(group.end - end)
+            end = group.end
+            if self._batch.is_full:
+                sequence = group.sequence
+                self._commit_batch(Mark(header.number, end, sequence, header.nonce))
+        self.outcome.sealed.append(SealedFile(header.number, FileKind.JOURNAL, end))
+        self.outcome.predecessor = LinkRecord(header.number, header.nonce, end)
+
+    def _blocks_of(
+        self,
+        header: FileHeader,
+        file: File,
+        path: str,
+        mark: Mark | None,
+        following: tuple[FileHeader, File, str] | None,
+        *,
+        room_after: bool,
+    ) -> Iterator[BlockRun]:
+        """Valid blocks; damage to durable ones is noted and skipped.
+
+        `room_after`: this is the current journal file, which ends with reserved room.
+        """
+        offset, sequence, mark_offset = FILE_HEADER_SIZE_BYTES, 0, None
+        if mark is not None and mark.file_number == header.number:
+            offset, sequence, mark_offset = mark.offset, mark.sequence, mark.offset
+            if mark.nonce != header.nonce:
+                self._corrupt.append(f"{path} is not the file that the mark names")
+                offset, sequence, mark_offset = FILE_HEADER_SIZE_BYTES, 0, None
+        if mark_offset is not None and file.size() < mark_offset:
+            self._corrupt.append(f"{path} ends before the mark")
+            return
+        while True:
+            for run in runs(file, header, offset, sequence):
+                offset, sequence = run.end, run.sequence
+                self.outcome.blocks += len(run)
+                yield run
+            strange = left_by_no_crash(file, header, offset, sequence, room_after=room_after)
+            if not self._was_durable(
+                header, file, offset, sequence, mark_offset, following, strange
+            ):
+                return
+            what = "is damaged"
+            if room_after and file.size() < offset + header.alignment:
+                what = "was cut, or the file after it is missing,"
+            self._corrupt.append(f"{path} {what} at offset {offset}")
+            found = next_valid(file, header, offset, sequence)
+            if found is None:
+                return
+            offset, sequence = found.offset, found.header.sequence - 1
+
+    def _was_durable(
+        self,
+        header: FileHeader,
+        file: File,
+        invalid_at: int,
+        sequence: int,
+        mark_offset: int | None,
+        following: tuple[FileHeader, File, str] | None,
+        strange: bool,
+    ) -> bool:
+        later = max(
+            (found.durable_upto for _, found in later_headers(file, header, invalid_at, sequence)),
+            default=None,
+        )
+        successor_end = None
+        if following is not None:
+            link = link_of(following[1], following[0])
+            if link is not None and _names(link, header):
+                successor_end = link.predecessor_end
+        evidence = gather_evidence(
+            invalid_at,
+            mark_offset=mark_offset,
+            later_durable_upto=later,
+            successor_end=successor_end,
+            left_by_no_crash=strange,
+        )
+        return evaluate(evidence).verdict is Verdict.CORRUPT
+
+    def _keep(self, group: BlockGroup) -> None:
+        """Write the group's records to the log and remember where they are now."""
+        if not group.records:
+            return
+        parsed = group.parse()
+        number, where = self._log.write(group.body, group.records)
+        self._batch.take(parsed, number, parsed.packets + where)
+
+    def _commit_batch(self, mark: Mark | None) -> None:
+        """Commit everything so far, so that memory stays bounded."""
+        self._publish_logs()
+        self._commit(self._batch, self.outcome.sealed, mark)
+        self.outcome.entries += self._batch.entries
+        self._batch = self._new_batch()
+
+    def _keep_states(self) -> None:
+        """Write the states of the log's ledgers, which a rebuild needs beside entries.
+
+        Their keys may stand before the mark, in a file that goes soon.
+        """
+        if not self._log.holds_anything:
+            return
+        states = self._batch.known_states()
+        for start in range(0, len(states), LEDGERS_A_BLOCK):
+            records = [
+                record
+                for state in states[start : start + LEDGERS_A_BLOCK]
+                for record in state_records(state.ledger_id, state.row())
+            ]
+            if records:
+                self._log.write(b"".join(records), len(records))
+
+    def _publish_logs(self) -> None:
+        self._keep_states()
+        self._log.sync()
+        self._env.failpoints.hit("boot.after_log_written")
+        self.outcome.sealed += [sealed for sealed, _ in self._log.publish()]
+        self._env.failpoints.hit("boot.after_log_renamed")
+
+    def _finish(self) -> ReplayOutcome:
+        self.outcome.batch = self._batch
+        self.outcome.entries += self._batch.entries
+        return self.outcome
+
+
+def _names(link: LinkRecord, header: FileHeader) -> bool:
+    return link.predecessor_number == header.number and link.predecessor_nonce == header.nonce

@@ -1,0 +1,323 @@
+"""The checkpoint: it moves what was accepted since the last one from memory into the index.
+
+The order of steps; only they move the mark:
+
+1. In one synchronous section the memtable is swapped, and a barrier is queued behind everything
+   that the old one accepted.
+2. The barrier's block is synced; the mark is its end.
+3. The rows of changed ledgers are taken now. A row ahead of the mark is harmless; one behind it
+   would lose data.
+4. One index transaction writes slots, rows, file statistics and the mark.
+5. The old memtable is dropped; readers that hold it may finish.
+6. Files below the mark without a live byte are renamed, and removed in steps (`removal`).
+
+If the device is full at step 4, the transaction changes nothing and the memtable is kept. The step
+is tried again later. Meanwhile the bookie refuses new entries.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from bookie.env import Environment
+from bookie.errors import CorruptionError, DiskFullError
+from bookie.node.engine.admission import Admission
+from bookie.node.engine.files import FileTable, SealedFile
+from bookie.node.engine.format.index_rows import LedgerIndexRow, Mark
+from bookie.node.engine.index.entry_index import CheckpointChange, CommitResult, Index, LedgerChange
+from bookie.node.engine.index.relocation import Relocation
+from bookie.node.engine.journal.group_commit import JournalRequest, RequestKind
+from bookie.node.engine.ledger_state import LocalLedger
+from bookie.node.engine.memtable import Memtable
+from bookie.node.engine.removal import Removal
+from bookie.telemetry import Metrics
+
+RELOCATED_ENTRIES = 2048
+"""Entries that one transaction moves to a log; it keeps the interpreter busy."""
+
+MEMTABLES_FULL = 2
+"""Adds wait once a memtable has this many times `entries_due` and a checkpoint is under way."""
+
+PAUSE_SECONDS_MAX = 0.1
+"""The longest pause between two such transactions; it lasts as long as the last one did."""
+
+
+@dataclass(slots=True)
+class _Immutable:
+    """A memtable on its way into the index, and the barrier behind it."""
+
+    memtable: Memtable
+    dirty: dict[int, LocalLedger]
+    barrier: JournalRequest
+    passed: asyncio.Future[None]
+    """Done once the journal has handed the barrier back."""
+    sealed: list[SealedFile] = field(default_factory=list)
+
+
+class Checkpointer:
+    """Owns the immutable memtable and the sets of changed ledgers."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        metrics: Metrics,
+        admission: Admission,
+        index: Index,
+        files: FileTable,
+        dead_files: tuple[int, ...],
+        removal: Removal,
+        release_reserve: Callable[[], None],
+        entries_due: int,
+    ) -> None:
+        self._env = environment
+        self._metrics = metrics
+        self._admission = admission
+        admission.mark_dirty = self.mark_dirty
+        self._index = index
+        self._files = files
+        self.removal = removal
+        self._release_reserve = release_reserve
+        self._immutable: _Immutable | None = None
+        self._dirty: dict[int, LocalLedger] = {}
+        self._sealed: list[SealedFile] = []
+        self._dead = list(dead_files)
+        self._removed: list[int] = []
+        self._lock = asyncio.Lock()
+        self._entries_max = MEMTABLES_FULL * entries_due
+        self.moved = asyncio.Event()
+        """Set when the older memtable is in the index, or must stay because the device is full."""
+        self.more_to_do = bool(dead_files)
+        """Whether another checkpoint has work even without new entries."""
+
+    def mark_dirty(self, state: LocalLedger) -> None:
+        """The state differs from its row in the index."""
+        self._dirty[state.ledger_id] = state
+
+    def is_dirty(self, ledger_id: int) -> bool:
+        """Whether the index does not have all of the ledger yet."""
+        return ledger_id in self._dirty or (
+            self._immutable is not None and ledger_id in self._immutable.dirty
+        )
+
+    def dirty_states(self) -> list[LocalLedger]:
+        """The states that the index does not have yet, newest last."""
+        # Compaction calls this from a thread; a checkpoint may end meanwhile.
+        immutable = self._immutable
+        older = immutable.dirty if immutable is not None else {}
+        return list({**older, **self._dirty}.values())
+
+    @property
+    def is_full(self) -> bool:
+        """True if the memtable has its most entries and the checkpoint before has not ended."""
+        return self._immutable is not None and self._admission.memtable.entries >= self._entries_max
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether a checkpoint would change anything."""
+        return bool(self._dirty) or self._immutable is not None or self.more_to_do
+
+    @property
+    def has_deletions(self) -> bool:
+        """Whether a ledger was deleted and the index does not know it yet."""
+        return any(state.deleted for state in self.dirty_states())
+
+    @property
+    def has_dead_files(self) -> bool:
+        """Whether the start found files without a live byte that are still there."""
+        return bool(self._dead)
+
+    def memtables(self) -> tuple[Memtable, ...]:
+        """What is not in the index yet, oldest first."""
+        if self._immutable is None:
+            return (self._admission.memtable,)
+        return (self._immutable.memtable, self._admission.memtable)
+
+    def sealed(self, file: SealedFile) -> None:
+        """A journal file took its last block."""
+        self._sealed.append(file)
+
+    async def run(self) -> None:
+        """Make one checkpoint; concurrent callers queue up.
+
+        If it is cancelled, the next run goes on with the same memtable.
+
+        Raises:
+            DiskFullError: the index has no room; nothing was lost. The next run tries again.
+            CorruptionError: a page that had to be changed is damaged; nothing was changed.
+            OSError: the device failed; the process must end.
+        """
+        async with self._lock:
+            await self._run({})
+
+    async def run_last(self, meta: dict[bytes, bytes]) -> None:
+        """Bring everything into the index, with the values `meta`; raises like `run`."""
+        async with self._lock:
+            if self._immutable is not None:
+                await self._run({})
+            await self._run(meta)
+
+    async def _run(self, meta: dict[bytes, bytes]) -> None:
+        with self._metrics.checkpoint_seconds.time():
+            await self._make(meta)
+        self._metrics.checkpoints_total.inc()
+
+    async def _make(self, meta: dict[bytes, bytes]) -> None:
+        immutable = self._immutable or self._swap()
+        mark = await self._mark_of(immutable)
+        rows = {ledger_id: state.row() for ledger_id, state in immutable.dirty.items()}
+        newest = self._admission.journal_file
+        self._env.failpoints.hit("checkpoint.before_commit")
+        removed = list(self._removed)
+        commit = partial(self._commit, immutable, mark, rows, removed, meta, newest)
+        committed = await self._in_index(commit)
+        self._env.failpoints.hit("checkpoint.after_commit")
+        self._index.cached_pages.forget([*immutable.dirty, *committed.thinned])
+        self._immutable = None
+        self.moved.set()
+        for ledger_id, (entries, size) in committed.counts.items():
+            state = immutable.dirty[ledger_id]
+            state.entries, state.payload_bytes = entries, size
+        del self._removed[: len(removed)]
+        self._metrics.index_pages_total.inc(committed.pages)
+        await self._remove_dead(committed, "checkpoint.before_unlink")
+        self.more_to_do = bool(self._removed) or committed.deletions_left
+
+    async def delete_pages(self) -> None:
+        """Remove a bounded number of pages of ledgers that the index knows as deleted.
+
+        Nothing else of a checkpoint is done, and the mark stays. Raises like `run`.
+        """
+        async with self._lock:
+            removed = list(self._removed)
+            committed = await self._in_index(partial(self._commit_deletions, removed))
+            # A read that began before the deletion may have cached some again.
+            self._index.cached_pages.forget(committed.thinned)
+            del self._removed[: len(removed)]
+            await self._remove_dead(committed, "checkpoint.before_unlink")
+            self.more_to_do = bool(self._removed) or committed.deletions_left
+
+    def _commit_deletions(self, removed: list[int]) -> CommitResult:
+        mark = self._index.mark()
+        if mark is None:
+            raise CorruptionError("the index has lost its mark")
+        return self._index.commit(CheckpointChange(mark, removed_files=removed))
+
+    async def _in_index(self, commit: Callable[[], CommitResult]) -> CommitResult:
+        """Commit in the index thread; a full device gives up its reserve for the next attempt."""
+        try:
+            return await self._env.workers.run("index", self._timed, commit)
+        except DiskFullError:
+            self._release_reserve()
+            raise
+
+    def _timed(self, commit: Callable[[], CommitResult]) -> CommitResult:
+        with self._metrics.index_commit_seconds.time():
+            return commit()
+
+    def _swap(self) -> _Immutable:
+        """Step 1. From here on new adds go to a new memtable."""
+        passed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def complete(request: JournalRequest) -> None:
+            # Here, because the task that awaits the barrier may be cancelled.
+            immutable.sealed, self._sealed = self._sealed, []
+            passed.set_result(None)
+
+        barrier = JournalRequest(RequestKind.BARRIER, complete)
+        immutable = _Immutable(self._admission.memtable, self._dirty, barrier, passed)
+        self._immutable = immutable
+        self._admission.memtable = Memtable()
+        self._dirty = {}
+        self._admission.submit(barrier)
+        self._env.failpoints.hit("checkpoint.after_swap")
+        return immutable
+
+    async def _mark_of(self, immutable: _Immutable) -> Mark:
+        """Step 2. The mark of the memtable's own barrier; may be awaited repeatedly."""
+        await asyncio.wait([immutable.passed])
+        if immutable.barrier.error is not None:
+            raise immutable.barrier.error
+        assert immutable.barrier.mark is not None
+        self._env.failpoints.hit("checkpoint.after_barrier")
+        return immutable.barrier.mark
+
+    def _commit(
+        self,
+        immutable: _Immutable,
+        mark: Mark,
+        rows: dict[int, LedgerIndexRow],
+        removed: list[int],
+        meta: dict[bytes, bytes],
+        newest_journal: int,
+    ) -> CommitResult:
+        """Step 4, in the index thread. The immutable memtable does not change any more."""
+        changes = [
+            LedgerChange(ledger_id, row, immutable.memtable.table_of(ledger_id))
+            for ledger_id, row in rows.items()
+        ]
+        change = CheckpointChange(
+            mark=mark,
+            ledgers=changes,
+            sealed=immutable.sealed,
+            removed_files=removed,
+            meta=meta,
+            newest_journal=newest_journal,
+        )
+        return self._index.commit(change)
+
+    async def relocate(self, change: Relocation) -> None:
+        """Point the index to a new log, then remove files that are dead now.
+
+        It runs between two checkpoints, never beside one, because both change the same pages. Many
+        entries take several transactions, with pauses. After an interruption the rest stay where
+        they were. Raises like `run`. If the device is full at the first transaction, the log is
+        removed.
+        """
+        clock = self._env.clock.monotonic
+        async with self._lock:
+            # Before the commit: a look-up right after it reads the log.
+            self._files.add(change.number, change.path)
+            *parts, last = change.parts(RELOCATED_ENTRIES)
+            for part in parts:
+                began = clock()
+                await self._relocate(part, is_first=part is parts[0], is_last=False)
+                await asyncio.sleep(min(clock() - began, PAUSE_SECONDS_MAX))
+            committed = await self._relocate(last, is_first=not parts, is_last=True)
+            await self._remove_dead(committed, "compaction.before_unlink")
+            self.more_to_do = self.more_to_do or bool(self._removed)
+
+    async def _relocate(self, part: Relocation, *, is_first: bool, is_last: bool) -> CommitResult:
+        """One transaction of `relocate`."""
+        run, failpoints = self._env.workers.run, self._env.failpoints
+        failpoints.hit("compaction.before_commit")
+        try:
+            commit = partial(self._index.relocate, part, is_last=is_last)
+            committed = await run("index", self._timed, commit)
+        except DiskFullError:
+            if is_first:
+                self._files.remove(part.number)
+                await run("index", self._env.disk.unlink, part.path)
+            raise
+        self._index.cached_pages.forget(entries.ledger_id for entries in part.moved)
+        failpoints.hit("compaction.after_commit")
+        self._metrics.index_pages_total.inc(committed.pages)
+        return committed
+
+    async def _remove_dead(self, committed: CommitResult, failpoint: str) -> None:
+        """Step 6. The row of a removed file goes with the next transaction."""
+        self._dead = [number for number in committed.dead_files if number not in self._removed]
+        if not self._dead:
+            return
+        self._env.failpoints.hit(failpoint)
+        paths = []
+        for number in self._dead:
+            path = self._files.path(number)
+            self._files.remove(number)
+            self._removed.append(number)
+            if path is not None:
+                paths.append(path)
+        self._dead = []
+        await self.removal.take(paths)

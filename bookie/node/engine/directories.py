@@ -1,0 +1,235 @@
+"""The directories of one bookie: layout, locks, cookie files and the reserve.
+
+::
+
+    journal_dir/   00000001.journal …        COOKIE  LOCK  (RESERVE, on a device of its own)
+    ledgers_dir/   index/data.mdb  logs/00000007.log …   COOKIE  LOCK  RESERVE  FAILED  STOPPED
+
+`COOKIE` names the owner. `LOCK` excludes a second process. `RESERVE` is space that is freed when
+the device is full. A process that ended because a disk failed leaves `FAILED`. After an orderly
+stop, `STOPPED` holds the size of the index and a CRC32C of its two meta pages.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
+
+from bookie.config import StorageSettings
+from bookie.entry.checksum import crc32c
+from bookie.env import Disk, is_disk_full
+from bookie.errors import CannotStartError, ConfigurationError, StorageFailedError
+from bookie.node.engine.files import TEMPORARY_SUFFIX
+
+_COOKIE = "COOKIE"
+_LOCK = "LOCK"
+_RESERVE = "RESERVE"
+_FAILED = "FAILED"
+_STOPPED = "STOPPED"
+_META_BYTES = 2 * 4096
+"""At the begin of the index; its pages have the machine's page size, or a multiple."""
+COOKIE_BYTES_MAX = 64 * 1024
+
+_WRONG_PATH_ERRNOS = frozenset(
+    {errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL}
+)
+"""The path itself is wrong. Other errors may be temporary: a mount, a permission."""
+
+
+class Directories:
+    """Paths of one bookie, locked for this process."""
+
+    def __init__(self, disk: Disk, settings: StorageSettings) -> None:
+        self._disk = disk
+        self._reserve_bytes = settings.reserve_bytes
+        self.journal = os.path.abspath(settings.journal_dir)
+        self.ledgers = os.path.abspath(settings.ledgers_dir)
+        self.index = os.path.join(self.ledgers, "index")
+        self.logs = os.path.join(self.ledgers, "logs")
+        _refuse_one_place(self.journal, self.ledgers)
+
+    def roots(self) -> tuple[str, str]:
+        """The directories that carry a cookie."""
+        return self.journal, self.ledgers
+
+    def read_cookie(self, root: str) -> bytes | None:
+        """The cookie file of a root, if there is one."""
+        return self._read(root, _COOKIE)
+
+    def _read(self, root: str, name: str) -> bytes | None:
+        try:
+            with closing(self._disk.open(os.path.join(root, name))) as file:
+                return file.pread(COOKIE_BYTES_MAX, 0)
+        except FileNotFoundError:
+            return None
+
+    def write_cookie(self, root: str, data: bytes) -> None:
+        """Write the cookie file of a root; durable when it returns."""
+        self._write(root, _COOKIE, data)
+
+    def _write(self, root: str, name: str, data: bytes) -> None:
+        path = os.path.join(root, name)
+        self._disk.unlink(path + TEMPORARY_SUFFIX)
+        with closing(self._disk.create(path + TEMPORARY_SUFFIX, 0)) as file:
+            file.pwritev([data], 0)
+            file.fdatasync()
+        self._disk.rename(path + TEMPORARY_SUFFIX, path)
+        self._disk.sync_directory(root)
+
+    def is_empty(self, root: str) -> bool:
+        """Whether a root holds no data of any bookie."""
+        names = set(self._disk.names(root)) - {
+            _LOCK,
+            _COOKIE,
+            _COOKIE + TEMPORARY_SUFFIX,
+            "lost+found",
+        }
+        if root == self.ledgers:
+            for child in ("index", "logs"):
+                if child in names and not self._disk.names(os.path.join(root, child)):
+                    names.discard(child)
+        return not names
+
+    def make_reserve(self) -> None:
+        """Allocate the reserve of each device that lacks one and has enough room."""
+        for root in self._reserve_roots():
+            self._make_reserve_in(root)
+
+    def _reserve_roots(self) -> list[str]:
+        """Two roots on one device share a reserve; on a device of its own the journal needs one."""
+        return list({self._disk.usage(root).device: root for root in self.roots()}.values())
+
+    def _make_reserve_in(self, root: str) -> None:
+        if _RESERVE in self._disk.names(root) or not self._reserve_bytes:
+            return
+        if self._disk.usage(root).free_bytes < 2 * self._reserve_bytes:
+            return
+        path = os.path.join(root, _RESERVE)
+        try:
+            self._disk.create(path, self._reserve_bytes).close()
+        except OSError as error:
+            self._disk.unlink(path)
+            if not is_disk_full(error):
+                raise
+
+    def has_room(self, step_bytes: int) -> bool:
+        """Whether each device that was full has room for `step_bytes` of entries and a reserve.
+
+        Room for a new reserve counts twice. A reserve that still exists counts as free.
+        """
+        held = {
+            self._disk.usage(root).device: self._held_bytes(root) for root in self._reserve_roots()
+        }
+        wanted = step_bytes + 2 * self._reserve_bytes
+        usages = [self._disk.usage(root) for root in self.roots()]
+        return all(usage.free_bytes + held[usage.device] >= wanted for usage in usages)
+
+    def _held_bytes(self, root: str) -> int:
+        try:
+            with closing(self._disk.open(os.path.join(root, _RESERVE))) as file:
+                return file.size()
+        except FileNotFoundError:
+            return 0
+
+    def release_reserve(self) -> None:
+        """Free the reserved space, so that fences, recovery adds and checkpoints go on."""
+        for root in self._reserve_roots():
+            self._disk.unlink(os.path.join(root, _RESERVE))
+
+    def mark_failed(self) -> None:
+        """Record that a disk failed; best effort, on that disk."""
+        with suppress(OSError):
+            self._disk.create(os.path.join(self.ledgers, _FAILED), 0).close()
+
+    def was_failed(self) -> bool:
+        """Whether the last process ended because a disk failed."""
+        return _FAILED in self._disk.names(self.ledgers)
+
+    def clear_failed(self) -> None:
+        """Remove the record of `mark_failed`."""
+        self._disk.unlink(os.path.join(self.ledgers, _FAILED))
+
+    def mark_stopped(self) -> None:
+        """Record that the index is closed, and its size and pages; durable when it returns."""
+        self._write(self.ledgers, _STOPPED, self._index_summary())
+
+    def take_stopped(self) -> bool:
+        """Whether the index is unchanged since `mark_stopped`; durably removes that record."""
+        summary = self._read(self.ledgers, _STOPPED)
+        if summary is None:
+            return False
+        self._disk.unlink(os.path.join(self.ledgers, _STOPPED))
+        self._disk.sync_directory(self.ledgers)
+        return summary == self._index_summary()
+
+    def _index_summary(self) -> bytes:
+        if "data.mdb" not in self._disk.names(self.index):
+            return b"none"
+        with closing(self._disk.open(os.path.join(self.index, "data.mdb"))) as file:
+            return b"%d %08x" % (file.size(), crc32c(file.pread(_META_BYTES, 0)))
+
+    def set_index_aside(self, why: str) -> str:
+        """Move the index aside, to be rebuilt; returns its new path, ``index.WHY``."""
+        aside = f"{self.index}.{why}"
+        self._disk.rename(self.index, aside)
+        self._disk.make_directory(self.index)
+        self._disk.sync_directory(self.ledgers)
+        return aside
+
+
+def _refuse_one_place(journal: str, ledgers: str) -> None:
+    """Refuse directories that are one, perhaps by a link, or that lie in each other.
+
+    Each is locked, and new only if it is empty. So other reasons would be given later.
+
+    Raises:
+        ConfigurationError: they are.
+    """
+    first, second = os.path.realpath(journal), os.path.realpath(ledgers)
+    with suppress(OSError):
+        if os.path.samefile(first, second):  # also by a mount
+            second = first
+    if first == second:
+        links = "" if journal == ledgers else f": {journal} and {ledgers} are both {first}"
+        raise ConfigurationError(f"journal_dir and ledgers_dir must be two directories{links}")
+    if os.path.commonpath([first, second]) in (first, second):
+        raise ConfigurationError(
+            f"journal_dir and ledgers_dir must not lie in each other: {journal} and {ledgers}"
+        )
+
+
+@contextmanager
+def locked_directories(disk: Disk, settings: StorageSettings) -> Iterator[Directories]:
+    """Create what is missing and lock both roots for the duration of the block.
+
+    Raises:
+        DirectoryLockedError: another process uses one of them.
+        CannotStartError: a directory cannot be created or written now.
+        ConfigurationError: a path cannot be that of a directory.
+        StorageFailedError: its disk failed.
+    """
+    directories = Directories(disk, settings)
+    with ExitStack() as locks:
+        for root in directories.roots():
+            with _usable(root):
+                disk.make_directory(root)
+                locks.enter_context(closing(disk.lock(os.path.join(root, _LOCK))))
+        for path in (directories.index, directories.logs):
+            with _usable(path):
+                disk.make_directory(path)
+        yield directories
+
+
+@contextmanager
+def _usable(path: str) -> Iterator[None]:
+    """Turn an error of the disk into one that tells the operator what to do."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.EIO:
+            raise StorageFailedError(f"the disk of {path} failed: {error}") from error
+        reason = error.strerror or str(error)
+        kind = ConfigurationError if error.errno in _WRONG_PATH_ERRNOS else CannotStartError
+        raise kind(f"cannot use the directory {path}: {reason}") from error

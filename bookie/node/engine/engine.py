@@ -1,0 +1,570 @@
+"""The storage engine: journal, memtable, index and files of one bookie.
+
+Everything public runs in one event loop. Blocking work runs on workers: the journal thread (group
+commit), the index thread (checkpoints), read threads. A failed write or sync ends the engine:
+`open_engine` raises `StorageFailedError`, and the process must exit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from bookie.config import StorageSettings
+from bookie.env import Environment, beside
+from bookie.errors import BookieError, CorruptionError, DiskFullError, StorageFailedError
+from bookie.ids import MAX_ID, Status
+from bookie.ledger.quorum import EVERY_ID, Stripe
+from bookie.node.engine.admission import Admission
+from bookie.node.engine.boot.start import Boot, Booted, BootReport, Identity
+from bookie.node.engine.checkpoint import Checkpointer
+from bookie.node.engine.directories import Directories
+from bookie.node.engine.duplicates import DuplicateAdds
+from bookie.node.engine.format.distinct import distinct
+from bookie.node.engine.format.index_rows import LedgerIndexRow
+from bookie.node.engine.index.entry_index import INTEGRITY_SOUND, META_CLEAN
+from bookie.node.engine.integrity import Integrity
+from bookie.node.engine.journal.group_commit import BlockDone, JournalRequest, RequestKind
+from bookie.node.engine.journal.queue import JournalQueue
+from bookie.node.engine.ledger_state import LedgerStates, LocalLedger, StoredLedger
+from bookie.node.engine.memtable import Memtable
+from bookie.node.engine.page_cache import PageCache
+from bookie.node.engine.reader import EntryReader, ReadResult
+from bookie.node.engine.reclaim.compaction import Compactor, EngineCalls
+from bookie.node.engine.removal import Removal
+from bookie.node.engine.scrub import Scrubber
+from bookie.node.engine.watch import DeviceWatch
+from bookie.telemetry import Metrics, event_log
+
+_log = event_log(__name__)
+
+DEVICE_FULL = "device full"
+"""The reason that the engine itself gives for being read-only."""
+
+
+class Engine:
+    """An open engine; made by `open_engine`."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        settings: StorageSettings,
+        metrics: Metrics,
+        directories: Directories,
+        booted: Booted,
+    ) -> None:
+        self._env, self.clock = environment, environment.clock
+        self._settings, self._metrics = settings, metrics
+        self._directories, self._booted = directories, booted
+        self._index = booted.index
+        self.integrity = Integrity(environment, booted.index, metrics)
+        self.scrubber = Scrubber(environment, settings, metrics, booted.files, self.integrity)
+        self._files = booted.files
+        self.report: BootReport = booted.report
+        self._queue = queue = JournalQueue(environment.clock)
+        self.failure: BookieError | None = None
+        """Why the engine failed, and with it the process; None while it works."""
+        self._wake = asyncio.Event()
+        self._held_back = self._journaled_bytes = 0
+        metrics.journal_queue_bytes.set_function(lambda: queue.size_bytes)
+        self._last_block_at, self._has_marker = environment.clock.monotonic(), True
+        self.admission = Admission(
+            submit=queue.submit,
+            submit_with_next=queue.submit_with_next,
+            failpoints=environment.failpoints,
+            memtable=Memtable(),
+        )
+        self.page_cache = PageCache(environment, booted.files, settings.page_cache_bytes)
+        self._removal = Removal(environment, metrics, self._is_full)
+        self._checkpointer = Checkpointer(
+            environment,
+            metrics,
+            self.admission,
+            booted.index,
+            booted.files,
+            booted.dead_files,
+            self._removal,
+            directories.release_reserve,
+            settings.checkpoint_entries,
+        )
+        self.states = LedgerStates(self._load_row, self._checkpointer.is_dirty)
+        self._reader = reader = EntryReader(
+            environment,
+            booted.index,
+            self._checkpointer.memtables,
+            booted.files,
+            metrics,
+            settings.read_coalesce_gap_bytes,
+            self.page_cache.read,
+        )
+        self.compactor = Compactor(
+            environment,
+            settings,
+            metrics,
+            directories,
+            booted.index,
+            booted.files,
+            self._checkpointer,
+            EngineCalls(
+                self.checkpoint,
+                self.roll,
+                self._failing,
+                self._is_full,
+                booted.next_number,
+                self.page_cache.read,
+            ),
+        )
+        self.duplicates = DuplicateAdds(self.admission, reader, metrics)
+
+    # --- ledgers -------------------------------------------------------------------------
+
+    async def load(self, ledger_id: int) -> LocalLedger:
+        """The state of a ledger, known here or not; load it before any decision about it."""
+        return self.states.get(ledger_id) or await self.states.load(ledger_id)
+
+    async def ledgers(self, after: int, count_max: int) -> tuple[list[StoredLedger], int]:
+        """Ledgers with ids above `after`, ascending, and the id to go on from.
+
+        Reads up to `count_max` rows, without deleted ledgers. Ledgers that are only in memory are
+        included, with the counts of the last checkpoint. The id is `MAX_ID` at the end.
+        """
+        # Memory before the index: a checkpoint may move a ledger between the two reads.
+        dirty = self._checkpointer.dirty_states()
+        rows = await self._env.workers.run("read", self._index.ledgers, after, count_max)
+        limit = rows[-1][0] if len(rows) == count_max else MAX_ID
+        merged = dict(rows)
+        for state in dirty:
+            if after < state.ledger_id <= limit and state.exists:
+                merged[state.ledger_id] = state.row()
+        page = [
+            StoredLedger(ledger_id, row)
+            for ledger_id, row in sorted(merged.items())
+            if row.deleted_at_ms is None
+        ]
+        return page, limit
+
+    async def ledger_count(self) -> int:
+        """Ledgers in the index, deleted ones included until their rows go."""
+        return await self._env.workers.run("states", self._index.ledger_count)
+
+    @property
+    def deletion_retention_seconds(self) -> float:
+        """How long at least a deleted ledger is remembered."""
+        return self._settings.deleted_ledger_retention_seconds
+
+    async def find_forgettable(
+        self, after: int, count_max: int, before_file: int
+    ) -> tuple[list[int], int]:
+        """Ledgers deleted before file `before_file` began, and the id to go on from.
+
+        From now on compactions omit deletions from before that file if nothing else needs them.
+        """
+        self.compactor.forgets_before = before_file
+        find = self._index.find_forgettable
+        return await self._env.workers.run("read", find, after, count_max, before_file)
+
+    async def forget_deleted(self, ledger_ids: Sequence[int], before_file: int) -> int:
+        """Remove the rows of such ledgers, durably; returns how many went.
+
+        Raises:
+            DiskFullError: there is no room for the change.
+            StorageFailedError: the index failed; the process must end.
+        """
+        with self._failing():
+            forget = self._index.forget_deleted
+            gone = await self._env.workers.run("index", forget, ledger_ids, before_file)
+        # States of rows that stay are loaded again.
+        self._reader.forget(ledger_ids)
+        self.states.forget(ledger_ids)
+        return gone
+
+    async def entry_ranges(
+        self, state: LocalLedger, first: int, last: int
+    ) -> AsyncIterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+        """Ranges of stored ids within ``first … last``: arrays of first and last ids, ascending.
+
+        Ranges of one item are disjoint and not adjacent; a range may go on in the next item.
+
+        Raises:
+            CorruptionError: a page of the index is damaged; the listing is not complete.
+            StorageFailedError: the engine failed.
+        """
+        if self.failure is not None:
+            raise self.failure
+        last = min(last, state.last_entry_id)
+        recent = [
+            runs.entry_ids()
+            for memtable in self._checkpointer.memtables()
+            if (runs := memtable.ledgers.get(state.ledger_id)) is not None
+        ]
+        ids_in_memory = distinct(np.concatenate(recent)) if recent else np.zeros(0, np.int64)
+        cursor = max(first, 0)
+        while cursor <= last:
+            ids, following = await self._env.workers.run(
+                "read", self._index.entry_ids, state.ledger_id, cursor, last
+            )
+            low = np.searchsorted(ids_in_memory, cursor, "left")
+            # `following` may exceed 64 bits after the last id, so search for the id before it.
+            high = np.searchsorted(ids_in_memory, following - 1, "right")
+            ids = distinct(np.concatenate((ids, ids_in_memory[low:high])))
+            ids = ids[ids <= last]
+            if len(ids):
+                breaks = np.flatnonzero(ids[1:] - ids[:-1] > 1)
+                yield (
+                    ids[np.concatenate(([0], breaks + 1))],
+                    ids[np.concatenate((breaks, [len(ids) - 1]))],
+                )
+            cursor = following
+
+    # --- back-pressure -------------------------------------------------------------------
+
+    @property
+    def holds_adds_back(self) -> bool:
+        """Whether adds have to wait for a checkpoint, so that the memtables stay bounded.
+
+        If the device is full, adds do not wait: new entries are refused, and recovery adds go on.
+        """
+        is_hopeless = DEVICE_FULL in self.admission.read_only_reasons or self.failure is not None
+        return self._checkpointer.is_full and not is_hopeless
+
+    async def room_for_adds(self) -> None:
+        """Wait until adds may go on: a checkpoint has ended, or it cannot."""
+        if not self.holds_adds_back:
+            return
+        began = self.clock.monotonic()
+        if not self._held_back:
+            _log.warning("adds_held_back", reason="the memtable is full and a checkpoint is late")
+        self._held_back += 1
+        try:
+            while self.holds_adds_back:
+                self._checkpointer.moved.clear()
+                await self._checkpointer.moved.wait()
+        finally:
+            self._held_back -= 1
+            if not self._held_back:
+                _log.info("adds_go_on", seconds=round(self.clock.monotonic() - began, 1))
+
+    # --- reads ---------------------------------------------------------------------------
+
+    async def read(
+        self,
+        state: LocalLedger,
+        first: int,
+        last: int,
+        *,
+        entries_max: int,
+        bytes_max: int,
+        stripe: Stripe = EVERY_ID,
+    ) -> ReadResult:
+        """Read stored entries; see `EntryReader.read`."""
+        if self.failure is not None:
+            # Accepted entries without an answer left the memtable; they may be on disk.
+            return ReadResult(None, first, Status.IO_ERROR, str(self.failure))
+        return await self._reader.read(
+            state.ledger_id,
+            first,
+            last,
+            entries_max=entries_max,
+            bytes_max=bytes_max,
+            stripe=stripe,
+            bound=state.last_entry_id,
+        )
+
+    def read_one(
+        self, state: LocalLedger, entry_id: int
+    ) -> ReadResult | Coroutine[Any, Any, ReadResult]:
+        """Read one stored entry, at once if no device has to be waited for."""
+        if self.failure is not None:
+            return ReadResult(None, entry_id, Status.IO_ERROR, str(self.failure))
+        return self._reader.read_one(state.ledger_id, entry_id, state.last_entry_id)
+
+    # --- life ----------------------------------------------------------------------------
+
+    @property
+    def needs_integrity_check(self) -> bool:
+        """True if durable data was found damaged or missing, and no check has ended since."""
+        return self.integrity.value != INTEGRITY_SOUND
+
+    def index_is_damaged(self, error: CorruptionError) -> StorageFailedError:
+        """Fail because the index is damaged: the next start checks and rebuilds it."""
+        self._failed(error)
+        return StorageFailedError(f"the index is damaged: {error}")
+
+    async def checkpoint(self) -> None:
+        """Make a checkpoint now; raises like `Checkpointer.run`."""
+        with self._failing():
+            await self._checkpointer.run()
+
+    async def roll(self) -> None:
+        """Continue in a new journal file, if there is room; a checkpoint seals the old one.
+
+        Raises:
+            StorageFailedError: the engine failed.
+        """
+        rolled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def complete(request: JournalRequest) -> None:
+            if not rolled.done():
+                rolled.set_result(None)
+
+        request = JournalRequest(RequestKind.ROLL, complete)
+        self._queue.submit(request)
+        await rolled
+        if request.error is not None:
+            raise request.error
+
+    def start(self) -> None:
+        """Start the journal thread."""
+        self._metrics.adds_held_back.set_function(lambda: self.holds_adds_back)
+        for state in self._booted.states.values():
+            self.states.put(state)
+        self.states.begin(self._booted.indexed_max)
+        self.admission.journal_file = self._booted.writer.current.header.number
+        self._queue.worker = self._env.workers.batch_worker(
+            "bookie-journal", self._booted.writer.handle, self._block_done, self._failed
+        )
+
+    async def watch_devices(self) -> None:
+        """Detect a device that does not answer, until cancelled.
+
+        It runs beside `housekeep`, whose checkpoints wait for the watched devices.
+
+        Raises:
+            StorageFailedError: the engine failed.
+        """
+        watch = DeviceWatch(
+            self._env.clock,
+            self._settings,
+            self._metrics,
+            self._index.store,
+            self._queue,
+            self._removal,
+            self._failed,
+        )
+        while self.failure is None:
+            await asyncio.sleep(watch.interval_seconds)
+            watch.look()
+            self._reader.unreadable.report()
+        raise self.failure
+
+    async def housekeep(self) -> None:
+        """Make checkpoints and write idle markers, until cancelled.
+
+        Raises:
+            StorageFailedError: the engine failed.
+        """
+        last_checkpoint = self._env.clock.monotonic()
+        while True:
+            try:
+                async with asyncio.timeout(self._settings.idle_marker_seconds):
+                    await self._wake.wait()
+            except TimeoutError:
+                self._mark_if_idle()
+            self._wake.clear()
+            if self.failure is not None:
+                raise self.failure
+            now = self._env.clock.monotonic()
+            self._metrics.ledger_states.set(len(self.states))
+            waited = now - last_checkpoint >= self._settings.checkpoint_interval_seconds
+            if self._is_checkpoint_due() or (waited and self._checkpointer.has_changes):
+                await self._checkpoint_or_read_only()
+                last_checkpoint = now
+
+    async def remove_dead_files(self) -> NoReturn:
+        """Free the space of dead files, until cancelled; raises like `housekeep`."""
+        with self._failing():
+            await self._removal.run()
+
+    async def close(self) -> None:
+        """Stop in order: checkpoint, journal thread, files. Nothing may be in flight."""
+        in_order = False
+        try:
+            if self.failure is None:
+                self._write_marker()
+                with self._failing():
+                    await self._checkpointer.run_last({META_CLEAN: b"1"})
+                    in_order = True
+                    await self._removal.finish()
+        except DiskFullError as error:
+            _log.warning("last_checkpoint_skipped", reason=str(error))
+        finally:
+            worker = self._queue.worker
+            assert worker is not None
+            if self.failure is None:
+                worker.close()
+                with suppress(StorageFailedError), self._failing():
+                    self._booted.writer.close(in_order=in_order)
+            else:
+                worker.abandon()  # The thread may hang in the device; leave its file alone.
+            # A cancelled read may still run in its thread; closing the index under it would crash.
+            workers = self._env.workers
+            with suppress(TimeoutError):
+                async with asyncio.timeout(None if self.failure is None else 1.0):
+                    await workers.drained()
+            self._files.close()
+            if workers.is_idle and not self._index.store.is_committing:
+                self._index.close()
+                if in_order and self.failure is None:
+                    # Without the record a start only reads the whole index once.
+                    with suppress(OSError):
+                        self._directories.mark_stopped()
+
+    async def _checkpoint_or_read_only(self) -> None:
+        self._journaled_bytes = 0
+        with suppress(DiskFullError):
+            await self.checkpoint()
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Decide what an error of the index or the journal means for the engine."""
+        try:
+            yield
+        except DiskFullError as error:
+            self._turn_read_only(str(error))
+            raise
+        except StorageFailedError as error:
+            self._failed(error)
+            raise
+        except OSError as error:
+            self._failed(error)
+            assert self.failure is not None
+            raise self.failure from error
+        except CorruptionError as error:
+            # A page of the index is damaged: the next start checks and rebuilds it.
+            self._failed(error)
+            raise StorageFailedError(f"the index is damaged: {error}") from error
+
+    def _is_full(self) -> bool:
+        return bool(self.admission.read_only_reasons)
+
+    def _turn_read_only(self, reason: str) -> None:
+        if DEVICE_FULL not in self.admission.read_only_reasons:
+            self.admission.read_only_reasons.add(DEVICE_FULL)
+            _log.warning("read_only", reason=reason)
+            self._checkpointer.moved.set()
+
+    async def device_has_room(self) -> None:
+        """The devices have room: allow new entries, and make the reserve if it is missing."""
+        await self._env.workers.run("room", self._directories.make_reserve)
+        if DEVICE_FULL in self.admission.read_only_reasons:
+            self.admission.read_only_reasons.discard(DEVICE_FULL)
+            _log.info("writable", reason="the devices have room again")
+
+    def _is_checkpoint_due(self) -> bool:
+        return (
+            self._journaled_bytes >= self._settings.checkpoint_journal_bytes
+            or self.admission.memtable.entries >= self._settings.checkpoint_entries
+        )
+
+    def _mark_if_idle(self) -> None:
+        idle = self._env.clock.monotonic() - self._last_block_at
+        if not self._queue.pending and idle >= self._settings.idle_marker_seconds:
+            self._write_marker()
+
+    def _write_marker(self) -> None:
+        """Write an idle marker after the last block unless there is one, and postponed requests."""
+        if self._queue.postponed or not self._has_marker:
+            self._queue.submit(JournalRequest(RequestKind.MARKER, lambda request: None))
+            self._has_marker = True
+
+    async def _load_row(self, ledger_id: int) -> LedgerIndexRow | None:
+        # A pool of its own: an add may need the state while reads wait for a slow device.
+        return (await self._env.workers.run("states", self._index.rows_of, [ledger_id]))[0]
+
+    def _block_done(self, block: BlockDone) -> None:
+        """One completion of the journal thread, in the event loop."""
+        if self.failure is not None:
+            return
+        now = self.clock.monotonic()
+        for number, path in block.created:
+            self._files.add(number, path)
+            self.admission.journal_file = number
+        self.page_cache.wrote(block.file_number, block.durable_upto)
+        for rolled in block.rolled:
+            self._checkpointer.sealed(rolled)
+        written = 0
+        self._queue.reported(block.requests)
+        try:
+            for request in block.requests:
+                written += request.size_bytes if request.error is None else 0
+                if isinstance(request.error, DiskFullError):
+                    self._turn_read_only(str(request.error))
+                request.complete(request)
+        except Exception as error:  # noqa: BLE001  (the rest of the block gets no answer)
+            self._failed(error)
+            return
+        self._journaled_bytes += written
+        self._last_block_at = now
+        self._has_marker = self._has_marker and not written
+        if self._is_checkpoint_due():
+            self._wake.set()
+        # After the answers, which this turn of the loop delivers.
+        handback = now - block.finished_at
+        asyncio.get_running_loop().call_soon(block.figures.note, self._metrics, handback)
+
+    def _failed(self, error: BaseException) -> None:
+        """The journal or the index failed: all requests fail, and the process must end."""
+        if self.failure is not None:
+            return
+        self.failure = StorageFailedError(f"storage failed: {error}")
+        self.failure.__cause__ = error
+        self._metrics.errors_total.labels("storage_failed").inc()
+        _log.error("storage_failed", reason=str(error))
+        # A device that hangs would block here, too.
+        if not isinstance(error, TimeoutError):
+            self._directories.mark_failed()
+        self._queue.fail(self.failure)
+        self._wake.set()
+        self._checkpointer.moved.set()
+
+
+@asynccontextmanager
+async def open_engine(
+    environment: Environment,
+    settings: StorageSettings,
+    metrics: Metrics,
+    directories: Directories,
+    identity: Identity,
+) -> AsyncIterator[Engine]:
+    """Boot, serve, and stop in order at the end of the block.
+
+    Raises:
+        StorageFailedError: (alone or in a group) a disk failed; the process must exit with code 74.
+        FormatError, CookieError, ConfigurationError: see `Boot.run`.
+    """
+    boot = Boot(environment, settings, directories, identity)
+    booted = await environment.workers.run("index", boot.run)
+    engine = Engine(environment, settings, metrics, directories, booted)
+    engine.start()
+    _log.info(
+        "engine_started",
+        clean=booted.report.clean,
+        rebuilt=booted.report.rebuilt,
+        replayed_blocks=booted.report.blocks,
+        replayed_entries=booted.report.entries,
+        seconds=round(booted.report.seconds, 3),
+        corrupt=len(booted.report.corrupt),
+    )
+    for damage in booted.report.corrupt:
+        # Durable data is lost: tell the operator, by log and metric.
+        metrics.errors_total.labels("corruption").inc()
+        _log.error("corruption", found=damage)
+    try:
+        work = [
+            engine.housekeep(),
+            engine.watch_devices(),
+            engine.compactor.run(),
+            engine.remove_dead_files(),
+            engine.page_cache.run(),
+        ]
+        async with beside(work):
+            yield engine
+    finally:
+        await engine.close()
+    if engine.failure is not None:
+        raise engine.failure  # The block ended before a task raised it.

@@ -1,0 +1,164 @@
+"""Numbered files of records: journals and entry logs, their names, creation and reading.
+
+Both kinds share one sequence of numbers, so that a location (file, offset, size) needs no kind. A
+file is created under a temporary name, synced with its header, renamed, and its directory is
+synced. So it is complete or absent.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from bookie.env import Disk, File, Readable, is_disk_full
+from bookie.errors import DiskFullError
+from bookie.node.engine.format.blocks import (
+    FILE_HEADER_SIZE_BYTES,
+    FileHeader,
+    FileKind,
+    decode_file_header,
+)
+
+TEMPORARY_SUFFIX = ".tmp"
+_SUFFIX = {FileKind.JOURNAL: ".journal", FileKind.ENTRY_LOG: ".log"}
+OPEN_FILES_MAX = 256
+"""Files kept open for reading."""
+
+
+@dataclass(frozen=True, slots=True)
+class SealedFile:
+    """A file that will not grow any more."""
+
+    number: int
+    kind: int
+    size_bytes: int
+
+
+def file_name(kind: FileKind, number: int) -> str:
+    """``00000007.journal`` or ``00000007.log``."""
+    return f"{number:08d}{_SUFFIX[kind]}"
+
+
+def parse_file_name(name: str) -> tuple[FileKind, int] | None:
+    """Kind and number of a file of ours, or None."""
+    for kind, suffix in _SUFFIX.items():
+        stem = name.removesuffix(suffix)
+        if stem != name and stem.isascii() and stem.isdigit():
+            return kind, int(stem)
+    return None
+
+
+def create_file(
+    disk: Disk, directory: str, header: FileHeader, allocate_bytes: int, *, publish: bool = True
+) -> File:
+    """Create the file that `header` describes in `directory`, with its header durable.
+
+    With `publish` false the file keeps its temporary name until `publish_file`.
+
+    Raises:
+        DiskFullError: there is no room; the file is removed.
+        OSError: the device failed.
+    """
+    path = os.path.join(directory, file_name(header.kind, header.number)) + TEMPORARY_SUFFIX
+    file = None
+    try:
+        file = disk.create(path, allocate_bytes)
+        # Without allocation ahead, a full device shows only here. The file is not in use yet.
+        file.pwritev([header.encode()], 0)
+        if publish:
+            file.fdatasync()
+    except OSError as error:
+        if file is not None:
+            file.close()
+        if not is_disk_full(error):
+            raise
+        disk.unlink(path)
+        raise DiskFullError(f"no room for a new file in {directory}") from error
+    if publish:
+        publish_file(disk, directory, header)
+    return file
+
+
+def publish_file(disk: Disk, directory: str, header: FileHeader) -> None:
+    """Give a synced file its final name, durably."""
+    path = os.path.join(directory, file_name(header.kind, header.number))
+    disk.rename(path + TEMPORARY_SUFFIX, path)
+    disk.sync_directory(directory)
+
+
+def read_header(file: Readable) -> FileHeader:
+    """The header of an open file.
+
+    Raises:
+        FormatError: it is not one of ours, or a newer version wrote it.
+    """
+    return decode_file_header(file.pread(FILE_HEADER_SIZE_BYTES, 0))
+
+
+class FileTable:
+    """The path of each numbered file; the most recently read ones stay open.
+
+    The event loop adds and removes files. Any thread may open one, without blocking others.
+    """
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        self._paths: dict[int, str] = {}
+        self._open: OrderedDict[int, File] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def add(self, number: int, path: str) -> None:
+        """Add a file that may be read from now on."""
+        self._paths[number] = path
+
+    def remove(self, number: int) -> None:
+        """Remove a file that is about to be unlinked; readers that hold it open may finish."""
+        # Not closed: a read thread may be using it. The last reference closes it.
+        with self._lock:
+            self._paths.pop(number, None)
+            self._open.pop(number, None)
+
+    def path(self, number: int) -> str | None:
+        """The path of a file, if there is one."""
+        return self._paths.get(number)
+
+    def numbers(self) -> list[int]:
+        """The numbers of all files, ascending."""
+        return sorted(self._paths)
+
+    def opened(self, number: int) -> File | None:
+        """The file `number` if it is open; never waits for the device."""
+        with self._lock:
+            file = self._open.get(number)
+            if file is not None:
+                self._open.move_to_end(number)
+        return file
+
+    def get(self, number: int) -> File:
+        """The open file `number`.
+
+        Raises:
+            FileNotFoundError: it is gone; look the entry up again.
+        """
+        file = self.opened(number)
+        if file is not None:
+            return file
+        path = self._paths.get(number)
+        if path is None:
+            raise FileNotFoundError(errno.ENOENT, f"file number {number} is gone")
+        file = self._disk.open(path)
+        with self._lock:
+            if number in self._paths:
+                file = self._open.setdefault(number, file)
+            if len(self._open) > OPEN_FILES_MAX:
+                self._open.popitem(last=False)
+        return file
+
+    def close(self) -> None:
+        """Close every file; nothing may be reading."""
+        for file in self._open.values():
+            file.close()
+        self._open.clear()

@@ -1,0 +1,200 @@
+"""Journal files and entry logs: a file header, then blocks of records.
+
+All numbers are little endian. A file is {header, block, block, …}; every block starts at a multiple
+of the file's alignment.
+
+**File header**, 4096 bytes:
+
+====== ===== ===================================================================
+offset bytes meaning
+====== ===== ===================================================================
+0      8     magic ``b"BOOKIEFL"``
+8      4     format version (u32)
+12     4     kind (u32): 1 journal, 2 entry log
+16     8     file number (u64)
+24     16    nonce: random, new for each file
+40     4     alignment of blocks in bytes (u32): 512 … 4096, a power of two
+44     4048  zeros
+4092   4     CRC-32C of bytes 0 … 4092 (u32)
+====== ===== ===================================================================
+
+Magic, version and the CRC's place are the same in every version. So damage differs from a newer
+version.
+
+**Block**, one group commit: header, body, zeros up to the alignment:
+
+====== ===== ===================================================================
+offset bytes meaning
+====== ===== ===================================================================
+0      4     magic ``b"blok"``
+4      2     flags (u16), 0
+6      2     reserved (u16), 0
+8      4     body length in bytes (u32): 8 MiB normally, never above 64 MiB
+12     4     number of records in the body (u32)
+16     8     sequence (u64): rises by one from block to block, also across files
+24     8     durable_upto (u64): this file was known to be synced up to this offset
+             when the block was written
+32     4     CRC-32C of the nonce, the sequence (u64) and the body
+36     4     CRC-32C of the nonce and bytes 0 … 36
+40     …     body: records (see :mod:`bookie.node.engine.format.records`)
+====== ===== ===================================================================
+
+The nonce in both CRCs invalidates blocks that a former file left in the same place. The sequence in
+the body's CRC invalidates a body under another block's header. Zeros are invalid, because the magic
+is not zero.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from bookie.entry.checksum import crc32c
+from bookie.entry.digest import BytesLike
+from bookie.errors import FormatError, NewerFormatError
+
+FORMAT_VERSION = 1
+"""The version this code writes, and the newest it reads."""
+
+FILE_MAGIC = b"BOOKIEFL"
+BLOCK_MAGIC = b"blok"
+FILE_HEADER_SIZE_BYTES = 4096
+BLOCK_HEADER_SIZE_BYTES = 40
+NONCE_SIZE_BYTES = 16
+ALIGNMENTS_BYTES = (512, 1024, 2048, 4096)
+BODY_SIZE_BYTES_MAX = 64 * 1024 * 1024
+"""A larger length is damage: the writer ends a block near 8 MiB."""
+
+_FILE_HEADER = struct.Struct("<8sIIQ16sI")
+_BLOCK_HEADER = struct.Struct("<4sHHIIQQI")
+_U32 = struct.Struct("<I")
+_U64 = struct.Struct("<Q")
+_CRC_AT = FILE_HEADER_SIZE_BYTES - 4
+_ZEROS = bytes(max(ALIGNMENTS_BYTES))
+
+
+class FileKind(enum.IntEnum):
+    """What a file of blocks is for."""
+
+    JOURNAL = 1
+    ENTRY_LOG = 2
+
+
+@dataclass(frozen=True, slots=True)
+class FileHeader:
+    """The first 4096 bytes of a journal file or entry log."""
+
+    kind: FileKind
+    number: int
+    nonce: bytes
+    """16 random bytes that no other file has."""
+    alignment: int
+    """Blocks start at multiples of this many bytes."""
+
+    def encode(self) -> bytes:
+        """The 4096 bytes that start the file."""
+        assert len(self.nonce) == NONCE_SIZE_BYTES
+        assert self.alignment in ALIGNMENTS_BYTES
+        head = _FILE_HEADER.pack(
+            FILE_MAGIC, FORMAT_VERSION, self.kind, self.number, self.nonce, self.alignment
+        ).ljust(_CRC_AT, b"\0")
+        return head + _U32.pack(crc32c(head))
+
+
+class BlockHeader(NamedTuple):
+    """What a block says of itself."""
+
+    sequence: int
+    durable_upto: int
+    """The file was synced up to this offset when the block was written."""
+    body_length: int
+    record_count: int
+    body_crc: int
+
+
+def decode_file_header(data: BytesLike) -> FileHeader:
+    """The header at the start of `data`, which may be longer.
+
+    Raises:
+        FormatError: another kind of file, a newer version of ours, or damage. The message says
+            which.
+    """
+    if len(data) < FILE_HEADER_SIZE_BYTES:
+        raise FormatError(f"a file of {len(data)} bytes is shorter than a file header")
+    magic, version, kind, number, nonce, alignment = _FILE_HEADER.unpack_from(data)
+    if magic != FILE_MAGIC:
+        raise FormatError("not a bookie journal or log file: it starts with other bytes")
+    (crc,) = _U32.unpack_from(data, _CRC_AT)
+    if crc != crc32c(memoryview(data)[:_CRC_AT]):
+        raise FormatError("the file header is damaged: its checksum is wrong")
+    if version > FORMAT_VERSION:
+        raise NewerFormatError(
+            f"the file was written by a newer version: format {version}, "
+            f"and this program reads up to {FORMAT_VERSION}"
+        )
+    if version == 0 or kind not in set(FileKind) or alignment not in ALIGNMENTS_BYTES:
+        raise FormatError(
+            f"the file header makes no sense: version {version}, kind {kind}, alignment {alignment}"
+        )
+    return FileHeader(FileKind(kind), number, nonce, alignment)
+
+
+def encode_block_header(nonce: bytes, header: BlockHeader) -> bytes:
+    """The 40 bytes before a block's body, for the file with this `nonce`."""
+    assert 0 <= header.body_length <= BODY_SIZE_BYTES_MAX
+    head = _BLOCK_HEADER.pack(
+        BLOCK_MAGIC,
+        0,
+        0,
+        header.body_length,
+        header.record_count,
+        header.sequence,
+        header.durable_upto,
+        header.body_crc,
+    )
+    return head + _U32.pack(crc32c(head, crc32c(nonce)))
+
+
+def parse_block_header(data: BytesLike, nonce: bytes) -> BlockHeader | None:
+    """The block header at the start of `data`, or None if it is invalid or of another file.
+
+    The body is not checked: compare its :func:`body_crc` with the header's.
+
+    Raises:
+        FormatError: the header is intact but carries flags that this version does not know.
+    """
+    if len(data) < BLOCK_HEADER_SIZE_BYTES:
+        return None
+    magic, flags, reserved, body_length, record_count, sequence, durable_upto, crc_of_body = (
+        _BLOCK_HEADER.unpack_from(data)
+    )
+    # Cheap checks first: the search for later blocks calls this at every aligned offset.
+    if magic != BLOCK_MAGIC or body_length > BODY_SIZE_BYTES_MAX:
+        return None
+    (crc,) = _U32.unpack_from(data, _BLOCK_HEADER.size)
+    if crc != crc32c(memoryview(data)[: _BLOCK_HEADER.size], crc32c(nonce)):
+        return None
+    if flags or reserved:
+        raise FormatError(f"block {sequence} has flags that this version does not know")
+    return BlockHeader(sequence, durable_upto, body_length, record_count, crc_of_body)
+
+
+def body_crc(nonce: bytes, sequence: int, buffers: Iterable[BytesLike]) -> int:
+    """The checksum of a body that is spread over `buffers`; they are not joined."""
+    crc = crc32c(nonce + _U64.pack(sequence))
+    for buffer in buffers:
+        crc = crc32c(buffer, crc)
+    return crc
+
+
+def block_size_on_disk(body_length: int, alignment: int) -> int:
+    """Bytes from a block's start to the next block's."""
+    return -(-(BLOCK_HEADER_SIZE_BYTES + body_length) // alignment) * alignment
+
+
+def padding(size: int, alignment: int) -> bytes:
+    """The zeros after `size` bytes up to the alignment."""
+    return _ZEROS[: -size % alignment]

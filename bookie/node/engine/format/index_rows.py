@@ -1,0 +1,301 @@
+"""Rows of the index beside its pages: one per ledger, one per file, and the journal mark.
+
+All integers are little endian. Every row carries a CRC32C of its key and itself, because LMDB has
+no checksums. The key is included so that rows cannot be exchanged.
+
+======  ====  =========================================================================
+ledger row
+---------------------------------------------------------------------------------------
+offset  size  meaning
+======  ====  =========================================================================
+0       4     CRC32C of the key and of everything after it
+4       1     version, 1
+5       1     flags: 1 fenced, 2 limbo, 4 key known, 8 deleted
+6       2     length of the key digest
+8       2     length of the explicit LAC packet
+10      2     zero
+12      8     deleted at, milliseconds since 1970
+20      8     highest LAC seen in any packet, -1 = none
+28      8     first entry id ever stored, -1 = none
+36      8     last entry id ever stored, -1 = none
+44      8     entries indexed; if deleted, the lowest and highest journal that may hold some
+52      8     bytes of the entries indexed; if deleted, the same of entry logs
+60      …     key digest, explicit LAC packet
+======  ====  =========================================================================
+
+======  ====  =========================================================================
+file row
+---------------------------------------------------------------------------------------
+0       4     CRC32C of the key and of everything after it
+4       1     version, 1
+5       1     kind (`FileKind`)
+6       1     state (`FileState`)
+7       1     zero
+8       8     size in bytes as far as it is indexed
+16      8     live bytes: the sizes of all slots that point into the file
+======  ====  =========================================================================
+
+======  ====  =========================================================================
+mark
+---------------------------------------------------------------------------------------
+0       4     CRC32C of everything after it
+4       4     file number
+8       8     offset: everything before it is indexed
+16      8     sequence of the last block before it
+24      16    nonce of the file
+======  ====  =========================================================================
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from bookie.entry.checksum import crc32c
+from bookie.errors import ChecksumError, FormatError, NewerFormatError
+from bookie.ids import MAX_ID, NO_ENTRY
+
+_VERSION = 1
+_CRC = struct.Struct("<I")
+_LEDGER = struct.Struct("<BBHHHqqqqQQ")
+_FILE = struct.Struct("<BBBBQQ")
+_MARK = struct.Struct("<IQQ16s")
+_LEDGER_KEY = struct.Struct(">Q")
+_FILE_KEY = struct.Struct(">I")
+LEDGER_KEY_SIZE_BYTES = _LEDGER_KEY.size
+
+_FENCED, _LIMBO, _KEY_KNOWN, _DELETED = 1, 2, 4, 8
+
+
+class FileState(enum.IntEnum):
+    """Whether a file may still grow."""
+
+    OPEN = 0
+    SEALED = 1
+
+
+class HeldIn(NamedTuple):
+    """Files that may hold entries of a deleted ledger: lowest and highest number of each kind."""
+
+    journals: tuple[int, int] = (0, 0)
+    """(0, 0) if nothing is known, as an older version wrote it."""
+    logs: tuple[int, int] = (0, 0)
+    """(0, 0) if there are none."""
+
+
+NOT_KNOWN = HeldIn()
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerIndexRow:
+    """What the index keeps about one ledger.
+
+    `key_digest` is None until a client has shown the ledger's key.
+    """
+
+    fenced: bool = False
+    limbo: bool = False
+    deleted_at_ms: int | None = None
+    key_digest: bytes | None = None
+    lac_packet: bytes = b""
+    max_lac: int = NO_ENTRY
+    first_entry_id: int = NO_ENTRY
+    last_entry_id: int = NO_ENTRY
+    entries: int = 0
+    payload_bytes: int = 0
+    held_in: HeldIn = NOT_KNOWN
+    """Of a deleted ledger, whose counts are 0."""
+
+    def counting(self, entries: int, payload_bytes: int) -> LedgerIndexRow:
+        """The same with other counts; faster than `dataclasses.replace`."""
+        return LedgerIndexRow(
+            self.fenced,
+            self.limbo,
+            self.deleted_at_ms,
+            self.key_digest,
+            self.lac_packet,
+            self.max_lac,
+            self.first_entry_id,
+            self.last_entry_id,
+            entries,
+            payload_bytes,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FileRow:
+    """What the index keeps about one journal or log file."""
+
+    kind: int
+    state: FileState
+    size_bytes: int
+    live_bytes: int
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Mark:
+    """Everything before `offset` of file `file_number` is in the index; it never moves back."""
+
+    file_number: int
+    offset: int
+    sequence: int
+    nonce: bytes
+
+
+def ledger_key(ledger_id: int) -> bytes:
+    """Key of a ledger row: 8 bytes, big endian, so that rows are sorted by id."""
+    return _LEDGER_KEY.pack(ledger_id)
+
+
+def ledger_keys_above(after: int) -> bytes:
+    """Where the keys of ledgers above `after` begin; for -1 this includes keys that were cut."""
+    return b"" if after == NO_ENTRY else ledger_key(after + 1)
+
+
+def parse_ledger_key(key: bytes) -> int:
+    """The ledger id of a key; FormatError if it is no key of a ledger row."""
+    ledger_id = _parse_key(_LEDGER_KEY, key)
+    if ledger_id > MAX_ID:
+        raise FormatError(f"a key of the index names the invalid ledger {ledger_id}")
+    return ledger_id
+
+
+def is_row(key: bytes, data: bytes) -> bool:
+    """Whether `data` is the row of this key, by its checksum."""
+    return len(data) >= _CRC.size and crc32c(data[4:], crc32c(key)) == _CRC.unpack_from(data)[0]
+
+
+def file_key(file_number: int) -> bytes:
+    """Key of a file row: 4 bytes, big endian."""
+    return _FILE_KEY.pack(file_number)
+
+
+def parse_file_key(key: bytes) -> int:
+    """The file number of a key; FormatError if it is no key of a file row."""
+    return _parse_key(_FILE_KEY, key)
+
+
+def encode_ledger_row(ledger_id: int, row: LedgerIndexRow) -> bytes:
+    """The bytes of the row of a ledger."""
+    key = row.key_digest or b""
+    flags = (
+        (_FENCED if row.fenced else 0)
+        | (_LIMBO if row.limbo else 0)
+        | (_KEY_KNOWN if row.key_digest is not None else 0)
+        | (_DELETED if row.deleted_at_ms is not None else 0)
+    )
+    deleted = row.deleted_at_ms is not None
+    body = (
+        _LEDGER.pack(
+            _VERSION,
+            flags,
+            len(key),
+            len(row.lac_packet),
+            0,
+            row.deleted_at_ms or 0,
+            row.max_lac,
+            row.first_entry_id,
+            row.last_entry_id,
+            *(map(_packed, row.held_in) if deleted else (row.entries, row.payload_bytes)),
+        )
+        + key
+        + row.lac_packet
+    )
+    return _with_crc(ledger_key(ledger_id), body)
+
+
+def decode_ledger_row(ledger_id: int, data: bytes) -> LedgerIndexRow:
+    """The row of a ledger in `data`.
+
+    Raises:
+        ChecksumError: the row was damaged, or is that of another ledger.
+        FormatError: the row was written by a newer version.
+    """
+    body = _checked(ledger_key(ledger_id), data, "ledger")
+    if len(body) < _LEDGER.size:
+        raise FormatError("a ledger row of the index is too short")
+    (version, flags, key_length, lac_length, _, deleted_at, max_lac, first, last, entries, size) = (
+        _LEDGER.unpack_from(body)
+    )
+    _check_version(version, "ledger")
+    end = _LEDGER.size + key_length + lac_length
+    if len(body) != end:
+        raise FormatError("a ledger row of the index has a wrong length")
+    key = bytes(body[_LEDGER.size : _LEDGER.size + key_length])
+    return LedgerIndexRow(
+        fenced=bool(flags & _FENCED),
+        limbo=bool(flags & _LIMBO),
+        deleted_at_ms=deleted_at if flags & _DELETED else None,
+        key_digest=key if flags & _KEY_KNOWN else None,
+        lac_packet=bytes(body[_LEDGER.size + key_length : end]),
+        max_lac=max_lac,
+        first_entry_id=first,
+        last_entry_id=last,
+        entries=0 if flags & _DELETED else entries,
+        payload_bytes=0 if flags & _DELETED else size,
+        held_in=HeldIn(_unpacked(entries), _unpacked(size)) if flags & _DELETED else NOT_KNOWN,
+    )
+
+
+def _packed(span: tuple[int, int]) -> int:
+    return span[0] | span[1] << 32
+
+
+def _unpacked(data: int) -> tuple[int, int]:
+    return data & 0xFFFFFFFF, data >> 32
+
+
+def encode_file_row(file_number: int, row: FileRow) -> bytes:
+    """The bytes of the row of a file."""
+    body = _FILE.pack(_VERSION, row.kind, row.state, 0, row.size_bytes, row.live_bytes)
+    return _with_crc(file_key(file_number), body)
+
+
+def decode_file_row(file_number: int, data: bytes) -> FileRow:
+    """The row of a file in `data`; raises like `decode_ledger_row`."""
+    body = _checked(file_key(file_number), data, "file")
+    if len(body) != _FILE.size:
+        raise FormatError("a file row of the index has a wrong length")
+    version, kind, state, _, size, live = _FILE.unpack(body)
+    _check_version(version, "file")
+    if state not in (FileState.OPEN, FileState.SEALED):
+        raise FormatError("a file row of the index has an unknown state")
+    return FileRow(kind, FileState(state), size, live)
+
+
+def encode_mark(mark: Mark) -> bytes:
+    """The bytes of the mark."""
+    return _with_crc(b"", _MARK.pack(mark.file_number, mark.offset, mark.sequence, mark.nonce))
+
+
+def decode_mark(data: bytes) -> Mark:
+    """The mark in `data`; raises like `decode_ledger_row`."""
+    body = _checked(b"", data, "mark")
+    if len(body) != _MARK.size:
+        raise FormatError("the mark of the index has a wrong length")
+    return Mark(*_MARK.unpack(body))
+
+
+def _parse_key(layout: struct.Struct, key: bytes) -> int:
+    if len(key) != layout.size:
+        raise FormatError(f"a key of the index has {len(key)} bytes instead of {layout.size}")
+    return int(layout.unpack(key)[0])
+
+
+def _with_crc(key: bytes, body: bytes) -> bytes:
+    return _CRC.pack(crc32c(body, crc32c(key))) + body
+
+
+def _checked(key: bytes, data: bytes, kind: str) -> bytes:
+    if not is_row(key, data):
+        raise ChecksumError(f"a {kind} row of the index is damaged")
+    return data[4:]
+
+
+def _check_version(version: int, kind: str) -> None:
+    if version != _VERSION:
+        raise NewerFormatError(
+            f"a {kind} row of the index has version {version}, newer than this one"
+        )

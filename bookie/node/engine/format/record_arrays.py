@@ -1,0 +1,341 @@
+"""The records of a body as arrays: a start reads millions of them without an object for each.
+
+The checks are those of `bookie.node.engine.format.records`, made on whole columns. If a column fails, the
+records are parsed one by one, which raises the error for the wrong one.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from bookie.entry.batch import PACKET_HEADER_SIZE_BYTES
+from bookie.errors import FormatError
+from bookie.ids import ENTRY_SIZE_BYTES_MAX
+from bookie.node.engine.format.records import (
+    RECORD_HEADER_SIZE_BYTES,
+    EntriesRecord,
+    Record,
+    RecordType,
+    parse_record_at,
+    parse_records,
+)
+
+_CONTIGUOUS = 1
+_KNOWN_FLAGS = 3
+_LENGTH_AT = 4
+_LENGTH = struct.Struct("<4xI")
+
+_U32: np.dtype[np.uint32] = np.dtype("<u4")
+_I64: np.dtype[np.int64] = np.dtype("<i8")
+
+_HEAD = np.dtype(
+    [
+        ("kind", "u1"),
+        ("flags", "u1"),
+        ("reserved", "<u2"),
+        ("length", "<u4"),
+        ("ledger_id", "<i8"),
+        ("first", "<i8"),
+        ("count", "<u4"),
+        ("crc", "<u4"),
+        ("payload_length", "<u4"),
+        ("reserved_too", "<u4"),
+    ]
+)
+"""An ENTRIES record up to its sizes."""
+
+_PACKET = np.dtype([("ledger_id", ">i8"), ("entry_id", ">i8"), ("lac", ">i8")])
+"""The fields of a packet's header that are checked."""
+
+_LONE = np.dtype([("head", _HEAD), ("size", "<u4"), ("packet", _PACKET)])
+"""The same of an ENTRIES record with one entry, in one piece."""
+
+_LONE_FIXED_BYTES = _HEAD.itemsize + _U32.itemsize - RECORD_HEADER_SIZE_BYTES
+"""The length of such a record without its packet."""
+
+_STEP_RECORDS = 25
+"""One step through all blocks costs as much as reading this many records one by one."""
+
+Ids = npt.NDArray[np.int64]
+T = TypeVar("T", bound=np.generic)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecordArrays:
+    """All records of one body."""
+
+    offsets: Ids
+    """Where each record starts in the body."""
+    ledger_ids: Ids
+    """This and what follows: one value for each entry, in the order of the body."""
+    entry_ids: Ids
+    sizes: Ids
+    packets: Ids
+    """Where the packet starts in the body."""
+    lacs: Ids
+    """The LAC in the packet's header."""
+    header_ledger_ids: Ids
+    header_entry_ids: Ids
+    """What the packet's header says itself."""
+    payloads: Ids
+    """This and what follows: one value for each ENTRIES record. Where its payload starts."""
+    payload_sizes: Ids
+    payload_crcs: npt.NDArray[np.uint32]
+    """The checksum that came with the request."""
+    others: tuple[Record, ...]
+    """The records that hold no entries, in order."""
+
+
+def parse_arrays(body: memoryview, count: int, offsets: Ids | None = None) -> RecordArrays:
+    """The `count` records of a body whose CRC is right.
+
+    `offsets` is where they begin, if `walk_together` has found that out.
+
+    Raises:
+        FormatError: as `parse_records` does.
+    """
+    if offsets is None:
+        offsets = _record_offsets(body, count)
+    if offsets is None:
+        return _one_by_one(body, count)
+    kinds = np.frombuffer(body, np.uint8)[offsets]
+    holds_entries = kinds == RecordType.ENTRIES
+    at = offsets[holds_entries]
+    try:
+        others = tuple(parse_record_at(body, where) for where in offsets[~holds_entries].tolist())
+    except FormatError:
+        # An earlier record may be wrong, too.
+        return _one_by_one(body, count)
+    if not len(at):
+        return _without_entries(offsets, others)
+    parsed = _entries(body, offsets, at, others)
+    return parsed if parsed is not None else _one_by_one(body, count)
+
+
+def walk_together(data: memoryview, starts: Ids, ends: Ids, counts: Ids) -> Ids | None:
+    """Where the records of many blocks begin in `data`, block by block.
+
+    Block *i* has ``counts[i]`` records between ``starts[i]`` and ``ends[i]``. All blocks are walked
+    at once: first records, then second records, and so on. None if the blocks are too few for that,
+    or if the records of one do not fill it.
+    """
+    total, steps = int(counts.sum()), int(counts.max(initial=0))
+    if steps * _STEP_RECORDS >= total or total > len(data) // RECORD_HEADER_SIZE_BYTES:
+        return None
+    # Blocks with the most records first, so that unfinished ones are always in front.
+    order = np.argsort(-counts, kind="stable")
+    lasting = np.searchsorted(-counts[order], -np.arange(steps), "left")
+    at = starts[order]
+    first = (np.cumsum(counts) - counts)[order]
+    # By the record's first byte.
+    lengths = np.ndarray(
+        len(data) - RECORD_HEADER_SIZE_BYTES + 1, _U32, data, _LENGTH_AT, strides=(1,)
+    )
+    offsets = np.empty(total, np.int64)
+    try:
+        for step, count in enumerate(lasting.tolist()):
+            here = at[:count]
+            offsets[first[:count] + step] = here
+            here += lengths[here]
+            here += RECORD_HEADER_SIZE_BYTES
+    except IndexError:
+        return None
+    # Positions only rise, so each one was inside its block.
+    filled = (at == ends[order]) | (counts[order] == 0)
+    return offsets if bool(filled.all()) else None
+
+
+def _record_offsets(body: memoryview, count: int) -> Ids | None:
+    """Where the records start; None unless they fill the body exactly."""
+    size = len(body)
+    if count and size % count == 0 and size // count >= RECORD_HEADER_SIZE_BYTES:
+        # Lone appends of one size: as many records as fit, each as long as the first.
+        stride = size // count
+        rows = np.ndarray((count, 2), np.dtype("<u4"), buffer=body, strides=(stride, 4))
+        if bool((rows[:, 1] == stride - RECORD_HEADER_SIZE_BYTES).all()):
+            return np.arange(0, size, stride, dtype=np.int64)
+    if count > size // RECORD_HEADER_SIZE_BYTES:
+        return None
+    return _walk(body, count)
+
+
+def _walk(body: memoryview, count: int) -> Ids | None:
+    """From record to record."""
+    offsets = []
+    at = 0
+    length_at = _LENGTH.unpack_from
+    try:
+        for _ in range(count):
+            offsets.append(at)
+            at += RECORD_HEADER_SIZE_BYTES + length_at(body, at)[0]
+    except struct.error:
+        return None
+    return np.array(offsets, np.int64) if at == len(body) else None
+
+
+def _entries(
+    body: memoryview, offsets: Ids, at: Ids, others: tuple[Record, ...]
+) -> RecordArrays | None:
+    """The entries of the records at `at`; None if something is wrong with one of them."""
+    if len(body) < _HEAD.itemsize or int(at[-1]) > len(body) - _HEAD.itemsize:
+        return None
+    if int(at[-1]) <= len(body) - _LONE.itemsize:
+        lone_records = _gather(body, at, _LONE)
+        if bool((lone_records["head"]["count"] == 1).all()):
+            return _lone_entries(lone_records, offsets, at, others)
+    heads = _gather(body, at, _HEAD)
+    counts = heads["count"].astype(np.int64)
+    contiguous = (heads["flags"] & _CONTIGUOUS) > 0
+    step_counts = np.where(contiguous, 0, np.maximum(counts - 1, 0))
+    sizes_at = at + _HEAD.itemsize
+    payload_at = sizes_at + 4 * counts + 8 * step_counts
+    payload_lengths = heads["payload_length"].astype(np.int64)
+    ends = at + RECORD_HEADER_SIZE_BYTES + heads["length"]
+    if not (
+        bool((payload_at + payload_lengths == ends).all())
+        and _are_sound(heads)
+        and bool((counts > 0).all())
+    ):
+        return None
+    # Position of each entry within its record.
+    lone = bool((counts == 1).all())
+    first_of_record = np.cumsum(counts) - counts
+    within: Ids | int = (
+        0 if lone else np.arange(int(counts.sum())) - np.repeat(first_of_record, counts)
+    )
+    sizes = _gather(body, _each(sizes_at, counts, lone) + 4 * within, _U32).astype(np.int64)
+    starts = np.cumsum(sizes) - sizes
+    totals = np.add.reduceat(sizes, first_of_record)
+    if not (
+        int(sizes.min()) >= PACKET_HEADER_SIZE_BYTES
+        and int(sizes.max()) <= ENTRY_SIZE_BYTES_MAX
+        and bool((totals == payload_lengths).all())
+    ):
+        return None
+    packets = starts + _each(payload_at - starts[first_of_record], counts, lone)
+    ids = _each(heads["first"].astype(np.int64), counts, lone) + within
+    if step_counts.any():
+        steps_at = sizes_at + 4 * counts
+        stepped = _with_steps(body, ids, first_of_record, counts, step_counts, steps_at)
+        if stepped is None:
+            return None
+        ids = stepped
+    # A sum beyond the last id wraps to a negative number.
+    if bool((ids < 0).any()):
+        return None
+    headers = _gather(body, packets, _PACKET)
+    return RecordArrays(
+        offsets=offsets,
+        ledger_ids=_each(heads["ledger_id"].astype(np.int64), counts, lone),
+        entry_ids=ids,
+        sizes=sizes,
+        packets=packets,
+        lacs=headers["lac"].astype(np.int64),
+        header_ledger_ids=headers["ledger_id"],
+        header_entry_ids=headers["entry_id"],
+        payloads=payload_at,
+        payload_sizes=payload_lengths,
+        payload_crcs=heads["crc"],
+        others=others,
+    )
+
+
+def _lone_entries(
+    records: npt.NDArray[np.void], offsets: Ids, at: Ids, others: tuple[Record, ...]
+) -> RecordArrays | None:
+    """`_entries` of records with one entry each, all of which is fetched in one piece."""
+    heads, headers = records["head"], records["packet"]
+    sizes = records["size"].astype(np.int64)
+    packets = at + _HEAD.itemsize + _U32.itemsize
+    if not (
+        bool((heads["payload_length"] == sizes).all())
+        # A record of one entry has no steps, whatever the flag.
+        and bool((heads["length"] == sizes + _LONE_FIXED_BYTES).all())
+        and _are_sound(heads)
+        and int(sizes.min()) >= PACKET_HEADER_SIZE_BYTES
+        and int(sizes.max()) <= ENTRY_SIZE_BYTES_MAX
+    ):
+        return None
+    return RecordArrays(
+        offsets=offsets,
+        ledger_ids=heads["ledger_id"].astype(np.int64),
+        entry_ids=heads["first"].astype(np.int64),
+        sizes=sizes,
+        packets=packets,
+        lacs=headers["lac"].astype(np.int64),
+        header_ledger_ids=headers["ledger_id"],
+        header_entry_ids=headers["entry_id"],
+        payloads=packets,
+        payload_sizes=sizes,
+        payload_crcs=heads["crc"],
+        others=others,
+    )
+
+
+def _are_sound(heads: npt.NDArray[np.void]) -> bool:
+    """True if flags are known, reserved fields are 0 and ids are at least 0."""
+    return (
+        int(np.bitwise_or.reduce(heads["flags"])) & ~_KNOWN_FLAGS == 0
+        and int(heads["reserved"].max()) == 0
+        and int(heads["reserved_too"].max()) == 0
+        and int(heads["ledger_id"].min()) >= 0
+        and int(heads["first"].min()) >= 0
+    )
+
+
+def _with_steps(
+    body: memoryview, ids: Ids, first_of_record: Ids, counts: Ids, step_counts: Ids, steps_at: Ids
+) -> Ids | None:
+    """`ids`, those of records that have steps corrected; None if a step is invalid."""
+    stepped = step_counts > 0
+    kept = step_counts[stepped]
+    within = np.arange(int(kept.sum())) - np.repeat(np.cumsum(kept) - kept, kept)
+    steps = _gather(body, np.repeat(steps_at[stepped], kept) + 8 * within, _I64)
+    if int(steps.min()) < 1:
+        return None
+    differences = np.ones(len(ids), np.int64)
+    differences[first_of_record] = 0
+    differences[np.repeat(first_of_record[stepped], kept) + within + 1] = steps
+    totals = np.cumsum(differences)
+    return np.repeat(ids[first_of_record] - totals[first_of_record], counts) + totals
+
+
+def _each(values: Ids, counts: Ids, lone: bool) -> Ids:
+    """The value of its record for each entry."""
+    return values if lone else np.repeat(values, counts)
+
+
+def _gather(body: memoryview, at: Ids, dtype: np.dtype[T]) -> npt.NDArray[T]:
+    """The values at any bytes of the body; each of them lies in it."""
+    rows = np.ndarray(
+        len(body) - dtype.itemsize + 1,
+        np.dtype((np.void, dtype.itemsize)),
+        buffer=body,
+        strides=(1,),
+    )
+    gathered: npt.NDArray[T] = rows[at].view(dtype)
+    return gathered
+
+
+def _one_by_one(body: memoryview, count: int) -> RecordArrays:
+    """The same from objects; raises what is wrong with a record."""
+    pairs = list(parse_records(body, count))
+    found = [(at, record) for at, record in pairs if isinstance(record, EntriesRecord)]
+    if found:
+        raise FormatError(f"{len(found)} records of entries do not add up")
+    offsets = np.array([at for at, _ in pairs], np.int64)
+    return _without_entries(offsets, tuple(record for _, record in pairs))
+
+
+def _without_entries(offsets: Ids, others: tuple[Record, ...]) -> RecordArrays:
+    empty = np.zeros(0, np.int64)
+    no_crcs = np.zeros(0, np.uint32)
+    return RecordArrays(
+        *(offsets, empty, empty, empty, empty, empty),
+        *(empty, empty, empty, empty, no_crcs, others),
+    )

@@ -1,0 +1,75 @@
+"""The place of the index on disk: opened at each start, made once for a new bookie."""
+
+from __future__ import annotations
+
+import os
+
+from bookie.config import StorageSettings
+from bookie.env import Environment, is_disk_full
+from bookie.errors import ConfigurationError, CorruptionError, DiskFullError, StorageFailedError
+from bookie.node.engine.directories import Directories
+from bookie.node.engine.index.entry_index import INDEX_FORMAT_VERSION, META_FORMAT, TABLES, Index
+
+
+def make_index(
+    environment: Environment, settings: StorageSettings, directories: Directories
+) -> None:
+    """The empty index of a new bookie; durable when it returns. Blocking.
+
+    It is made before the cookie says READY. From then on, a missing index is a lost one. Remains of
+    an interrupted attempt are replaced.
+
+    Raises:
+        ConfigurationError: the device is full; a later start tries again.
+        StorageFailedError: the device failed.
+    """
+    try:
+        _make_index(environment, settings, directories)
+    except (OSError, DiskFullError) as error:
+        if is_disk_full(error):
+            raise ConfigurationError(
+                f"the device of {directories.index} is full, the bookie cannot start: {error}"
+            ) from error
+        raise StorageFailedError(f"a disk failed during the first start: {error}") from error
+
+
+def _make_index(
+    environment: Environment, settings: StorageSettings, directories: Directories
+) -> None:
+    try:
+        index = open_index(environment, settings, directories)
+    except CorruptionError:
+        for name in environment.disk.names(directories.index):
+            environment.disk.unlink(os.path.join(directories.index, name))
+        index = open_index(environment, settings, directories)
+    try:
+        index.put_meta({META_FORMAT: str(INDEX_FORMAT_VERSION).encode()})
+    finally:
+        index.close()
+
+
+def open_index(
+    environment: Environment,
+    settings: StorageSettings,
+    directories: Directories,
+    *,
+    trusted: bool = False,
+) -> Index:
+    """The index, empty if there was none; the name of its file is durable when this returns.
+
+    A `trusted` index was closed in order, so its pages are not checked.
+
+    Raises:
+        CorruptionError: the files there are not an index.
+        OSError, DiskFullError: it cannot be opened, or made.
+    """
+    store = environment.open_kv(directories.index, settings.index_map_bytes, TABLES, trusted)
+    index = Index(store)
+    try:
+        # The store syncs its file, but not the file's name. This is done at each start, because the
+        # process that made the file may have been killed before this line.
+        environment.disk.sync_directory(directories.index)
+    except OSError:
+        index.close()
+        raise
+    return index

@@ -1,0 +1,129 @@
+"""Entries that moved to another file, and the update of their slots in the index.
+
+A compaction copies entries, then has the index updated. A recovery add or a deletion may have
+changed a slot meanwhile. So only slots that still point at the old place are updated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from bookie.env import ReadTransaction, WriteTransaction
+from bookie.node.engine.format.distinct import distinct
+from bookie.node.engine.format.pages import SLOTS_PER_PAGE, decode_pages, encode_pages, page_key
+
+Ids = npt.NDArray[np.int64]
+U32 = npt.NDArray[np.uint32]
+
+
+@dataclass(frozen=True, slots=True)
+class MovedEntries:
+    """Entries of one ledger, ascending by id, each id once: where they were and where they are."""
+
+    ledger_id: int
+    ids: Ids
+    old_files: U32
+    old_offsets: U32
+    sizes: U32
+    new_offsets: U32
+
+
+@dataclass(frozen=True, slots=True)
+class Relocation:
+    """Everything that one new log copied from older files."""
+
+    number: int
+    """The log's file number."""
+    path: str
+    size_bytes: int
+    moved: Sequence[MovedEntries]
+    deleted: Sequence[int] = ()
+    """Ledgers that the log says are deleted."""
+
+    def parts(self, entries_max: int) -> Iterator[Relocation]:
+        """The same in parts of about `entries_max` entries; at least one part."""
+        part: list[MovedEntries] = []
+        entries, deleted = 0, self.deleted
+        for item in self.moved:
+            part.append(item)
+            entries += len(item.ids)
+            if entries >= entries_max:
+                yield replace(self, moved=part, deleted=deleted)
+                # The first part has all deletions.
+                part, entries, deleted = [], 0, ()
+        if part or not self.moved:
+            yield replace(self, moved=part, deleted=deleted)
+
+
+@dataclass(frozen=True, slots=True)
+class FoundSlots:
+    """The slots of some ids of one ledger, and the pages that hold them.
+
+    `slots` may be written to; `present` says which ids have a page at all.
+    """
+
+    numbers: Ids
+    slots: U32
+    """Shape (pages, 64, 3)."""
+    at: Ids
+    """Position of each id's page in `numbers`; any valid one where there is none."""
+    where: Ids
+    """Each id's slot in its page."""
+    present: npt.NDArray[np.bool_]
+
+    def points_at(self, files: U32 | int, offsets: U32 | Ids, sizes: U32) -> npt.NDArray[np.bool_]:
+        """Which of the ids are stored at exactly these places."""
+        current = self.slots[self.at, self.where]
+        same: npt.NDArray[np.bool_] = (
+            (current[:, 0] == files) & (current[:, 1] == offsets) & (current[:, 2] == sizes)
+        )
+        return same & self.present
+
+
+def find_slots(txn: ReadTransaction, ledger_id: int, ids: Ids) -> FoundSlots | None:
+    """The slots of `ids`, in any order; None if all of their pages are missing.
+
+    Raises:
+        ChecksumError: a page is damaged; nothing may be concluded.
+    """
+    page_of = ids // SLOTS_PER_PAGE
+    wanted = distinct(page_of)
+    first, last = int(wanted[0]), int(wanted[-1])
+    if last - first < 2 * len(wanted):
+        start, stop = page_key(ledger_id, first), page_key(ledger_id, last + 1)
+        pairs = txn.range("locations", start, stop, last - first + 1)
+    else:
+        keys = [page_key(ledger_id, number) for number in wanted.tolist()]
+        values = [txn.get("locations", key) for key in keys]
+        pairs = [(key, value) for key, value in zip(keys, values, strict=True) if value is not None]
+    if not pairs:
+        return None
+    numbers, slots = decode_pages(pairs)
+    at = np.minimum(np.searchsorted(numbers, page_of), len(numbers) - 1)
+    where = ids - page_of * SLOTS_PER_PAGE
+    return FoundSlots(numbers, slots.copy(), at, where, numbers[at] == page_of)
+
+
+def move_slots(
+    txn: WriteTransaction, entries: MovedEntries, number: int
+) -> tuple[npt.NDArray[np.bool_], int]:
+    """Point slots at file `number`; returns which entries moved and how many pages were written.
+
+    Raises:
+        ChecksumError: a page is damaged; none of them was written.
+    """
+    found = find_slots(txn, entries.ledger_id, entries.ids)
+    if found is None:
+        return np.zeros(len(entries.ids), np.bool_), 0
+    moved = found.points_at(entries.old_files, entries.old_offsets, entries.sizes)
+    at, where = found.at[moved], found.where[moved]
+    found.slots[at, where, 0] = number
+    found.slots[at, where, 1] = entries.new_offsets[moved]
+    changed = distinct(at)
+    pages = encode_pages(entries.ledger_id, found.numbers[changed], found.slots[changed])
+    txn.put_many("locations", pages)
+    return moved, len(pages)

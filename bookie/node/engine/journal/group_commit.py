@@ -1,0 +1,476 @@
+"""The journal: group commit by one thread that takes everything that is queued.
+
+The thread writes one block with everything in its queue, syncs it once, and hands one completion
+back to the event loop. While it waits for the device, the next group gathers. Requests are written
+in the order of submission: what was submitted before a fence stands before it in the journal.
+
+What a completion means, by kind and flag:
+
+=========  ================  =================================================================
+kind       synced            complete when
+=========  ================  =================================================================
+APPEND     yes               the records are durable
+APPEND     no                the records are written (readable, not durable)
+FORCE      any               everything submitted before it is durable
+BARRIER    any               as FORCE; it ends its block, and `mark` is that end
+MARKER     any               as FORCE; an empty block that says so is durable as well
+ROLL       any               as FORCE; what comes after it goes into a new file, if there is room
+=========  ================  =================================================================
+
+Only an fdatasync of the file advances `durable_upto`. After a failed write or sync there is no
+retry: the thread ends, the engine stops answering, and the process exits.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import astuple, dataclass, field
+
+from bookie.config import StorageSettings
+from bookie.env import Environment, File, is_disk_full
+from bookie.errors import BookieError, DiskFullError
+from bookie.node.engine.block_file import BlockFile
+from bookie.node.engine.files import SealedFile, create_file, file_name
+from bookie.node.engine.format.blocks import (
+    ALIGNMENTS_BYTES,
+    BLOCK_HEADER_SIZE_BYTES,
+    FILE_HEADER_SIZE_BYTES,
+    FileHeader,
+    FileKind,
+    block_size_on_disk,
+)
+from bookie.node.engine.format.index_rows import Mark
+from bookie.node.engine.format.records import LinkRecord, encode_link
+from bookie.node.engine.window import Buffer
+from bookie.telemetry import Metrics
+
+_LARGEST_ALIGNMENT_BYTES = 3 * max(ALIGNMENTS_BYTES)
+
+_BESIDE_RECORDS_BYTES_MAX = 2 * _LARGEST_ALIGNMENT_BYTES
+"""More than a block, its idle marker and the room behind them take beside records."""
+
+BUFFERS_PER_BLOCK_MAX = 1000
+"""Below IOV_MAX (1024), so that a block is one system call."""
+
+SMALL_FILES_BYTES = (16 * 1024 * 1024, 1024 * 1024, 64 * 1024)
+"""Sizes of a journal file on a full device, tried in this order: fences need little."""
+
+
+class RequestKind(enum.Enum):
+    """What a request asks of the journal thread."""
+
+    APPEND = enum.auto()
+    FORCE = enum.auto()
+    BARRIER = enum.auto()
+    MARKER = enum.auto()
+    ROLL = enum.auto()
+
+
+_APPEND = RequestKind.APPEND
+
+
+@dataclass(slots=True, eq=False)
+class JournalRequest:
+    """Records to append, or a wait for durability.
+
+    The event loop makes it and gets it back, completed; between the two only the journal thread
+    touches it.
+    """
+
+    kind: RequestKind
+    complete: Callable[[JournalRequest], None]
+    """Called in the event loop once the request is done or refused."""
+    buffers: list[Buffer] = field(default_factory=list)
+    size_bytes: int = 0
+    records: int = 0
+    synced: bool = True
+    essential: bool = False
+    """Fences and recovery adds: they may use the reserve of a full device."""
+    introduces: bool = False
+    """Whether it begins with the LEDGER record of its ledger."""
+    submitted_at: float = 0.0
+    file_number: int = 0
+    offset: int = 0
+    """Where the first record stands."""
+    mark: Mark | None = None
+    """For a BARRIER: the end of its block."""
+    error: BookieError | None = None
+    """Set when the request was refused; nothing of it was written."""
+
+
+@dataclass(slots=True, eq=False)
+class BlockFigures:
+    """What one block took."""
+
+    queue_seconds: float = 0.0
+    """From the submission of the oldest request to the thread's taking it up."""
+    requests: int = 0
+    record_bytes: int = 0
+    write_seconds: float = 0.0
+    written_bytes: int = 0
+    sync_seconds: float | None = None
+    """None without a sync."""
+
+    def note(self, metrics: Metrics, handback_seconds: float) -> None:
+        """Update the metrics, in the event loop, which had the block after `handback_seconds`."""
+        metrics.journal_handback_seconds.observe(handback_seconds)
+        metrics.journal_queue_seconds.observe(self.queue_seconds)
+        metrics.journal_group_requests.observe(self.requests)
+        metrics.journal_group_bytes.observe(self.record_bytes)
+        if self.written_bytes:
+            metrics.journal_write_seconds.observe(self.write_seconds)
+            metrics.journal_bytes_total.inc(self.written_bytes)
+        if self.sync_seconds is not None:
+            metrics.journal_sync_seconds.observe(self.sync_seconds)
+
+
+@dataclass(slots=True, eq=False)
+class BlockDone:
+    """One completion: the requests of one block, and what became of the files meanwhile."""
+
+    requests: list[JournalRequest]
+    finished_at: float
+    file_number: int
+    """The file that the journal is in now; the files before it are durable."""
+    durable_upto: int
+    """In that file."""
+    rolled: tuple[SealedFile, ...] = ()
+    """Journal files that took their last block."""
+    created: tuple[tuple[int, str], ...] = ()
+    """Number and path of files that exist since."""
+    figures: BlockFigures = field(default_factory=BlockFigures)
+    """What the block took; the event loop notes it, to keep the thread free."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _OpenJournal(BlockFile):
+    path: str
+    size_bytes: int
+    """What is allocated; a write within it needs no new space."""
+    durable_upto: int = FILE_HEADER_SIZE_BYTES
+    waits_for_first_block: bool = False
+    """True after a roll: without its first block, the file must keep its reserved room."""
+
+
+class JournalWriter:
+    """What the journal thread does. Not thread-safe: one thread calls it.
+
+    `next_number` gives a file number that was never used; `release_reserve` frees the space that is
+    kept for a full device (both may be called from the journal thread).
+    """
+
+    current: _OpenJournal
+    """The file that takes the next block; there is one from `start` on."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        settings: StorageSettings,
+        next_number: Callable[[], int],
+        release_reserve: Callable[[], None],
+    ) -> None:
+        self._env = environment
+        self._settings = settings
+        self._monotonic = environment.clock.monotonic
+        self._next_number = next_number
+        self._release_reserve = release_reserve
+        self._link: bytes = b""
+        self._rolled: list[SealedFile] = []
+        self._created: list[tuple[int, str]] = []
+        self._is_open = False
+        self._figures = BlockFigures()
+        """Of the block that is being written."""
+
+    def start(
+        self, header: FileHeader, file: File, path: str, size_bytes: int, link: LinkRecord | None
+    ) -> Mark:
+        """Begin with a file that boot has published; returns the mark of its start.
+
+        `size_bytes` of the file are allocated; it grows up to the size of a journal file. The first
+        block will hold `link`, which names the file before.
+        """
+        self.current = _OpenJournal(file, header, path=path, size_bytes=size_bytes)
+        self._is_open = True
+        if link is not None:
+            self._link = encode_link(*astuple(link))
+        return Mark(header.number, FILE_HEADER_SIZE_BYTES, 0, header.nonce)
+
+    def handle(self, items: list[JournalRequest], post: Callable[[BlockDone], None]) -> None:
+        """Write everything in `items`, in order, as few blocks as their limits allow."""
+        if len(items) == 1:
+            # The lone append, which waits for each step.
+            self._commit(items, post)
+            return
+        block: list[JournalRequest] = []
+        size, buffers = 0, 0
+        for item in items:
+            if block and (
+                size + item.size_bytes > self._settings.block_bytes_max
+                or buffers + len(item.buffers) > BUFFERS_PER_BLOCK_MAX
+            ):
+                self._commit(block, post)
+                block, size, buffers = [], 0, 0
+            block.append(item)
+            size += item.size_bytes
+            buffers += len(item.buffers)
+            if item.kind is RequestKind.BARRIER:
+                self._commit(block, post)
+                block, size, buffers = [], 0, 0
+        if block:
+            self._commit(block, post)
+
+    def close(self, *, in_order: bool = False) -> None:
+        """Close the file, giving back what was never used; the worker must have ended.
+
+        Trim to the last block only after a stop `in_order`, which the index notes. Otherwise the
+        missing room would imply that another file follows, see `_roll`.
+        """
+        if self._is_open:
+            journal = self.current
+            if journal.durable_upto == journal.end and not journal.waits_for_first_block:
+                room = 0 if in_order else journal.header.alignment
+                journal.file.truncate(max(journal.end, min(journal.end + room, journal.size_bytes)))
+            journal.file.close()
+            self._is_open = False
+
+    def _commit(self, requests: list[JournalRequest], post: Callable[[BlockDone], None]) -> None:
+        # One pass and few calls: a lone append waits for each of them.
+        self._figures = figures = BlockFigures(self._monotonic() - requests[0].submitted_at)
+        size, synced, appends_only = _summary(requests)
+        accepted = requests
+        if size and not self._fits(size):
+            accepted = self._make_room(requests)
+            size, synced, appends_only = _summary(accepted)
+        figures.requests, figures.record_bytes = len(accepted), size
+        marker = not appends_only and self._takes_marker(accepted)
+        if marker:
+            self._sync()
+        if size or marker:
+            self._write(accepted, size)
+        if synced:
+            self._grow_ahead()
+            self._sync()
+        if not appends_only:
+            self._carry_out(accepted)
+        current = self.current
+        done = BlockDone(
+            requests,
+            self._monotonic(),
+            current.header.number,
+            current.durable_upto,
+            figures=figures,
+        )
+        if self._created:
+            done.rolled, self._rolled = tuple(self._rolled), []
+            done.created, self._created = tuple(self._created), []
+        post(done)
+
+    def _takes_marker(self, requests: list[JournalRequest]) -> bool:
+        """True if an idle marker is asked for and there is room for it."""
+        journal = self.current
+        needed = self._room_for(0) - journal.header.alignment
+        return journal.end + needed <= journal.size_bytes and any(
+            item.kind is RequestKind.MARKER for item in requests
+        )
+
+    def _carry_out(self, requests: list[JournalRequest]) -> None:
+        """Handle barriers and rolls, once the block is durable."""
+        journal = self.current
+        for request in requests:
+            if request.kind is RequestKind.BARRIER:
+                request.mark = Mark(
+                    journal.header.number, journal.end, journal.sequence, journal.header.nonce
+                )
+        if any(request.kind is RequestKind.ROLL for request in requests):
+            # Without room the old file is used further.
+            with suppress(DiskFullError):
+                self._roll(self._first_allocation(0))
+
+    def _write(self, requests: list[JournalRequest], size: int) -> None:
+        journal = self.current
+        buffers: list[Buffer] = [self._link] if self._link else []
+        records = len(buffers)
+        position = journal.body_offset + len(self._link)
+        for request in requests:
+            request.file_number = journal.header.number
+            request.offset = position
+            position += request.size_bytes
+            records += request.records
+            buffers += request.buffers
+        block = journal.encode(buffers, records, journal.durable_upto)
+        hit, figures = self._env.failpoints.hit, self._figures
+        hit("journal.before_write")
+        began = self._monotonic()
+        journal.write(block)
+        figures.write_seconds += self._monotonic() - began
+        hit("journal.after_write")
+        figures.written_bytes += BLOCK_HEADER_SIZE_BYTES + len(self._link) + size
+        self._link = b""
+        journal.waits_for_first_block = False
+
+    def _sync(self) -> None:
+        journal = self.current
+        if journal.durable_upto == journal.end:
+            return
+        hit = self._env.failpoints.hit
+        hit("journal.before_sync")
+        began = self._monotonic()
+        journal.file.fdatasync()
+        took = self._monotonic() - began
+        self._figures.sync_seconds = took + (self._figures.sync_seconds or 0.0)
+        hit("journal.after_sync")
+        journal.durable_upto = journal.end
+
+    def _make_room(self, requests: list[JournalRequest]) -> list[JournalRequest]:
+        """The requests that fit in a longer or a new file; the others have an error."""
+        try:
+            self._grow(requests)
+        except DiskFullError as error:
+            for request in requests:
+                if request.size_bytes and not request.essential:
+                    request.error = error
+            essential = [request for request in requests if request.error is None]
+            return self._make_room_from_reserve(essential)
+        return requests
+
+    def _make_room_from_reserve(self, requests: list[JournalRequest]) -> list[JournalRequest]:
+        size = sum(request.size_bytes for request in requests)
+        if not size or self._fits(size):
+            return requests
+        self._release_reserve()
+        needed = sum(map(_size_on_disk_max, requests))
+        full = DiskFullError("no room for a new journal file")
+        for size in SMALL_FILES_BYTES:
+            if FILE_HEADER_SIZE_BYTES + needed > size:
+                break
+            try:
+                self._roll(size)
+            except DiskFullError as error:
+                full = error
+            else:
+                return requests
+        for request in requests:
+            if request.size_bytes:
+                request.error = full
+        return [request for request in requests if request.error is None]
+
+    def _fits(self, size: int) -> bool:
+        """Whether records of `size` bytes fit into the current file."""
+        journal = self.current
+        left = journal.size_bytes - journal.end
+        return size + _BESIDE_RECORDS_BYTES_MAX <= left or self._room_for(size) <= left
+
+    def _room_for(self, size: int) -> int:
+        """What a block with records of `size` bytes takes, and the idle marker behind it.
+
+        The marker must always fit, and leave room for one more block. That room shows a start that
+        this is the last file.
+        """
+        alignment = self.current.header.alignment
+        return block_size_on_disk(size + len(self._link), alignment) + 2 * alignment
+
+    def _grow(self, requests: list[JournalRequest]) -> None:
+        """Allocate more of the file, or begin a new one when this one has its full size.
+
+        It grows in steps, because allocated space is lost to other files. The new size is durable
+        before a block uses it. So a file that ends inside a block, or right behind the last one,
+        was cut by something other than a crash.
+
+        Raises:
+            DiskFullError: there is no room; the file is as it was.
+        """
+        journal = self.current
+        needed = self._room_for(sum(request.size_bytes for request in requests))
+        limit = self._settings.journal_file_bytes_max
+        if journal.end + needed > limit:
+            self._roll(self._first_allocation(needed + _LARGEST_ALIGNMENT_BYTES))
+            return
+        step = self._settings.journal_allocate_bytes
+        self._allocate(min(max(journal.size_bytes + step, journal.end + needed), limit))
+        journal.file.fdatasync()
+        journal.durable_upto = journal.end
+
+    def _grow_ahead(self) -> None:
+        """Allocate the next step while there is still room, for a sync that is due anyway."""
+        journal = self.current
+        limit = self._settings.journal_file_bytes_max
+        wanted = journal.end + self._settings.block_bytes_max + _LARGEST_ALIGNMENT_BYTES
+        if journal.size_bytes < min(wanted, limit) and journal.durable_upto < journal.end:
+            # On a full device the file stays as it is: it still has some room.
+            with suppress(DiskFullError):
+                step = self._settings.journal_allocate_bytes
+                self._allocate(min(journal.size_bytes + step, limit))
+
+    def _allocate(self, size: int) -> None:
+        journal = self.current
+        try:
+            journal.file.allocate(journal.size_bytes, size - journal.size_bytes)
+        except OSError as error:
+            if not is_disk_full(error):
+                raise
+            journal.file.truncate(journal.size_bytes)
+            raise DiskFullError("no room for the journal to grow") from error
+        journal.size_bytes = size
+
+    def _first_allocation(self, needed: int) -> int:
+        """What a new file reserves, so that `needed` bytes of blocks go into it.
+
+        A block that is too large for any file gets a file of its own.
+        """
+        settings = self._settings
+        step = min(settings.journal_allocate_bytes, settings.journal_file_bytes_max)
+        return max(step, FILE_HEADER_SIZE_BYTES + needed)
+
+    def _roll(self, size_bytes: int) -> None:
+        """Go on in a new file; the old one is durable before the new one takes a record.
+
+        The new file gets its name first. Then the old one is cut behind its last block, durably. So
+        a start knows that another file follows, even when that file is lost.
+        """
+        self._env.failpoints.hit("journal.before_roll")
+        old = self.current
+        number = self._next_number()
+        header = FileHeader(FileKind.JOURNAL, number, self._env.clock.nonce(), old.header.alignment)
+        directory = str(self._settings.journal_dir)
+        file = create_file(self._env.disk, directory, header, size_bytes)
+        self._env.failpoints.hit("journal.after_create")
+        self._sync()
+        # Free the allocated space that was never used.
+        old.file.truncate(old.end)
+        old.file.fdatasync()
+        old.file.close()
+        path = journal_path(directory, number)
+        self.current = _OpenJournal(
+            file,
+            header,
+            sequence=old.sequence,
+            path=path,
+            size_bytes=size_bytes,
+            waits_for_first_block=True,
+        )
+        self._link = encode_link(old.header.number, old.header.nonce, old.end)
+        self._rolled.append(SealedFile(old.header.number, FileKind.JOURNAL, old.end))
+        self._created.append((number, path))
+        self._env.failpoints.hit("journal.after_roll")
+
+
+def _summary(requests: list[JournalRequest]) -> tuple[int, bool, bool]:
+    """Bytes of their records, whether one needs a sync, and whether all are appends."""
+    size, synced, appends_only = 0, False, True
+    for request in requests:
+        size += request.size_bytes
+        synced = synced or request.synced
+        appends_only = appends_only and request.kind is _APPEND
+    return size, synced, appends_only
+
+
+def _size_on_disk_max(request: JournalRequest) -> int:
+    """More than `request` takes in any block, its share of header, link and padding included."""
+    return request.size_bytes + _LARGEST_ALIGNMENT_BYTES
+
+
+def journal_path(directory: str, number: int) -> str:
+    """Path of a journal file."""
+    return f"{directory}/{file_name(FileKind.JOURNAL, number)}"

@@ -1,0 +1,80 @@
+"""The requests that the journal thread has not completed, in order; used by one event loop."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from bookie.env import BatchWorker, Clock
+from bookie.errors import BookieError
+from bookie.node.engine.journal.group_commit import JournalRequest
+
+POSTPONED_MAX = 256
+"""The most requests that wait for another one; more are written at once."""
+
+
+class JournalQueue:
+    """The way to the journal thread, `worker`, which has to be set before the first request."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.worker: BatchWorker[JournalRequest] | None = None
+        self.pending: deque[JournalRequest] = deque()
+        """What the journal thread has and has not reported yet."""
+        self.postponed: list[JournalRequest] = []
+        """Requests that are handed over before the next submitted one."""
+        self.size_bytes = 0
+        """Of what is pending."""
+        self._failure: BookieError | None = None
+
+    @property
+    def waiting_since(self) -> float | None:
+        """When the oldest of what is pending was submitted, on the monotonic clock."""
+        return self.pending[0].submitted_at if self.pending else None
+
+    def submit(self, request: JournalRequest) -> None:
+        """Hand `request` to the journal thread, after everything submitted before."""
+        if self._failure is not None:
+            request.error = self._failure
+            request.complete(request)
+            return
+        if self.postponed:
+            postponed, self.postponed = self.postponed, []
+            for earlier in postponed:
+                self._hand_over(earlier)
+        self._hand_over(request)
+
+    def submit_with_next(self, request: JournalRequest) -> None:
+        """Have `request` written in its place, but not before the next one is submitted.
+
+        For unsynced requests without a waiter. Alone, one would cost a block and wake the journal
+        thread.
+        """
+        if self._failure is None and len(self.postponed) < POSTPONED_MAX:
+            self.postponed.append(request)
+        else:
+            self.submit(request)
+
+    def reported(self, requests: Iterable[JournalRequest]) -> None:
+        """The journal thread is done with `requests`, the oldest ones."""
+        for request in requests:
+            oldest = self.pending.popleft()
+            assert oldest is request, "the journal completes in the order of submission"
+            self.size_bytes -= request.size_bytes
+
+    def fail(self, failure: BookieError) -> None:
+        """Complete everything with an error, from now on at once."""
+        self._failure = failure
+        self.pending.extend(self.postponed)
+        self.postponed.clear()
+        while self.pending:
+            request = self.pending.popleft()
+            request.error = failure
+            request.complete(request)
+
+    def _hand_over(self, request: JournalRequest) -> None:
+        assert self.worker is not None, "the engine was not started"
+        request.submitted_at = self._clock.monotonic()
+        self.pending.append(request)
+        self.size_bytes += request.size_bytes
+        self.worker.submit(request)

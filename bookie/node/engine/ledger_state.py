@@ -1,0 +1,255 @@
+"""The state of each ledger in memory, loaded from the index at first use.
+
+A state is loaded before the synchronous section that decides about a request, so the section reads
+memory only. Concurrent requests share one look-up. A state is evicted only if it is clean (the
+index has all of it) and unused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from itertools import islice
+
+from bookie.entry.batch import EntryBatch
+from bookie.entry.digest import KEY_TAG_BYTES, digest_of_key
+from bookie.entry.entry import lac_packet_ids
+from bookie.ids import MAX_ID, NO_ENTRY
+from bookie.node.engine.format.index_rows import LedgerIndexRow
+
+STATES_MAX = 100_000
+"""Clean states that are kept in memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredLedger:
+    """One row of a listing."""
+
+    ledger_id: int
+    row: LedgerIndexRow
+
+
+class LocalLedger:
+    """One ledger on this bookie. Changed only inside synchronous sections of the engine."""
+
+    __slots__ = (
+        "_key",
+        "comparisons",
+        "deleted_at_ms",
+        "entries",
+        "exists",
+        "fence_durable",
+        "fence_queued",
+        "fenced",
+        "first_entry_id",
+        "introduced_in",
+        "key_digest",
+        "lac_packet",
+        "last_entry_id",
+        "ledger_id",
+        "limbo",
+        "max_lac",
+        "payload_bytes",
+        "users",
+    )
+
+    def __init__(self, ledger_id: int, row: LedgerIndexRow | None) -> None:
+        known = row or LedgerIndexRow()
+        self.ledger_id = ledger_id
+        self.exists = row is not None
+        """Whether this bookie ever stored anything about the ledger."""
+        self.introduced_in = 0
+        """The last journal file that is known to have the ledger's key; 0 if none is known."""
+        self.fenced = known.fenced
+        self.fence_durable = known.fenced
+        """Whether the fence is known to survive a crash."""
+        self.fence_queued = False
+        """Whether a fence record is on its way through the journal."""
+        self.limbo = known.limbo
+        self.deleted_at_ms = known.deleted_at_ms
+        self.key_digest = known.key_digest
+        self.lac_packet = known.lac_packet
+        self.max_lac = known.max_lac
+        self.first_entry_id = known.first_entry_id
+        self.last_entry_id = known.last_entry_id
+        """No entry above it is stored. It may be too high: the journal may refuse an accepted
+        entry. After a crash, a row of the index may count entries that were lost."""
+        self.entries = known.entries
+        self.payload_bytes = known.payload_bytes
+        self.comparisons = 0
+        """Requests that touched ids at or below `last_entry_id`, accepted or refused later."""
+        self.users = 0
+        """Requests that hold this state across an await."""
+        self._key: bytes | None = None
+
+    @property
+    def deleted(self) -> bool:
+        """Whether the ledger was deleted here."""
+        return self.deleted_at_ms is not None
+
+    def accepts_key(self, key: bytes) -> bool:
+        """Whether `key` is the ledger's, compared in constant time; any key if none is known."""
+        if self.key_digest is None:
+            return True
+        if self._key is not None and hmac.compare_digest(self._key, key):
+            return True
+        if not hmac.compare_digest(self.key_digest, digest_of_key(key)):
+            return False
+        self._key = key
+        return True
+
+    @property
+    def key_tag(self) -> bytes:
+        """Which life of the id this is; empty if it has no key, or none is known."""
+        return (self.key_digest or b"")[:KEY_TAG_BYTES]
+
+    def may_hold(self, batch: EntryBatch) -> bool:
+        """Whether ids of `batch` may be stored already, so that bytes must be compared."""
+        return batch.first_entry_id <= self.last_entry_id
+
+    def adopt_key(self, key: bytes) -> None:
+        """Bind the ledger to `key` if it has none yet."""
+        if self.key_digest is None:
+            self.key_digest = digest_of_key(key)
+            self._key = key
+
+    def row(self) -> LedgerIndexRow:
+        """The state as the index keeps it."""
+        return LedgerIndexRow(
+            fenced=self.fenced,
+            limbo=self.limbo,
+            deleted_at_ms=self.deleted_at_ms,
+            key_digest=self.key_digest,
+            lac_packet=self.lac_packet,
+            max_lac=self.max_lac,
+            first_entry_id=self.first_entry_id,
+            last_entry_id=self.last_entry_id,
+            entries=self.entries,
+            payload_bytes=self.payload_bytes,
+        )
+
+    def take_lac(self, packet: bytes) -> None:
+        """Keep an explicit LAC packet unless a newer one is known."""
+        lac = lac_packet_ids(packet).last_add_confirmed
+        if not self.lac_packet or lac >= lac_packet_ids(self.lac_packet).last_add_confirmed:
+            self.lac_packet = packet
+        self.max_lac = max(self.max_lac, lac)
+
+    def saw_entries(self, first: int, last: int) -> None:
+        """Widen the bounds of what is stored."""
+        if self.first_entry_id == NO_ENTRY or first < self.first_entry_id:
+            self.first_entry_id = first
+        self.last_entry_id = max(self.last_entry_id, last)
+
+
+def highest_id(first_above: Callable[[int], int | None]) -> int:
+    """The highest of some ids, -1 without any; `first_above` gives the lowest one above a number.
+
+    It is called at most 65 times, first for the lowest one, because damaged keys sort to either
+    end.
+    """
+    lowest = first_above(NO_ENTRY)
+    if lowest is None:
+        return NO_ENTRY
+    highest, limit = lowest, MAX_ID
+    while highest < limit:
+        middle = (highest + limit) // 2
+        found = first_above(middle)
+        if found is None:
+            limit = middle
+        else:
+            highest = found
+    return highest
+
+
+class LedgerStates:
+    """The states in memory."""
+
+    def __init__(
+        self,
+        load_row: Callable[[int], Awaitable[LedgerIndexRow | None]],
+        is_dirty: Callable[[int], bool],
+        states_max: int = STATES_MAX,
+    ) -> None:
+        self._load_row = load_row
+        self._is_dirty = is_dirty
+        self._states_max = states_max
+        self._states: OrderedDict[int, LocalLedger] = OrderedDict()
+        self._loading: dict[int, asyncio.Future[None]] = {}
+        self._indexed_max = MAX_ID
+        """Every ledger above it with a row in the index has its state in memory."""
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def begin(self, indexed_max: int) -> None:
+        """Assume that the index has no ledger above `indexed_max` but those in memory."""
+        self._indexed_max = indexed_max
+
+    def get(self, ledger_id: int) -> LocalLedger | None:
+        """The state if it is in memory, or if the id shows that the ledger is new here."""
+        state = self._states.get(ledger_id)
+        if state is not None:
+            self._states.move_to_end(ledger_id)
+        elif ledger_id > self._indexed_max and ledger_id not in self._loading:
+            return self._know(LocalLedger(ledger_id, None))
+        return state
+
+    def put(self, state: LocalLedger) -> None:
+        """Make `state` known (boot)."""
+        self._states[state.ledger_id] = state
+
+    async def load(self, ledger_id: int) -> LocalLedger:
+        """The state, from the index if need be; concurrent callers share one look-up."""
+        while True:
+            state = self.get(ledger_id)
+            if state is not None:
+                return state
+            pending = self._loading.get(ledger_id)
+            if pending is None:
+                return await self._load(ledger_id)
+            await asyncio.wait([pending])
+
+    async def _load(self, ledger_id: int) -> LocalLedger:
+        pending: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._loading[ledger_id] = pending
+        try:
+            row = await self._load_row(ledger_id)
+        finally:
+            del self._loading[ledger_id]
+            pending.set_result(None)
+        return self._know(LocalLedger(ledger_id, row))
+
+    def _know(self, state: LocalLedger) -> LocalLedger:
+        self._states[state.ledger_id] = state
+        if len(self._states) > self._states_max:
+            self._evict()
+        return state
+
+    def forget(self, ledger_ids: Iterable[int]) -> None:
+        """The rows of these ledgers changed: load clean states again."""
+        for ledger_id in ledger_ids:
+            if ledger_id in self._states:
+                self._let_go(ledger_id)
+
+    def _let_go(self, ledger_id: int) -> bool:
+        """Forget a state if it is clean and unused; True if it was."""
+        state = self._states[ledger_id]
+        if state.users or self._is_dirty(ledger_id):
+            return False
+        del self._states[ledger_id]
+        if state.exists:
+            self._indexed_max = max(self._indexed_max, ledger_id)
+        return True
+
+    def _evict(self) -> None:
+        """Forget some of the least recently used clean states."""
+        # The newest one is about to be used.
+        looks = min(self._states_max // 100 + 8, len(self._states) - 1)
+        for ledger_id in list(islice(self._states, looks)):
+            if not self._let_go(ledger_id):
+                # Move it back, so that states that must stay do not block the others.
+                self._states.move_to_end(ledger_id)

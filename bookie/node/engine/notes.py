@@ -1,0 +1,49 @@
+"""Small values in the index that a part of the bookie needs again after a restart.
+
+Each has a name below the part's prefix, and a CRC32C of name and value. They are in ``meta``, so a
+rebuilt index has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from bookie.entry.checksum import crc32c
+from bookie.node.engine.integrity import Integrity
+
+_CRC_BYTES = 4
+
+
+class Notes:
+    """The notes of one part."""
+
+    def __init__(self, integrity: Integrity, prefix: bytes) -> None:
+        self._integrity = integrity
+        self._prefix = prefix
+
+    async def read(self) -> dict[bytes, bytes | None]:
+        """All notes by name; None for one that is damaged."""
+        found = await self._integrity.values(self._prefix)
+        return {name: self._value(name, data) for name, data in found}
+
+    async def write(self, values: Mapping[bytes, bytes]) -> None:
+        """Set some notes; durable when it returns.
+
+        Raises:
+            DiskFullError: there is no room for the change.
+            StorageFailedError: the index failed; the process must end.
+        """
+        await self._integrity.put(
+            {self._prefix + name: self._crc(name, value) + value for name, value in values.items()}
+        )
+
+    async def remove(self, names: Sequence[bytes]) -> None:
+        """Remove some notes, those that exist; durable when it returns; raises like `write`."""
+        await self._integrity.forget([self._prefix + name for name in names])
+
+    def _value(self, name: bytes, data: bytes) -> bytes | None:
+        value = data[_CRC_BYTES:]
+        return value if data[:_CRC_BYTES] == self._crc(name, value) else None
+
+    def _crc(self, name: bytes, value: bytes) -> bytes:
+        return crc32c(value, crc32c(self._prefix + name)).to_bytes(_CRC_BYTES, "little")

@@ -1,0 +1,149 @@
+"""A bound on the kernel's page cache for the files of one bookie.
+
+A bookie that writes at the speed of its device fills all memory with pages. Then each write waits
+until the kernel has freed some, which halves the rate. So the bookie drops pages before that. Two
+windows stay in memory, each of `page_cache_bytes`:
+
+- the newest bytes of the journal, which tailing readers read;
+- the newest bytes that reads and compactions loaded from older places.
+
+Pages behind a window are dropped in steps of up to 32 MiB, by a thread of their own. Only durable
+bytes are passed in, so no drop can lose any. Dropping is a hint: an error changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from contextlib import closing, suppress
+from typing import NamedTuple, NoReturn
+
+from bookie.env import Environment
+from bookie.node.engine.files import FileTable
+
+POOL = "page-cache"
+STEP_BYTES = 32 * 1024 * 1024
+"""Dropped by one call, at most: a millisecond or two of a thread."""
+
+STEPS_PER_WINDOW = 8
+"""A small window is dropped in smaller steps."""
+
+CHUNK_BYTES = 1024 * 1024
+"""Reads are counted in pieces of files, this large."""
+
+OVERLAP_BYTES = 2 * 1024 * 1024
+"""The size of the largest folio: pages that the kernel keeps together."""
+
+READ_BYTES_MIN = 16 * 1024
+"""A short read counts as this much: it bounds the number of chunks that are remembered."""
+
+
+class _Range(NamedTuple):
+    """Bytes of a file; `end` 0 means its end."""
+
+    number: int
+    begin: int
+    end: int
+
+
+class PageCache:
+    """Both windows. One event loop calls everything; the drops run on a thread."""
+
+    def __init__(self, environment: Environment, files: FileTable, window_bytes: int) -> None:
+        """`window_bytes` 0 leaves all pages to the kernel."""
+        self._env = environment
+        self._files = files
+        self._window_bytes = window_bytes
+        self._step_bytes = max(min(STEP_BYTES, window_bytes // STEPS_PER_WINDOW), 1)
+        self._written: deque[_Range] = deque()
+        """The steps of the journal, oldest first; `_growing` follows them."""
+        self._written_bytes = 0
+        self._growing = _Range(0, 0, 0)
+        self._kept_from: dict[int, int] = {}
+        """By journal file of the window: where the kept bytes begin."""
+        self._chunks: dict[tuple[int, int], int] = {}
+        """By file and position in chunks: the bytes that reads brought in, oldest first."""
+        self._chunk_bytes = 0
+        self._behind: list[_Range] = []
+        """What is to be dropped."""
+        self._wake = asyncio.Event()
+
+    def wrote(self, number: int, durable_upto: int) -> None:
+        """The journal is durable up to there: in file `number`, and in all files before it."""
+        if not self._window_bytes:
+            return
+        growing = self._growing
+        if number != growing.number:
+            if growing.number:
+                self._take_step(growing)
+            self._kept_from[number] = 0
+            self._growing = _Range(number, 0, durable_upto)
+        elif durable_upto - growing.begin >= self._step_bytes:
+            self._take_step(growing._replace(end=durable_upto))
+            self._growing = _Range(number, durable_upto, durable_upto)
+        else:
+            self._growing = growing._replace(end=durable_upto)
+
+    def read(self, number: int, offset: int, size: int) -> None:
+        """Count durable bytes that a device gave or a compaction wrote."""
+        if not self._window_bytes or offset >= self._kept_from.get(number, offset + 1):
+            return
+        end = offset + size
+        for position in range(offset // CHUNK_BYTES, -(-end // CHUNK_BYTES)):
+            begin = position * CHUNK_BYTES
+            part = min(end, begin + CHUNK_BYTES) - max(offset, begin)
+            before = self._chunks.pop((number, position), 0)
+            after = min(before + max(part, READ_BYTES_MIN), CHUNK_BYTES)
+            self._chunks[number, position] = after
+            self._chunk_bytes += after - before
+        if self._chunk_bytes > self._window_bytes + self._step_bytes:
+            self._drop_chunks()
+
+    async def run(self) -> NoReturn:
+        """Drop what falls behind, until cancelled."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            behind, self._behind = self._behind, []
+            paths = [(self._files.path(item.number), item) for item in behind]
+            await self._env.workers.run(POOL, self._drop, paths)
+
+    def _take_step(self, step: _Range) -> None:
+        """Take a step into the window of the journal; the oldest steps leave it."""
+        self._written.append(step)
+        self._written_bytes += step.end - step.begin
+        while self._written_bytes > self._window_bytes:
+            oldest = self._written.popleft()
+            self._written_bytes -= oldest.end - oldest.begin
+            following = self._written[0] if self._written else self._growing
+            if following.number == oldest.number:
+                self._kept_from[oldest.number] = oldest.end
+                # From the begin, because two steps may share a page.
+                self._behind.append(_Range(oldest.number, 0, oldest.end))
+            else:
+                del self._kept_from[oldest.number]
+                self._behind.append(_Range(oldest.number, 0, 0))
+            self._wake.set()
+
+    def _drop_chunks(self) -> None:
+        """Drop the oldest chunks; those that follow each other are dropped by one call."""
+        while self._chunk_bytes > self._window_bytes:
+            number, position = next(iter(self._chunks))
+            self._chunk_bytes -= self._chunks.pop((number, position))
+            begin = position * CHUNK_BYTES
+            last = self._behind[-1] if self._behind else None
+            if last is not None and (last.number, last.end) == (number, begin):
+                self._behind[-1] = last._replace(end=begin + CHUNK_BYTES)
+            else:
+                self._behind.append(_Range(number, begin, begin + CHUNK_BYTES))
+        self._wake.set()
+
+    def _drop(self, behind: list[tuple[str | None, _Range]]) -> None:
+        for path, (_, start, end) in behind:
+            if path is None:
+                continue
+            # The kernel drops whole folios, and one may begin in the range before.
+            begin = max(start - OVERLAP_BYTES, 0) if end - start > CHUNK_BYTES else start
+            # The file may be gone, and its pages with it.
+            with suppress(OSError), closing(self._env.disk.open(path)) as file:
+                file.forget(begin, end - begin if end else 0)

@@ -1,0 +1,283 @@
+"""Reading entries: look up where they are, fetch the bytes, check that they are the right ones.
+
+The look-up reads the memtables first, then the index. In the reverse order, an entry that a
+checkpoint moves between the two could be denied. The event loop only uses cached pages of the index
+(`index/cached_pages.py`). If others are needed, the whole read runs in a thread (`entry_fetch.py`).
+An entry that is found and unreadable is an I/O error, never a missing entry. So is a packet that
+belongs to another entry.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from bookie.entry.batch import PACKET_HEADER_SIZE_BYTES, EntryBatch, sizes_of_one
+from bookie.env import Environment
+from bookie.errors import CorruptionError
+from bookie.ids import MAX_ID, Status
+from bookie.ledger.quorum import EVERY_ID, Stripe
+from bookie.node.engine.entry_fetch import (
+    OTHER_BYTES,
+    PAGE_LOST,
+    UNREADABLE,
+    Choice,
+    EntryFetch,
+    FetchSources,
+)
+from bookie.node.engine.files import FileTable
+from bookie.node.engine.format.pages import SLOTS_PER_PAGE, slot_of
+from bookie.node.engine.index.entry_index import Index
+from bookie.node.engine.memtable import Location, Memtable
+from bookie.node.engine.prefetch import Prefetcher
+from bookie.node.engine.unreadable import UnreadableEntries
+from bookie.node.engine.window import Buffer, Ids, Window
+from bookie.telemetry import Metrics
+
+_IDS = struct.Struct(">qq")
+"""The ledger and entry ids that a packet begins with."""
+
+
+STRIPED_IDS_MAX = 128 * 1024
+"""Ids that a striped read examines: 24 bytes each, and time of the event loop."""
+
+
+class ReadResult(NamedTuple):
+    """Consecutive wanted entries, and what stopped the read at `next_entry_id`."""
+
+    batch: EntryBatch | None
+    next_entry_id: int
+    stopped_by: Status
+    message: str = ""
+
+
+class EntryReader:
+    """Reads from the memtables (oldest first), the index and the files, for the event loop."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        index: Index,
+        memtables: Callable[[], tuple[Memtable, ...]],
+        files: FileTable,
+        metrics: Metrics,
+        gap: int,
+        was_read: Callable[[int, int, int], None],
+    ) -> None:
+        """`was_read` gets file, offset and size of what a device gave, or may have given."""
+        self._env = environment
+        self._pages = index.cached_pages
+        self._memtables = memtables
+        self._files = files
+        self.unreadable = UnreadableEntries(environment.clock, metrics)
+        self._from_cache = metrics.reads_total.labels("cache").inc
+        self._from_file = metrics.reads_total.labels("journal_file").inc
+        self._from_thread = metrics.reads_total.labels("thread").inc
+        self._sources = FetchSources(index, files, Prefetcher(), gap)
+        self._was_read = was_read
+
+    async def read(
+        self,
+        ledger_id: int,
+        first: int,
+        last: int,
+        *,
+        entries_max: int,
+        bytes_max: int,
+        stripe: Stripe = EVERY_ID,
+        bound: int = MAX_ID,
+    ) -> ReadResult:
+        """Read wanted ids of ``first … last``, in order, up to the first hole or limit.
+
+        The memtables are read before the first wait, in the caller's synchronous section. If the
+        first wanted id is stored, it is returned, however large it is. Nothing above `bound` is
+        stored.
+        """
+        if stripe.modulus == 0:
+            # One id after the last shows that there are no more.
+            last = min(last, max(first, min(bound, MAX_ID - 1) + 1))
+        if first == last and stripe.contains(first):
+            found = self.read_one(ledger_id, first, bound)
+            return found if isinstance(found, ReadResult) else await found
+        span = min(last - first + 1, _span_for(entries_max, stripe))
+        return await self._read(ledger_id, first, span, entries_max, bytes_max, stripe, bound)
+
+    def read_one(
+        self, ledger_id: int, entry_id: int, bound: int = MAX_ID
+    ) -> ReadResult | Coroutine[Any, Any, ReadResult]:
+        """`read` for one entry: the same decisions in a third of the time, without arrays.
+
+        The result is a coroutine only if a thread has to read.
+        """
+        if entry_id > bound:
+            return _absent(entry_id)
+        location = self._location(ledger_id, entry_id)
+        if location is not None:
+            number, offset, size, payload = location
+            if payload is not None:
+                self._from_cache()
+                return self._lone(
+                    ledger_id, entry_id, size, memoryview(payload)[offset : offset + size]
+                )
+            file = self._files.opened(number)
+            if file is not None:
+                try:
+                    data = file.pread_cached(size, offset)
+                except OSError:
+                    return self._failed(ledger_id, entry_id, UNREADABLE)
+                if data is not None and self._sources.digests.protects(ledger_id, data):
+                    self._from_file()
+                    return self._lone(ledger_id, entry_id, size, data)
+        return self._read(ledger_id, entry_id, 1, 1, 1, EVERY_ID, bound)
+
+    def _lone(self, ledger_id: int, entry_id: int, size: int, data: Buffer) -> ReadResult:
+        """One packet as a result, if it is the entry that it should be."""
+        if size < PACKET_HEADER_SIZE_BYTES or _IDS.unpack_from(data) != (ledger_id, entry_id):
+            return self._failed(ledger_id, entry_id, OTHER_BYTES)
+        view = data if isinstance(data, bytes) else memoryview(data)
+        batch = EntryBatch(ledger_id, entry_id, None, sizes_of_one(size), view)
+        return ReadResult(batch, entry_id + 1, Status.OK)
+
+    async def _read(
+        self,
+        ledger_id: int,
+        first: int,
+        span: int,
+        entries_max: int,
+        bytes_max: int,
+        stripe: Stripe,
+        bound: int,
+    ) -> ReadResult:
+        def choose(window: Window, wanted: Ids) -> Choice:
+            return _choose(window, wanted, bytes_max)
+
+        for attempt in range(2):
+            window = self._window(ledger_id, first, span)
+            wanted = window.wanted(stripe.modulus, stripe.first_residue, stripe.count)
+            if not len(wanted):
+                return ReadResult(None, window.last + 1, Status.OK)
+            fetch = EntryFetch(
+                self._sources, ledger_id, window, wanted[:entries_max], choose, bound
+            )
+            try:
+                await self._finish(fetch, ledger_id)
+            except FileNotFoundError as error:
+                # A compaction moved the entries and removed their file: look up again.
+                if attempt:
+                    return self._failed(ledger_id, first, f"its file is gone: {error}")
+                continue
+            except CorruptionError as error:
+                return self._failed(ledger_id, first, str(error))
+            if not attempt and fetch.failure is not None and fetch.failure[1] == PAGE_LOST:
+                # The entry may have been added meanwhile; a second look finds it then.
+                continue
+            return self._result(fetch, ledger_id)
+        raise AssertionError("the second attempt returns")
+
+    def _result(self, fetch: EntryFetch, ledger_id: int) -> ReadResult:
+        batch = fetch.batch()
+        if fetch.failure is not None:
+            failed = self._failed(ledger_id, *fetch.failure)
+            return failed if batch is None else failed._replace(batch=batch, message="")
+        if batch is None:
+            return _absent(fetch.following)
+        return ReadResult(batch, fetch.following, fetch.stopped_by)
+
+    async def _finish(self, fetch: EntryFetch, ledger_id: int) -> None:
+        """Bring `fetch` to its end; raises like `EntryFetch.finish`."""
+        stamp = self._pages.stamp
+        try:
+            if fetch.try_now(self._pages):
+                self._from_file()
+                return
+            self._from_thread()
+            # A caller that is cancelled meanwhile ends with the thread.
+            await self._env.workers.run_through("read", fetch.finish)
+        finally:
+            for number, offset, size in fetch.device_reads:
+                self._was_read(number, offset, size)
+        if fetch.pages:
+            self._pages.put(ledger_id, fetch.first_page, fetch.pages, stamp)
+
+    async def stored(self, ledger_id: int, ids: Ids) -> tuple[npt.NDArray[np.bool_], Buffer | None]:
+        """Which of `ids` (ascending, close together) are stored, and their packets.
+
+        The packets of the stored ones are concatenated; None if they are unreadable.
+        """
+        first, span = int(ids[0]), int(ids[-1]) - int(ids[0]) + 1
+        for _ in range(2):
+            window = self._window(ledger_id, first, span)
+            fetch = EntryFetch(self._sources, ledger_id, window, ids, _choose_stored, MAX_ID)
+            try:
+                await self._finish(fetch, ledger_id)
+            except FileNotFoundError:
+                # As in `read`: moved meanwhile, so look again.
+                continue
+            present = window.sizes[ids - window.first] > 0
+            return present, None if fetch.failure is not None else fetch.payload()
+        return np.ones(len(ids), np.bool_), None
+
+    def forget(self, ledger_ids: Sequence[int]) -> None:
+        """Forget cached knowledge of these ledgers; new ones may have their ids."""
+        self._pages.forget(ledger_ids)
+        self._sources.digests.forget(ledger_ids)
+
+    def _window(self, ledger_id: int, first: int, span: int) -> Window:
+        """The ids' locations in the memtables. The index is read after them."""
+        window = Window(first, span)
+        for memtable in self._memtables():
+            memtable.overlay(ledger_id, window)
+        return window
+
+    def _location(self, ledger_id: int, entry_id: int) -> Location | None:
+        """Where the newest copy of an entry is; None if memory cannot tell."""
+        for memtable in reversed(self._memtables()):
+            location = memtable.location(ledger_id, entry_id)
+            if location is not None:
+                return location
+        slots = self._pages.page(ledger_id, entry_id // SLOTS_PER_PAGE)
+        slot = None if slots is None else slot_of(slots, entry_id)
+        return None if slot is None else Location(*slot)
+
+    def _failed(self, ledger_id: int, entry_id: int, reason: str) -> ReadResult:
+        self.unreadable.note(ledger_id, entry_id, reason)
+        return ReadResult(
+            None,
+            entry_id,
+            Status.IO_ERROR,
+            f"entry {entry_id} of ledger {ledger_id} is stored here but {reason}",
+        )
+
+
+def _absent(entry_id: int) -> ReadResult:
+    return ReadResult(None, entry_id, Status.NO_SUCH_ENTRY, "no such entry")
+
+
+def _span_for(entries_max: int, stripe: Stripe) -> int:
+    """How many ids to examine for `entries_max` wanted ones, up to a limit."""
+    if stripe.modulus == 0:
+        return entries_max
+    return min(-(-entries_max * stripe.modulus // stripe.count) + stripe.modulus, STRIPED_IDS_MAX)
+
+
+def _choose(window: Window, wanted: Ids, bytes_max: int) -> Choice:
+    """The wanted ids up to the first hole or `bytes_max`."""
+    sizes = window.sizes[wanted - window.first]
+    holes = np.flatnonzero(sizes == 0)
+    present = int(holes[0]) if len(holes) else len(wanted)
+    totals = np.cumsum(sizes[:present])
+    count = min(present, max(1, int(np.searchsorted(totals, bytes_max, "right"))))
+    if count < present:
+        return wanted[:count], Status.OK, int(wanted[count])
+    if present < len(wanted):
+        return wanted[:count], Status.NO_SUCH_ENTRY, int(wanted[present])
+    return wanted, Status.OK, int(wanted[-1]) + 1
+
+
+def _choose_stored(window: Window, wanted: Ids) -> Choice:
+    """Every wanted id that is stored."""
+    return wanted[window.sizes[wanted - window.first] > 0], Status.OK, 0

@@ -1,0 +1,373 @@
+"""Reading a file of blocks from its start or from the mark, and finding its end.
+
+An invalid block is the torn end of the last write, which was never reported as durable, or damage
+to durable data. This module gathers the evidence; `bookie.node.engine.format.tail` decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import compress
+
+import numpy as np
+import numpy.typing as npt
+
+from bookie.entry.checksum import crc32c
+from bookie.env import Readable
+from bookie.errors import FormatError
+from bookie.node.engine.format.block_arrays import BlockArrays, parse_block_headers
+from bookie.node.engine.format.blocks import (
+    BLOCK_HEADER_SIZE_BYTES,
+    BLOCK_MAGIC,
+    FILE_HEADER_SIZE_BYTES,
+    BlockHeader,
+    FileHeader,
+    block_size_on_disk,
+    body_crc,
+    parse_block_header,
+)
+from bookie.node.engine.format.record_arrays import Ids, RecordArrays, parse_arrays, walk_together
+from bookie.node.engine.format.records import LinkRecord, RecordType, encode_link, parse_records
+
+SCAN_BYTES = 8 * 1024 * 1024
+GROUP_BYTES = 1024 * 1024
+GROUP_BLOCKS = 4096
+"""Small blocks are handled together, up to this number of blocks and bytes."""
+
+LINK_RECORD_SIZE_BYTES = len(encode_link(0, bytes(16), 0))
+_MAGIC_WORD = int.from_bytes(BLOCK_MAGIC, "little")
+
+
+@dataclass(frozen=True, slots=True)
+class ScannedBlock:
+    """A valid block at `offset`; its records begin at `body_offset` of the file."""
+
+    offset: int
+    end: int
+    header: BlockHeader
+    body: memoryview
+    """A view of what was read ahead, and keeps that in memory."""
+
+    @property
+    def body_offset(self) -> int:
+        """Where the records begin in the file."""
+        return self.offset + BLOCK_HEADER_SIZE_BYTES
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockRun:
+    """Valid blocks that follow each other, at least one; `offset` is where the first begins."""
+
+    data: memoryview
+    """A view of what was read ahead, from the first block on."""
+    offset: int
+    headers: BlockArrays
+    bodies: list[memoryview]
+
+    def __len__(self) -> int:
+        return len(self.bodies)
+
+    @property
+    def end(self) -> int:
+        """Where the next block begins in the file."""
+        return self.offset + int(self.headers.ends[-1])
+
+    @property
+    def sequence(self) -> int:
+        """The sequence of the last block."""
+        return int(self.headers.sequences[-1])
+
+    def blocks(self) -> Iterator[ScannedBlock]:
+        """One by one."""
+        found = self.headers
+        rows = zip(
+            found.starts.tolist(),
+            found.ends.tolist(),
+            found.sequences.tolist(),
+            found.durable_upto.tolist(),
+            found.body_lengths.tolist(),
+            found.record_counts.tolist(),
+            found.body_crcs.tolist(),
+            self.bodies,
+            strict=True,
+        )
+        for start, end, *fields, body in rows:
+            yield ScannedBlock(self.offset + start, self.offset + end, BlockHeader(*fields), body)
+
+    def groups(self) -> Iterator[BlockGroup]:
+        """The blocks in groups, in order; a group is `GROUP_BYTES` large, or one block."""
+        sizes = np.cumsum(self.headers.body_lengths)
+        counts = np.cumsum(self.headers.record_counts)
+        offsets = self._record_offsets()
+        start, before, records = 0, 0, 0
+        while start < len(self):
+            stop = int(np.searchsorted(sizes, before + GROUP_BYTES)) + 1
+            stop = min(stop, len(self), start + GROUP_BLOCKS)
+            until = int(counts[stop - 1])
+            yield _group(self, start, stop, None if offsets is None else offsets[records:until])
+            start, before, records = stop, int(sizes[stop - 1]), until
+
+    def _record_offsets(self) -> Ids | None:
+        """Where the records begin in `data`, if that is faster than group by group."""
+        counts, lengths = self.headers.record_counts, self.headers.body_lengths
+        if bool((lengths * counts[0] == lengths[0] * counts).all()):
+            # Records of one size, probably: their places can be computed.
+            return None
+        starts = self.headers.starts + BLOCK_HEADER_SIZE_BYTES
+        return walk_together(self.data, starts, starts + lengths, counts)
+
+
+def runs(
+    file: Readable, header: FileHeader, start: int, sequence_after: int, ahead: int = SCAN_BYTES
+) -> Iterator[BlockRun]:
+    """Valid blocks from `start` on, up to the first that is not.
+
+    `sequence_after` is the sequence of the block before `start`, 0 if unknown. Sequences rise by
+    one, so only one block is the successor. After damage, go on with `next_valid`.
+    """
+    size = file.size()
+    offset, data = start, memoryview(b"")
+    while offset + BLOCK_HEADER_SIZE_BYTES <= size:
+        wanted = _first_length(data, header)
+        if wanted > len(data):
+            data = _chunk(file, offset, size, max(ahead, wanted))
+            wanted = _first_length(data, header)
+            if len(data) < wanted <= size - offset:
+                data = _chunk(file, offset, size, wanted)
+        run = _run(data, header, offset, sequence_after)
+        if run is None:
+            return
+        yield run
+        data = data[run.end - offset :]
+        offset, sequence_after = run.end, run.sequence
+
+
+def blocks(
+    file: Readable, header: FileHeader, start: int, sequence_after: int
+) -> Iterator[ScannedBlock]:
+    """The blocks of `runs` one by one."""
+    for run in runs(file, header, start, sequence_after):
+        yield from run.blocks()
+
+
+def _first_length(data: memoryview, header: FileHeader) -> int:
+    """Bytes of the block at the start of `data`, at least those of a header.
+
+    Raises:
+        FormatError: its header is intact but carries flags that this version does not know.
+    """
+    found = parse_block_header(data[:BLOCK_HEADER_SIZE_BYTES], header.nonce)
+    return BLOCK_HEADER_SIZE_BYTES + (0 if found is None else found.body_length)
+
+
+def _run(data: memoryview, header: FileHeader, offset: int, sequence_after: int) -> BlockRun | None:
+    """The valid blocks at the start of `data`, which stands at `offset` of the file."""
+    found = parse_block_headers(data, header.alignment, header.nonce)
+    if found is None:
+        return None
+    if sequence_after and int(found.sequences[0]) != sequence_after + 1:
+        return None
+    rising = found.sequences - found.sequences[0] == np.arange(len(found), dtype=np.uint64)
+    in_place = rising & (found.durable_upto <= (found.starts + offset).astype(np.uint64))
+    found = found.first(_leading(in_place))
+    begins = found.starts + BLOCK_HEADER_SIZE_BYTES
+    ends = begins + found.body_lengths
+    bodies = [data[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
+    crcs = np.array(list(map(crc32c, bodies, found.body_seeds.tolist())), np.uint32)
+    count = _leading(crcs == found.body_crcs)
+    if count == 0:
+        return None
+    return BlockRun(data, offset, found.first(count), bodies[:count])
+
+
+def _leading(answers: npt.NDArray[np.bool_]) -> int:
+    """How many of the first are true."""
+    return len(answers) if bool(answers.all()) else int(answers.argmin())
+
+
+def _is_in_place(block: BlockHeader, offset: int, sequence_after: int) -> bool:
+    """True if a valid block is in its place by its sequence and its `durable_upto`."""
+    expected = sequence_after + 1 if sequence_after else block.sequence
+    return block.sequence == expected and block.durable_upto <= offset
+
+
+def left_by_no_crash(
+    file: Readable, header: FileHeader, invalid_at: int, sequence_after: int, *, room_after: bool
+) -> bool:
+    """True if a crash cannot have left the bytes at `invalid_at`.
+
+    Such bytes are another block of this file, or a block beyond the file's end. With `room_after`
+    it is also a file without room for one more block.
+    """
+    found = parse_block_header(file.pread(BLOCK_HEADER_SIZE_BYTES, invalid_at), header.nonce)
+    size = file.size()
+    if found is None:
+        return room_after and size < invalid_at + header.alignment
+    end = invalid_at + BLOCK_HEADER_SIZE_BYTES + found.body_length
+    return end > size or not _is_in_place(found, invalid_at, sequence_after)
+
+
+def _chunk(file: Readable, offset: int, size: int, wanted: int) -> memoryview:
+    return memoryview(file.pread(min(wanted, size - offset), offset))
+
+
+def _is_intact(header: FileHeader, block: BlockHeader, body: memoryview) -> bool:
+    if len(body) != block.body_length:
+        return False
+    return body_crc(header.nonce, block.sequence, [body]) == block.body_crc
+
+
+def read_block(file: Readable, header: FileHeader, offset: int, size: int) -> ScannedBlock | None:
+    """The block at `offset`, or None if its header or body is invalid."""
+    block = parse_block_header(file.pread(BLOCK_HEADER_SIZE_BYTES, offset), header.nonce)
+    if block is None:
+        return None
+    if offset + BLOCK_HEADER_SIZE_BYTES + block.body_length > size:
+        return None
+    body = memoryview(file.pread(block.body_length, offset + BLOCK_HEADER_SIZE_BYTES))
+    if not _is_intact(header, block, body):
+        return None
+    end = offset + block_size_on_disk(block.body_length, header.alignment)
+    return ScannedBlock(offset, end, block, body)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockGroup:
+    """Neighbouring blocks, their records one after the other. Links are left out.
+
+    A block with one lone append costs as much to handle as a large one.
+    """
+
+    body: memoryview
+    records: int
+    starts: Ids
+    """Where each block's records begin in `body`; blocks without records are left out."""
+    counts: Ids
+    """How many records each of them has."""
+    places: Ids
+    """Where each block's records begin in the file."""
+    end: int
+    """Where the next block begins in the file."""
+    sequence: int
+    """The sequence of the last block."""
+    offsets: Ids | None = None
+    """Where the records begin in `body`, if that is known."""
+
+    def parse(self) -> RecordArrays:
+        """The records of all blocks.
+
+        Raises:
+            FormatError: a block does not hold the records that it says.
+        """
+        parsed = parse_arrays(self.body, self.records, self.offsets)
+        first_of_block = np.cumsum(self.counts) - self.counts
+        if not np.array_equal(parsed.offsets[first_of_block], self.starts):
+            raise FormatError(f"a block before {self.end} does not hold the records it says")
+        return parsed
+
+    def places_of(self, offsets: Ids) -> Ids:
+        """Where in the file the bytes stand that are at `offsets` of `body`."""
+        block = np.searchsorted(self.starts, offsets, "right") - 1
+        return offsets - self.starts[block] + self.places[block]
+
+
+def grouped(found: Iterable[BlockRun]) -> Iterator[BlockGroup]:
+    """The groups of all runs, in order."""
+    for run in found:
+        yield from run.groups()
+
+
+def _group(run: BlockRun, start: int, stop: int, offsets: Ids | None) -> BlockGroup:
+    """The blocks `start` … `stop` (exclusive); `offsets` of their records in the run's data."""
+    part = slice(start, stop)
+    counts = run.headers.record_counts[part]
+    begins = run.headers.starts[part] + BLOCK_HEADER_SIZE_BYTES
+    lengths = run.headers.body_lengths[part]
+    bodies = run.bodies[part]
+    # An empty block may lack a byte to read.
+    filled = np.flatnonzero((counts > 0) & (lengths > 0))
+    kinds = np.frombuffer(run.data, np.uint8)[begins[filled]]
+    # Backwards, so that earlier offsets stay valid.
+    for index in filled[kinds == RecordType.LINK][::-1].tolist():
+        bodies[index] = bodies[index][LINK_RECORD_SIZE_BYTES:]
+        if offsets is not None:
+            first = int(run.headers.record_counts[start : start + index].sum())
+            offsets = _without_link(offsets, first, int(begins[index] + lengths[index]))
+        counts = _changed(counts, index, -1)
+        begins = _changed(begins, index, LINK_RECORD_SIZE_BYTES)
+    if not bool(counts.all()):
+        bodies = list(compress(bodies, (counts > 0).tolist()))
+        begins, counts = begins[counts > 0], counts[counts > 0]
+    sizes = np.array(list(map(len, bodies)), np.int64)
+    starts = np.cumsum(sizes) - sizes
+    if offsets is not None:
+        offsets = offsets + np.repeat(starts - begins, counts)
+    return BlockGroup(
+        body=bodies[0] if len(bodies) == 1 else memoryview(b"".join(bodies)),
+        records=int(counts.sum()),
+        starts=starts,
+        counts=counts,
+        places=begins + run.offset,
+        end=run.offset + int(run.headers.ends[stop - 1]),
+        sequence=int(run.headers.sequences[stop - 1]),
+        offsets=offsets,
+    )
+
+
+def _without_link(offsets: Ids, index: int, end: int) -> Ids | None:
+    """The offsets without the link at `index`, whose block ends at `end`; None if it is no link."""
+    following = int(offsets[index + 1]) if index + 1 < len(offsets) else end
+    # The next record may be in a later block; then the link fills its own.
+    if min(following, end) - int(offsets[index]) != LINK_RECORD_SIZE_BYTES:
+        return None
+    return np.delete(offsets, index)
+
+
+def _changed(values: Ids, index: int, difference: int) -> Ids:
+    changed = values.copy()
+    changed[index] += difference
+    return changed
+
+
+def later_headers(
+    file: Readable, header: FileHeader, after: int, sequence_after: int
+) -> Iterator[tuple[int, BlockHeader]]:
+    """Valid block headers at boundaries beyond `after`, with damage between them skipped."""
+    size = file.size()
+    step = header.alignment
+    offset = after - after % step + step
+    while offset < size:
+        chunk = file.pread(min(SCAN_BYTES, size - offset), offset)
+        usable = len(chunk) - len(chunk) % step
+        words = np.frombuffer(chunk, np.dtype("<u4"), count=usable // 4)
+        for index in np.flatnonzero(words[:: step // 4] == _MAGIC_WORD).tolist():
+            where = offset + index * step
+            found = parse_block_header(file.pread(BLOCK_HEADER_SIZE_BYTES, where), header.nonce)
+            if found is not None and found.sequence > sequence_after:
+                yield where, found
+        if not usable:
+            return
+        offset += usable
+
+
+def next_valid(
+    file: Readable, header: FileHeader, after: int, sequence_after: int
+) -> ScannedBlock | None:
+    """The first valid block beyond `after`, to continue after a damaged region."""
+    size = file.size()
+    for offset, _ in later_headers(file, header, after, sequence_after):
+        block = read_block(file, header, offset, size)
+        if block is not None:
+            return block
+    return None
+
+
+def link_of(file: Readable, header: FileHeader) -> LinkRecord | None:
+    """The LINK record of a file, which names its predecessor, if it has one."""
+    block = read_block(file, header, FILE_HEADER_SIZE_BYTES, file.size())
+    if block is None:
+        return None
+    for _, record in parse_records(block.body, block.header.record_count):
+        return record if isinstance(record, LinkRecord) else None
+    return None

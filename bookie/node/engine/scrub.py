@@ -1,0 +1,438 @@
+"""Reading everything that is indexed, slowly and repeatedly, to find damage early.
+
+One pass covers the files, by number, and the index. In a file it checks the checksums of blocks and
+of requests' payloads, and the ids in packets. In the index it checks the checksums of pages, and
+that slots point inside their files. A pass bypasses the page cache where the file system allows it.
+It reads at a bounded rate, in steps of a worker thread.
+
+A finding is reported once and kept in the index. It goes when a later pass finds the place sound or
+the file removed; until then the bookie is in doubt. A file that a compaction removes is no finding.
+Clients and the integrity check verify the digests of entries.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import NoReturn, TypeVar
+
+import numpy as np
+
+from bookie.config import StorageSettings
+from bookie.entry.checksum import crc32c
+from bookie.env import Buffer, Environment, File, Pause
+from bookie.errors import CorruptionError, DiskFullError
+from bookie.node.engine.files import FileTable, read_header
+from bookie.node.engine.format.blocks import FILE_HEADER_SIZE_BYTES, FileHeader
+from bookie.node.engine.format.distinct import distinct
+from bookie.node.engine.format.index_rows import FileState, decode_ledger_row, parse_ledger_key
+from bookie.node.engine.index.entry_index import INTEGRITY_IN_LIMBO, INTEGRITY_SOUND, META_INTEGRITY
+from bookie.node.engine.index.page_walk import behind, some_of, sound_slots, values_of
+from bookie.node.engine.integrity import Integrity
+from bookie.node.engine.scan import BlockGroup, grouped, next_valid, runs
+from bookie.telemetry import Metrics, event_log
+
+R = TypeVar("R")
+
+_log = event_log(__name__)
+
+META_DAMAGE = b"damage/"
+"""Prefix of the findings: file number, offset → one sentence."""
+META_POSITION = b"scrubbed"
+"""Where the next pass continues: file number, offset, sequence of the block before."""
+
+_DAMAGE_KEY = struct.Struct(">IQ")
+_POSITION = struct.Struct("<IQQ")
+ALIGNMENT_BYTES = 4096
+"""Reads past the page cache begin and end at multiples of this."""
+STEP_BYTES = 1024 * 1024
+"""Read at once; also the memory of a step, beside one block."""
+REMEMBER_BYTES = 64 * 1024 * 1024
+"""The most that is read again after a restart."""
+NOW_BYTES_PER_SECOND = 64 * 1024 * 1024
+"""The rate of a pass that an operator waits for."""
+IDLE_SECONDS = 60.0
+"""Between two passes, or when scrubbing is switched off."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One damaged place. File 0 is the index; the offset is then a CRC32C of the key."""
+
+    file: int
+    offset: int
+    what: str
+
+
+@dataclass(slots=True)
+class ScrubReport:
+    """What the pass under way, or the last one, has read."""
+
+    passes: int = 0
+    files: int = 0
+    bytes: int = 0
+    pages: int = 0
+
+
+@dataclass(slots=True)
+class _Step:
+    """What one step read, and what it found."""
+
+    size_bytes: int = 0
+    findings: list[Finding] = field(default_factory=list)
+    end: int = 0
+    sequence: int = 0
+    """Of the last block that was read."""
+
+
+class Scrubber:
+    """The scrubber of one engine. Its task runs in the event loop, its steps in a worker thread."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        settings: StorageSettings,
+        metrics: Metrics,
+        files: FileTable,
+        integrity: Integrity,
+    ) -> None:
+        self._env = environment
+        self._settings = settings
+        self._metrics = metrics
+        self._index = integrity.index
+        self._files = files
+        self._integrity = integrity
+        self._idle, self._rest = Pause(), Pause()
+        self._asked = False
+        self._now = False
+        self._read_since = 0
+        self._ends: dict[int, int] = {}
+        self.running = False
+        self.report = ScrubReport()
+        self.findings: dict[tuple[int, int], str] = {
+            _DAMAGE_KEY.unpack(key): value.decode(errors="replace")
+            for key, value in values_of(integrity.index.store, META_DAMAGE)
+            if len(key) == _DAMAGE_KEY.size
+        }
+
+    # --- for operators -------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start a whole pass now, at a higher rate."""
+        self._now = self._asked = True
+        self._idle.end()
+        self._rest.measure_again()
+
+    @property
+    def settings(self) -> StorageSettings:
+        """The settings; may be replaced at any time. If the rate was 0, a pass begins."""
+        return self._settings
+
+    @settings.setter
+    def settings(self, settings: StorageSettings) -> None:
+        was_off, self._settings = not self._settings.scrub_bytes_per_second, settings
+        self._rest.measure_again()
+        if was_off and not self.running:
+            self._idle.end()
+
+    def status(self) -> dict[str, object]:
+        """Whether it runs, how far it is, and what is damaged."""
+        return {
+            "needed": bool(self.findings),
+            "running": self._now,
+            "report": asdict(self.report) | {"damage": list(self.findings.values())},
+        }
+
+    # --- the task ------------------------------------------------------------------------
+
+    async def run(self) -> NoReturn:
+        """Make passes until cancelled; the current step still ends."""
+        while True:
+            self._asked = False
+            self._idle.clear()
+            if self._now or self._settings.scrub_bytes_per_second:
+                await self.scrub()
+                self._now = self._asked
+            await self._idle.wait(lambda: IDLE_SECONDS)
+
+    async def scrub(self) -> None:
+        """One pass; it continues an interrupted one, unless `start` asked for it.
+
+        Raises:
+            StorageFailedError: the index could not be written; the process must end.
+        """
+        resumed = b"" if self._now else await self._run(self._position)
+        self.running = True
+        passes = self.report.passes
+        self.report = ScrubReport(passes)
+        self._ends = {}
+        number, offset, sequence = 0, 0, 0
+        if len(resumed) == _POSITION.size:
+            number, offset, sequence = _POSITION.unpack(resumed)
+        try:
+            for file in await self._run(self._file_numbers):
+                if file < number:
+                    continue
+                at = (offset, sequence) if file == number else (FILE_HEADER_SIZE_BYTES, 0)
+                await self._scrub_file(file, *at)
+            await self._scrub_index()
+            await self._forget([key for key in self.findings if not self._is_there(key[0])])
+            await self._put({META_POSITION: b""})
+            self.report.passes = passes + 1
+            self._metrics.scrub_passes_total.inc()
+        except (CorruptionError, OSError) as error:
+            # The pass's own data is unreadable. An unreadable file would be a finding.
+            _log.warning("scrub_stopped", reason=str(error))
+        finally:
+            self.running = False
+
+    def _position(self) -> bytes:
+        position: bytes = self._index.meta(META_POSITION) or b""
+        return position
+
+    def _file_numbers(self) -> list[int]:
+        return [number for number in self._index.files() if self._is_there(number)]
+
+    def _is_there(self, number: int) -> bool:
+        return number == 0 or self._files.path(number) is not None
+
+    async def _scrub_file(self, number: int, offset: int, sequence: int) -> None:
+        """One file from `offset` on, up to where it is indexed."""
+        steps = self._file_steps(number, offset, sequence)
+        found: set[tuple[int, int]] = set()
+        while (step := await self._run(lambda: next(steps, None))) is not None:
+            found |= {(item.file, item.offset) for item in step.findings}
+            await self._take(step)
+            await self._remember(number, step)
+        if offset == FILE_HEADER_SIZE_BYTES:
+            known = [key for key in self.findings if key[0] == number and key not in found]
+            await self._forget(known)
+        self.report.files += 1
+
+    def _file_steps(self, number: int, offset: int, sequence: int) -> Iterator[_Step]:
+        row = self._index.files().get(number)
+        mark = self._index.mark()
+        path = self._files.path(number)
+        if row is None or mark is None or path is None:
+            return
+        sealed = row.state is FileState.SEALED
+        end = row.size_bytes if sealed else mark.offset if mark.file_number == number else 0
+        try:
+            file = _Uncached(self._env.disk.open(path))
+        except FileNotFoundError:
+            return
+        try:
+            yield from self._steps_of(number, file, offset, sequence, end)
+        finally:
+            file.close()
+
+    def _steps_of(
+        self, number: int, file: _Uncached, offset: int, sequence: int, end: int
+    ) -> Iterator[_Step]:
+        try:
+            header = read_header(file)
+        except (CorruptionError, OSError) as error:
+            yield _Step(FILE_HEADER_SIZE_BYTES, [Finding(number, 0, f"file {number}: {error}")])
+            return
+        while offset < end:
+            step = _Step()
+            try:
+                for group in grouped(runs(file, header, offset, sequence, STEP_BYTES)):
+                    step = _Step(group.end - offset, _check(number, group))
+                    offset, sequence = group.end, group.sequence
+                    step.end, step.sequence = offset, sequence
+                    self._ends[number] = offset
+                    yield step
+                    if offset >= end:
+                        return
+                if offset >= end or _is_blank(file, offset, end):
+                    return
+                what = f"file {number} is damaged at offset {offset}"
+            except OSError as error:
+                what = f"file {number} cannot be read at offset {offset}: {error}"
+            step = _Step(0, [Finding(number, offset, what)], offset, sequence)
+            following = _behind(file, header, offset, sequence)
+            if following is None:
+                yield step
+                return
+            step.size_bytes = following[0] - offset
+            offset, sequence = step.end, step.sequence = following
+            yield step
+
+    async def _remember(self, number: int, step: _Step) -> None:
+        self._read_since += step.size_bytes
+        if self._read_since >= REMEMBER_BYTES and not self._now:
+            self._read_since = 0
+            await self._put({META_POSITION: _POSITION.pack(number, step.end, step.sequence)})
+
+    async def _scrub_index(self) -> None:
+        for read in (self._index_step, self._rows_step):
+            start: bytes | None = b""
+            while start is not None:
+                step, start = await self._run(partial(read, start))
+                await self._take(step)
+
+    def _index_step(self, start: bytes) -> tuple[_Step, bytes | None]:
+        """Some pages of the index: each whole, and pointing at what its files hold."""
+        pairs, hidden = some_of(self._index.store, "locations", start)
+        step = _Step(sum(len(value) for _, value in pairs))
+        pages, damaged = sound_slots(pairs)
+        self.report.pages += len(pairs)
+        for key in damaged:
+            what = f"page {key.hex()} of the index fails its checksum"
+            step.findings.append(Finding(0, crc32c(key), what))
+        for key in hidden:
+            what = f"page {key.hex()} of the index is not found, though it is there"
+            step.findings.append(Finding(0, crc32c(key), what))
+        slots = pages.reshape(-1, 3)
+        slots = slots[slots[:, 2] > 0]
+        ends = slots[:, 1].astype(np.int64) + slots[:, 2]
+        for number in distinct(slots[:, 0]).tolist():
+            last = int(ends[slots[:, 0] == number].max())
+            known = self._ends.get(number)
+            if known is not None and last > known and self._is_sealed(number):
+                what = f"the index points to {last} in file {number}, which ends at {known}"
+                step.findings.append(Finding(number, known, what))
+        return step, behind(pairs, start)
+
+    def _rows_step(self, start: bytes) -> tuple[_Step, bytes | None]:
+        """Some rows of ledgers: each whole, and found."""
+        pairs, hidden = some_of(self._index.store, "ledgers", start)
+        step = _Step(sum(len(value) for _, value in pairs))
+        for key, value in pairs:
+            try:
+                decode_ledger_row(parse_ledger_key(key), value)
+            except CorruptionError as error:
+                step.findings.append(Finding(0, crc32c(key), f"{error} (key {key.hex()})"))
+        for key in hidden:
+            what = f"the ledger row {key.hex()} of the index is not found, though it is there"
+            step.findings.append(Finding(0, crc32c(key), what))
+        return step, behind(pairs, start)
+
+    def _is_sealed(self, number: int) -> bool:
+        row = self._index.files().get(number)
+        return row is not None and row.state is FileState.SEALED
+
+    # --- findings ------------------------------------------------------------------------
+
+    async def _take(self, step: _Step) -> None:
+        """Report new findings, count bytes, and keep to the rate."""
+        self.report.bytes += step.size_bytes
+        self._metrics.scrub_bytes_total.inc(step.size_bytes)
+        for finding in step.findings:
+            key = (finding.file, finding.offset)
+            # A missing file was removed, not damaged.
+            if key in self.findings or not self._is_there(finding.file):
+                continue
+            await self._report(key, finding.what)
+        await self._rest.wait(lambda: step.size_bytes / max(self._rate(), 1))
+
+    def _rate(self) -> int:
+        rate = self._settings.scrub_bytes_per_second
+        return max(rate, NOW_BYTES_PER_SECOND) if self._now else rate
+
+    async def _report(self, key: tuple[int, int], what: str) -> None:
+        self.findings[key] = what
+        self._metrics.errors_total.labels("scrub").inc()
+        _log.error("damage_found", found=what)
+        values = {META_DAMAGE + _DAMAGE_KEY.pack(*key): what.encode()}
+        if self._integrity.value == INTEGRITY_SOUND:
+            # In limbo suffices. Damaged entries answer with an error, and a page with a damaged key
+            # is found beside its place. Only a damaged key in a branch hides more, until the next
+            # start.
+            values[META_INTEGRITY] = INTEGRITY_IN_LIMBO
+        await self._put(values)
+
+    async def _forget(self, keys: list[tuple[int, int]]) -> None:
+        """These places are sound, or their files are gone."""
+        for key in keys:
+            del self.findings[key]
+        if keys:
+            names = [META_DAMAGE + _DAMAGE_KEY.pack(*key) for key in keys]
+            with suppress(DiskFullError):
+                await self._integrity.forget(names)
+
+    async def _put(self, values: dict[bytes, bytes]) -> None:
+        with suppress(DiskFullError):
+            await self._integrity.put(values)
+
+    async def _run(self, function: Callable[[], R]) -> R:
+        return await self._env.workers.run("scrub", function)
+
+
+class _Uncached:
+    """A file as the device has it, past the page cache."""
+
+    def __init__(self, file: File) -> None:
+        self._file = file
+
+    def pread(self, size: int, offset: int) -> Buffer:
+        """See `Readable.pread`; aligned as the device wants it."""
+        start = offset // ALIGNMENT_BYTES * ALIGNMENT_BYTES
+        wanted = -(-(offset + size - start) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        data = self._file.pread_uncached(wanted, start)
+        return memoryview(data)[offset - start : offset - start + size]
+
+    def size(self) -> int:
+        """See `Readable.size`."""
+        return self._file.size()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def _check(number: int, group: BlockGroup) -> list[Finding]:
+    """Damage inside of blocks whose own checksums are right."""
+    first = int(group.places[0]) if len(group.places) else 0
+    try:
+        records = group.parse()
+    except CorruptionError as error:
+        return [Finding(number, first, f"file {number} holds no records at {first}: {error}")]
+    findings = []
+    body = group.body
+    for start, size, crc in zip(
+        records.payloads.tolist(),
+        records.payload_sizes.tolist(),
+        records.payload_crcs.tolist(),
+        strict=True,
+    ):
+        if crc32c(body[start : start + size]) != crc:
+            place = int(group.places_of(np.array([start]))[0])
+            what = f"the payload at {place} of file {number} is not what its writer sent"
+            findings.append(Finding(number, place, what))
+    wrong = np.flatnonzero(
+        (records.header_ledger_ids != records.ledger_ids)
+        | (records.header_entry_ids != records.entry_ids)
+    )
+    if len(wrong):
+        at = int(group.places_of(records.packets[wrong[:1]])[0])
+        what = f"the packet at {at} of file {number} is not the entry that its record says"
+        findings.append(Finding(number, at, what))
+    return findings
+
+
+def _behind(
+    file: _Uncached, header: FileHeader, offset: int, sequence: int
+) -> tuple[int, int] | None:
+    """Where to continue after damage at `offset`: the next valid block, and the sequence before."""
+    try:
+        found = next_valid(file, header, offset, sequence)
+    except OSError:
+        return None
+    return None if found is None else (found.offset, found.header.sequence - 1)
+
+
+def _is_blank(file: _Uncached, start: int, end: int) -> bool:
+    """True if there are only zeros: reserved room that was never used."""
+    while start < end:
+        data = file.pread(min(STEP_BYTES, end - start), start)
+        if not len(data):
+            return True
+        if np.frombuffer(data, np.uint8).any():
+            return False
+        start += len(data)
+    return True

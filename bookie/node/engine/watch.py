@@ -1,0 +1,140 @@
+"""A watch over the devices: it reports late answers, and a missing one ends the engine.
+
+The watch never waits for a device. It checks the age of three things: the oldest request in the
+journal, the current step of file removal, and the current commit of the index. Of a transaction
+only the end counts, where the index writes and syncs.
+
+A device that hangs gives no error. Meanwhile requests wait and memory fills up.
+
+If the whole process is paused (SIGSTOP, a virtual machine), answers wait while the clock runs on. A
+late look shows that. It never ends the engine, and the time before it counts as one interval. A
+device that really hangs is noticed by later looks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+from bookie.config import StorageSettings
+from bookie.env import Clock, KeyValueStore, ReadTransaction, WriteTransaction
+from bookie.node.engine.journal.queue import JournalQueue
+from bookie.node.engine.removal import Removal
+from bookie.telemetry import Metrics, event_log
+
+_log = event_log(__name__)
+
+LATE_INTERVALS = 2.0
+"""A look is late if more than this many intervals have passed since the last one."""
+
+INTERVALS_PER_FAILURE = 4.0
+"""Looks within the time that ends the engine, so that one of them may be late."""
+
+
+class CountedStore:
+    """A key-value store that counts its commits: those that began, and those that ended."""
+
+    def __init__(self, store: KeyValueStore) -> None:
+        self._store = store
+        self.commits_begun = 0
+        self.commits_ended = 0
+
+    def read(self) -> AbstractContextManager[ReadTransaction]:
+        """See `KeyValueStore.read`."""
+        return self._store.read()
+
+    @contextmanager
+    def write(self) -> Iterator[WriteTransaction]:
+        """See `KeyValueStore.write`."""
+        begun = self.commits_begun
+        try:
+            with self._store.write() as transaction:
+                yield transaction
+                self.commits_begun += 1
+        finally:
+            self.commits_ended += self.commits_begun - begun
+
+    def close(self) -> None:
+        """See `KeyValueStore.close`."""
+        self._store.close()
+
+    @property
+    def is_committing(self) -> bool:
+        """True while a transaction is committing."""
+        return self.commits_begun != self.commits_ended
+
+
+class DeviceWatch:
+    """Looks from time to time; calls `failed` when an answer is overdue."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        settings: StorageSettings,
+        metrics: Metrics,
+        store: CountedStore,
+        queue: JournalQueue,
+        removal: Removal,
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        """Removal counts for the ledgers device, also of journal files."""
+        self._clock = clock
+        self._settings = settings
+        self._metrics = metrics
+        self._store = store
+        self._queue = queue
+        self._removal = removal
+        self._failed = failed
+        self._reported: set[str] = set()
+        self._commit_seen = 0
+        self._commit_since = 0.0
+        self._looked_at = clock.monotonic()
+        self._stood_still: list[tuple[float, float]] = []
+        """Begin and end of each pause of the process, ascending."""
+
+    @property
+    def interval_seconds(self) -> float:
+        """How long after one look the next one is due."""
+        settings = self._settings
+        return min(settings.idle_marker_seconds, settings.sync_fail_seconds / INTERVALS_PER_FAILURE)
+
+    def look(self) -> None:
+        """Look once; never blocks."""
+        now, before = self._clock.monotonic(), self._looked_at
+        is_late = now - before > LATE_INTERVALS * self.interval_seconds
+        self._looked_at = now
+        owed = {
+            "journal": self._queue.waiting_since,
+            "ledgers": self._removal.working_since,
+            "index": self._committing_since(now),
+        }
+        for device, since in owed.items():
+            # Answers from before a late look may still be queued; only the time up to the last look
+            # counts.
+            self._judge(device, before if is_late else now, since)
+        oldest = min((since for since in owed.values() if since is not None), default=now)
+        self._stood_still = [still for still in self._stood_still if still[1] > oldest]
+        if is_late:
+            self._stood_still.append((before + self.interval_seconds, now))
+
+    def _committing_since(self, now: float) -> float | None:
+        """When a look first saw the current commit, if there is one."""
+        if not self._store.is_committing:
+            return None
+        if self._commit_seen != self._store.commits_begun:
+            self._commit_seen = self._store.commits_begun
+            self._commit_since = now
+        return self._commit_since
+
+    def _judge(self, device: str, until: float, since: float | None) -> None:
+        if since is None:
+            self._reported.discard(device)
+            return
+        still = sum(max(0.0, end - max(begin, since)) for begin, end in self._stood_still)
+        waited = until - since - still
+        if waited >= self._settings.sync_fail_seconds:
+            self._failed(TimeoutError(f"the {device} device did not answer for {waited:.0f} s"))
+        elif waited >= self._settings.sync_warn_seconds and device not in self._reported:
+            self._reported.add(device)
+            self._metrics.errors_total.labels("slow_sync").inc()
+            _log.warning("slow_sync", device=device, seconds=round(waited, 1))

@@ -1,0 +1,111 @@
+"""A window of consecutive entry ids, and where each of them is stored.
+
+The memtables are laid over the window, oldest first, so that the newest copy of an id wins. The
+index fills the empty places. Everything is an array operation, without work per entry.
+
+A location is a triple (file, offset, size). `file` > 0 is a file number; `file` < 0 is the buffer
+``memory[-file - 1]``, an unwritten payload. `file` 0 means that the entry is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from bookie.node.engine.format.pages import COLUMNS, SLOTS_PER_PAGE
+
+Ids = npt.NDArray[np.int64]
+Sizes = npt.NDArray[np.int64] | npt.NDArray[np.uint32]
+Buffer = bytes | bytearray | memoryview
+
+
+class Extent(NamedTuple):
+    """Adjacent packets: `length` bytes at `offset` of `file`.
+
+    A tuple, because each lone append in the journal needs one.
+    """
+
+    file: int
+    offset: int
+    length: int
+    packets: int
+
+
+# The class's own constructor is Python code; this one is C.
+_make_extent = cast("Any", partial(tuple.__new__, Extent))
+
+
+class Window:
+    """Locations of the ids ``first … first + span - 1``."""
+
+    __slots__ = ("files", "first", "last", "memory", "offsets", "sizes")
+
+    def __init__(self, first: int, span: int) -> None:
+        self.first = first
+        self.last = first + span - 1
+        self.files: Ids = np.zeros(span, dtype=np.int64)
+        self.offsets: Ids = np.zeros(span, dtype=np.int64)
+        self.sizes: Ids = np.zeros(span, dtype=np.int64)
+        self.memory: list[Buffer] = []
+
+    def put(self, ids: Ids, files: Sizes | int, offsets: Sizes, sizes: Sizes) -> None:
+        """Lay locations over the window; all `ids` lie in it."""
+        where = ids - self.first
+        self.files[where] = files
+        self.offsets[where] = offsets
+        self.sizes[where] = sizes
+
+    def put_contiguous(self, first_id: int, file: int, offsets: Ids, sizes: Sizes) -> None:
+        """Lay the locations of ``first_id, first_id + 1, …`` over the window."""
+        start = first_id - self.first
+        stop = start + len(sizes)
+        self.files[start:stop] = file
+        self.offsets[start:stop] = offsets
+        self.sizes[start:stop] = sizes
+
+    def fill(self, first_page: int, pages: list[bytes]) -> None:
+        """Fill the empty places of the window from these index pages.
+
+        The pages may end before the window does.
+        """
+        slots = np.frombuffer(b"".join(pages), np.dtype("<u4")).reshape(-1, COLUMNS)
+        start = self.first - first_page * SLOTS_PER_PAGE
+        part = slots[start : start + len(self.sizes)]
+        where: slice | Ids = slice(len(part))
+        if self.sizes.any():
+            where = np.flatnonzero(self.sizes[: len(part)] == 0)
+            part = part[where]
+        self.files[where], self.offsets[where], self.sizes[where] = part.T
+
+    def remember(self, buffer: Buffer) -> int:
+        """Keep `buffer` for this read; returns its negative number."""
+        self.memory.append(buffer)
+        return -len(self.memory)
+
+    def wanted(self, modulus: int, first_residue: int, count: int) -> Ids:
+        """The ids of the window that a reader of this stripe wants, ascending."""
+        ids = np.arange(len(self.sizes), dtype=np.int64) + self.first
+        if modulus == 0:
+            return ids
+        return ids[(ids - first_residue) % modulus < count]
+
+    def extents(self, ids: Ids) -> list[Extent]:
+        """The packets of `ids` as runs of adjacent bytes, in the order of `ids`."""
+        where = ids - self.first
+        files, offsets, sizes = self.files[where], self.offsets[where], self.sizes[where]
+        ends = offsets + sizes
+        breaks = np.flatnonzero((files[1:] != files[:-1]) | (offsets[1:] != ends[:-1])) + 1
+        starts = np.concatenate(([0], breaks))
+        stops = np.concatenate((breaks, [len(ids)]))
+        rows: Iterable[tuple[int, int, int, int]] = zip(
+            files[starts].tolist(),
+            offsets[starts].tolist(),
+            (ends[stops - 1] - offsets[starts]).tolist(),
+            (stops - starts).tolist(),
+            strict=True,
+        )
+        return list(map(_make_extent, rows))

@@ -1,0 +1,87 @@
+"""Several AddRequests, or several AddResponses, as one message: what waits at the same time.
+
+A message costs each end about 100 µs, of any size. So adds of many ledgers share a message if they
+wait at the same time, and so do their answers. No message is delayed for that. A message of
+messages has only the repeated field ``together``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+from bookie.errors import BadRequestError
+from bookie.wire.messages import varint, varint_value
+
+COALESCED_MAX: Final = 64
+"""The most requests, or answers, that travel in one message."""
+
+COALESCED_BYTES_MAX: Final = 2 * 1024 * 1024
+"""Their bytes: batches of 256 entries of 1 KB, one of each ledger, are joined by seven."""
+
+JOINED_BYTES_MAX: Final = 512 * 1024
+"""Beyond this a request travels alone: to copy it once more would cost what a message does."""
+
+_VIEW_SHARE_MIN: Final = 8
+"""A message becomes a view if it has at least this share, one in 8, of the joined message. A view
+costs less than a copy. But it keeps the whole joined message in memory, and a budget or the cache
+counts only the share."""
+
+_VIEW_BYTES_MIN: Final = 16 * 1024
+"""Below this, a copy costs no more."""
+
+_TOGETHER: Final = b"\x62"
+_HEAD: Final = re.compile(_TOGETHER + rb"([\x80-\xff]{0,8}[\x00-\x7f])", re.DOTALL)
+"""A length before each message in a message: a varint of up to 63 bits."""
+
+
+def fitting(queue: deque[bytes]) -> int:
+    """How many of the oldest messages travel together: at least one."""
+    count = size = 0
+    for message in queue:
+        size += len(message)
+        if len(message) > JOINED_BYTES_MAX or size > COALESCED_BYTES_MAX or count == COALESCED_MAX:
+            break
+        count += 1
+    return count or 1
+
+
+def join_messages(messages: Sequence[bytes]) -> bytes:
+    """Some AddRequests, or AddResponses, as one of them; one alone stays what it is."""
+    if len(messages) == 1:
+        return messages[0]
+    parts: list[bytes] = []
+    for message in messages:
+        parts += (_TOGETHER, varint(len(message)), message)
+    return b"".join(parts)
+
+
+def split_message(data: bytes) -> Sequence[bytes | memoryview]:
+    """What `join_messages` was given; large ones as views.
+
+    A view keeps `data` alive: at most eight times as many bytes as it has.
+
+    Raises:
+        BadRequestError: Messages that are cut off, too many, too large, or mixed with other fields.
+    """
+    if not data.startswith(_TOGETHER):
+        return (data,)
+    if len(data) > COALESCED_BYTES_MAX + 10 * COALESCED_MAX:
+        raise BadRequestError("the messages in a message are too large")
+    messages: list[bytes | memoryview] = []
+    view = memoryview(data)
+    view_bytes = max(_VIEW_BYTES_MIN, -(-len(data) // _VIEW_SHARE_MIN))
+    position = 0
+    while position < len(data):
+        length = _HEAD.match(data, position)
+        if length is None or len(messages) == COALESCED_MAX:
+            raise BadRequestError("the messages in a message are malformed or too many")
+        start = length.end()
+        position = start + varint_value(length[1])
+        if position > len(data):
+            raise BadRequestError("the last of the messages in a message is cut off")
+        whole = data if position - start < view_bytes else view
+        messages.append(whole[start:position])
+    return messages

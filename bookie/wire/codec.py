@@ -1,0 +1,450 @@
+"""The hot messages as wire bytes: AddRequest, AddResponse, ReadRequest, ReadResponse.
+
+This module builds and parses them itself, because generated code would work per entry. Here a batch
+of a thousand entries is a few array copies. Sizes and steps are the memory of numpy arrays. The
+payload is a view of the message. ``proto/bookie/v1/bookie.proto`` stays the contract. As generated
+code does, this module writes fields in the order of their numbers and omits defaults.
+
+The request id comes first and the payload last. Request ids come from one counter per client
+process, so every bookie of a write set gets the same bytes object. On one stream the ids need not
+rise, because a batch may be sent again after later ones. Answers come in request order. Messages
+that wait at the same time are joined (`wire/coalesce.py`).
+
+Parsers take fields in any order and skip unknown ones. Everything else that breaks the contract
+raises :class:`BadRequestError`, and no other error.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bookie.entry.batch import PACKET_HEADER_SIZE_BYTES, EntryBatch, sizes_of_one
+from bookie.errors import BadRequestError
+from bookie.ids import BATCH_SIZE_BYTES_MAX, ENTRY_SIZE_BYTES_MAX, MAX_ID, NO_ENTRY, Status
+from bookie.wire.commands import AddCommand, ReadCommand, ReadReply
+from bookie.wire.messages import (
+    Fields,
+    int64_varint,
+    scan,
+    scan_numbers,
+    to_int64,
+    to_sint64,
+    varint,
+    varint_value,
+    zigzag_varint,
+)
+
+MASTER_KEY_BYTES_MAX: Final = 64
+"""The longest key a request may carry; ours have 32 bytes, Apache BookKeeper's 20."""
+
+LAC_PACKET_BYTES_MAX: Final = 64
+"""The longest explicit-LAC packet: two numbers and the largest digest, with room to spare."""
+
+MESSAGE_TEXT_CHARACTERS_MAX: Final = 512
+"""Where the sentence of an answer is cut off."""
+
+_FIXED32: Final = np.dtype("<u4")
+_FIXED64: Final = np.dtype("<i8")  # steps; those above 2^63 show as negative and are refused
+_UINT32_MASK: Final = 0xFFFF_FFFF
+_STATUSES: Final = tuple(Status)
+
+
+# -- AddRequest ------------------------------------------------------------------------------------
+
+_ADD_REQUEST_UNPACKED: Final = {0x29: 0x2A, 0x35: 0x32}
+
+_VARINT: Final = rb"([\x80-\xff]{0,8}[\x00-\x7f])"  # up to 63 bits
+_LONE_ADD: Final = re.compile(
+    rb"(?:\x08" + _VARINT + rb")?(?:\x10" + _VARINT + rb")?"  # request id, ledger id
+    rb"(?:\x1a(?:\x14(.{20})|\x20(.{32})))?"  # master key
+    rb"(?:\x20" + _VARINT + rb")?\x32\x04(.{4})"  # first entry id, the only size
+    rb"(?:\x3d(.{4}))?(?:\x40(\x01))?(?:\x48(\x01))?"  # checksum, recovery, deferred sync
+    rb"\x7a" + _VARINT,  # length of the payload, which follows
+    re.DOTALL,
+)
+"""A request of one entry as `encode_add_request` writes it, up to its payload."""
+
+
+def encode_add_request(
+    request_id: int,
+    ledger_id: int,
+    batch: EntryBatch | None,
+    *,
+    master_key: bytes = b"",
+    payload_crc32c: int = 0,
+    recovery: bool = False,
+    deferred_sync: bool = False,
+    lac_packet: bytes = b"",
+) -> bytes:
+    """The wire bytes of one add, or of an explicit LAC alone when `batch` is None.
+
+    The payload is copied once. Nothing is checked: the bookie does that.
+    """
+    head = bytearray()
+    if request_id:
+        head += b"\x08" + varint(request_id)
+    if ledger_id:
+        head += b"\x10" + int64_varint(ledger_id)
+    if master_key:
+        head += b"\x1a" + varint(len(master_key)) + master_key
+    if batch is not None:
+        if batch.first_entry_id:
+            head += b"\x20" + zigzag_varint(batch.first_entry_id)
+        _append_arrays(head, batch, b"\x2a", b"\x32")
+    if payload_crc32c:
+        head += b"\x3d" + payload_crc32c.to_bytes(4, "little")
+    if recovery:
+        head += b"\x40\x01"
+    if deferred_sync:
+        head += b"\x48\x01"
+    if lac_packet:
+        head += b"\x52" + varint(len(lac_packet)) + lac_packet
+    if batch is None:
+        return bytes(head)
+    head += b"\x7a" + varint(len(batch.payload))
+    return b"".join((head, batch.payload))
+
+
+def parse_add_request(data: bytes | memoryview) -> tuple[int, AddCommand]:
+    """The request id and the command of one message.
+
+    The batch's payload and arrays are views of `data` and keep it alive. Bounds of ids and sizes
+    have been checked; the payload's checksum and its packets' headers have not.
+
+    Raises:
+        BadRequestError: Not a message, or one that breaks a bound; `request_id_of` may still tell
+            which request it was.
+    """
+    lone = _parse_lone_add(data)
+    if lone is not None:
+        return lone
+    fields = scan(data, _ADD_REQUEST_UNPACKED)
+    numbers = fields.numbers
+    ledger_id = to_int64(numbers.get(0x10, 0))
+    lac_packet = fields.octets(0x52, LAC_PACKET_BYTES_MAX)
+    batch = _parse_batch(fields, ledger_id, to_sint64(numbers.get(0x20, 0)), 0x2A, 0x32)
+    if batch is None:
+        _check_ledger_id(ledger_id)
+        if not lac_packet:
+            raise BadRequestError("the request carries neither entries nor a last add confirmed")
+    elif batch.count > 1 and len(batch.payload) > BATCH_SIZE_BYTES_MAX:
+        raise BadRequestError(
+            f"a batch of {batch.count} entries has {len(batch.payload)} bytes; "
+            f"at most {BATCH_SIZE_BYTES_MAX} are allowed"
+        )
+    command = AddCommand(
+        batch,
+        ledger_id,
+        fields.octets(0x1A, MASTER_KEY_BYTES_MAX),
+        numbers.get(0x3D, 0),
+        bool(numbers.get(0x40, 0)),
+        bool(numbers.get(0x48, 0)),
+        lac_packet,
+    )
+    return numbers.get(0x08, 0), command
+
+
+def _parse_lone_add(data: bytes | memoryview) -> tuple[int, AddCommand] | None:
+    """What `parse_add_request` finds in a sound request of one entry; None if it is another one.
+
+    It takes half the time. Lone appends wait for it, and a writer of many ledgers sends mostly
+    such requests.
+    """
+    match = _LONE_ADD.match(data)
+    if match is None:
+        return None
+    request_id, ledger_id, short_key, key, entry_id, size, crc, recovery, deferred, length = (
+        match.groups(b"")
+    )
+    start = match.end()
+    payload_bytes = len(data) - start
+    zigzag = varint_value(entry_id)
+    if (
+        payload_bytes != varint_value(length)
+        or payload_bytes != int.from_bytes(size, "little")
+        or not PACKET_HEADER_SIZE_BYTES <= payload_bytes <= ENTRY_SIZE_BYTES_MAX
+        or zigzag & 1
+    ):
+        return None
+    ledger = varint_value(ledger_id)
+    payload = memoryview(data)[start:]
+    batch = EntryBatch(ledger, zigzag >> 1, None, sizes_of_one(payload_bytes), payload)
+    command = AddCommand(
+        batch,
+        ledger,
+        key or short_key,
+        int.from_bytes(crc, "little"),
+        recovery != b"",
+        deferred != b"",
+    )
+    return varint_value(request_id), command
+
+
+def request_id_of(data: bytes | memoryview) -> int:
+    """The request id of a message that may be malformed further on; 0 when it is not known."""
+    if data[:1] != b"\x08":
+        return 0
+    request_id = 0
+    for position, octet in enumerate(data[1:11]):
+        request_id |= (octet & 0x7F) << 7 * position
+        if octet < 0x80:
+            return request_id if request_id >> 64 == 0 else 0
+    return 0
+
+
+# -- AddResponse -----------------------------------------------------------------------------------
+
+
+class AddAnswer(NamedTuple):
+    """A bookie's answer to one add. `message` is one sentence, empty when the status is OK."""
+
+    request_id: int
+    status: Status
+    message: str
+
+
+def encode_add_response(request_id: int, status: Status, message: str = "") -> bytes:
+    """The wire bytes of the answer to one add."""
+    head = b"\x08" + varint(request_id) if request_id else b""
+    if status:
+        head += b"\x10" + varint(status)
+    if message:
+        head += _text_field(b"\x1a", message)
+    return head
+
+
+def parse_add_response(data: bytes | memoryview) -> AddAnswer:
+    """The answer of a bookie.
+
+    Raises:
+        BadRequestError: The bytes are not such a message, or its status is unknown.
+    """
+    numbers, text = scan_numbers(data), ""
+    if numbers is None:
+        fields = scan(data, {})
+        numbers, text = fields.numbers, fields.text(0x1A)
+    return AddAnswer(numbers.get(0x08, 0), _status(numbers.get(0x10, 0)), text)
+
+
+# -- ReadRequest -----------------------------------------------------------------------------------
+
+
+def encode_streamed_read(request_id: int, command: ReadCommand, timeout_ms: int = 0) -> bytes:
+    """The wire bytes of one read on a stream; the client waits `timeout_ms`, or for ever if 0."""
+    out = encode_read_request(command) + b"\x58" + varint(request_id)
+    return out + b"\x60" + varint(timeout_ms) if timeout_ms else out
+
+
+def encode_read_request(command: ReadCommand) -> bytes:
+    """The wire bytes of one read. Nothing is checked: the bookie does that."""
+    out = bytearray()
+    first, last = command.first_entry_id, command.last_entry_id
+    if command.ledger_id:
+        out += b"\x08" + int64_varint(command.ledger_id)
+    if first:
+        octets = zigzag_varint(first)
+        out += b"\x10" + octets
+        if first == last:
+            out += b"\x18" + octets
+    if last and first != last:
+        out += b"\x18" + zigzag_varint(last)
+    if command.max_entries:
+        out += b"\x20" + varint(command.max_entries)
+    if command.max_bytes:
+        out += b"\x28" + varint(command.max_bytes)
+    if command.fence:
+        out += b"\x30\x01"
+    if command.master_key:
+        out += b"\x3a" + varint(len(command.master_key)) + command.master_key
+    if command.stripe_modulus:
+        out += b"\x40" + varint(command.stripe_modulus)
+    if command.stripe_first_residue:
+        out += b"\x48" + varint(command.stripe_first_residue)
+    if command.stripe_count:
+        out += b"\x50" + varint(command.stripe_count)
+    return bytes(out)
+
+
+def parse_read_request(data: bytes) -> ReadCommand:
+    """The read that a message asks for; ids, limits and stripe are within their bounds.
+
+    Raises:
+        BadRequestError: Not a message, or one that breaks a bound.
+    """
+    return parse_streamed_read(data)[2]
+
+
+def parse_streamed_read(data: bytes) -> tuple[int, int, ReadCommand]:
+    """Request id and timeout in ms of a read on a stream, and what `parse_read_request` finds.
+
+    Raises:
+        BadRequestError: As there; `read_id_of` may still tell which request it was.
+    """
+    numbers = scan_numbers(data)
+    if numbers is not None:
+        number, key = numbers.get, b""
+    else:
+        fields = scan(data, {})
+        number, key = fields.numbers.get, fields.octets(0x3A, MASTER_KEY_BYTES_MAX)
+    first, last = number(0x10, 0), number(0x18, 0)
+    command = ReadCommand(
+        to_int64(number(0x08, 0)),
+        first >> 1 ^ -(first & 1),
+        last >> 1 ^ -(last & 1),
+        number(0x20, 0) & _UINT32_MASK,
+        number(0x28, 0) & _UINT32_MASK,
+        number(0x30, 0) != 0,
+        key,
+        number(0x40, 0) & _UINT32_MASK,
+        number(0x48, 0) & _UINT32_MASK,
+        number(0x50, 0) & _UINT32_MASK,
+    )
+    _check_ledger_id(command.ledger_id)
+    first, last = command.first_entry_id, command.last_entry_id
+    if first != NO_ENTRY and not 0 <= first <= last:
+        raise BadRequestError(f"entries {first} to {last} are not a range of entry ids")
+    modulus, count = command.stripe_modulus, command.stripe_count
+    if modulus and not (command.stripe_first_residue < modulus and 1 <= count <= modulus):
+        raise BadRequestError(
+            f"a stripe of {count} residues from {command.stripe_first_residue} on "
+            f"does not exist modulo {modulus}"
+        )
+    return number(0x58, 0), number(0x60, 0) & _UINT32_MASK, command
+
+
+def read_id_of(data: bytes) -> int:
+    """The request id of a read that breaks a bound; 0 when it is not known."""
+    try:
+        return scan(data, {}).numbers.get(0x58, 0)
+    except BadRequestError:
+        return 0
+
+
+# -- ReadResponse ----------------------------------------------------------------------------------
+
+_READ_RESPONSE_UNPACKED: Final = {0x21: 0x22, 0x2D: 0x2A}
+
+
+def encode_read_response(reply: ReadReply, request_id: int = 0) -> bytes:
+    """The wire bytes of the answer to one read; the payload is copied once."""
+    head = bytearray()
+    if reply.status:
+        head += b"\x08" + varint(reply.status)
+    if reply.message:
+        head += _text_field(b"\x12", reply.message)
+    batch = reply.batch
+    if batch is not None:
+        if batch.first_entry_id:
+            head += b"\x18" + zigzag_varint(batch.first_entry_id)
+        _append_arrays(head, batch, b"\x22", b"\x2a")
+    if reply.next_entry_id:
+        head += b"\x30" + zigzag_varint(reply.next_entry_id)
+    if reply.stopped_by:
+        head += b"\x38" + varint(reply.stopped_by)
+    if reply.max_lac:
+        head += b"\x40" + zigzag_varint(reply.max_lac)
+    if request_id:
+        head += b"\x48" + varint(request_id)
+    if batch is None or not len(batch.payload):
+        return bytes(head)
+    head += b"\x7a" + varint(len(batch.payload))
+    return b"".join((head, batch.payload))
+
+
+def parse_read_response(data: bytes, ledger_id: int) -> ReadReply:
+    """The answer of a bookie to a read of `ledger_id`.
+
+    The batch is a view of `data`. Its bounds have been checked; ids and digests inside its packets
+    have not.
+
+    Raises:
+        BadRequestError: The bytes are not such a message, or its parts contradict each other.
+    """
+    return read_reply_of(scan_read_response(data)[1], ledger_id)
+
+
+def scan_read_response(data: bytes) -> tuple[int, Fields]:
+    """The request id of an answer on a stream, and what `read_reply_of` makes of the rest.
+
+    There are two steps for two reasons. Only the request tells the ledger. And an answer with
+    contradictions must fail its own request only, not the stream.
+
+    Raises:
+        BadRequestError: The bytes are not a message.
+    """
+    fields = scan(data, _READ_RESPONSE_UNPACKED)
+    return fields.numbers.get(0x48, 0), fields
+
+
+def read_reply_of(fields: Fields, ledger_id: int) -> ReadReply:
+    """What `parse_read_response` returns, of a message that was scanned. Raises what it raises."""
+    number = fields.numbers.get
+    status, stopped_by = number(0x08, 0), number(0x38, 0)
+    return ReadReply(
+        _status(status) if status else Status.OK,
+        fields.text(0x12),
+        _parse_batch(fields, ledger_id, to_sint64(number(0x18, 0)), 0x22, 0x2A),
+        to_sint64(number(0x30, 0)),
+        _status(stopped_by) if stopped_by else Status.OK,
+        to_sint64(number(0x40, 0)),
+    )
+
+
+# -- what messages share ---------------------------------------------------------------------------
+
+
+def _append_arrays(head: bytearray, batch: EntryBatch, steps_tag: bytes, sizes_tag: bytes) -> None:
+    """Write the ids' steps and the entries' sizes as packed arrays."""
+    if len(batch.sizes) == 1:
+        # One entry, whose size needs no array: its payload has it.
+        head += sizes_tag + b"\x04" + len(batch.payload).to_bytes(4, "little")
+        return
+    if batch.steps is not None and len(batch.steps):
+        _append_array(head, steps_tag, batch.steps, _FIXED64)
+    if len(batch.sizes):
+        _append_array(head, sizes_tag, batch.sizes, _FIXED32)
+
+
+def _append_array(head: bytearray, tag: bytes, values: NDArray[Any], dtype: np.dtype[Any]) -> None:
+    octets = values.astype(dtype, copy=False).tobytes()
+    head += tag
+    head += varint(len(octets))
+    head += octets
+
+
+def _parse_batch(
+    fields: Fields, ledger_id: int, first_entry_id: int, steps_tag: int, sizes_tag: int
+) -> EntryBatch | None:
+    """The entries of a message, or None."""
+    sizes = fields.array(sizes_tag, _FIXED32)
+    steps = fields.array(steps_tag, _FIXED64)
+    payload = fields.view(0x7A)
+    if sizes is None:
+        if steps is not None or len(payload):
+            raise BadRequestError("the message has a payload or id steps, but no entry sizes")
+        return None
+    if steps is not None and len(steps) == len(sizes) - 1 and bool((steps == 1).all()):
+        steps = None
+    batch = EntryBatch(ledger_id, first_entry_id, steps, sizes, payload)
+    batch.check_bounds()
+    return batch
+
+
+def _check_ledger_id(ledger_id: int) -> None:
+    if not 0 <= ledger_id <= MAX_ID:
+        raise BadRequestError(f"ledger id {ledger_id} is not in 0 … 2^63-1")
+
+
+def _status(number: int) -> Status:
+    if number >= len(_STATUSES):
+        raise BadRequestError(f"the message has the unknown status {number}")
+    return _STATUSES[number]
+
+
+def _text_field(tag: bytes, text: str) -> bytes:
+    octets = text[:MESSAGE_TEXT_CHARACTERS_MAX].encode("utf-8", "replace")
+    return tag + varint(len(octets)) + octets

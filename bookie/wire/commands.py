@@ -1,0 +1,132 @@
+"""Requests to a bookie and its replies: the values that the wire messages carry.
+
+The node decides about them, `rpc` transports them, clients make and read them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from bookie.entry.batch import EntryBatch
+from bookie.ids import NO_ENTRY, Status
+
+
+class Reply(NamedTuple):
+    """What a request came to; `message` is one sentence, empty when OK."""
+
+    status: Status
+    message: str = ""
+
+
+class AddCommand(NamedTuple):
+    """One add request: entries, an explicit LAC, or both.
+
+    `batch` is None when the request carries only an explicit LAC. The
+    parser has checked its bounds (ids, sizes), but not its checksum and packet headers.
+    """
+
+    batch: EntryBatch | None
+    ledger_id: int
+    master_key: bytes
+    payload_crc32c: int
+    recovery: bool = False
+    deferred_sync: bool = False
+    lac_packet: bytes = b""
+
+
+class ReadCommand(NamedTuple):
+    """A read of the wanted ids in ``first_entry_id … last_entry_id`` (inclusive).
+
+    `first_entry_id` -1 asks for the last stored entry. An id is wanted when `stripe_modulus` is 0
+    or ``(id - stripe_first_residue) % stripe_modulus < stripe_count``. Limits of 0 mean the
+    server's.
+    """
+
+    ledger_id: int
+    first_entry_id: int
+    last_entry_id: int
+    max_entries: int = 0
+    max_bytes: int = 0
+    fence: bool = False
+    master_key: bytes = b""
+    stripe_modulus: int = 0
+    stripe_first_residue: int = 0
+    stripe_count: int = 0
+
+
+class ReadReply(NamedTuple):
+    """Consecutive wanted entries, never skipping a hole.
+
+    `stopped_by` is about `next_entry_id`, the first wanted id that is not in `batch`. OK means a
+    limit or the end of the range. If `status` is an error, `batch` is None and the status is about
+    the first wanted id. `max_lac` is an unverified hint.
+    """
+
+    status: Status
+    message: str = ""
+    batch: EntryBatch | None = None
+    next_entry_id: int = NO_ENTRY
+    stopped_by: Status = Status.OK
+    max_lac: int = NO_ENTRY
+
+
+@dataclass(frozen=True, slots=True)
+class LacReply:
+    """What a bookie knows about the end of a ledger. An empty packet means that it has none."""
+
+    status: Status
+    message: str = ""
+    last_entry: bytes = b""
+    lac_packet: bytes = b""
+    max_lac: int = NO_ENTRY
+    fenced: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LacState:
+    """One update to a watcher: the highest LAC seen for the ledger and whether it is fenced."""
+
+    ledger_id: int
+    max_lac: int
+    fenced: bool
+    status: Status = Status.OK
+    lac_packet: bytes = b""
+    """The explicit LAC packet, if it is what `max_lac` comes from."""
+    key_tag: bytes = b""
+    """Of which life of the id it speaks; see `digest.key_tag`."""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerRow:
+    """One ledger as this bookie stores it; counts are those of the last checkpoint."""
+
+    ledger_id: int
+    fenced: bool
+    limbo: bool
+    first_entry_id: int
+    last_entry_id: int
+    entries: int
+    payload_bytes: int
+    max_lac: int
+    key_tag: bytes = b""
+    """Which life of the id is stored; see `digest.key_tag`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Info:
+    """One bookie as it describes itself; sizes are those of the device of the ledgers.
+
+    `ledgers` counts those in the index: what came after the last checkpoint is not in it.
+    """
+
+    bookie_id: str
+    instance_id: str
+    version: str
+    read_only: bool
+    total_bytes: int
+    free_bytes: int
+    ledgers: int
+    incarnation: str = ""
+    now_ms: int = 0
+    """Of its clock, since 1970; 0 if it does not tell."""

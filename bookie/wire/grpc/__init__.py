@@ -1,0 +1,6 @@
+"""The carrier over gRPC: `server` is a bookie's half, `client` the half of its clients."""
+
+from bookie.config import grpc_polling
+
+with grpc_polling():
+    import grpc  # noqa: F401  (who imports it later finds it as it was loaded here)

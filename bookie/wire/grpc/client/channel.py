@@ -1,0 +1,392 @@
+"""A client's way to one bookie: streams of adds on one connection, everything else on another.
+
+A fence or a LAC read must not wait behind megabytes of adds. So adds have a connection of their
+own. Calls return the bookie's answer with any status, because a status means different
+things to a writer, a reader and recovery. Only a status with one meaning raises. A call that fails
+in transport raises too, and its outcome is unknown:
+
+* `BookieUnreachableError`: the connection failed or broke, or the answer is malformed;
+* `OperationTimeoutError`: no answer in time;
+* `BadRequestError`: a message exceeded what one of the two ends takes;
+* `ClientClosedError`: the channel was closed meanwhile. If the bookie has moved:
+  `BookieUnreachableError`.
+
+Cancelling a call abandons it; the bookie may still do what it asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from typing import Any, TypeVar
+
+import grpc
+
+from bookie._pb import bookie_pb2 as pb
+from bookie.config import RpcSettings
+from bookie.errors import (
+    BadRequestError,
+    BookieUnreachableError,
+    OperationTimeoutError,
+    error_for_status,
+)
+from bookie.ids import NO_ENTRY, Status
+from bookie.wire import unary_codec
+from bookie.wire.codec import encode_read_request, parse_read_response, read_reply_of
+from bookie.wire.commands import Info, LacReply, LacState, LedgerRow, ReadCommand, ReadReply, Reply
+from bookie.wire.deadlines import Deadlines, is_being_cancelled
+from bookie.wire.grpc import security
+from bookie.wire.grpc.client.streams import (
+    AddStream,
+    LacWatch,
+    OnAnswer,
+    OnBroken,
+    OnOpen,
+    ReadStream,
+    closed_error,
+    error_of,
+)
+from bookie.wire.interfaces import SERVICE
+from bookie.wire.unary_codec import Ranges
+
+__all__ = [
+    "AddStream",
+    "BookieChannel",
+    "Info",
+    "LacReply",
+    "LacState",
+    "LacWatch",
+    "LedgerRow",
+    "Ranges",
+    "ReadCommand",
+    "ReadReply",
+    "Reply",
+]
+
+_T = TypeVar("_T")
+
+
+class BookieChannel:
+    """Calls to the bookie at `address` (``HOST:PORT``) in the cluster `instance_id`.
+
+    Nothing connects before the first call. Streams run in `tasks`, which has to outlive them;
+    `aclose` ends them all. One event loop uses a channel.
+
+    Args:
+        address: Where the bookie listens.
+        instance_id: The cluster that both have to belong to.
+        tasks: The group that runs the streams' tasks.
+        bookie_id: The bookie that is meant; another one at the address refuses. Empty: any.
+        connect_timeout_seconds: Time for a connection to stand, and for a stream to be taken up.
+        settings: Message sizes and keepalive, the same as the server's.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        instance_id: str,
+        tasks: asyncio.TaskGroup,
+        *,
+        bookie_id: str = "",
+        connect_timeout_seconds: float = 5.0,
+        settings: RpcSettings | None = None,
+    ) -> None:
+        self.address = address
+        self._tasks = tasks
+        self._connect_timeout_seconds = connect_timeout_seconds
+        self._instance_id = instance_id
+        self._bookie_id = bookie_id
+        self._metadata = security.call_metadata(instance_id, bookie_id)
+        options = security.channel_options(settings or RpcSettings(), connect_timeout_seconds)
+        self._bulk = security.open_channel(address, options)
+        self._control = security.open_channel(address, options)
+        self._unary = {
+            rpc: self._control.unary_unary(f"/{SERVICE}/{rpc}")
+            for rpc in ("Read", "ReadLac", "Fence", "Force", "WriteLac", "GetInfo")
+        }
+        self._deadlines = Deadlines()
+        read_stream = self._control.stream_stream(f"/{SERVICE}/ReadStream")
+        self._reads = ReadStream(
+            address,
+            lambda: read_stream(metadata=self._metadata),
+            tasks,
+            self._deadlines,
+            connect_timeout_seconds=connect_timeout_seconds,
+        )
+        self._streams: list[AddStream | ReadStream | LacWatch] = [self._reads]
+        self._has_moved = False
+
+    async def aclose(self, *, has_moved: bool = False) -> None:
+        """End the streams and close the connections.
+
+        Calls that run raise ClientClosedError, or BookieUnreachableError if the bookie `has_moved`:
+        then another connection reaches it.
+        """
+        self._has_moved = self._reads.has_moved = has_moved
+        for stream in self._streams:
+            await stream.aclose()
+        await self._bulk.close()
+        await self._control.close()
+        self._deadlines.close()
+
+    def add_stream(
+        self,
+        on_answer: OnAnswer,
+        on_broken: OnBroken,
+        on_open: OnOpen | None = None,
+        *,
+        incarnation: str = "",
+    ) -> AddStream:
+        """An open stream of adds; a client keeps one for plain and one for recovery adds.
+
+        If `incarnation` is not empty, only a bookie of that incarnation takes the stream up.
+        """
+        call = self._bulk.stream_stream(f"/{SERVICE}/AddStream")
+        metadata = self._metadata_for(incarnation)
+        stream = AddStream(
+            self.address,
+            lambda: call(metadata=metadata),
+            self._tasks,
+            on_answer,
+            on_broken,
+            connect_timeout_seconds=self._connect_timeout_seconds,
+            on_open=on_open,
+            bookie_id=self._bookie_id,
+            incarnation=incarnation,
+        )
+        self._streams.append(stream)
+        stream.reopen()
+        return stream
+
+    def watch_lac(
+        self,
+        on_update: Callable[[LacState], None],
+        on_broken: OnBroken,
+        on_open: OnOpen | None = None,
+    ) -> LacWatch:
+        """An open subscription to LACs, of no ledgers yet."""
+        call = self._control.stream_stream(f"/{SERVICE}/WatchLac")
+        stream = LacWatch(
+            self.address,
+            lambda: call(metadata=self._metadata),
+            self._tasks,
+            on_update,
+            on_broken,
+            connect_timeout_seconds=self._connect_timeout_seconds,
+            on_open=on_open,
+        )
+        self._streams.append(stream)
+        stream.reopen()
+        return stream
+
+    def _metadata_for(self, incarnation: str, life: str = "") -> Any:
+        """What a call sends that is meant for one incarnation or life of the bookie only."""
+        if not (incarnation or life):
+            return self._metadata
+        return security.call_metadata(self._instance_id, self._bookie_id, incarnation, life)
+
+    async def read(
+        self, command: ReadCommand, *, timeout: float, incarnation: str = ""
+    ) -> ReadReply:
+        """Read entries. The batch's bounds have been checked, its packets have not."""
+        return await self._call(
+            "Read",
+            encode_read_request(command),
+            timeout,
+            lambda data: parse_read_response(data, command.ledger_id),
+            incarnation,
+        )
+
+    async def read_entry(self, command: ReadCommand, *, timeout: float) -> ReadReply:
+        """`read` for one entry, without fencing, on a stream: at half the cost of a call.
+
+        A bookie without such a stream is asked by calls from then on, as long as the channel
+        lives. A call is also used while the stream is full.
+        """
+        reads = self._reads
+        if reads.is_offered and not reads.is_full:
+            due = asyncio.get_running_loop().time() + timeout
+            fields = await reads.ask(command, timeout)
+            if fields is not None:
+                try:
+                    return read_reply_of(fields, command.ledger_id)
+                except BadRequestError as error:
+                    raise self._not_understood(error) from None
+            timeout = due - asyncio.get_running_loop().time()
+        return await self.read(command, timeout=timeout)
+
+    async def read_lac(
+        self, ledger_id: int, master_key: bytes, *, timeout: float, incarnation: str = ""
+    ) -> LacReply:
+        """Ask what the bookie knows about the end of a ledger; packets are unverified."""
+        request = pb.ReadLacRequest(ledger_id=ledger_id, master_key=master_key).SerializeToString()
+        parse = unary_codec.parse_lac_reply
+        return await self._call("ReadLac", request, timeout, parse, incarnation)
+
+    async def fence(
+        self, ledger_id: int, master_key: bytes, *, timeout: float, incarnation: str = ""
+    ) -> LacReply:
+        """Fence a ledger; an OK or definite negative answer comes after the fence is durable."""
+        request = pb.FenceRequest(ledger_id=ledger_id, master_key=master_key).SerializeToString()
+        parse = unary_codec.parse_lac_reply
+        return await self._call("Fence", request, timeout, parse, incarnation)
+
+    async def force(self, ledger_id: int, *, timeout: float, life: str = "") -> Reply:
+        """Make durable what the bookie accepted of a ledger before.
+
+        Pass `life` of the stream that the adds went on: a later process, which may lack them,
+        answers WRONG_INCARNATION. Empty: any.
+        """
+        request = pb.ForceRequest(ledger_id=ledger_id).SerializeToString()
+        return await self._call("Force", request, timeout, unary_codec.parse_reply, life=life)
+
+    async def write_lac(
+        self, ledger_id: int, master_key: bytes, packet: bytes, *, timeout: float
+    ) -> Reply:
+        """Store an explicit LAC."""
+        request = pb.WriteLacRequest(
+            ledger_id=ledger_id, master_key=master_key, lac_packet=packet
+        ).SerializeToString()
+        return await self._call("WriteLac", request, timeout, unary_codec.parse_reply)
+
+    async def info(self, *, timeout: float) -> Info:
+        """Ask the bookie to describe itself.
+
+        Raises:
+            BookieError: The error of the status, when it is not OK.
+        """
+        request = pb.GetInfoRequest().SerializeToString()
+        reply, info = await self._call("GetInfo", request, timeout, unary_codec.parse_info)
+        _check(reply)
+        return info
+
+    async def list_entries(
+        self,
+        ledger_id: int,
+        first_entry_id: int = 0,
+        last_entry_id: int = NO_ENTRY,
+        *,
+        key: bytes = b"",
+        timeout: float | None = None,
+    ) -> AsyncIterator[Ranges]:
+        """Ranges of ids that the bookie stores, ascending; complete when it ends without an error.
+
+        Args:
+            ledger_id: The ledger.
+            first_entry_id: Where to begin.
+            last_entry_id: Where to end (inclusive); -1 lists to the end.
+            key: The ledger's; without it, entries of another life of the id may be listed.
+            timeout: Seconds for the whole listing; None waits for ever.
+
+        Raises:
+            BookieError: The error of the status, when it is not OK.
+        """
+        request = pb.ListEntriesRequest(
+            ledger_id=ledger_id,
+            first_entry_id=first_entry_id,
+            last_entry_id=last_entry_id,
+            master_key=key,
+        ).SerializeToString()
+        pages = self._pages("ListEntries", request, timeout)
+        async with contextlib.aclosing(pages):
+            async for page in pages:
+                reply, ranges = self._understand(unary_codec.parse_ranges, page)
+                _check(reply)
+                yield ranges
+
+    async def list_ledgers(
+        self, after_ledger_id: int = -1, *, timeout: float | None = None
+    ) -> AsyncIterator[list[LedgerRow]]:
+        """Ledgers that the bookie stores, by id; complete when it ends without an error.
+
+        Raises:
+            BookieError: The error of the status, when it is not OK.
+        """
+        request = pb.ListLedgersRequest(after_ledger_id=after_ledger_id).SerializeToString()
+        pages = self._pages("ListLedgers", request, timeout)
+        async with contextlib.aclosing(pages):
+            async for page in pages:
+                reply, rows = self._understand(unary_codec.parse_ledger_rows, page)
+                _check(reply)
+                yield rows
+
+    async def _call(
+        self,
+        rpc: str,
+        request: bytes,
+        timeout: float,
+        parse: Callable[[bytes], _T],
+        incarnation: str = "",
+        *,
+        life: str = "",
+    ) -> _T:
+        """Make one unary call and parse its answer.
+
+        The timer runs here instead of in gRPC, which handles each call with a deadline alone. With
+        32 calls at a time on two shared cores that allows 2400 calls a second instead of 6200.
+        """
+        call: Any = self._unary[rpc](request, metadata=self._metadata_for(incarnation, life))
+        self._deadlines.start(call, timeout)
+        try:
+            data: bytes = await call
+        except grpc.RpcError as error:
+            raise error_of(self.address, error) from None
+        except asyncio.CancelledError:
+            if not self._deadlines.stop(call) and not is_being_cancelled():
+                raise OperationTimeoutError(
+                    f"bookie {self.address} did not answer in time"
+                ) from None
+            self._check_cancelled()
+            raise
+        finally:
+            self._deadlines.stop(call)
+        return self._understand(parse, data)
+
+    def _check_cancelled(self) -> None:
+        """Tell a caller that was cancelled from a call that was.
+
+        gRPC ends the calls of a channel that is closed like a cancelled task, but the task that
+        waits was not asked to end.
+
+        Raises:
+            ClientClosedError: The current task was not cancelled.
+            BookieUnreachableError: Likewise, because the bookie has another address now.
+        """
+        if not is_being_cancelled():
+            raise closed_error(self.address, has_moved=self._has_moved) from None
+
+    async def _pages(
+        self, rpc: str, request: bytes, timeout: float | None
+    ) -> AsyncGenerator[bytes, None]:
+        """The messages of a listing; leaving early cancels the call."""
+        call: Any = self._control.unary_stream(f"/{SERVICE}/{rpc}")(
+            request, timeout=timeout, metadata=self._metadata
+        )
+        try:
+            async for page in call:
+                yield page
+        except grpc.RpcError as error:
+            raise error_of(self.address, error) from None
+        except asyncio.CancelledError:
+            self._check_cancelled()
+            raise
+        finally:
+            call.cancel()
+
+    def _understand(self, parse: Callable[[bytes], _T], data: bytes) -> _T:
+        """Parse an answer; a malformed one counts as no answer."""
+        try:
+            return parse(data)
+        except BadRequestError as error:
+            raise self._not_understood(error) from None
+
+    def _not_understood(self, error: BadRequestError) -> BookieUnreachableError:
+        return BookieUnreachableError(
+            f"bookie {self.address} sent an answer that cannot be understood: {error}"
+        )
+
+
+def _check(reply: Reply) -> None:
+    if reply.status is not Status.OK:
+        raise error_for_status(reply.status, reply.message)

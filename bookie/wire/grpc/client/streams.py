@@ -1,0 +1,484 @@
+"""A client's side of a long-lived stream: a queue to send from, callbacks for what comes back.
+
+A stream is used through one *attempt* at a time, which is one gRPC call with a task of its own::
+
+    BROKEN ──reopen()──▶ OPEN ──the call ends, for whatever reason──▶ BROKEN (on_broken)
+       └──────────────────┴──aclose()──▶ CLOSED
+
+This module sends nothing twice and does not reconnect by itself. A broken stream proves nothing
+about what was sent on it, so its owner decides what to send again, and when. Messages that were
+still queued are dropped; the owner holds each of them until it is answered.
+
+Callbacks run in the event loop, one at a time, and must not block. After `on_broken`, no message of
+that attempt is delivered any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable
+from itertools import count, islice
+from math import ceil
+from typing import Any, ClassVar, Final, Protocol
+
+import grpc
+from grpc import aio
+
+from bookie.errors import (
+    BadRequestError,
+    BookieError,
+    BookieUnreachableError,
+    ClientClosedError,
+    OperationTimeoutError,
+    WrongBookieError,
+    WrongIncarnationError,
+)
+from bookie.ids import (
+    BOOKIE_ID_METADATA_KEY,
+    INCARNATION_METADATA_KEY,
+    JOINED_MESSAGES_METADATA,
+    LIFE_METADATA_KEY,
+    Status,
+)
+from bookie.wire import unary_codec
+from bookie.wire.coalesce import fitting, join_messages, split_message
+from bookie.wire.codec import encode_streamed_read, parse_add_response, scan_read_response
+from bookie.wire.commands import LacState, ReadCommand
+from bookie.wire.deadlines import Deadlines, is_being_cancelled
+from bookie.wire.grpc.security import named
+from bookie.wire.messages import Fields
+
+QUEUE_BYTES_MAX: Final = 16 * 1024 * 1024
+"""Bytes waiting to be handed to gRPC above which a stream says that it is full."""
+
+TIMEOUT_MILLISECONDS_MAX: Final = 2**32 - 1
+"""What a request can carry; longer ones are cut, to 49 days."""
+
+OpenCall = Callable[[], Any]
+OnBroken = Callable[[BookieError], None]
+OnOpen = Callable[[], None]
+
+
+def closed_error(address: str, *, has_moved: bool) -> BookieError:
+    """Why a call ends whose connection was closed from this side."""
+    if has_moved:
+        return BookieUnreachableError(f"the bookie at {address} has another address now")
+    return ClientClosedError(f"the connection to bookie {address} was closed")
+
+
+class OnAnswer(Protocol):
+    """Takes a bookie's answer to one add."""
+
+    def __call__(self, request_id: int, status: Status, message: str, /) -> None:
+        """Answers come in the order in which the requests were sent."""
+
+
+def error_of(address: str, error: grpc.RpcError) -> BookieError:
+    """What a failed call means: an unknown outcome, except where the request itself is to blame."""
+    code = error.code()
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return OperationTimeoutError(f"bookie {address} did not answer in time")
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return BadRequestError(f"a message to or from bookie {address} is too large")
+    return BookieUnreachableError(f"bookie {address} cannot be reached: {error.details()}")
+
+
+class _Attempt:
+    """One call of a stream and what waits to be sent on it."""
+
+    __slots__ = ("arrived", "joins", "queue", "queued_bytes", "sent", "task")
+
+    def __init__(self) -> None:
+        self.queue: deque[bytes] = deque()
+        self.queued_bytes = 0
+        self.joins = False
+        """Whether messages that wait together may travel together."""
+        self.arrived = asyncio.Event()
+        self.sent = asyncio.Event()
+        self.task: asyncio.Task[None] | None = None
+
+
+class Stream(ABC):
+    """A bidirectional call that its owner may reopen, for adds, for reads or to watch LACs.
+
+    It is broken until `reopen` is called for the first time.
+    """
+
+    _patient: ClassVar = False
+    """Whether nothing is sent before the bookie has taken the stream up."""
+
+    def __init__(
+        self,
+        address: str,
+        open_call: OpenCall,
+        tasks: asyncio.TaskGroup,
+        on_broken: OnBroken,
+        *,
+        connect_timeout_seconds: float,
+        on_open: OnOpen | None = None,
+    ) -> None:
+        self.address = address
+        self._open_call = open_call
+        self._tasks = tasks
+        self._on_broken = on_broken
+        self._on_open = on_open
+        self._connect_timeout_seconds = connect_timeout_seconds
+        self._attempt: _Attempt | None = None
+        self._closed = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether `send` will take a message; not whether anything has been heard of the bookie."""
+        return self._attempt is not None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so much waits to be handed to gRPC that the owner should await `room`."""
+        return self._attempt is not None and self._attempt.queued_bytes > QUEUE_BYTES_MAX
+
+    @property
+    def queued_bytes(self) -> int:
+        """What waits to be handed to gRPC, which takes it as the bookie reads."""
+        return 0 if self._attempt is None else self._attempt.queued_bytes
+
+    def reopen(self) -> None:
+        """Begin a new attempt; does nothing while one is open.
+
+        Messages may be sent at once. Whether the bookie can be reached shows by `on_open` or
+        `on_broken`, one of which is called within the connect timeout.
+
+        Raises:
+            ClientClosedError: The stream was closed.
+        """
+        if self._closed:
+            raise ClientClosedError("the stream was closed")
+        if self._attempt is None:
+            self._attempt = attempt = _Attempt()
+            attempt.task = self._tasks.create_task(
+                self._run(attempt), name=f"stream to {self.address}"
+            )
+
+    def send_bytes(self, data: bytes) -> None:
+        """Queue one message; never waits.
+
+        Raises:
+            BookieUnreachableError: The stream is broken; nothing was queued.
+        """
+        attempt = self._attempt
+        if attempt is None:
+            raise BookieUnreachableError(f"the stream to bookie {self.address} is broken")
+        attempt.queue.append(data)
+        attempt.queued_bytes += len(data)
+        attempt.arrived.set()
+
+    async def room(self) -> None:
+        """Wait until the stream is not full, or broken."""
+        while (attempt := self._attempt) is not None and attempt.queued_bytes > QUEUE_BYTES_MAX:
+            attempt.sent.clear()
+            await attempt.sent.wait()
+
+    async def aclose(self) -> None:
+        """End the stream without `on_broken`; what the bookie has received, it may still do."""
+        self._closed = True
+        attempt, self._attempt = self._attempt, None
+        if attempt is not None and attempt.task is not None:
+            attempt.task.cancel()
+            attempt.sent.set()
+            await asyncio.wait((attempt.task,))
+
+    @abstractmethod
+    def _deliver(self, data: bytes) -> None:
+        """Take one message; overridden by each kind of stream."""
+
+    def _error_of(self, error: grpc.RpcError) -> BookieError:
+        """What a failed attempt means."""
+        return error_of(self.address, error)
+
+    def _refusal_of(self, offered: tuple[tuple[str, str | bytes], ...]) -> BookieError | None:
+        """Why a stream that the bookie took up with this metadata is not the one that was meant."""
+        del offered
+        return None
+
+    async def _run(self, attempt: _Attempt) -> None:
+        """Carry one attempt from its call to its end."""
+        error = await self._converse(attempt)
+        if self._attempt is attempt:
+            self._attempt = None
+            attempt.sent.set()
+            self._on_broken(error)
+
+    async def _converse(self, attempt: _Attempt) -> BookieError:
+        """Send and receive until the call ends; returns why it did."""
+        call = self._open_call()
+        writer: asyncio.Task[None] | None = None
+        try:
+            if not self._patient:
+                writer = self._writer(call, attempt)
+            async with asyncio.timeout(self._connect_timeout_seconds):
+                offered = tuple(await call.initial_metadata() or ())
+            refusal = self._refusal_of(offered)
+            if refusal is not None:
+                return refusal
+            attempt.joins = JOINED_MESSAGES_METADATA in offered
+            # A call that failed has initial metadata too, and is done.
+            if self._patient and not call.done():
+                writer = self._writer(call, attempt)
+            if self._on_open is not None and self._attempt is attempt and not call.done():
+                self._on_open()
+            async for data in call:
+                self._deliver(data)
+        except TimeoutError:
+            return BookieUnreachableError(f"bookie {self.address} did not take up the stream")
+        except grpc.RpcError as error:
+            return self._error_of(error)
+        except BadRequestError as error:
+            return BookieUnreachableError(
+                f"bookie {self.address} sent an answer that cannot be understood: {error}"
+            )
+        finally:
+            if writer is not None:
+                writer.cancel()
+            call.cancel()
+        return BookieUnreachableError(f"bookie {self.address} ended the stream")
+
+    def _writer(self, call: Any, attempt: _Attempt) -> asyncio.Task[None]:
+        return self._tasks.create_task(_write(call, attempt), name=f"writer to {self.address}")
+
+
+async def _write(call: Any, attempt: _Attempt) -> None:
+    """Hand queued messages to gRPC, which holds this task back when the bookie does not read."""
+    queue = attempt.queue
+    try:
+        while True:
+            while queue:
+                joined = fitting(queue) if attempt.joins else 1
+                await call.write(join_messages(tuple(islice(queue, joined))))
+                for _ in range(joined):
+                    attempt.queued_bytes -= len(queue.popleft())
+                attempt.sent.set()
+            attempt.arrived.clear()
+            await attempt.arrived.wait()
+    except (grpc.RpcError, aio.BaseError, asyncio.InvalidStateError):
+        pass  # the call has ended; its reader gets the error
+
+
+class AddStream(Stream):
+    """Adds to one bookie, of all ledgers of this process that mean the same incarnation of it.
+
+    A bookie of another incarnation breaks the stream with `WrongIncarnationError`, before anything
+    was sent.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        open_call: OpenCall,
+        tasks: asyncio.TaskGroup,
+        on_answer: OnAnswer,
+        on_broken: OnBroken,
+        *,
+        connect_timeout_seconds: float,
+        on_open: OnOpen | None = None,
+        bookie_id: str = "",
+        incarnation: str = "",
+    ) -> None:
+        super().__init__(
+            address,
+            open_call,
+            tasks,
+            on_broken,
+            connect_timeout_seconds=connect_timeout_seconds,
+            on_open=on_open,
+        )
+        self._on_answer = on_answer
+        self._bookie_id = bookie_id
+        self._incarnation = incarnation
+        self.life = ""
+        """The life of the bookie that took the stream up last; empty if it named none."""
+
+    def send(self, request: bytes) -> None:
+        """Queue the bytes of one add request; they may be shared with other bookies' streams.
+
+        Raises:
+            BookieUnreachableError: The stream is broken; nothing was queued.
+        """
+        self.send_bytes(request)
+
+    def _refusal_of(self, offered: tuple[tuple[str, str | bytes], ...]) -> BookieError | None:
+        self.life = named(offered, LIFE_METADATA_KEY)
+        other = named(offered, BOOKIE_ID_METADATA_KEY)
+        if self._bookie_id and other not in ("", self._bookie_id):
+            # It says nothing about the one that is meant, which has moved or is away.
+            return WrongBookieError(f"bookie {other} answers at {self.address} now")
+        found = named(offered, INCARNATION_METADATA_KEY)
+        if not self._incarnation or found == self._incarnation:
+            return None
+        if found:
+            return WrongIncarnationError(
+                f"bookie {self.address} may have lost what it acknowledged: it has another "
+                "incarnation now"
+            )
+        # So does a call that failed; nothing is known then.
+        return BookieUnreachableError(f"bookie {self.address} did not say which incarnation it is")
+
+    def _deliver(self, data: bytes) -> None:
+        for answer in split_message(data):
+            self._on_answer(*parse_add_response(answer))
+
+
+class ReadStream(Stream):
+    """Reads from one bookie, of all ledgers of this process. Opened by the first of them.
+
+    A stream that breaks is opened again by the next read; those that were under way fail.
+    """
+
+    # A write on a refused call would replace the refusal by another error.
+    _patient = True
+
+    def __init__(
+        self,
+        address: str,
+        open_call: OpenCall,
+        tasks: asyncio.TaskGroup,
+        deadlines: Deadlines,
+        *,
+        connect_timeout_seconds: float,
+    ) -> None:
+        super().__init__(
+            address,
+            open_call,
+            tasks,
+            self._fail,
+            connect_timeout_seconds=connect_timeout_seconds,
+        )
+        self._deadlines = deadlines
+        self._request_ids = count(1)
+        self._awaited: dict[int, asyncio.Future[Fields | BookieError | None]] = {}
+        self.is_offered = True
+        """Whether the bookie knows such streams, as far as is known."""
+        self.has_moved = False
+        """Whether it is closed because the bookie has another address now."""
+
+    async def ask(self, command: ReadCommand, timeout_seconds: float) -> Fields | None:
+        """The message that answers a read; None if the bookie lacks such streams.
+
+        Raises:
+            BookieUnreachableError: The stream broke; what the bookie did is unknown.
+            OperationTimeoutError: No answer in time.
+            ClientClosedError: The stream is closed, or was meanwhile.
+        """
+        if self._attempt is None:
+            self.reopen()
+        request_id = next(self._request_ids)
+        # Its time begins later at the bookie, which therefore never gives up before us.
+        timeout_ms = ceil(min(timeout_seconds * 1000, TIMEOUT_MILLISECONDS_MAX))
+        self.send_bytes(encode_streamed_read(request_id, command, max(timeout_ms, 1)))
+        answer: asyncio.Future[Fields | BookieError | None]
+        answer = asyncio.get_running_loop().create_future()
+        self._awaited[request_id] = answer
+        self._deadlines.start(answer, timeout_seconds)
+        try:
+            found = await answer
+        except asyncio.CancelledError:
+            if not self._deadlines.stop(answer) and not is_being_cancelled():
+                raise OperationTimeoutError(
+                    f"bookie {self.address} did not answer in time"
+                ) from None
+            raise
+        finally:
+            self._deadlines.stop(answer)
+            self._awaited.pop(request_id, None)
+        if isinstance(found, BookieError):
+            raise found
+        return found
+
+    async def aclose(self) -> None:
+        """End the stream; reads that wait for an answer fail."""
+        try:
+            await super().aclose()
+        finally:
+            self._settle(lambda: closed_error(self.address, has_moved=self.has_moved))
+
+    def _error_of(self, error: grpc.RpcError) -> BookieError:
+        if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+            self.is_offered = False
+        return super()._error_of(error)
+
+    def _fail(self, error: BookieError) -> None:
+        """The stream broke. The reason concerns the stream, not a single request."""
+        if self.is_offered:
+            self._settle(lambda: BookieUnreachableError(str(error)))
+        else:
+            self._settle(lambda: None)
+
+    def _settle(self, outcome: Callable[[], BookieError | None]) -> None:
+        awaited, self._awaited = self._awaited, {}
+        for answer in awaited.values():
+            if not answer.done():
+                answer.set_result(outcome())
+
+    def _deliver(self, data: bytes) -> None:
+        request_id, fields = scan_read_response(data)
+        # A caller that gave up has removed its request, or is about to.
+        answer = self._awaited.get(request_id)
+        if answer is not None and not answer.done():
+            answer.set_result(fields)
+
+
+class LacWatch(Stream):
+    """Updates of LACs from one bookie. What is watched survives a `reopen`."""
+
+    def __init__(
+        self,
+        address: str,
+        open_call: OpenCall,
+        tasks: asyncio.TaskGroup,
+        on_update: Callable[[LacState], None],
+        on_broken: OnBroken,
+        *,
+        connect_timeout_seconds: float,
+        on_open: OnOpen | None = None,
+    ) -> None:
+        super().__init__(
+            address,
+            open_call,
+            tasks,
+            on_broken,
+            connect_timeout_seconds=connect_timeout_seconds,
+            on_open=on_open,
+        )
+        self._on_update = on_update
+        self._watched: set[int] = set()
+
+    def reopen(self) -> None:
+        """Begin a new attempt and subscribe to everything that is watched."""
+        if not self.is_open:
+            super().reopen()
+            self._send_changes(sorted(self._watched), subscribe=True)
+
+    def subscribe(self, ledger_ids: Iterable[int]) -> None:
+        """Watch ledgers; an update of each comes at once, and then whenever it changes."""
+        added = sorted(set(ledger_ids) - self._watched)
+        self._watched.update(added)
+        self._send_changes(added, subscribe=True)
+
+    def unsubscribe(self, ledger_ids: Iterable[int]) -> None:
+        """Watch ledgers no longer; updates that are on their way are dropped."""
+        removed = sorted(self._watched.intersection(ledger_ids))
+        self._watched.difference_update(removed)
+        self._send_changes(removed, subscribe=False)
+
+    def _send_changes(self, ledger_ids: list[int], *, subscribe: bool) -> None:
+        if not self.is_open:
+            return
+        for start in range(0, len(ledger_ids), unary_codec.WATCH_IDS_MAX):
+            part = ledger_ids[start : start + unary_codec.WATCH_IDS_MAX]
+            change = unary_codec.WatchChange(part if subscribe else (), () if subscribe else part)
+            self.send_bytes(unary_codec.encode_watch_change(change))
+
+    def _deliver(self, data: bytes) -> None:
+        state = unary_codec.parse_lac_state(data)
+        if state.ledger_id in self._watched or state.ledger_id < 0:
+            self._on_update(state)

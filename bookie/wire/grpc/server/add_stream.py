@@ -1,0 +1,161 @@
+"""One client's stream of adds on the bookie: requests in, answers out in the same order.
+
+The reader and the writer (`StreamHandler`) share a queue of requests that are not yet answered. The
+reader parses a request and waits until the node admits its bytes. While it waits, nothing is read,
+so gRPC's flow control holds the client back. Then it hands the request to the node, which answers
+with a future. The writer sleeps until the oldest future is done and writes its answer. One
+coroutine that reads and writes in turns is half as fast: 370 instead of 700 messages of 1 MiB a
+second. The reason is that gRPC takes more from the socket while a read is waiting.
+
+When the stream breaks, both coroutines end and the queue is dropped. The futures are not cancelled,
+so the adds go on. The client then knows nothing about them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from itertools import islice
+from typing import Final
+
+from grpc import aio
+
+from bookie.env import Outcome
+from bookie.errors import BadRequestError, BookieError
+from bookie.ids import (
+    BOOKIE_ID_METADATA_KEY,
+    INCARNATION_METADATA_KEY,
+    JOINED_MESSAGES_METADATA,
+    LIFE_METADATA_KEY,
+)
+from bookie.wire.coalesce import COALESCED_MAX, join_messages, split_message
+from bookie.wire.codec import encode_add_response, parse_add_request, request_id_of
+from bookie.wire.commands import Reply
+from bookie.wire.grpc.server.error_mapper import ErrorMapper
+from bookie.wire.grpc.server.stream_handler import StreamHandler
+from bookie.wire.interfaces import BookieNode, CallContext
+
+PENDING_MAX: Final = 4096
+"""The most unanswered requests of one stream; a client that reads no answers is held back here."""
+
+RPC: Final = "AddStream"
+
+
+class AddStreamHandler(StreamHandler):
+    """Serves one call.
+
+    `refusal` answers every request when the caller may not add at all. `is_named` says that the
+    caller named the bookie's incarnation. The initial metadata tells each caller the incarnation,
+    the process's `life` and the bookie's id.
+    """
+
+    def __init__(
+        self,
+        node: BookieNode,
+        errors: ErrorMapper,
+        refusal: BookieError | None,
+        *,
+        is_named: bool = False,
+        life: str = "",
+    ) -> None:
+        super().__init__()
+        self._node = node
+        self._add = node.add if is_named else node.add_unnamed
+        self._offers = (JOINED_MESSAGES_METADATA, (BOOKIE_ID_METADATA_KEY, node.bookie_id))
+        if node.incarnation:
+            self._offers += ((INCARNATION_METADATA_KEY, node.incarnation),)
+        if life:
+            self._offers += ((LIFE_METADATA_KEY, life),)
+        self._errors = errors
+        self._refusal = refusal
+        self._pending: deque[tuple[int, Outcome[Reply]]] = deque()
+        self._joins = False
+        """Whether the client has sent several requests in a message, and so takes such answers."""
+
+    async def _read(self, context: CallContext) -> None:
+        """Turn messages into pending answers until the client or the bookie ends the stream.
+
+        One coroutine does it all, because each extra call would cost every lone add.
+        """
+        pending = self._pending
+        while not self._ended:
+            try:
+                data = await context.read()
+            except aio.BaseError:
+                break
+            if data is aio.EOF:
+                break
+            requests = self._split(data)
+            self._joins = self._joins or len(requests) > 1
+            for request in requests:
+                owed = self._accept(request) or await self._accept_later(request)
+                pending.append(owed)
+                owed[1].then(self._settled)
+                while len(pending) >= PENDING_MAX:
+                    self._answered.clear()
+                    await self._answered.wait()
+            if len(pending) == 1:
+                # A lone add goes to the journal's thread before anything is done about the next.
+                await asyncio.sleep(0)
+        self.end()
+
+    def _split(self, data: bytes) -> Sequence[bytes | memoryview]:
+        try:
+            return split_message(data)
+        except BadRequestError:
+            # Refused as what it looks like: an empty request without an id.
+            return (data,)
+
+    def _accept(
+        self, data: bytes | memoryview, *, admitted: bool = False
+    ) -> tuple[int, Outcome[Reply]] | None:
+        """Hand one request to the node, or refuse it here; None if its bytes have to wait."""
+        if self._refusal is not None:
+            return request_id_of(data), self._refused(self._refusal)
+        try:
+            request_id, command = parse_add_request(data)
+        except BadRequestError as error:
+            return request_id_of(data), self._refused(error)
+        try:
+            size = len(data)
+            if not (admitted or self._node.try_admit_add(size)):
+                return None
+            return request_id, self._add(command, size)
+        except Exception as error:  # noqa: BLE001  (the servicer's error mapping)
+            return request_id, self._refused(error)
+
+    async def _accept_later(self, data: bytes | memoryview) -> tuple[int, Outcome[Reply]]:
+        """Hand one request to the node once the node has room for its bytes."""
+        await self._node.admit_add(len(data))
+        owed = self._accept(data, admitted=True)
+        assert owed is not None, "what is admitted does not wait"
+        return owed
+
+    async def _write(self, context: CallContext) -> None:
+        """Write answers in request order."""
+        pending, loop = self._pending, asyncio.get_running_loop()
+        while not self._ended or pending:
+            if not pending or not pending[0][1].done():
+                self._sleep = loop.create_future()
+                await self._sleep
+                continue
+            answers = []
+            for request_id, outcome in islice(pending, COALESCED_MAX if self._joins else 1):
+                if not outcome.done():
+                    break
+                reply = outcome.result()
+                self._errors.count(RPC, reply.status)
+                answers.append(encode_add_response(request_id, reply.status, reply.message))
+            await context.write(join_messages(answers))
+            for _ in answers:
+                pending.popleft()
+            self._answered.set()
+
+    def _refused(self, error: Exception) -> Outcome[Reply]:
+        return Outcome.of(self._errors.reply(RPC, error))
+
+    def _settled(self, _: Reply) -> None:
+        """Wake the writer if the outcome that it waits for has come."""
+        if self._pending and self._pending[0][1].done():
+            self._wake()

@@ -1,0 +1,46 @@
+"""From an error to the status that is answered, in one place, and the count of all answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from bookie.errors import BookieError, WrongBookieError
+from bookie.ids import Status
+from bookie.telemetry import Metrics, event_log
+from bookie.wire.commands import Reply
+
+_log = event_log(__name__)
+
+
+class ErrorMapper:
+    """Maps errors to replies and counts answers, for all calls of one bookie."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._requests_total = metrics.requests_total
+        self._errors_total = metrics.errors_total
+        self.given_up = metrics.reads_given_up_total.inc
+        """Counts one read whose client has given up."""
+        self._counts: dict[tuple[str, Status], Callable[[], None]] = {}
+
+    def reply(self, rpc: str, error: BaseException) -> Reply:
+        """The answer for a request that `error` ended.
+
+        A `BookieError` carries its status and a sentence for the caller. Anything else is a fault
+        of the bookie: it is logged with its traceback, and the caller learns no more than that.
+        """
+        if isinstance(error, BookieError):
+            if error.status is Status.IO_ERROR and not isinstance(error, WrongBookieError):
+                self._errors_total.labels("request").inc()
+                _log.warning("request_failed", rpc=rpc, error=str(error))
+            return Reply(error.status, str(error))
+        self._errors_total.labels("unexpected").inc()
+        _log.error("request_failed_unexpectedly", error, rpc=rpc)
+        return Reply(Status.IO_ERROR, "the bookie failed on this request; its log says why")
+
+    def count(self, rpc: str, status: Status) -> None:
+        """Count one answer."""
+        count = self._counts.get((rpc, status))
+        if count is None:
+            count = self._requests_total.labels(rpc, status.name).inc
+            self._counts[rpc, status] = count
+        count()

@@ -1,0 +1,158 @@
+"""A bookie's gRPC server: from a free port to a drained one.
+
+A bookie takes its port before it creates anything. So a start that fails for the port leaves no
+trace. Until the bookie serves, it refuses each call at once as UNAVAILABLE. So clients do not
+wait. An unknown call would look like an older bookie.
+
+Health (``grpc.health.v1``) is SERVING from the moment the bookie serves until the shutdown begins,
+under the empty name and the service's own. On the way out, streams end after the answers they owe.
+Calls that run get the rest of the grace, and only what is left then is cut off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from typing import Any, Protocol
+
+import grpc
+from grpc import aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from bookie.addresses import join_address
+from bookie.config import NodeSettings, RpcSettings
+from bookie.errors import CannotStartError
+from bookie.telemetry import Metrics, event_log
+from bookie.wire.grpc import security
+from bookie.wire.grpc.server.service import BookieService
+from bookie.wire.interfaces import SERVICE, BookieNode
+
+_log = event_log(__name__)
+
+
+class ServedNode(BookieNode, Protocol):
+    """A node that knows its own limits."""
+
+    @property
+    def settings(self) -> NodeSettings:
+        """What it lets in at a time."""
+
+
+class _Gate(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Refuses the calls of the service while the bookie starts, and hands them on from then on."""
+
+    def __init__(self) -> None:
+        self.service_handlers: grpc.GenericRpcHandler | None = None
+        # Fits calls of every kind: messages are bytes, and no request is read.
+        self._refusal = grpc.stream_stream_rpc_method_handler(_refuse)
+
+    def service(
+        self, handler_call_details: grpc.HandlerCallDetails
+    ) -> grpc.RpcMethodHandler | None:
+        """Who handles a call; None for methods of other services."""
+        if self.service_handlers is not None:
+            return self.service_handlers.service(handler_call_details)
+        ours = handler_call_details.method.startswith(f"/{SERVICE}/")
+        return self._refusal if ours else None
+
+
+async def _refuse(_requests: object, context: Any) -> None:
+    await context.abort(grpc.StatusCode.UNAVAILABLE, "the bookie is starting")
+
+
+class HeldPort:
+    """A port on which calls are refused until `serve`; made by `hold_port`."""
+
+    def __init__(self, server: Any, host: str, port: int, settings: RpcSettings) -> None:
+        self.port = port
+        self._server = server
+        self._host = host
+        self._settings = settings
+        self._gate = _Gate()
+        self._health = health.aio.HealthServicer()
+
+    async def refuse(self) -> None:
+        """Begin to refuse calls."""
+        self._server.add_generic_rpc_handlers((self._gate,))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        if self._settings.reflection:
+            _serve_reflection(self._server)
+        for name in ("", SERVICE):
+            await self._health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
+        await self._server.start()
+
+    @contextlib.asynccontextmanager
+    async def serve(self, bookie: ServedNode, metrics: Metrics) -> AsyncIterator[None]:
+        """Serve `bookie` while the context lasts; the port is given up at its end, for good.
+
+        Leaving the context drains: no new connections, streams end after the answers they owe, and
+        after `drain_seconds` of the settings whatever still runs is cancelled.
+        """
+        service = BookieService(bookie, bookie.settings, metrics)
+        self._gate.service_handlers = service.handlers()
+        for name in ("", SERVICE):
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        _log.info("rpc_listening", host=self._host, port=self.port)
+        try:
+            yield
+        finally:
+            await self._health.enter_graceful_shutdown()
+            service.end_streams()
+            await self._server.stop(self._settings.drain_seconds)
+            _log.info("rpc_stopped", host=self._host, port=self.port)
+
+
+@contextlib.asynccontextmanager
+async def hold_port(host: str, port: int, settings: RpcSettings) -> AsyncIterator[HeldPort]:
+    """Listen on `host` and `port` (0 picks one) while the context lasts, and refuse all calls.
+
+    The port is held against every other process from the beginning to the end.
+
+    Raises:
+        CannotStartError: The address cannot be listened on now; one sentence says why.
+    """
+    server = aio.server(options=security.server_options(settings))
+    held = HeldPort(server, host, _bind(server, host, port), settings)
+    await held.refuse()
+    try:
+        yield held
+    finally:
+        await server.stop(None)
+
+
+def _bind(server: Any, host: str, port: int) -> int:
+    """Listen, or say why not: gRPC itself only says that it failed."""
+    address = join_address(host, port)
+    try:
+        _probe(host, port)
+        return security.bind(server, address)
+    except socket.gaierror as error:
+        reason = f"the host name cannot be resolved ({error.strerror})"
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+    except RuntimeError:
+        reason = "address already in use"
+    raise CannotStartError(f"cannot listen on {address}: {reason}")
+
+
+def _probe(host: str, port: int) -> None:
+    """Bind the address for a moment, as gRPC will do, to get the system's own error."""
+    for family, kind, protocol, _, address in socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    ):
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            probe.listen()
+
+
+def _serve_reflection(server: Any) -> None:
+    """Serve gRPC reflection; loaded only then, because nothing else needs it."""
+    from grpc_reflection.v1alpha import reflection
+
+    from bookie._pb import bookie_pb2  # noqa: F401  (for its registration)
+
+    reflection.enable_server_reflection(
+        (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server
+    )

@@ -1,0 +1,90 @@
+"""One client's subscription to changes of LACs on the bookie, for any number of ledgers.
+
+Level-triggered: at most one state per ledger waits to be sent, the latest. So a slow client gets
+fewer updates, and costs the bookie as little as a quick one.
+
+A refused subscription (too many watches) is answered by an update of that ledger with the status. A
+message that is refused as a whole is answered by an update of ledger -1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from bookie.errors import BookieError
+from bookie.ids import NO_ENTRY
+from bookie.wire.commands import LacState
+from bookie.wire.grpc.server.error_mapper import ErrorMapper
+from bookie.wire.grpc.server.stream_handler import StreamHandler
+from bookie.wire.interfaces import BookieNode, CallContext
+from bookie.wire.unary_codec import WATCH_IDS_MAX, encode_lac_state, parse_watch_request
+
+NO_LEDGER: Final = -1
+"""The ledger of an update that speaks about a whole message."""
+
+RPC: Final = "WatchLac"
+
+
+class LacWatchHandler(StreamHandler):
+    """Serves one call. `refusal` answers a caller that may not watch at all, and ends the call."""
+
+    def __init__(self, node: BookieNode, errors: ErrorMapper, refusal: BookieError | None) -> None:
+        super().__init__()
+        self._errors = errors
+        self._latest: dict[int, LacState] = {}
+        self._refused: set[int] = set()
+        """Ledgers whose refusal waits to be sent. The node bounds what is watched, not these."""
+        self._watcher = node.watch(self._note)
+        if refusal is not None:
+            self._refuse(NO_LEDGER, refusal)
+            self.end()
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self._refused) > WATCH_IDS_MAX
+
+    def _note(self, state: LacState) -> None:
+        """Remember the latest state of a ledger."""
+        self._latest[state.ledger_id] = state
+        self._wake()
+
+    def _refuse(self, ledger_id: int, error: Exception) -> None:
+        status = self._errors.reply(RPC, error).status
+        self._errors.count(RPC, status)
+        self._refused.add(ledger_id)
+        self._note(LacState(ledger_id, NO_ENTRY, fenced=False, status=status))
+
+    def _take(self, data: bytes) -> None:
+        """Carry out the changes that one message asks for."""
+        try:
+            change = parse_watch_request(data)
+        except BookieError as error:
+            self._refuse(NO_LEDGER, error)
+            return
+        for ledger_id in change.unsubscribe:
+            self._watcher.unsubscribe(ledger_id)
+            self._latest.pop(ledger_id, None)
+            self._refused.discard(ledger_id)
+        for ledger_id in change.subscribe:
+            try:
+                self._watcher.subscribe(ledger_id)
+            except BookieError as error:
+                self._refuse(ledger_id, error)
+
+    async def _write(self, context: CallContext) -> None:
+        """Write the latest states, each round of changes in the order of its first change."""
+        latest, loop = self._latest, asyncio.get_running_loop()
+        while True:
+            while latest:
+                ledger_id = next(iter(latest))
+                self._refused.discard(ledger_id)
+                await context.write(encode_lac_state(latest.pop(ledger_id)))
+                self._answered.set()
+            if self._ended:
+                return
+            self._sleep = loop.create_future()
+            await self._sleep
+
+    def _forget(self) -> None:
+        self._watcher.close()

@@ -1,0 +1,78 @@
+"""How many bytes of reads a bookie answers at a time.
+
+Answers wait in memory until their clients have taken them. Each read reserves the most that it may
+return. The bytes that it did return stay charged until gRPC has taken the answer. So slow readers
+use up the budget, not the memory. Beyond the budget a read is refused at once and may be retried.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from bookie.errors import TooManyRequestsError
+from bookie.telemetry import Metrics
+from bookie.wire.commands import ReadCommand, ReadReply
+
+READ_OVERHEAD_BYTES: Final = 4096
+"""What a read is charged besides its entries, so that empty answers are bounded too."""
+
+
+class ReadBudget:
+    """Bytes of reads in flight, at most `limit_bytes`, a quarter more for reads that fence.
+
+    Args:
+        limit_bytes: What all reads together may hold.
+        read_bytes_max: What one read returns at most, whatever it asks for.
+        metrics: shows the charged bytes.
+    """
+
+    def __init__(self, limit_bytes: int, read_bytes_max: int, metrics: Metrics) -> None:
+        self._limit_bytes = limit_bytes
+        self._read_bytes_max = read_bytes_max
+        self._charged_bytes = 0
+        metrics.in_flight_read_bytes.set_function(lambda: self._charged_bytes)
+
+    def reserve(self, command: ReadCommand) -> Charge:
+        """Charge a read before it is made. One read is always admitted, whatever its size.
+
+        Recovery gets through where other readers are turned away: it may use a quarter more.
+
+        Raises:
+            TooManyRequestsError: Too many bytes are being read; nothing was charged.
+        """
+        most, limit = command.max_bytes, self._limit_bytes
+        if not 0 < most < self._read_bytes_max:
+            most = self._read_bytes_max
+        if command.fence:
+            limit += limit // 4
+        charge = most + READ_OVERHEAD_BYTES
+        if self._charged_bytes and self._charged_bytes + charge > limit:
+            raise TooManyRequestsError("the bookie is answering as many reads as it may")
+        self._charged_bytes += charge
+        return Charge(self, charge)
+
+    def change(self, change_bytes: int) -> None:
+        """Charge more, or less, without a check."""
+        self._charged_bytes += change_bytes
+
+
+class Charge:
+    """What one read holds of the budget."""
+
+    __slots__ = ("_budget", "_bytes")
+
+    def __init__(self, budget: ReadBudget, charge_bytes: int) -> None:
+        self._budget = budget
+        self._bytes = charge_bytes
+
+    def settle(self, reply: ReadReply) -> None:
+        """Hold what the read did return instead of what it might have."""
+        batch = reply.batch
+        charge = READ_OVERHEAD_BYTES + (0 if batch is None else batch.payload_bytes)
+        self._budget.change(charge - self._bytes)
+        self._bytes = charge
+
+    def release(self, _context: object = None) -> None:
+        """Give everything back. It may be called again."""
+        self._budget.change(-self._bytes)
+        self._bytes = 0

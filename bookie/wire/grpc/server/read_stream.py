@@ -1,0 +1,155 @@
+"""One client's stream of reads on the bookie: requests in, answers out as soon as they are known.
+
+The stream's reader (`StreamHandler`) answers a request at once if the answer is in memory. A read
+that waits for a device or a fence gets a task of its own, and later requests overtake it.
+
+Each read takes its bytes from the budget that all reads of the bookie share, and holds them until
+gRPC has taken its answer. A read that still waits when its client's time is over is given up
+without an answer. It is cancelled unless a thread has begun it. When the stream breaks, its answers
+and all reads under way are given up in the same way. What a thread reads meanwhile stays in memory
+until the device answers, and stays charged until then. One case is not charged: the stream breaks
+after the read was given up, which concerns one read of each thread at most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from functools import partial
+from typing import Final
+
+from bookie.errors import BadRequestError, BookieError, ShuttingDownError
+from bookie.wire.codec import encode_read_response, parse_streamed_read, read_id_of
+from bookie.wire.commands import ReadCommand, ReadReply
+from bookie.wire.deadlines import Deadlines
+from bookie.wire.grpc.server.error_mapper import ErrorMapper
+from bookie.wire.grpc.server.read_budget import Charge, ReadBudget
+from bookie.wire.grpc.server.stream_handler import StreamHandler
+from bookie.wire.interfaces import CallContext, EntryNode
+
+PENDING_MAX: Final = 1024
+"""The most unanswered requests of one stream; a client that reads no answers is held back here."""
+
+WAITING_MAX: Final = 128
+"""The most reads of one stream that wait for a device: each holds what it may return."""
+
+RPC: Final = "ReadStream"
+
+
+class ReadStreamHandler(StreamHandler):
+    """Serves one call. `refusal` answers every request when the caller may not read at all."""
+
+    def __init__(
+        self,
+        node: EntryNode,
+        errors: ErrorMapper,
+        budget: ReadBudget,
+        refusal: BookieError | None,
+    ) -> None:
+        super().__init__()
+        self._node = node
+        self._errors = errors
+        self._budget = budget
+        self._refusal = refusal
+        self._answers: deque[tuple[bytes, Charge | None]] = deque()
+        self._under_way: set[asyncio.Task[ReadReply]] = set()
+        """Reads that wait."""
+        self._deadlines = Deadlines()
+        self._broken = False
+
+    @property
+    def _is_full(self) -> bool:
+        waiting = len(self._under_way)
+        return waiting >= WAITING_MAX or waiting + len(self._answers) >= PENDING_MAX
+
+    def _take(self, data: bytes) -> None:
+        """Answer one request, or begin to."""
+        request_id, charge = 0, None
+        try:
+            if self._refusal is not None:
+                self._refuse(read_id_of(data), self._refusal, None)
+                return
+            request_id, timeout_ms, command = parse_streamed_read(data)
+            charge = self._budget.reserve(command)
+            reply = self._node.try_read(command)
+        except BadRequestError as error:
+            self._refuse(request_id or read_id_of(data), error, charge)
+        except Exception as error:  # noqa: BLE001  (the servicer's error mapping)
+            self._refuse(request_id, error, charge)
+        else:
+            if reply is not None:
+                self._answer(request_id, reply, charge)
+                return
+            reading = self._tasks.create_task(self._read_later(command), name="read of a stream")
+            self._under_way.add(reading)
+            reading.add_done_callback(partial(self._has_read, request_id, timeout_ms, charge))
+            if timeout_ms:
+                self._deadlines.start(reading, timeout_ms / 1000)
+
+    async def _read_later(self, command: ReadCommand) -> ReadReply:
+        """Make a read that has to wait."""
+        try:
+            return await self._node.read(command)
+        except Exception as error:  # noqa: BLE001  (the servicer's error mapping)
+            refusal = self._errors.reply(RPC, error)
+            return ReadReply(refusal.status, refusal.message)
+
+    def _has_read(
+        self, request_id: int, timeout_ms: int, charge: Charge, reading: asyncio.Task[ReadReply]
+    ) -> None:
+        """Answer a read that had to wait, or give back its bytes if its client has given up.
+
+        Also called for a read that was cancelled before it began.
+        """
+        self._under_way.remove(reading)
+        in_time = self._deadlines.stop(reading) or not timeout_ms
+        if self._broken or not in_time:
+            charge.release()
+            self._answered.set()
+            self._wake()
+            if not in_time:
+                self._errors.given_up()
+        elif reading.cancelled():
+            self._refuse(request_id, ShuttingDownError("the bookie is stopping"), charge)
+        else:
+            self._answer(request_id, reading.result(), charge)
+
+    def _refuse(self, request_id: int, error: BaseException, charge: Charge | None) -> None:
+        refusal = self._errors.reply(RPC, error)
+        self._answer(request_id, ReadReply(refusal.status, refusal.message), charge)
+
+    def _answer(self, request_id: int, reply: ReadReply, charge: Charge | None) -> None:
+        """Owe an answer. It is encoded now: what it is a view of may be large."""
+        if charge is not None:
+            charge.settle(reply)
+        self._errors.count(RPC, reply.status)
+        self._answers.append((encode_read_response(reply, request_id), charge))
+        self._wake()
+
+    async def _write(self, context: CallContext) -> None:
+        """Write answers in the order in which they became known."""
+        answers, loop = self._answers, asyncio.get_running_loop()
+        while True:
+            while answers:
+                data, charge = answers[0]
+                await context.write(data)
+                answers.popleft()
+                if charge is not None:
+                    charge.release()
+                self._answered.set()
+            if self._ended and not self._under_way:
+                return
+            self._sleep = loop.create_future()
+            await self._sleep
+
+    def _stop(self) -> None:
+        self._broken = True
+        self._deadlines.close()
+        for reading in self._under_way:
+            reading.cancel()
+
+    def _forget(self) -> None:
+        for _, charge in self._answers:
+            if charge is not None:
+                charge.release()
+        self._answers.clear()

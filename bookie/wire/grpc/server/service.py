@@ -1,0 +1,285 @@
+"""The servicer: each call of the contract, from bytes to the node and back.
+
+Handlers have no serializers: gRPC hands them the messages' bytes. A unary call is a row of a table.
+It says how the request is parsed, what the node is asked, how the reply is encoded, and how a
+refusal looks. Errors are answered in band; `ErrorMapper` alone knows the status of an error.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, Final, Generic, TypeVar
+
+import grpc
+from grpc import aio
+
+from bookie.config import NodeSettings
+from bookie.errors import BookieError, WrongIncarnationError
+from bookie.ids import INCARNATION_METADATA_KEY, LIFE_METADATA_KEY, NO_ENTRY, Status
+from bookie.telemetry import Metrics
+from bookie.wire import unary_codec
+from bookie.wire.codec import encode_read_response, parse_read_request
+from bookie.wire.commands import Info, LacReply, ReadCommand, ReadReply, Reply
+from bookie.wire.grpc.security import check_recipient, named
+from bookie.wire.grpc.server.add_stream import AddStreamHandler
+from bookie.wire.grpc.server.error_mapper import ErrorMapper
+from bookie.wire.grpc.server.lac_watch import LacWatchHandler
+from bookie.wire.grpc.server.read_budget import ReadBudget
+from bookie.wire.grpc.server.read_stream import ReadStreamHandler
+from bookie.wire.grpc.server.stream_handler import StreamHandler
+from bookie.wire.interfaces import SERVICE, BookieNode, CallContext
+
+_Request = TypeVar("_Request")
+_Reply = TypeVar("_Reply")
+
+_status: Final[Callable[[Any], Status]] = attrgetter("status")
+
+
+@dataclass(frozen=True, slots=True)
+class _Call(Generic[_Request, _Reply]):
+    """One unary call of the contract."""
+
+    rpc: str
+    parse: Callable[[bytes], _Request]
+    ask: Callable[[_Request, CallContext], Awaitable[_Reply]]
+    encode: Callable[[_Reply], bytes]
+    refuse: Callable[[Reply], _Reply]
+    status_of: Callable[[_Reply], Status] = _status
+
+
+class BookieService:
+    """Serves one node. `end_streams` is the first step of a shutdown."""
+
+    def __init__(self, node: BookieNode, limits: NodeSettings, metrics: Metrics) -> None:
+        self._node = node
+        self._errors = ErrorMapper(metrics)
+        self._budget = ReadBudget(limits.in_flight_read_bytes_max, limits.read_bytes_max, metrics)
+        self._streams: dict[StreamHandler, None] = {}
+        """In the order in which they began."""
+        self._ended = False
+        self._life = uuid.uuid4().hex
+        """The service lives as long as the engine, whose unsynced adds a force makes durable."""
+
+    def handlers(self) -> grpc.GenericRpcHandler:
+        """What a gRPC server needs to serve this."""
+        unary = grpc.unary_unary_rpc_method_handler
+        paged = grpc.unary_stream_rpc_method_handler
+        streamed = grpc.stream_stream_rpc_method_handler
+        handlers = {
+            "AddStream": streamed(self._add_stream),
+            "ReadStream": streamed(self._read_stream),
+            "WatchLac": streamed(self._watch_lac),
+            "ListEntries": paged(self._list_entries),
+            "ListLedgers": paged(self._list_ledgers),
+        }
+        for call in self._calls():
+            handlers[call.rpc] = unary(self._handler(call))
+        return grpc.method_handlers_generic_handler(SERVICE, handlers)
+
+    def end_streams(self) -> None:
+        """End every stream after the answers it owes; streams opened later end at once."""
+        self._ended = True
+        for stream in list(self._streams):
+            stream.end()
+
+    def _calls(self) -> list[_Call[Any, Any]]:
+        """The unary calls."""
+        node = self._node
+        return [
+            _Call(
+                "Read",
+                parse_read_request,
+                self._read,
+                encode_read_response,
+                lambda refusal: ReadReply(refusal.status, refusal.message),
+            ),
+            _Call(
+                "ReadLac",
+                unary_codec.parse_read_lac_request,
+                lambda request, _: node.read_lac(*request),
+                unary_codec.encode_lac_reply,
+                _refuse_lac,
+            ),
+            _Call(
+                "Fence",
+                unary_codec.parse_fence_request,
+                lambda request, _: node.fence(*request),
+                unary_codec.encode_lac_reply,
+                _refuse_lac,
+            ),
+            _Call(
+                "Force",
+                unary_codec.parse_force_request,
+                self._force,
+                unary_codec.encode_reply,
+                lambda refusal: refusal,
+            ),
+            _Call(
+                "WriteLac",
+                unary_codec.parse_write_lac_request,
+                lambda request, _: node.write_lac(*request),
+                unary_codec.encode_reply,
+                lambda refusal: refusal,
+            ),
+            _Call(
+                "GetInfo",
+                unary_codec.parse_info_request,
+                self._info,
+                lambda reply: unary_codec.encode_info(*reply),
+                lambda refusal: (refusal, None),
+                lambda reply: reply[0].status,
+            ),
+        ]
+
+    def _handler(
+        self, call: _Call[_Request, _Reply]
+    ) -> Callable[[bytes, CallContext], Awaitable[bytes]]:
+        """Answers one kind of unary call; every error becomes a status here.
+
+        gRPC inspects the handler at each call; a plain function is faster there than a partial one.
+        """
+        rpc, parse, ask, encode, status_of = (
+            call.rpc, call.parse, call.ask, call.encode, call.status_of
+        )  # fmt: skip
+        errors, check = self._errors, self._check
+
+        async def answer(data: bytes, context: CallContext) -> bytes:
+            try:
+                check(context)
+                reply = await ask(parse(data), context)
+            except Exception as error:  # noqa: BLE001  (the servicer's error mapping)
+                reply = call.refuse(errors.reply(rpc, error))
+            errors.count(rpc, status_of(reply))
+            return encode(reply)
+
+        return answer
+
+    async def _read(self, command: ReadCommand, context: CallContext) -> ReadReply:
+        """Read within the budget of bytes in flight."""
+        charge = self._budget.reserve(command)
+        context.add_done_callback(charge.release)
+        reply = await self._node.read(command)
+        charge.settle(reply)
+        return reply
+
+    async def _force(self, ledger_id: int, context: CallContext) -> Reply:
+        """Force, unless the client means what an earlier process accepted and may have lost.
+
+        Raises:
+            WrongIncarnationError: The client does.
+        """
+        if named(context.invocation_metadata(), LIFE_METADATA_KEY) not in ("", self._life):
+            raise WrongIncarnationError(
+                f"bookie {self._node.bookie_id} was restarted, and may have lost what it "
+                "acknowledged without a sync"
+            )
+        return await self._node.force(ledger_id)
+
+    async def _info(self, _request: None, _context: CallContext) -> tuple[Reply, Info | None]:
+        return Reply(Status.OK), await self._node.info()
+
+    async def _add_stream(self, _requests: Any, context: CallContext) -> None:
+        """Serve one stream of adds."""
+        is_named = bool(named(context.invocation_metadata(), INCARNATION_METADATA_KEY))
+        refusal = self._refusal(context)
+        stream = AddStreamHandler(
+            self._node, self._errors, refusal, is_named=is_named, life=self._life
+        )
+        await self._serve(stream, context)
+
+    async def _read_stream(self, _requests: Any, context: CallContext) -> None:
+        """Serve one stream of reads."""
+        refusal = self._refusal(context)
+        await self._serve(
+            ReadStreamHandler(self._node, self._errors, self._budget, refusal), context
+        )
+
+    async def _watch_lac(self, _requests: Any, context: CallContext) -> None:
+        """Serve one subscription to LACs."""
+        await self._serve(
+            LacWatchHandler(self._node, self._errors, self._refusal(context)), context
+        )
+
+    async def _serve(self, stream: StreamHandler, context: CallContext) -> None:
+        if self._ended:
+            stream.end()
+        self._streams[stream] = None
+        try:
+            await stream.serve(context)
+        finally:
+            del self._streams[stream]
+
+    async def _list_entries(self, data: bytes, context: CallContext) -> None:
+        """Send the ranges of ids that are stored, page by page."""
+
+        async def pages() -> AsyncIterator[bytes]:
+            wanted = unary_codec.parse_list_entries_request(data)
+            async for ranges in self._node.list_entries(*wanted):
+                yield unary_codec.encode_ranges(Reply(Status.OK), ranges)
+
+        await self._send_pages(
+            "ListEntries",
+            pages(),
+            context,
+            lambda refusal: unary_codec.encode_ranges(refusal, None),
+        )
+
+    async def _list_ledgers(self, data: bytes, context: CallContext) -> None:
+        """Send the ledgers that are stored, page by page."""
+
+        async def pages() -> AsyncIterator[bytes]:
+            after = unary_codec.parse_list_ledgers_request(data)
+            async for rows in self._node.list_ledgers(after):
+                yield unary_codec.encode_ledger_rows(Reply(Status.OK), rows)
+
+        await self._send_pages(
+            "ListLedgers",
+            pages(),
+            context,
+            lambda refusal: unary_codec.encode_ledger_rows(refusal, ()),
+        )
+
+    async def _send_pages(
+        self,
+        rpc: str,
+        pages: AsyncIterator[bytes],
+        context: CallContext,
+        refuse: Callable[[Reply], bytes],
+    ) -> None:
+        """Write pages as fast as the client takes them; an error is the last page.
+
+        A listing is complete when the call ends with gRPC OK and every page's status was OK.
+        """
+        status = Status.OK
+        try:
+            self._check(context)
+            async for page in pages:
+                await context.write(page)
+        except aio.BaseError:
+            return  # the client is gone
+        except Exception as error:  # noqa: BLE001  (the servicer's error mapping)
+            refusal = self._errors.reply(rpc, error)
+            status = refusal.status
+            await context.write(refuse(refusal))
+        self._errors.count(rpc, status)
+
+    def _check(self, context: CallContext) -> None:
+        """Refuse a call that is meant for another bookie or cluster."""
+        node = self._node
+        metadata = context.invocation_metadata()
+        check_recipient(metadata, node.instance_id, node.bookie_id, node.incarnation)
+
+    def _refusal(self, context: CallContext) -> BookieError | None:
+        """The error that answers all requests of a stream that is meant for another bookie."""
+        try:
+            self._check(context)
+        except BookieError as error:
+            return error
+        return None
+
+
+def _refuse_lac(refusal: Reply) -> LacReply:
+    return LacReply(refusal.status, refusal.message, max_lac=NO_ENTRY)

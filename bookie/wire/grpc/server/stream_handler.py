@@ -1,0 +1,99 @@
+"""The bookie's side of a stream: how one begins, is read, is written to and ends.
+
+Two coroutines serve a stream, so a stream costs two tasks and a request none. The reader takes
+messages until the client or the bookie ends the stream. The writer sends what is owed and sleeps
+while nothing is owed. The subclasses `AddStreamHandler`, `ReadStreamHandler` and `LacWatchHandler`
+say what a message asks for and what is sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from grpc import aio
+
+from bookie.wire.interfaces import CallContext
+
+
+class StreamHandler:
+    """Serves one call. A class of each kind says what `_take` and `_write` do."""
+
+    _offers: tuple[tuple[str, str], ...] = ()
+    """Initial metadata: what the client may rely on from now on."""
+
+    def __init__(self) -> None:
+        self._tasks = asyncio.TaskGroup()
+        """What ends before the call does."""
+        self._sleep: asyncio.Future[None] | None = None
+        """What the writer waits for, until something is owed or the stream ends.
+
+        There is no await between the writer's last look and this assignment. So every wake-up
+        comes later.
+        """
+        self._answered = asyncio.Event()
+        """Set when something that was owed has been sent."""
+        self._ended = False
+
+    async def serve(self, context: CallContext) -> None:
+        """Serve until the client has sent its last message and got its last answer.
+
+        Cancelled when the stream breaks; returns early when gRPC says so by an error.
+        """
+        try:
+            async with self._tasks as tasks:
+                reader = tasks.create_task(
+                    self._read(context), name=f"reader of {type(self).__name__}"
+                )
+                try:
+                    await context.send_initial_metadata(self._offers)
+                    await self._write(context)
+                except aio.BaseError:
+                    pass  # the stream broke while something was being written
+                finally:
+                    reader.cancel()
+                    self._stop()
+        finally:
+            self._forget()
+
+    def end(self) -> None:
+        """Take no further message, and end the stream after what is owed."""
+        self._ended = True
+        self._wake()
+
+    async def _read(self, context: CallContext) -> None:
+        """Take messages until the client or the bookie ends the stream."""
+        while not self._ended:
+            try:
+                data = await context.read()
+            except aio.BaseError:
+                break
+            if data is aio.EOF:
+                break
+            self._take(data)
+            while self._is_full:
+                self._answered.clear()
+                await self._answered.wait()
+        self.end()
+
+    def _take(self, data: bytes) -> None:
+        """Do what one message asks for."""
+        raise NotImplementedError
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether so much is owed that no message is read: the client is held back meanwhile."""
+        return False
+
+    async def _write(self, context: CallContext) -> None:
+        """Send what is owed, until the stream has ended and nothing is."""
+        raise NotImplementedError
+
+    def _stop(self) -> None:
+        """Nothing is sent any more: end the tasks that run for it."""
+
+    def _forget(self) -> None:
+        """Every task has ended: hold nothing."""
+
+    def _wake(self) -> None:
+        if self._sleep is not None and not self._sleep.done():
+            self._sleep.set_result(None)

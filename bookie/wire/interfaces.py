@@ -1,0 +1,124 @@
+"""What this floor needs from the two sides it joins: the node below and gRPC's call objects above.
+
+gRPC for Python has no type information; the two protocols here say what is used of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Protocol
+
+from bookie.env import Outcome
+from bookie.wire.commands import (
+    AddCommand,
+    Info,
+    LacReply,
+    LacState,
+    LedgerRow,
+    ReadCommand,
+    ReadReply,
+    Reply,
+)
+from bookie.wire.unary_codec import Ranges
+
+SERVICE = "bookie.v1.Bookie"
+"""The full name of the service, in call paths and for health checks."""
+
+
+class CallContext(Protocol):
+    """The servicer's side of one call."""
+
+    async def read(self) -> Any:
+        """The next message's bytes, or `grpc.aio.EOF`."""
+
+    async def write(self, message: bytes, /) -> None:
+        """Send one message; returns when gRPC has taken it, which is its back-pressure."""
+
+    async def send_initial_metadata(self, metadata: tuple[tuple[str, str], ...], /) -> None:
+        """Tell the client at once that the call has been taken up."""
+
+    def invocation_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
+        """What the client sent with the call."""
+
+    def add_done_callback(self, callback: Callable[[Any], None], /) -> None:
+        """Call back when the call is over, its answer sent or not."""
+
+
+class Watcher(Protocol):
+    """One subscriber to changes of LACs."""
+
+    def subscribe(self, ledger_id: int, /) -> None:
+        """Report this ledger's state now, and whenever it changes."""
+
+    def unsubscribe(self, ledger_id: int, /) -> None:
+        """Report this ledger no longer."""
+
+    def close(self) -> None:
+        """Report nothing any more."""
+
+
+class EntryNode(Protocol):
+    """Entries of one bookie: what is asked of it per ledger. No method raises for bad input."""
+
+    def try_admit_add(self, size: int, /) -> bool:
+        """Whether so many bytes of adds may be in flight now; `add` must follow at once then."""
+
+    async def admit_add(self, size: int, /) -> None:
+        """Likewise, and wait until they may."""
+
+    def add(self, command: AddCommand, admitted: int, /) -> Outcome[Reply]:
+        """Accept or refuse an add; it is settled when the answer may be sent.
+
+        The `admitted` bytes are free again then.
+        """
+
+    def add_unnamed(self, command: AddCommand, admitted: int, /) -> Outcome[Reply]:
+        """`add` for a client that named no incarnation of the bookie."""
+
+    def try_read(self, command: ReadCommand, /) -> ReadReply | None:
+        """What `read` returns, if that is known at once; else None."""
+
+    async def read(self, command: ReadCommand, /) -> ReadReply:
+        """Read entries, after fencing if asked to."""
+
+    async def read_lac(self, ledger_id: int, master_key: bytes, /) -> LacReply:
+        """What is known about the end of a ledger."""
+
+    async def fence(self, ledger_id: int, master_key: bytes, /) -> LacReply:
+        """Fence a ledger; durable when it returns, whatever it says."""
+
+    async def force(self, ledger_id: int, /) -> Reply:
+        """Make durable what was accepted before."""
+
+    async def write_lac(self, ledger_id: int, master_key: bytes, packet: bytes, /) -> Reply:
+        """Store an explicit LAC."""
+
+
+class BookieNode(EntryNode, Protocol):
+    """One bookie, as this floor serves it."""
+
+    @property
+    def instance_id(self) -> str:
+        """The cluster that the bookie belongs to."""
+
+    @property
+    def bookie_id(self) -> str:
+        """Which bookie of the cluster it is."""
+
+    @property
+    def incarnation(self) -> str:
+        """Which of the bookie's states this is; empty if it does not say."""
+
+    def list_entries(
+        self, ledger_id: int, first_entry_id: int, last_entry_id: int, key: bytes, /
+    ) -> AsyncIterator[Ranges]:
+        """Pages of ranges of stored ids."""
+
+    def list_ledgers(self, after_ledger_id: int, /) -> AsyncIterator[list[LedgerRow]]:
+        """Pages of ledgers in id order."""
+
+    async def info(self) -> Info:
+        """The bookie's description of itself."""
+
+    def watch(self, callback: Callable[[LacState], None], /) -> Watcher:
+        """A new subscriber; the callback runs in the event loop and must not block."""

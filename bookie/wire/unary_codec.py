@@ -1,0 +1,300 @@
+"""The cold messages: generated protobuf code on the wire, frozen values on both sides of it.
+
+Everything that is not sent per batch goes through here, for the servicer and for the channels.
+Requests are checked when they are parsed: a parser returns values within their bounds or raises
+:class:`BadRequestError`, whatever the bytes are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, fields
+from typing import Any, Final, NamedTuple, TypeVar
+
+import numpy as np
+from google.protobuf.message import DecodeError, Message
+from numpy.typing import NDArray
+
+from bookie._pb import bookie_pb2 as pb
+from bookie.errors import BadRequestError
+from bookie.ids import MAX_ID, NO_ENTRY, Status
+from bookie.wire.codec import (
+    LAC_PACKET_BYTES_MAX,
+    MASTER_KEY_BYTES_MAX,
+    MESSAGE_TEXT_CHARACTERS_MAX,
+)
+from bookie.wire.commands import Info, LacReply, LacState, LedgerRow, Reply
+
+WATCH_IDS_MAX: Final = 4096
+"""The most ledgers that one message subscribes or unsubscribes."""
+
+_M = TypeVar("_M", bound=Message)
+
+Ranges = tuple[NDArray[np.int64], NDArray[np.int64]]
+"""First and last ids (inclusive) of ascending, disjoint ranges."""
+
+
+class WatchChange(NamedTuple):
+    """Ledgers to watch from now on, and no longer."""
+
+    subscribe: Sequence[int]
+    unsubscribe: Sequence[int]
+
+
+# -- requests --------------------------------------------------------------------------------------
+
+
+def parse_read_lac_request(data: bytes) -> tuple[int, bytes]:
+    """The ledger whose LAC is asked for, and the key."""
+    message = _parse(pb.ReadLacRequest, data)
+    return _ledger_id(message.ledger_id), _key(message.master_key)
+
+
+def parse_fence_request(data: bytes) -> tuple[int, bytes]:
+    """The ledger to fence, and the key."""
+    message = _parse(pb.FenceRequest, data)
+    return _ledger_id(message.ledger_id), _key(message.master_key)
+
+
+def parse_force_request(data: bytes) -> int:
+    """The ledger whose accepted entries must be durable."""
+    return _ledger_id(_parse(pb.ForceRequest, data).ledger_id)
+
+
+def parse_write_lac_request(data: bytes) -> tuple[int, bytes, bytes]:
+    """Ledger, key and explicit LAC to store. The packet is not empty; its content is unchecked."""
+    message = _parse(pb.WriteLacRequest, data)
+    packet = message.lac_packet
+    if not 0 < len(packet) <= LAC_PACKET_BYTES_MAX:
+        raise BadRequestError(f"a last add confirmed does not have {len(packet)} bytes")
+    return _ledger_id(message.ledger_id), _key(message.master_key), packet
+
+
+def parse_list_entries_request(data: bytes) -> tuple[int, int, int, bytes]:
+    """Ledger, first and last id to list, key; a last id of -1 in the request becomes MAX_ID."""
+    message = _parse(pb.ListEntriesRequest, data)
+    first = message.first_entry_id
+    last = MAX_ID if message.last_entry_id == NO_ENTRY else message.last_entry_id
+    if not 0 <= first <= last:
+        raise BadRequestError(f"entries {first} to {last} are not a range of entry ids")
+    return _ledger_id(message.ledger_id), first, last, _key(message.master_key)
+
+
+def parse_list_ledgers_request(data: bytes) -> int:
+    """The id after which to list; -1 lists all."""
+    after = _parse(pb.ListLedgersRequest, data).after_ledger_id
+    if after < -1:
+        raise BadRequestError(f"ledger id {after} is not in -1 … 2^63-1")
+    return after
+
+
+def parse_info_request(data: bytes) -> None:
+    """Nothing, but it must be a message."""
+    _parse(pb.GetInfoRequest, data)
+
+
+def encode_watch_change(change: WatchChange) -> bytes:
+    """The wire bytes of a change to what is watched."""
+    return pb.WatchLacRequest(
+        subscribe=change.subscribe, unsubscribe=change.unsubscribe
+    ).SerializeToString()
+
+
+def parse_watch_request(data: bytes) -> WatchChange:
+    """The ledgers to watch and those to forget; at most `WATCH_IDS_MAX` together."""
+    message = _parse(pb.WatchLacRequest, data)
+    count = len(message.subscribe) + len(message.unsubscribe)
+    if count > WATCH_IDS_MAX:
+        raise BadRequestError(f"a message names {count} ledgers; at most {WATCH_IDS_MAX} may be")
+    change = WatchChange(list(message.subscribe), list(message.unsubscribe))
+    for ledger_id in (*change.subscribe, *change.unsubscribe):
+        _ledger_id(ledger_id)
+    return change
+
+
+# -- answers ---------------------------------------------------------------------------------------
+
+
+def encode_lac_reply(reply: LacReply) -> bytes:
+    """The wire bytes of the answer to ReadLac and Fence."""
+    return pb.LacResponse(
+        **_head(reply),
+        last_entry=reply.last_entry,
+        lac_packet=reply.lac_packet,
+        max_lac=reply.max_lac,
+        fenced=reply.fenced,
+    ).SerializeToString()
+
+
+def parse_lac_reply(data: bytes) -> LacReply:
+    """The answer to ReadLac or Fence; nothing in its packets has been verified."""
+    message = _parse(pb.LacResponse, data)
+    return LacReply(
+        _status(message.status),
+        message.message,
+        message.last_entry,
+        message.lac_packet,
+        message.max_lac,
+        message.fenced,
+    )
+
+
+def encode_reply(reply: Reply) -> bytes:
+    """The wire bytes of the answer to Force and WriteLac, whose responses have the same fields."""
+    return pb.ForceResponse(**_head(reply)).SerializeToString()
+
+
+def parse_reply(data: bytes) -> Reply:
+    """The answer to Force or WriteLac."""
+    message = _parse(pb.ForceResponse, data)
+    return _reply(message)
+
+
+def encode_ranges(reply: Reply, ranges: Ranges | None) -> bytes:
+    """The wire bytes of one page of ids; only an OK page has any."""
+    message = pb.ListEntriesResponse(**_head(reply))
+    if ranges is not None:
+        message.range_first.extend(ranges[0].tolist())
+        message.range_last.extend(ranges[1].tolist())
+    return message.SerializeToString()
+
+
+def parse_ranges(data: bytes) -> tuple[Reply, Ranges]:
+    """One page of ids; ranges ascend and are disjoint, here as in the contract.
+
+    Raises:
+        BadRequestError: The page is not such a message, or its ranges contradict the contract.
+    """
+    message = _parse(pb.ListEntriesResponse, data)
+    try:
+        first = np.array(message.range_first, np.int64)
+        last = np.array(message.range_last, np.int64)
+    except OverflowError:
+        raise BadRequestError("an entry id of the listing is above 2^63-1") from None
+    if len(first) != len(last) or (last < first).any() or (first[1:] <= last[:-1]).any():
+        raise BadRequestError("the listing's ranges of entry ids do not ascend")
+    return _reply(message), (first, last)
+
+
+def encode_ledger_rows(reply: Reply, rows: Iterable[LedgerRow]) -> bytes:
+    """The wire bytes of one page of ledgers; only an OK page has any."""
+    return pb.ListLedgersResponse(
+        **_head(reply),
+        ledgers=[
+            pb.LedgerRow(
+                ledger_id=row.ledger_id,
+                fenced=row.fenced,
+                limbo=row.limbo,
+                first_entry_id=row.first_entry_id,
+                last_entry_id=row.last_entry_id,
+                entries=row.entries,
+                bytes=row.payload_bytes,
+                max_lac=row.max_lac,
+                key_tag=row.key_tag,
+            )
+            for row in rows
+        ],
+    ).SerializeToString()
+
+
+def parse_ledger_rows(data: bytes) -> tuple[Reply, list[LedgerRow]]:
+    """One page of ledgers."""
+    message = _parse(pb.ListLedgersResponse, data)
+    rows = [
+        LedgerRow(
+            row.ledger_id,
+            row.fenced,
+            row.limbo,
+            row.first_entry_id,
+            row.last_entry_id,
+            row.entries,
+            row.bytes,
+            row.max_lac,
+            row.key_tag,
+        )
+        for row in message.ledgers
+    ]
+    return _reply(message), rows
+
+
+def encode_info(reply: Reply, info: Info | None) -> bytes:
+    """The wire bytes of a bookie's description of itself; only an OK answer has one."""
+    described = {} if info is None else asdict(info)
+    return pb.GetInfoResponse(**_head(reply), **described).SerializeToString()
+
+
+def parse_info(data: bytes) -> tuple[Reply, Info]:
+    """A bookie's description of itself."""
+    message = _parse(pb.GetInfoResponse, data)
+    info = Info(**{field.name: getattr(message, field.name) for field in fields(Info)})
+    return _reply(message), info
+
+
+def encode_lac_state(state: LacState) -> bytes:
+    """The wire bytes of one update to a watcher."""
+    return pb.LacUpdate(
+        ledger_id=state.ledger_id,
+        max_lac=state.max_lac,
+        fenced=state.fenced,
+        status=_pb_status(state.status),
+        lac_packet=state.lac_packet,
+        key_tag=state.key_tag,
+    ).SerializeToString()
+
+
+def parse_lac_state(data: bytes) -> LacState:
+    """One update to a watcher."""
+    message = _parse(pb.LacUpdate, data)
+    return LacState(
+        message.ledger_id,
+        message.max_lac,
+        message.fenced,
+        _status(message.status),
+        message.lac_packet,
+        message.key_tag,
+    )
+
+
+# -- what messages share ---------------------------------------------------------------------------
+
+
+def _parse(kind: type[_M], data: bytes) -> _M:
+    try:
+        return kind.FromString(data)
+    except DecodeError:
+        raise BadRequestError(f"the bytes are not a {kind.DESCRIPTOR.name}") from None
+
+
+def _ledger_id(ledger_id: int) -> int:
+    if not 0 <= ledger_id <= MAX_ID:
+        raise BadRequestError(f"ledger id {ledger_id} is not in 0 … 2^63-1")
+    return ledger_id
+
+
+def _key(master_key: bytes) -> bytes:
+    if len(master_key) > MASTER_KEY_BYTES_MAX:
+        raise BadRequestError(
+            f"a key has {len(master_key)} bytes; at most {MASTER_KEY_BYTES_MAX} are allowed"
+        )
+    return master_key
+
+
+def _status(number: int) -> Status:
+    try:
+        return Status(number)
+    except ValueError:
+        raise BadRequestError(f"the message has the unknown status {number}") from None
+
+
+def _pb_status(status: Status) -> Any:
+    return status.value  # the generated code takes numbers, its stubs do not say so
+
+
+def _head(reply: Reply | LacReply) -> dict[str, Any]:
+    """The fields with which each answer begins."""
+    text = reply.message[:MESSAGE_TEXT_CHARACTERS_MAX]
+    return {"status": _pb_status(reply.status), "message": text}
+
+
+def _reply(message: Any) -> Reply:
+    return Reply(_status(message.status), message.message)

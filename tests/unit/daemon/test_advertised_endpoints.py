@@ -1,0 +1,44 @@
+"""Where a bookie says that it is found, from the addresses on which it listens."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from bookie.config import load_settings
+from bookie.daemon.daemon import endpoints_of
+
+EVERY = "0.0.0.0"
+NAME = socket.gethostname()
+
+
+@pytest.mark.parametrize(
+    ("listen", "http", "advertised", "found"),
+    [
+        ("127.0.0.1", "127.0.0.1", "", ("127.0.0.1", "127.0.0.1")),
+        ("::1", "::1", "", ("::1", "::1")),
+        ("h1", "127.0.0.1", "", ("h1", "127.0.0.1")),
+        # As in a container: by the machine's name.
+        (EVERY, EVERY, "", (NAME, NAME)),
+        ("::", "::", "", (NAME, NAME)),
+        ("0::0", "::", "", (NAME, NAME)),
+        (EVERY, EVERY, "b1.example", ("b1.example", "b1.example")),
+        (EVERY, "127.0.0.1", "b1.example", ("b1.example", "127.0.0.1")),
+        ("10.0.0.1", EVERY, "", ("10.0.0.1", "10.0.0.1")),
+        ("10.0.0.1", "::", "", ("10.0.0.1", "10.0.0.1")),
+        # HTTP that takes IPv4 alone is not found at the IPv6 address of gRPC.
+        ("fd00::1", EVERY, "", ("fd00::1", NAME)),
+        ("fd00::1", "::", "", ("fd00::1", "fd00::1")),
+    ],
+)
+def test_a_wildcard_is_found_by_an_address_that_leads_there(
+    listen: str, http: str, advertised: str, found: tuple[str, str]
+) -> None:
+    settings = load_settings(
+        overrides={"listen.host": listen, "http.host": http, "listen.advertised_host": advertised},
+        environment={},
+    )
+    endpoints = endpoints_of(settings, 1, 2)
+    assert [(one.name, one.port) for one in endpoints] == [("bookie", 1), ("http", 2)]
+    assert tuple(one.host for one in endpoints) == found

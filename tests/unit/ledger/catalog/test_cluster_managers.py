@@ -1,0 +1,349 @@
+"""A cluster's identity, cookies, ledger ids and ledger metadata, on both stores."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from bookie.cluster import keys
+from bookie.cluster.cookie import Cookie, CookieState
+from bookie.cluster.cookies import CookieManager
+from bookie.cluster.instance import initialize_cluster, read_instance_id, read_status
+from bookie.cluster.layout import FLAT
+from bookie.errors import (
+    BadRequestError,
+    BadVersionError,
+    FormatError,
+    KeyExistsError,
+    LedgerExistsError,
+    NoSuchKeyError,
+    NoSuchLedgerError,
+)
+from bookie.ids import MAX_ID
+from bookie.ledger.catalog import ledger_ids
+from bookie.ledger.catalog.ledger_ids import LedgerIdGenerator
+from bookie.ledger.catalog.ledgers import LedgerManager
+from bookie.ledger.metadata import Fragment, LedgerMetadata, LedgerState
+from bookie.metadata.connect import open_store
+from bookie.metadata.model import Put
+from bookie.metadata.store import MetadataStore
+from bookie.metadata.versioned import Versioned
+
+T = TypeVar("T")
+_names = itertools.count()
+
+
+@pytest.fixture(params=["memory", "local"])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[MetadataStore]:
+    uri = f"memory://cluster-{next(_names)}"
+    if request.param == "local":
+        uri = f"local://{tmp_path}/metadata"
+    async with open_store(uri) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def memory() -> AsyncIterator[MetadataStore]:
+    async with open_store(f"memory://cluster-{next(_names)}") as opened:
+        yield opened
+
+
+async def _next(stream: AsyncIterator[T]) -> T:
+    async with asyncio.timeout(60):
+        return await anext(stream)
+
+
+def _metadata(ledger_id: int, **changes: int) -> LedgerMetadata:
+    metadata = LedgerMetadata(
+        ledger_id=ledger_id,
+        ensemble_size=3,
+        write_quorum_size=3,
+        ack_quorum_size=2,
+        state=LedgerState.OPEN,
+        fragments=(Fragment(0, ("bookie-1", "bookie-2", "bookie-3")),),
+    )
+    return replace(metadata, **changes)  # type: ignore[arg-type]  # integers only
+
+
+# ---- keys
+
+
+@pytest.mark.parametrize("bookie_id", ["", "a/b", "readonly", "..", "ü"])
+def test_a_key_is_only_built_from_a_bookie_id(bookie_id: str) -> None:
+    for build in (keys.cookie, lambda name: keys.registration(name, read_only=True)):
+        with pytest.raises(BadRequestError):
+            build(bookie_id)
+
+
+# ---- instance
+
+
+async def test_a_cluster_is_initialized_once(store: MetadataStore) -> None:
+    with pytest.raises(NoSuchKeyError, match="cluster init"):
+        await read_instance_id(store)
+    instance_id = await initialize_cluster(store)
+    assert str(uuid.UUID(instance_id)) == instance_id
+    with pytest.raises(KeyExistsError, match="initialized already"):
+        await initialize_cluster(store)
+    assert await read_instance_id(store) == instance_id
+
+
+async def test_of_two_initializations_one_wins(store: MetadataStore) -> None:
+    async def attempt() -> str | None:
+        try:
+            return await initialize_cluster(store)
+        except KeyExistsError:
+            return None
+
+    async with asyncio.TaskGroup() as tasks:
+        attempts = [tasks.create_task(attempt()) for _ in range(5)]
+    (winner,) = [task.result() for task in attempts if task.result() is not None]
+    assert await read_instance_id(store) == winner
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        (keys.INSTANCE_ID, b"not a uuid"),
+        (keys.INSTANCE_ID, b"\xff"),
+        (keys.LAYOUT, b"flat"),
+        (keys.LAYOUT, b'{"format":"bookie-layout","ledgers":"spiral","version":1}'),
+        (keys.LAYOUT, b'{"format":"bookie-layout","ledgers":"flat","version":2}'),
+    ],
+)
+async def test_a_damaged_or_newer_cluster_is_refused(
+    memory: MetadataStore, key: str, value: bytes
+) -> None:
+    await initialize_cluster(memory)
+    await memory.put(key, value)
+    with pytest.raises(FormatError):
+        await read_instance_id(memory)
+
+
+async def test_the_status_counts_bookies_by_what_they_take(memory: MetadataStore) -> None:
+    instance_id = await initialize_cluster(memory)
+    await memory.transaction(
+        [
+            Put("/available/readwrite/b-2", b""),
+            Put("/available/readwrite/b-1", b""),
+            Put("/available/readonly/b-3", b""),
+            *(Put(f"/cookies/b-{i}", b"") for i in range(5)),
+        ]
+    )
+    status = await read_status(memory)
+    assert (status.instance_id, status.layout) == (instance_id, "flat")
+    assert (status.writable, status.read_only) == (("b-1", "b-2"), ("b-3",))
+    assert len(status.known) == 5
+
+
+# ---- cookies
+
+
+async def test_a_cookie_is_created_once_and_changed_by_its_version(store: MetadataStore) -> None:
+    cookies = CookieManager(store)
+    cookie = Cookie("bookie-1", ("/j",), ("/l",), "instance", "unique", CookieState.NEW)
+    assert await cookies.read("bookie-1") is None
+    created = await cookies.create(cookie)
+    assert await cookies.read("bookie-1") == created == Versioned(cookie, created.version)
+    with pytest.raises(KeyExistsError):
+        await cookies.create(cookie)
+    ready = replace(cookie, state=CookieState.READY)
+    with pytest.raises(BadVersionError):
+        await cookies.write(ready, created.version + 1)
+    written = await cookies.write(ready, created.version)
+    assert written.version > created.version
+    assert await cookies.read("bookie-1") == written
+    assert await cookies.bookie_ids() == ["bookie-1"]
+    with pytest.raises(BadVersionError):
+        await cookies.delete("bookie-1", created.version)
+    await cookies.delete("bookie-1", written.version)
+    assert await cookies.read("bookie-1") is None
+    with pytest.raises(NoSuchKeyError):
+        await cookies.delete("bookie-1", written.version)
+
+
+async def test_a_cookie_that_is_gone_is_not_made_again(memory: MetadataStore) -> None:
+    cookies = CookieManager(memory)
+    cookie = Cookie("bookie-1", ("/j",), ("/l",), "instance", "unique", CookieState.NEW)
+    created = await cookies.create(cookie)
+    await cookies.delete("bookie-1", created.version)
+    with pytest.raises(BadVersionError):
+        await cookies.write(cookie, created.version)
+    assert await cookies.read("bookie-1") is None
+
+
+# ---- ledger ids
+
+
+async def test_one_ledger_at_a_time_wastes_no_ids(store: MetadataStore) -> None:
+    assert [await LedgerIdGenerator(store).next() for _ in range(4)] == [0, 1, 2, 3]
+
+
+async def test_ten_generators_never_meet(store: MetadataStore) -> None:
+    async def take(generator: LedgerIdGenerator) -> list[int]:
+        return [await generator.next() for _ in range(300)]
+
+    async with asyncio.TaskGroup() as tasks:
+        taken = [tasks.create_task(take(LedgerIdGenerator(store))) for _ in range(10)]
+    ids = [ledger_id for task in taken for ledger_id in task.result()]
+    assert len(set(ids)) == 3000
+    for task in taken:
+        assert task.result() == sorted(task.result())
+
+
+async def test_concurrent_calls_of_one_generator_get_different_ids(memory: MetadataStore) -> None:
+    generator = LedgerIdGenerator(memory)
+    async with asyncio.TaskGroup() as tasks:
+        taken = [tasks.create_task(generator.next()) for _ in range(100)]
+    assert sorted(task.result() for task in taken) == list(range(100))
+
+
+async def test_a_busy_generator_asks_rarely(memory: MetadataStore) -> None:
+    generator = LedgerIdGenerator(memory)
+    async with memory.watch(keys.ID_BUCKETS) as changes:
+        for _ in range(3000):
+            await generator.next()
+        await memory.put(keys.ID_BUCKETS + "/end", b"")
+        blocks = 0
+        while (await _next(changes)).events[0].key != keys.ID_BUCKETS + "/end":  # type: ignore[union-attr]
+            blocks += 1
+    assert blocks <= 13  # 1 + 2 + 4 … + 512 = 1023, then by thousands
+
+
+async def test_a_bucket_is_the_upper_part_of_the_id(memory: MetadataStore) -> None:
+    generator = LedgerIdGenerator(memory, bucket=3)
+    assert await generator.next() == 3 << ledger_ids.BUCKET_BITS
+    assert await LedgerIdGenerator(memory).next() == 0
+
+
+@pytest.mark.parametrize("value", [b"", b"-1", b"x", b"9" * 49, b"%d" % (2**48 + 1)])
+async def test_a_damaged_counter_gives_no_ids(memory: MetadataStore, value: bytes) -> None:
+    await memory.put(keys.id_bucket(0), value)
+    with pytest.raises(FormatError):
+        await LedgerIdGenerator(memory).next()
+
+
+# ---- ledger metadata
+
+
+async def test_ledger_metadata_changes_only_by_its_version(store: MetadataStore) -> None:
+    ledgers = LedgerManager(store)
+    with pytest.raises(NoSuchLedgerError):
+        await ledgers.read(7)
+    with pytest.raises(NoSuchLedgerError):
+        await ledgers.write(_metadata(7), 3)
+    with pytest.raises(NoSuchLedgerError):
+        await ledgers.delete(7)
+    created = await ledgers.create(_metadata(7))
+    assert created.value.c_token != 0
+    assert await ledgers.read(7) == created
+    closed = created.value.closed(41, 4100)
+    with pytest.raises(BadVersionError):
+        await ledgers.write(closed, created.version + 1)
+    with pytest.raises(BadRequestError):
+        await ledgers.write(closed, -1)
+    assert await ledgers.read(7) == created
+    written = await ledgers.write(closed, created.version)
+    assert written.version > created.version
+    assert await ledgers.read(7) == written
+    with pytest.raises(BadVersionError):
+        await ledgers.delete(7, created.version)
+    await ledgers.delete(7, written.version)
+    with pytest.raises(NoSuchLedgerError):
+        await ledgers.read(7)
+
+
+async def test_a_write_of_a_ledger_may_depend_on_cookies(store: MetadataStore) -> None:
+    """One step: if a cookie has changed, the ledger stays as it is."""
+    ledgers, cookies = LedgerManager(store), CookieManager(store)
+    created = await ledgers.create(_metadata(7))
+    cookie = await cookies.create(Cookie("b1", ("/j",), ("/l",), "i", "u", CookieState.READY))
+    unchanged = cookies.unchanged("b1", cookie.version)
+    written = await ledgers.write(created.value, created.version, [unchanged])
+    await cookies.write(replace(cookie.value, incarnation="two"), cookie.version)
+    with pytest.raises(BadVersionError):
+        await ledgers.write(created.value.closed(4, 50), written.version, [unchanged])
+    with pytest.raises(BadVersionError):
+        await ledgers.write(created.value, written.version, [cookies.unchanged("b2", 0)])
+    assert await ledgers.read(7) == written
+
+
+async def test_a_second_create_fails_unless_it_is_the_same_one(store: MetadataStore) -> None:
+    ledgers = LedgerManager(store)
+    mine = await ledgers.create(_metadata(7, c_token=77))
+    assert await ledgers.create(_metadata(7, c_token=77)) == mine
+    with pytest.raises(LedgerExistsError):
+        await ledgers.create(_metadata(7, c_token=78))
+    with pytest.raises(LedgerExistsError):
+        await ledgers.create(_metadata(7))
+
+
+async def test_damaged_ledger_metadata_is_not_a_missing_ledger(memory: MetadataStore) -> None:
+    await memory.put(FLAT.key(7), b"junk")
+    with pytest.raises(FormatError):
+        await LedgerManager(memory).read(7)
+
+
+async def test_a_listing_has_every_ledger_in_order(store: MetadataStore) -> None:
+    ledgers = LedgerManager(store)
+    assert [i async for i in ledgers.list_ids()] == []
+    expected = [*range(300), 2**31, 2**40 + 5, MAX_ID]
+    for start in range(0, len(expected), 100):
+        await store.transaction([Put(FLAT.key(i), b"") for i in expected[start : start + 100]])
+    assert [i async for i in ledgers.list_ids()] == expected
+    assert [i async for i in ledgers.list_ids(after=-1)] == expected
+    assert [i async for i in ledgers.list_ids(after=0)] == expected[1:]
+    assert [i async for i in ledgers.list_ids(after=298)] == expected[299:]
+    assert [i async for i in ledgers.list_ids(after=MAX_ID)] == []
+
+
+async def test_a_listing_with_metadata_reads_the_same_as_one_by_one(store: MetadataStore) -> None:
+    ledgers = LedgerManager(store)
+    created = [await ledgers.create(_metadata(ledger_id)) for ledger_id in (3, 9, 2**40)]
+    assert [found async for found in ledgers.list_all()] == created
+    assert [found async for found in ledgers.list_all(after=3)] == created[1:]
+
+
+async def test_a_damaged_ledger_fails_a_listing_with_metadata(memory: MetadataStore) -> None:
+    await memory.put(FLAT.key(7), b"junk")
+    with pytest.raises(FormatError, match="ledger 7"):
+        [_ async for _ in LedgerManager(memory).list_all()]
+
+
+async def test_a_listing_survives_deletions_and_sees_all_that_stays(store: MetadataStore) -> None:
+    ledgers = LedgerManager(store)
+    for start in range(0, 600, 100):
+        await store.transaction([Put(FLAT.key(i), b"") for i in range(start, start + 100)])
+    seen = []
+    async for ledger_id in ledgers.list_ids():
+        seen.append(ledger_id)
+        if ledger_id % 3 == 0:
+            await ledgers.delete(ledger_id)
+    assert seen == list(range(600))
+
+
+async def test_a_stranger_among_the_ledgers_fails_the_listing(memory: MetadataStore) -> None:
+    await memory.put(FLAT.key(1), b"")
+    await memory.put(keys.LEDGERS + "/zz", b"")
+    with pytest.raises(FormatError):
+        [_ async for _ in LedgerManager(memory).list_ids()]
+
+
+async def test_a_ledger_is_watched_from_its_creation_to_its_end(store: MetadataStore) -> None:
+    ledgers = LedgerManager(store)
+    async with ledgers.watch(7) as states:
+        assert await _next(states) is None
+        created = await ledgers.create(_metadata(7))
+        assert await _next(states) == created
+        await ledgers.create(_metadata(70))
+        written = await ledgers.write(created.value.closed(1, 10), created.version)
+        assert await _next(states) == written
+        await ledgers.delete(7)
+        assert await _next(states) is None
