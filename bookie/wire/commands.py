@@ -1,6 +1,6 @@
 """Requests to a bookie and its replies: the values that the wire messages carry.
 
-The node decides about them, `rpc` transports them, clients make and read them.
+The node decides about them, `wire` transports them, clients make and read them.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ async def fill(bookie: Served, ledgers: int, megabytes: int) -> list[int]:
     """Closed ledgers, written side by side; their ids."""
     per_ledger = megabytes * 1_000_000 // (ledgers * ENTRY_BYTES * ENTRIES_PER_CALL)
     payloads = [os.urandom(ENTRY_BYTES)] * ENTRIES_PER_CALL
-    create = bookie.ledger.create_ledger
+    create = bookie.client.create_ledger
     writers = [
         await create(ensemble_size=1, write_quorum_size=1, ack_quorum_size=1)
         for _ in range(ledgers)
@@ -108,7 +108,7 @@ async def measure(root: Path, ledgers: int, megabytes: int, seconds: float) -> N
             f" {disk_bytes(root) / 1e6:.0f} MB on disk; {len(kept)} of them stay"
         )
         await bookie.settled()
-        writer = await bookie.ledger.create_ledger(
+        writer = await bookie.client.create_ledger(
             ensemble_size=1, write_quorum_size=1, ack_quorum_size=1
         )
         appends = Appends(writer)
@@ -121,7 +121,7 @@ async def measure(root: Path, ledgers: int, megabytes: int, seconds: float) -> N
             print(f"appends before:    p50 {p50:.2f}  p99 {before:.2f}  max {worst:.1f} ms")
             began = time.perf_counter()
             for ledger_id in sorted(set(ids) - set(kept)):
-                await bookie.ledger.delete_ledger(ledger_id)
+                await bookie.client.delete_ledger(ledger_id)
             # The client's own work on the metadata store is no doing of the bookie.
             p50, p99, worst = appends.percentiles()
             print(f"while it deletes: p50 {p50:.2f}  p99 {p99:.2f}  max {worst:.1f} ms")
@@ -138,7 +138,7 @@ async def measure(root: Path, ledgers: int, megabytes: int, seconds: float) -> N
         )
         count = 0
         for ledger_id in kept:
-            reader = await bookie.ledger.open_ledger(ledger_id)
+            reader = await bookie.client.open_ledger(ledger_id)
             async for batch in reader.read_batches(0, reader.last_entry_id):
                 count += len(batch)
         print(f"{count} of {len(kept) * per_ledger * ENTRIES_PER_CALL} entries read back")

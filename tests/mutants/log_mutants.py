@@ -5,6 +5,11 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 LOG = "tests/unit/log/test_log_"
+COMPACT = "tests/unit/log/compact/test_log_"
+PUBLISH = "tests/unit/log/publish/test_log_"
+READ = "tests/unit/log/read/test_log_"
+TIDY = "tests/unit/log/tidy/test_log_"
+WRITE = "tests/unit/log/write/test_log_"
 CONSUMER = "tests/conformance/log/test_consumer.py::test_"
 CURSORS = "tests/conformance/log/test_cursors.py::test_"
 GROUP = "tests/conformance/log/test_group.py::test_"
@@ -19,7 +24,7 @@ OWNERS = (
                 self._encoder.windows.forget(one.next_producer)
 """,
         "",
-        (f"{LOG}owner_steps.py::test_a_snapshot_names_no_record_that_was_lost",),
+        (f"{WRITE}owner_steps.py::test_a_snapshot_names_no_record_that_was_lost",),
         "A record that never arrived is answered as a duplicate: it is lost.",
     ),
     Mutant(
@@ -35,7 +40,7 @@ OWNERS = (
         self._retired = old
 """,
         "        self._retired = old\n",
-        (f"{LOG}owner_steps.py::test_a_crash_in_a_roll_leaves_no_gap",),
+        (f"{WRITE}owner_steps.py::test_a_crash_in_a_roll_leaves_no_gap",),
         "After a crash acknowledged records have other offsets, and stand before earlier ones.",
     ),
     Mutant(
@@ -43,7 +48,7 @@ OWNERS = (
         "bookie/log/write/takeover.py",
         "            check=lambda: self._client.ledgers.ledgers.read(writer.ledger_id),\n",
         "",
-        (f"{LOG}owner_steps.py::test_a_ledger_that_a_sweep_took_is_in_no_chain",),
+        (f"{WRITE}owner_steps.py::test_a_ledger_that_a_sweep_took_is_in_no_chain",),
         "The log names a ledger that is gone; nobody opens or reads it any more.",
     ),
     Mutant(
@@ -51,7 +56,7 @@ OWNERS = (
         "bookie/log/write/partition_writer.py",
         "                check=lambda: self._client.ledgers.ledgers.read(created.ledger_id),\n",
         "",
-        (f"{LOG}writer.py::test_a_next_ledger_that_a_sweep_took_is_made_again",),
+        (f"{WRITE}writer.py::test_a_next_ledger_that_a_sweep_took_is_made_again",),
         "The log names a ledger that is gone; nobody opens or reads it any more.",
     ),
     Mutant(
@@ -59,7 +64,7 @@ OWNERS = (
         "bookie/log/head/head_keeper.py",
         "return head if is_there else with_ledger(head, ledger_id)",
         "return with_ledger(head, ledger_id)",
-        (f"{LOG}writer_store.py::test_a_lost_reply_and_a_truncation",),
+        (f"{WRITE}writer_store.py::test_a_lost_reply_and_a_truncation",),
         "Readers get its records twice.",
     ),
     Mutant(
@@ -67,7 +72,7 @@ OWNERS = (
         "bookie/log/head/head_keeper.py",
         "if found.value.epoch != self.head.epoch:",
         "if found.value.epoch < self.head.epoch:",
-        (f"{LOG}writer.py::test_the_former_owner_hears_who_and_when",),
+        (f"{WRITE}writer.py::test_the_former_owner_hears_who_and_when",),
         "Two owners change one chain.",
     ),
     Mutant(
@@ -76,8 +81,8 @@ OWNERS = (
         "if found.value == head:",
         "if found.value.epoch == head.epoch:",
         (
-            f"{LOG}truncation.py::test_an_owner_goes_on_after_a_truncation",
-            f"{LOG}writer_store.py::test_a_lost_reply_and_a_truncation",
+            f"{TIDY}truncation.py::test_an_owner_goes_on_after_a_truncation",
+            f"{WRITE}writer_store.py::test_a_lost_reply_and_a_truncation",
         ),
         "A ledger takes records, and no head names it.",
     ),
@@ -86,7 +91,9 @@ OWNERS = (
         "bookie/log/write/takeover.py",
         "if latest.value != claimed:",
         "if latest.value.owner is None or latest.value.owner.name != name:",
-        (f"{LOG}writer_store.py::test_two_claims_of_one_name_in_one_millisecond_have_one_winner",),
+        (
+            f"{WRITE}writer_store.py::test_two_claims_of_one_name_in_one_millisecond_have_one_winner",
+        ),
         "Two processes of one name own a log at once.",
     ),
     Mutant(
@@ -102,7 +109,7 @@ OWNERS = (
         "bookie/log/write/takeover.py",
         "            base += end.last_entry_id + 1\n",
         "            base += end.last_entry_id\n",
-        (f"{LOG}owner_steps.py::test_a_crash_in_a_roll_keeps_the_offsets_of_producers",),
+        (f"{WRITE}owner_steps.py::test_a_crash_in_a_roll_keeps_the_offsets_of_producers",),
         "A duplicate gets the position of another record.",
     ),
     Mutant(
@@ -118,7 +125,7 @@ OWNERS = (
         "bookie/log/write/unconfirmed.py",
         "sequence + sum(run.entries for run in self.runs)",
         "sequence",
-        (f"{LOG}owner_steps.py::test_a_producers_call_that_was_cut_keeps_its_numbers",),
+        (f"{WRITE}owner_steps.py::test_a_producers_call_that_was_cut_keeps_its_numbers",),
         "A duplicate gets the position of another record.",
     ),
     Mutant(
@@ -137,7 +144,7 @@ OWNERS = (
         "bookie/log/record/record_encoder.py",
         "        self._entries_since_snapshot = SNAPSHOT_ENTRIES\n        self.latest.compared()",
         "        self.latest.compared()",
-        (f"{LOG}writer.py::test_a_duplicate_gets_the_first_position",),
+        (f"{WRITE}writer.py::test_a_duplicate_gets_the_first_position",),
         "After a takeover a duplicate is appended again.",
     ),
     Mutant(
@@ -145,7 +152,7 @@ OWNERS = (
         "bookie/log/write/ledger_end.py",
         "if not follows_control(found[0][1]) or any(is_control(one) for _, one in found):",
         "if len(behind) > 1 or not follows_control(found[0][1]):",
-        (f"{LOG}writer.py::test_a_snapshot_spares_reading_everything",),
+        (f"{WRITE}writer.py::test_a_snapshot_spares_reading_everything",),
         "After a takeover a duplicate is appended again.",
     ),
     Mutant(
@@ -153,7 +160,7 @@ OWNERS = (
         "bookie/log/write/partition_writer.py",
         "self._chain_bytes + self._segment.size_bytes >= quota",
         "self._chain_bytes >= quota",
-        (f"{LOG}writer.py::test_a_full_log_refuses",),
+        (f"{WRITE}writer.py::test_a_full_log_refuses",),
         "A log that never rolls grows for ever.",
     ),
     Mutant(
@@ -165,7 +172,7 @@ OWNERS = (
         await self._keeper.change(given_up)
 """,
         "        await self._keeper.change(given_up)\n",
-        (f"{LOG}writer.py::test_a_roll_by_size",),
+        (f"{WRITE}writer.py::test_a_roll_by_size",),
         "Retention and truncation never reach the end of a log that was closed.",
     ),
 )
@@ -176,7 +183,7 @@ PUBLISHERS = (
         "bookie/log/publish/publisher.py",
         "if batch <= look.last.value:",
         "if batch < look.last.value:",
-        (f"{LOG}publisher.py::test_a_batch_is_published_whole_and_once",),
+        (f"{PUBLISH}publisher.py::test_a_batch_is_published_whole_and_once",),
         "A batch that a driver repeats after a crash is there twice.",
     ),
     Mutant(
@@ -184,7 +191,7 @@ PUBLISHERS = (
         "bookie/log/publish/publisher.py",
         "commit_heads(changes, [put, look.condition])",
         "commit_heads(changes, [put])",
-        (f"{LOG}publisher.py::test_a_log_deleted_at_the_last_moment_gets_no_batch",),
+        (f"{PUBLISH}publisher.py::test_a_log_deleted_at_the_last_moment_gets_no_batch",),
         "Records are acknowledged, and the log is gone.",
     ),
     Mutant(
@@ -192,7 +199,7 @@ PUBLISHERS = (
         "bookie/log/publish/publisher.py",
         "return any((one.ledger_id, one.first_entry_id) == entry for one in found)",
         "return bool(found)",
-        (f"{LOG}publisher.py::test_a_batch_that_another_driver_published_is_not_ours",),
+        (f"{PUBLISH}publisher.py::test_a_batch_that_another_driver_published_is_not_ours",),
         "A driver believes that it has published what another one did.",
     ),
     Mutant(
@@ -203,7 +210,7 @@ PUBLISHERS = (
                     first_look = None
 """,
         "",
-        (f"{LOG}publisher.py::test_a_lost_compare_and_set_is_made_on_the_new_head",),
+        (f"{PUBLISH}publisher.py::test_a_lost_compare_and_set_is_made_on_the_new_head",),
         "Two drivers of one query both say that they published a batch.",
         harmless="They have the same ranges then, and an abort deletes nothing that is named.",
     ),
@@ -215,7 +222,7 @@ PUBLISHERS = (
         definition = await logs.read(self._name)
 """,
         "        definition = await logs.read(self._name)\n",
-        (f"{LOG}publisher.py::test_a_driver_on_a_late_server_sees_what_was_done",),
+        (f"{PUBLISH}publisher.py::test_a_driver_on_a_late_server_sees_what_was_done",),
         "A driver whose server is late fails on a log that was just made.",
     ),
     Mutant(
@@ -226,7 +233,7 @@ PUBLISHERS = (
         return (await self._client.logs.last_batch""",
         """\
         return (await self._client.logs.last_batch""",
-        (f"{LOG}publisher.py::test_a_driver_on_a_late_server_sees_what_was_done",),
+        (f"{PUBLISH}publisher.py::test_a_driver_on_a_late_server_sees_what_was_done",),
         "A migration goes on from an older batch.",
     ),
     Mutant(
@@ -234,7 +241,7 @@ PUBLISHERS = (
         "bookie/log/publish/publisher.py",
         "    if not _has_tags(tags, ledger):\n",
         "    if not ledger.custom_metadata:\n",
-        (f"{LOG}publisher.py::test_a_batch_with_a_wrong_range_is_refused_whole",),
+        (f"{PUBLISH}publisher.py::test_a_batch_with_a_wrong_range_is_refused_whole",),
         "A log shows the records of another one.",
     ),
     Mutant(
@@ -242,7 +249,7 @@ PUBLISHERS = (
         "bookie/log/tidy/unnamed_ledgers.py",
         "[state for one, state in sorted(going.items()) if one not in named]",
         "[state for one, state in sorted(going.items())]",
-        (f"{LOG}publisher.py::test_abort_deletes_only_what_nobody_published",),
+        (f"{PUBLISH}publisher.py::test_abort_deletes_only_what_nobody_published",),
         "An abort deletes what readers see.",
     ),
     Mutant(
@@ -250,7 +257,7 @@ PUBLISHERS = (
         "bookie/log/tidy/unnamed_ledgers.py",
         "return ledger.is_closed and ledger.last_entry_id <= ends[ledger.ledger_id]",
         "return ledger.last_entry_id <= ends[ledger.ledger_id]",
-        (f"{LOG}truncation.py::test_a_ledger_that_its_publisher_may_go_on_with_stays",),
+        (f"{TIDY}truncation.py::test_a_ledger_that_its_publisher_may_go_on_with_stays",),
         "The next batch of a query fails.",
     ),
     Mutant(
@@ -258,7 +265,7 @@ PUBLISHERS = (
         "bookie/log/publish/range_writer.py",
         "        if current.under_way:\n",
         "        if False:\n",
-        (f"{LOG}range_writer.py::test_appends_at_the_same_time_and_a_cut",),
+        (f"{PUBLISH}range_writer.py::test_appends_at_the_same_time_and_a_cut",),
         "A batch lacks records, or names some that are not there.",
     ),
     Mutant(
@@ -274,7 +281,7 @@ PUBLISHERS = (
             return False
         return found.value.state is not LedgerState.OPEN
 """,
-        (f"{LOG}range_writer.py::test_an_aborted_ledger_is_replaced",),
+        (f"{PUBLISH}range_writer.py::test_an_aborted_ledger_is_replaced",),
         "Every later batch of a task is refused.",
     ),
     Mutant(
@@ -282,7 +289,7 @@ PUBLISHERS = (
         "bookie/log/compact/compaction.py",
         "            payload = with_greatest(entry.payload, greatest_ms)\n",
         "            payload = entry.payload\n",
-        (f"{LOG}compaction.py::test_times_are_found_that_go_back_between_publishers",),
+        (f"{COMPACT}compaction.py::test_times_are_found_that_go_back_between_publishers",),
         "After a compaction, reading from a time leaves records out.",
     ),
 )
@@ -312,7 +319,7 @@ DELETIONS = (
         "bookie/log/tidy/sweep.py",
         "return 0 <= ledger.ctime_ms <= self._before_ms",
         "return ledger.ctime_ms <= self._before_ms or ledger.ctime_ms < 0",
-        (f"{LOG}sweep.py::test_ledgers_of_nobody_and_of_unknown_age_stay",),
+        (f"{TIDY}sweep.py::test_ledgers_of_nobody_and_of_unknown_age_stay",),
         "A sweep takes the ledgers of a publisher that is at work.",
     ),
     Mutant(
@@ -320,7 +327,7 @@ DELETIONS = (
         "bookie/log/tidy/sweep.py",
         "if found is None or found.value.log_id != tags.log_id:",
         "if found is None:",
-        (f"{LOG}sweep.py::test_a_log_made_anew_does_not_keep_ledgers_of_the_former_one",),
+        (f"{TIDY}sweep.py::test_a_log_made_anew_does_not_keep_ledgers_of_the_former_one",),
         "The ledgers of a log that was made anew stay for ever.",
     ),
     Mutant(
@@ -328,7 +335,7 @@ DELETIONS = (
         "bookie/log/tidy/truncation.py",
         "{chunk.number for chunk in chunks if chunk.number < head.first_chunk}",
         "{chunk.number for chunk in chunks}",
-        (f"{LOG}truncation.py::test_a_bound_that_is_lower_at_the_second_attempt_keeps_chunks",),
+        (f"{TIDY}truncation.py::test_a_bound_that_is_lower_at_the_second_attempt_keeps_chunks",),
         "The head names a chunk that is gone: nobody reads that part of the log.",
     ),
     Mutant(
@@ -336,7 +343,7 @@ DELETIONS = (
         "bookie/log/tidy/truncation.py",
         "        if end > offset:\n            break\n",
         "        if end > offset + 1:\n            break\n",
-        (f"{LOG}truncation.py::test_chunks_go_when_all_of_them_is_gone",),
+        (f"{TIDY}truncation.py::test_chunks_go_when_all_of_them_is_gone",),
         "A truncation takes a record more than was wanted.",
     ),
     Mutant(
@@ -345,7 +352,7 @@ DELETIONS = (
         "        version = found.version\n        for one in found.value.open_ranges:",
         "        version = found.version\n        if not found.value.open_ranges:\n"
         "            return\n        for one in found.value.open_ranges:",
-        (f"{LOG}sweep.py::test_a_deleted_log_leaves_nothing",),
+        (f"{TIDY}sweep.py::test_a_deleted_log_leaves_nothing",),
         "Ledgers of deleted logs stay for ever.",
     ),
     Mutant(
@@ -364,7 +371,7 @@ READERS = (
         "bookie/log/read/reader.py",
         "if isinstance(self._target, AtEntry) or not (self._skips or self._is_floating):",
         "if isinstance(self._target, AtEntry):",
-        (f"{LOG}reader.py::test_truncation_at_the_position",),
+        (f"{READ}reader.py::test_truncation_at_the_position",),
         "A reader misses records and is not told.",
     ),
     Mutant(
@@ -372,7 +379,7 @@ READERS = (
         "bookie/log/read/reader.py",
         "entries = entries[: end - offset]",
         "entries = entries[: end - offset + 1]",
-        (f"{LOG}reader.py::test_an_end_while_following",),
+        (f"{READ}reader.py::test_an_end_while_following",),
         "A job reads a record that belongs to the next one.",
     ),
     Mutant(
@@ -380,7 +387,7 @@ READERS = (
         "bookie/log/read/reader.py",
         "lambda record: record.timestamp_ms < oldest",
         "lambda record: record.timestamp_ms <= oldest",
-        (f"{LOG}seek.py::test_late_records",),
+        (f"{READ}seek.py::test_late_records",),
         "Reading from a time leaves records out.",
     ),
     Mutant(
@@ -388,7 +395,7 @@ READERS = (
         "bookie/log/read/reader.py",
         "                    if self._seeks != seeks:\n                        break\n",
         "",
-        (f"{LOG}reader.py::test_seek_back_and_forth",),
+        (f"{READ}reader.py::test_seek_back_and_forth",),
         "A reader gives out records from before it was moved.",
     ),
     Mutant(
@@ -404,7 +411,7 @@ READERS = (
         "bookie/log/read/seek.py",
         "        if await _greatest_ms(handle, middle) < timestamp_ms:",
         "        if await _greatest_ms(handle, middle) <= timestamp_ms:",
-        (f"{LOG}seek.py::test_late_records",),
+        (f"{READ}seek.py::test_late_records",),
         "Reading from a time leaves records out.",
     ),
 )

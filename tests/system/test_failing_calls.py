@@ -95,7 +95,7 @@ async def starts_and_is_killed(bookie: DrivenBookie) -> None:
     """A life without faults, all promises kept, that leaves something to replay."""
     await bookie.start()
     await bookie.verify()
-    async with bookie.ledger() as client:
+    async with bookie.client() as client:
         assert await client.add(bookie.new_ledger()) is Status.OK
     await bookie.kill()
 
@@ -114,7 +114,7 @@ async def test_no_space_for_the_journal_is_read_only(bookie: DrivenBookie, ram: 
     """Allocating ahead is where a full device shows, and there nothing is lost by it."""
     fault = Fault("fallocate", "error=ENOSPC:when=2+", (*JOURNALS, *NEW_JOURNALS))
     await bookie.start(fault.options(ram))
-    async with bookie.ledger() as client:
+    async with bookie.client() as client:
         ledger = bookie.new_ledger()
         assert await client.add(ledger) is Status.OK
         assert await client.add_until_refused() is Status.READ_ONLY
@@ -132,7 +132,7 @@ async def test_a_slow_sync_is_reported_and_a_stuck_one_ends_the_process(
     # Again and again: the first ones may fall into the boot, which takes its time.
     slow = Fault("fdatasync", "delay_enter=1000000:when=5+2", files)
     await bookie.start(slow.options(ram), {"BOOKIE_STORAGE__SYNC_WARN_SECONDS": "0.3"})
-    async with bookie.ledger() as client, asyncio.timeout(SLOW_SECONDS_MAX):
+    async with bookie.client() as client, asyncio.timeout(SLOW_SECONDS_MAX):
         ledger = bookie.new_ledger()
         while "slow_sync" not in {event["event"] for event in bookie.events()}:
             assert await client.add(ledger) is Status.OK
@@ -153,7 +153,7 @@ async def test_what_cannot_be_read_is_not_denied(bookie: DrivenBookie, ram: Path
     logs = tuple(f"ledgers/logs/{number:08d}.log" for number in NUMBERS)
     fault = Fault("pread64,preadv2", "error=EIO:when=1+", logs)
     await bookie.start(fault.options(ram))
-    async with bookie.ledger() as client:
+    async with bookie.client() as client:
         ledger = bookie.promises.ledgers[1]
         assert await client.read_status(ledger, 0) is Status.IO_ERROR
     assert await bookie.stop() == 0

@@ -77,7 +77,7 @@ async def test_a_full_device_refuses_new_entries_and_nothing_else(
 ) -> None:
     """Reads, fences and recovery go on; a boot comes up; with room there are adds again."""
     await bookie.start()
-    async with bookie.ledger() as client:
+    async with bookie.client() as client:
         old = [bookie.new_ledger() for _ in range(4)]
         for ledger in old:
             assert await client.add(ledger) is Status.OK
@@ -92,7 +92,7 @@ async def test_a_full_device_refuses_new_entries_and_nothing_else(
     await bookie.kill()
     await bookie.start()
     await bookie.verify()
-    async with bookie.ledger() as client:
+    async with bookie.client() as client:
         await goes_on(bookie, client, *old[2:])
         junk.unlink()
         await takes_adds_again(client, bookie.new_ledger())
@@ -134,7 +134,7 @@ async def takes_adds_again(client: Client, ledger: LedgerAtClient) -> None:
 async def test_the_reserve_ends_too(places: Places, bookie: DrivenBookie) -> None:
     """Then adds are refused with a clear word, and stored entries stay."""
     await bookie.start()
-    async with bookie.ledger() as client:
+    async with bookie.client() as client:
         junk = fill(places.small)
         assert await client.add_until_refused() is Status.READ_ONLY
         assert await client.add_until_refused(recovery=True) is Status.READ_ONLY
@@ -146,7 +146,7 @@ async def test_the_reserve_ends_too(places: Places, bookie: DrivenBookie) -> Non
         junk.unlink()
         await bookie.start()
         await bookie.verify()
-    async with bookie.ledger() as client:
+    async with bookie.client() as client:
         assert await client.add(bookie.new_ledger()) is Status.OK
     assert await bookie.stop() == 0
 
@@ -159,7 +159,7 @@ async def test_a_full_journal_moves_to_where_room_is(places: Places, bookie: Dri
         "BOOKIE_STORAGE__COMPACTION_INTERVAL_SECONDS": "0.1",
     }
     await bookie.start(variables=moving)
-    async with bookie.ledger() as client:
+    async with bookie.client() as client:
         ledger = bookie.new_ledger()
         while ledger.length < 3 * SMALL_BYTES // 2:
             await takes_adds_again(client, ledger)
@@ -185,7 +185,7 @@ async def test_a_full_bookie_makes_room_by_itself(at_once: int, tmp_path: Path, 
             kept: list[LedgerAtClient] = []
             for killed in (False, True):
                 made = await bookie.create_ledgers(LEDGERS)
-                async with bookie.ledger() as client:
+                async with bookie.client() as client:
                     assert await fills(client, made, at_once) is Status.READ_ONLY
                 moved = moved_bytes(bookie)
                 gone, kept = kept + made[2::3] + made[1::3], made[::3]
@@ -194,7 +194,7 @@ async def test_a_full_bookie_makes_room_by_itself(at_once: int, tmp_path: Path, 
                     await asyncio.sleep(bookie.random.uniform(0, 1))
                     await bookie.kill()
                     await bookie.start()
-                async with bookie.ledger() as client:
+                async with bookie.client() as client:
                     await has_room_again(bookie)
                     await takes_adds_again(client, kept[0])
                 if at_once > 1:
@@ -249,7 +249,7 @@ async def test_a_device_without_inodes_is_full_too(tmp_path: Path, ram: Path) ->
         try:
             await bookie.initialize()
             await bookie.start()
-            async with bookie.ledger() as client:
+            async with bookie.client() as client:
                 old = [bookie.new_ledger() for _ in range(2)]
                 for ledger in old:
                     assert await client.add(ledger) is Status.OK

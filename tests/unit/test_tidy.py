@@ -33,16 +33,16 @@ BANNED_NAMES = {"utils", "util", "common", "helpers", "helper", "misc", "manager
 HOMES: dict[str, tuple[str, ...]] = {
     "lmdb": ("env/", "node/engine/index/entry_index.py", "metadata/local/"),
     "kazoo": ("metadata/zookeeper/",),
-    "grpc": ("rpc/", "metadata/etcd/", "testing/simulation/simulated_calls.py"),
-    "grpc_health": ("rpc/",),
-    "grpc_reflection": ("rpc/",),
-    "google": ("_pb/", "formats/ledger_metadata", "rpc/", "metadata/etcd/"),
+    "grpc": ("wire/grpc/", "metadata/etcd/", "testing/simulation/simulated_calls.py"),
+    "grpc_health": ("wire/grpc/",),
+    "grpc_reflection": ("wire/grpc/",),
+    "google": ("_pb/", "ledger/metadata.py", "wire/", "metadata/etcd/"),
     "pydantic": ("config/",),
     "prometheus_client": ("telemetry/fast_metrics.py", "telemetry/metrics.py"),
-    "aiohttp": ("server/", "cli/node.py"),
+    "aiohttp": ("daemon/", "cli/node.py"),
     "typer": ("cli/",),
     "rich": ("cli/",),
-    "uvloop": ("server/", "cli/", "sync/"),
+    "uvloop": ("daemon/", "cli/", "sync/"),
     "pyspark": ("spark/",),
     "pyarrow": ("spark/",),
     "pandas": ("spark/",),
@@ -288,18 +288,6 @@ def test_every_setting_and_every_metric_is_used() -> None:
     metrics = {f"metric {name}": name for name in vars(Metrics()).keys() - {"registry"}}
     check(
         [f"nothing uses the {what}" for what, name in (keys | metrics).items() if name not in used]
-    )
-
-
-def test_random_numbers_are_given_to_protocol_machines() -> None:
-    """Machines and formats get randomness as arguments, so that a seed replays them."""
-    check(
-        [
-            source.at(node, f"{module} is imported; take the value as an argument")
-            for source in sources("bookie/protocol", "bookie/formats")
-            for node, module in imports(source)
-            if module in ("random", "secrets", "uuid")
-        ]
     )
 
 

@@ -1,8 +1,8 @@
 """How the ledgers of a log are written and for how long they are kept, as a namespace decides it.
 
-Canonical JSON (:mod:`bookie.metadata.json_record`), format ``bookie-log-policy``, version 1. A field
-that is absent or null is inherited: a log's from its namespace, a namespace's from the cluster's
-defaults.
+Canonical JSON (:mod:`bookie.metadata.json_record`), format ``bookie-log-policy``, version 1. A
+field that is absent or null is inherited: a log's from its namespace, a namespace's from the
+cluster's defaults.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Namespaces and the policies of logs: the configuration that applications share.
 
 A log is called ``<namespace>/<name>``. Its own policy stands over that of its namespace, which
-stands over the cluster's defaults (`bookie.log.catalog.log_policy.DEFAULTS`). Each level decides what
-the level above it leaves open. Every change is made under compare-and-set.
+stands over the cluster's defaults (`bookie.log.catalog.log_policy.DEFAULTS`). Each level decides
+what the level above it leaves open. Every change is made under compare-and-set.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A publisher's part of a transactional log: records in ledgers of its own, cut into ranges.
 
-Nobody reads a range before it is published (:mod:`bookie.log.publish.publisher`). An executor of a pipeline
-writes and cuts; it sends the small `PendingRange` to the driver, which publishes.
+Nobody reads a range before it is published (:mod:`bookie.log.publish.publisher`). An executor of a
+pipeline writes and cuts; it sends the small `PendingRange` to the driver, which publishes.
 
 One ledger serves many batches. A new one begins between two ranges, when the old one is large or
 old enough for the log's policy, or has failed. A ledger that is not published for a day belongs to

@@ -1,7 +1,7 @@
 """The headers of neighbouring blocks as arrays: lone appends leave a block each, of 512 bytes.
 
-The rules of `bookie.node.engine.format.blocks` for headers apply. Blocks are taken from the first on while
-each is whole, intact and of this version. `parse_block_header` names the fault of the next one.
+The rules of `blocks` for headers apply. Blocks are taken from the first on while each is whole,
+intact and of this version. `parse_block_header` names the fault of the next one.
 """
 
 from __future__ import annotations

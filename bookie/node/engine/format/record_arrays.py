@@ -1,7 +1,7 @@
 """The records of a body as arrays: a start reads millions of them without an object for each.
 
-The checks are those of `bookie.node.engine.format.records`, made on whole columns. If a column fails, the
-records are parsed one by one, which raises the error for the wrong one.
+The checks are those of `records`, made on whole columns. If a column fails, the records are parsed
+one by one, which raises the error for the wrong one.
 """
 
 from __future__ import annotations

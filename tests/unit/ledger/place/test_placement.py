@@ -1,4 +1,4 @@
-"""Which bookies are chosen, by each policy; `property/protocol` compares with brute force."""
+"""Which bookies are chosen, by each policy; `property/ledger/place` compares with brute force."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """A compaction in a process of its own, which stops where a test wants to kill it.
 
-``python -m tests.unit.log.compact.compacting_process URI LOG STEP`` prints STEP when it is there, and
-then stands still. Steps: ``copied``, ``published`` (nothing deleted yet), ``deleted`` (chunks are
-left).
+``python -m tests.unit.log.compact.compacting_process URI LOG STEP`` prints STEP when it is there,
+and then stands still. Steps: ``copied``, ``published`` (nothing deleted yet), ``deleted`` (chunks
+are left).
 """
 
 from __future__ import annotations
