@@ -18,13 +18,6 @@ from tests.unit.log.hand_made_log import ONE_COPY, HandMadeLog
 
 
 @pytest.fixture
-async def cluster(tmp_path: Path) -> AsyncIterator[RealCluster]:
-    """Three bookies."""
-    async with real_cluster(tmp_path) as started:
-        yield started
-
-
-@pytest.fixture
 async def bk(cluster: RealCluster) -> AsyncIterator[BookKeeper]:
     """A connected client that gives bookies up soon."""
     async with connect(cluster.uri, add_timeout_seconds=2) as client:

@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
 from bookie.api import BookKeeper, connect
-from tests.unit.ledger.real_cluster import RealCluster, real_cluster
+from tests.unit.ledger.real_cluster import RealCluster
 
 TURNS = 5
-
-
-@pytest.fixture
-async def cluster(tmp_path: Path) -> AsyncIterator[RealCluster]:
-    """Three bookies."""
-    async with real_cluster(tmp_path) as started:
-        yield started
 
 
 async def entries(bk: BookKeeper, ledger_id: int) -> list[bytes]:

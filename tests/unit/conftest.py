@@ -1,4 +1,4 @@
-"""A cluster of three bookies and a client of it for each test."""
+"""A cluster of three bookies and a client of it, for each test that asks for them."""
 
 from __future__ import annotations
 
