@@ -13,7 +13,7 @@ SHELL := /bin/bash
 VENV ?= .venv
 DATA ?= ./data
 DOCKER ?= docker
-TEST_PROCESSES ?= 3
+TEST_PROCESSES ?= 4
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # Decides the order of tests and what they draw by chance. `make soak` draws one anew, and prints it.
