@@ -329,8 +329,9 @@ class MetadataCache(Generic[T]):
         """Drop the value that the event makes old; whether it is to be loaded again."""
         self._supersede(event.key, event.revision)
         if event.key not in self._entries:
-            self._loads.pop(event.key, None)
-            return False
+            # The answer may be older than the event. Its caller asked to be kept up to date.
+            was_loading = self._loads.pop(event.key, None) is not None
+            return was_loading and self._on_reload is not None
         found = self._entries[event.key]
         known = None if found is None else found.stat.revision
         if event.revision is not None and known is not None and known >= event.revision:

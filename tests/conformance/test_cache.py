@@ -297,6 +297,38 @@ async def test_a_load_that_a_change_overtook_is_not_kept(
     assert await cache.get(KEY) == 2
 
 
+async def test_a_value_that_changes_while_it_is_loaded_is_loaded_again(
+    client: Client, new_cache: NewCache
+) -> None:
+    """Its caller asked to be told of changes, also of one that came before the answer."""
+    reloaded: list[object] = []
+    heard: list[WatchEvent | Resync] = []
+    cache = await new_cache(
+        on_change=heard.append,
+        on_reload=lambda _, found: reloaded.append(found and found.value),
+    )
+    await client.session.put(KEY, b"1")
+    await until(lambda: heard)
+    original, answered = client.store.get, asyncio.Event()
+
+    async def slow(key: str) -> Any:
+        record = await original(key)
+        await answered.wait()
+        return record
+
+    client.store.get = slow  # type: ignore[method-assign]
+    load = asyncio.create_task(cache.get(KEY))
+    await until(lambda: cache._loads)
+    await client.session.put(KEY, b"2")
+    await until(lambda: len(heard) == 2)
+    client.store.get = original  # type: ignore[method-assign]
+    answered.set()
+    assert await load == 1
+    await until(lambda: reloaded == [2])
+    await client.session.put(KEY, b"3")
+    await until(lambda: reloaded == [2, 3])
+
+
 @pytest.mark.parametrize("later", ["written", "deleted"])
 async def test_a_late_answer_brings_nothing_older_back(
     client: Client, cache: Json, later: str
