@@ -39,7 +39,7 @@ from bookie.daemon.registration_updater import (
     keep_registered,
     show_registration,
 )
-from bookie.daemon.session_policy import obey_session_policy
+from bookie.daemon.session_policy import after_outages, obey_session_policy
 from bookie.daemon.signals import NOTED_SIGNALS, noting, until_signal
 from bookie.daemon.systemd import ServiceManager
 from bookie.daemon.watchdog import beat, observe_loop_lag
@@ -217,6 +217,8 @@ def _followers(
         BookieLabels(store).follow(
             started.bookie.bookie_id, updater.set_given_labels, instance_id=instance_id
         ),
+        # A store that was restored from a backup ends sessions. Clients ask bookies about it.
+        after_outages(store, started.garbage.wake),
     ]
 
 

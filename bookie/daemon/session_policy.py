@@ -63,6 +63,18 @@ async def obey_session_policy(
             readiness.remark(Part.METADATA, _AWAY if policy.is_away else "")
 
 
+async def after_outages(store: MetadataStore, look: Callable[[], object]) -> None:
+    """Call `look` whenever a session has begun anew: the store may have gone back meanwhile.
+
+    Raises:
+        MetadataClosedError: the store was closed.
+    """
+    async with store.session_events() as events:
+        async for event in events:
+            if event is SessionEvent.SESSION_REESTABLISHED:
+                look()
+
+
 async def _next_before(
     events: AsyncIterator[SessionEvent], deadline: float | None, clock: Callable[[], float]
 ) -> SessionEvent | None:

@@ -317,13 +317,14 @@ async def test_a_value_that_changes_while_it_is_loaded_is_loaded_again(
         return record
 
     client.store.get = slow  # type: ignore[method-assign]
-    load = asyncio.create_task(cache.get(KEY))
-    await until(lambda: cache._loads)
-    await client.session.put(KEY, b"2")
-    await until(lambda: len(heard) == 2)
-    client.store.get = original  # type: ignore[method-assign]
-    answered.set()
-    assert await load == 1
+    async with asyncio.TaskGroup() as tasks:
+        load = tasks.create_task(cache.get(KEY))
+        await until(lambda: cache._loads)
+        await client.session.put(KEY, b"2")
+        await until(lambda: len(heard) == 2)
+        client.store.get = original  # type: ignore[method-assign]
+        answered.set()
+    assert load.result() == 1
     await until(lambda: reloaded == [2])
     await client.session.put(KEY, b"3")
     await until(lambda: reloaded == [2, 3])

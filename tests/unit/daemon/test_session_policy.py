@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from bookie.config.sections import SessionSettings
 from bookie.daemon.readiness import Part, Readiness
-from bookie.daemon.session_policy import obey_session_policy
+from bookie.daemon.session_policy import after_outages, obey_session_policy
 from bookie.errors import SessionGivenUpError
 from bookie.telemetry import Metrics
 from bookie.testing.faulty_memory import FaultyMemoryStore
@@ -130,3 +130,19 @@ def test_a_limit_within_a_session_is_refused() -> None:
     """The bookie would end before its session is lost."""
     with pytest.raises(ValidationError, match="must be 0 or at least 1"):
         SessionSettings(give_up_after_timeouts=0.5)
+
+
+async def test_the_store_is_looked_at_when_a_session_begins_anew() -> None:
+    """A restored store ends sessions; a connection that breaks and comes back does not."""
+    looks = asyncio.Queue[None]()
+    async with FaultyMemoryStore("outages") as store, asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(after_outages(store, lambda: looks.put_nowait(None)))
+        await asyncio.sleep(0)
+        store.disconnect()
+        store.reconnect()
+        store.expire_session()
+        async with asyncio.timeout(30):
+            await looks.get()
+        await asyncio.sleep(0)
+        assert looks.empty()
+        task.cancel()
