@@ -15,6 +15,7 @@ from typing import TypeVar
 from bookie.errors import (
     BadVersionError,
     BookieError,
+    ClockError,
     LedgerError,
     LogTakenOverError,
     MetadataUnavailableError,
@@ -215,6 +216,8 @@ class _Takeover:
         """Try again while bookies are missing, within the patience."""
 
         async def tell(error: BookieError) -> None:
+            if isinstance(error, ClockError):
+                raise error  # no patience sets a clock
             if not self._is_waiting:
                 self._is_waiting = True
                 _log.warning("log_waits_for_bookies", log=str(self._partition), reason=str(error))

@@ -212,4 +212,4 @@ async def test_a_writer_with_a_wrong_clock_is_told(one_bk: BookKeeper, logs: Log
     logs.clock = wrong
     logs.clocks = ClockCheck(wrong, logs.ledgers)
     with pytest.raises(ClockError, match="set the clock"):
-        await one_bk.open_log("orders")
+        await one_bk.open_log("orders", patience_seconds=3600)
