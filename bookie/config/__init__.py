@@ -5,6 +5,7 @@ reads environment variables.
 """
 
 from bookie.config.client_section import ClientSettings
+from bookie.config.deprecation import warn_deprecated
 from bookie.config.grpc_transport import grpc_polling, silence_grpc
 from bookie.config.load import (
     Sources,
@@ -56,4 +57,5 @@ __all__ = [
     "render_toml",
     "require_bookie_id",
     "silence_grpc",
+    "warn_deprecated",
 ]

@@ -21,6 +21,7 @@ from typing import Any, Self, TypeAlias, get_args
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
+from bookie.config.deprecation import warn_deprecated
 from bookie.config.environment import (
     CONFIG_VARIABLE,
     DELIMITER,
@@ -183,6 +184,7 @@ def _absolute(item: _Given) -> object:
 
     So a bookie is the same one wherever it is started. Earlier versions took the working directory
     in any case: a bookie's directory that lies there, and not beside the file, is still its own.
+    That is deprecated, and warns.
     """
     text = item.value
     if not isinstance(text, str) or not text:
@@ -193,7 +195,15 @@ def _absolute(item: _Given) -> object:
     beside = os.path.abspath(os.path.join(os.path.dirname(item.origin), text))
     # The directory of a bookie has a cookie since its first start.
     proof = "" if item.key.endswith("_file") else "/COOKIE"
-    return here if os.path.exists(here + proof) and not os.path.exists(beside + proof) else beside
+    if os.path.exists(beside + proof) or not os.path.exists(here + proof):
+        return beside
+    warn_deprecated(
+        f"{item.name} = {text!r} in {item.origin}, found below the working directory,",
+        since="0.1.0",
+        removal="0.3.0",
+        instead=f"{here!r}",
+    )
+    return here
 
 
 def _tables(given: _AllGiven) -> dict[str, dict[str, object]]:

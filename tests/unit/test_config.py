@@ -220,14 +220,20 @@ def test_other_paths_begin_at_the_working_directory(tmp_path: Path, elsewhere: P
 
 
 def test_directories_of_earlier_starts_are_found(tmp_path: Path, elsewhere: Path) -> None:
-    """They were sought in the working directory; a cookie tells a bookie's own."""
+    """They were sought in the working directory; a cookie tells a bookie's own. Each warns once."""
     old = elsewhere / "data" / "journal"
     old.mkdir(parents=True)
-    (elsewhere / "ca.pem").touch()
     beside = tmp_path / "data" / "journal"
     assert load(PATHS, tmp_path).storage.journal_dir == beside, "anybody's directory"
     (old / "COOKIE").touch()
-    settings = load(PATHS, tmp_path)
+    (elsewhere / "ca.pem").touch()
+    with pytest.warns(DeprecationWarning, match=r"0\.3\.0 removes it") as told:
+        settings = load(PATHS, tmp_path)
+    assert "storage.journal_dir = 'data/journal'" in str(told[0].message)
+    assert f"use '{old}'" in str(told[0].message)
+    assert f"use '{elsewhere}/ca.pem'" in str(told[1].message)
+    assert len(told) == 2
+    assert load(PATHS, tmp_path) == settings
     assert settings.storage.journal_dir == old
     assert settings.metadata.tls_ca_file == f"{elsewhere}/ca.pem"
     beside.mkdir(parents=True)

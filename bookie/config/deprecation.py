@@ -1,0 +1,26 @@
+"""Warnings about spellings that a later version removes; `docs/compatibility.md` has the rules."""
+
+from __future__ import annotations
+
+import warnings
+from functools import cache
+
+
+@cache  # one warning a process
+def warn_deprecated(what: str, *, since: str, removal: str, instead: str) -> None:
+    """Warn that `what` was used, once for the same arguments.
+
+    The function that calls this one is the deprecated one, or reads the deprecated spelling: the
+    warning points at its caller.
+
+    Args:
+        what: The old spelling, as its user writes it.
+        since: The version that deprecated it.
+        removal: The version that removes it, at least two minor versions later.
+        instead: The new spelling.
+
+    Warns:
+        DeprecationWarning: If a filter makes it an error, it is raised at each call.
+    """
+    message = f"{what} is deprecated since bookie {since}, and {removal} removes it; use {instead}"
+    warnings.warn(message, DeprecationWarning, stacklevel=3)
