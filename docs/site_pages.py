@@ -38,9 +38,11 @@ def on_files(files: Any, *, config: Any) -> Any:
     return files
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
+def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     """Name a file that is not part of the site instead of linking to it."""
-    return re.sub(r"\[([^\]]+)\]\((\.\./[^)\s]+)\)", _inside, markdown)
+    to_docs = "../" * page.file.src_uri.count("/")
+    link = rf"\[([^\]]+)\]\({re.escape(to_docs)}\.\./([^)\s]+)\)"
+    return re.sub(link, lambda found: _inside(*found.groups(), to_docs), markdown)
 
 
 def _from_docs(target: str) -> str:
@@ -50,11 +52,10 @@ def _from_docs(target: str) -> str:
     return target.removeprefix("docs/") if target.startswith("docs/") else f"../{target}"
 
 
-def _inside(link: re.Match[str]) -> str:
-    text, target = link[1], link[2].removeprefix("../")
+def _inside(text: str, target: str, to_docs: str) -> str:
     name, mark, anchor = target.partition("#")
     if name in FROM_THE_ROOT:
-        return f"[{text}]({FROM_THE_ROOT[name]}{mark}{anchor})"
+        return f"[{text}]({to_docs}{FROM_THE_ROOT[name]}{mark}{anchor})"
     return f"`{name}`" if PurePosixPath(name).name in text else f"{text} (`{name}`)"
 
 
