@@ -13,8 +13,11 @@ SHELL := /bin/bash
 VENV ?= .venv
 DATA ?= ./data
 DOCKER ?= docker
+# Where it is, `make release` builds the image as well; `make release PODMAN=` leaves the image out.
+PODMAN ?= $(shell command -v podman)
 TEST_PROCESSES ?= 4
 BIN := $(VENV)/bin
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # Decides the order of tests and what they draw by chance. `make soak` draws one anew, and prints it.
 TEST_SEED ?= 20261127
@@ -26,7 +29,7 @@ SHARED = -n $(TEST_PROCESSES) --dist loadgroup --max-worker-restart=0
 
 .PHONY: help setup docs-setup spark-setup run demo spark-demo docker test-core model zookeeper test test-day java \
 	test-night test-system test-installed test-image sim fault spark interop soak soak-system bench lint types imports docs \
-	check format proto proto-check lock clean
+	check format news release proto proto-check lock clean
 
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -109,7 +112,7 @@ test: java test-core test-day test-night ## every test that needs nothing but Py
 test-day: java $(VENV)/.test $(VENV)/.spark zookeeper ## the tests of every change that `make test-core` leaves out
 	$(PYTEST) --ignore=tests/system -m "not core and not nightly" $(SHARED) --durations=25
 
-test-night: java $(VENV)/.test $(VENV)/.spark zookeeper ## the tests that wait for the night
+test-night: java $(VENV)/.dev $(VENV)/.spark zookeeper ## the tests that wait for the night
 	$(PYTEST) --ignore=tests/system -m nightly $(SHARED) --durations=25
 
 java: ## see that there is a Java; as root on Debian, install it
@@ -119,7 +122,7 @@ test-system: $(VENV)/.test ## as root on Debian: devices that fail, power cuts, 
 	@requirements/debian.sh system
 	$(PYTEST) tests/system $(SHARED) --durations=10
 
-test-installed: java $(VENV)/.test ## the wheel in fresh environments, the guides and runbooks typed there; 6 min
+test-installed: java $(VENV)/.dev ## the wheel in fresh environments, the guides and runbooks typed there; 6 min
 	$(PYTEST) tests/installed
 
 test-image: ## as root on Debian: build the image with podman and run a bookie in it; 4 min
@@ -185,6 +188,25 @@ check: lint types imports proto-check docs test ## everything a change must pass
 format: $(VENV)/.dev ## format, and fix what can be fixed safely
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+# ---- release it -----------------------------------------------------------------------------------
+
+news: $(VENV)/.dev ## the draft of the next version's section of CHANGELOG.md, from changes/
+	@$(BIN)/python -m towncrier build --draft --version $(VERSION)
+
+release: $(VENV)/.dev ## wheel, sdist, draft of the news and checksums in dist/; the image where podman is
+	rm -rf dist
+	$(BIN)/python -c "from setuptools.build_meta import build_sdist; build_sdist('dist')" >/dev/null
+	@# From the sdist, so that the sdist is proven to be complete.
+	$(PIP) wheel --no-deps --no-build-isolation --wheel-dir dist dist/bookie-$(VERSION).tar.gz
+	@# The fragments of this version, or its section once they have moved there.
+	{ compgen -G 'changes/*.*.md' >/dev/null \
+	    && $(BIN)/python -m towncrier build --draft --version $(VERSION); \
+	  awk '/^## / { found = $$2 == "$(VERSION)," } found' CHANGELOG.md; } >dist/news.md
+	cd dist && sha256sum -- * >SHA256SUMS
+	$(if $(PODMAN),$(MAKE) --no-print-directory docker DOCKER=$(PODMAN))
+	$(if $(PODMAN),$(PODMAN) tag bookie bookie:$(VERSION),@echo "no podman, so no image")
+	@ls -l dist
 
 # ---- generate -------------------------------------------------------------------------------------
 

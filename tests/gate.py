@@ -20,6 +20,7 @@ AT_NIGHT: Mapping[str, int] = {
     # The guides are typed as a user types them; by day README, the logs' guide, and every import.
     "tests/installed/test_runbooks.py": ALL,
     "tests/installed/test_guide_of_spark.py": ALL,
+    "tests/installed/test_make_release.py": ALL,
     "tests/installed/test_operations_typed.py": ALL,
     # By day: what the source, the sink, their checks and their tables do on a healthy cluster.
     "tests/spark/test_spark_audit.py": ALL,
