@@ -18,6 +18,7 @@ FROM_THE_ROOT = {
     "README.md": "index.md",
     "ARCHITECTURE.md": "architecture.md",
     "CHANGELOG.md": "changes.md",
+    "CONTRIBUTING.md": "contributing.md",
 }
 REFERENCE = {
     "bookie.api": "reference/api.md",

@@ -25,7 +25,12 @@ PACKAGE = ROOT / "bookie"
 FILE_LINES_MAX = 700
 FUNCTION_LINES_MAX = 70
 
-DOCUMENT_BYTES_MAX = {"README.md": 6144, "ARCHITECTURE.md": 12288, "CHANGELOG.md": 10240}
+DOCUMENT_BYTES_MAX = {
+    "README.md": 6144,
+    "ARCHITECTURE.md": 12288,
+    "CHANGELOG.md": 10240,
+    "CONTRIBUTING.md": 6144,
+}
 """What a stranger reads in one sitting; the rest belongs in `docs/`."""
 
 BANNED_NAMES = {"utils", "util", "common", "helpers", "helper", "misc", "manager", "impl"}
@@ -376,7 +381,8 @@ def documents() -> list[Path]:
     """Every page that a person reads, the root's first."""
     return [
         *sorted(ROOT.glob("*.md")),
-        *sorted((ROOT / "docs").glob("*.md")),
+        *sorted((ROOT / "docs").rglob("*.md")),
+        *sorted((ROOT / "changes").glob("*.md")),
         *sorted((ROOT / "tests").rglob("README.md")),
     ]
 
