@@ -43,7 +43,7 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     """Name a file that is not part of the site instead of linking to it."""
     to_docs = "../" * page.file.src_uri.count("/")
     link = rf"\[([^\]]+)\]\({re.escape(to_docs)}\.\./([^)\s]+)\)"
-    return re.sub(link, lambda found: _inside(*found.groups(), to_docs), markdown)
+    return re.sub(link, lambda found: _inside(found[1], found[2], to_docs), markdown)
 
 
 def _from_docs(target: str) -> str:
