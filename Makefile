@@ -200,8 +200,8 @@ release: $(VENV)/.dev ## wheel, sdist, draft of the news and checksums in dist/;
 	@# From the sdist, so that the sdist is proven to be complete.
 	$(PIP) wheel --no-deps --no-build-isolation --wheel-dir dist dist/bookie-$(VERSION).tar.gz
 	@# The fragments of this version, or its section once they have moved there.
-	{ compgen -G 'changes/*.*.md' >/dev/null \
-	    && $(BIN)/python -m towncrier build --draft --version $(VERSION); \
+	{ if compgen -G 'changes/*.*.md' >/dev/null; then \
+	    $(BIN)/python -m towncrier build --draft --version $(VERSION) || exit; fi; \
 	  awk '/^## / { found = $$2 == "$(VERSION)," } found' CHANGELOG.md; } >dist/news.md
 	cd dist && sha256sum -- * >SHA256SUMS
 	$(if $(PODMAN),$(MAKE) --no-print-directory docker DOCKER=$(PODMAN))
