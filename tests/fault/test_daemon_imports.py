@@ -10,9 +10,12 @@ from bookie.ids import Status
 from tests.fault.daemon_process import Home, serving
 from tests.fault.test_daemon_life import add_entries
 
+CLIENTS_ROOMS = [
+    f"bookie.ledger.{room}" for room in ("connection", "copies", "read", "recover", "write")
+]
 NEEDLESS = {
     *("kazoo", "rich", "structlog", "grpc_reflection.v1alpha", "pyspark", "pytest"),
-    *("bookie.api", "bookie.ledger", "bookie.log", "bookie.testing", "bookie._pb.etcd_pb2"),
+    *("bookie.api", "bookie.log", *CLIENTS_ROOMS, "bookie.testing", "bookie._pb.etcd_pb2"),
     *("bookie.metadata.etcd", "bookie.metadata.zookeeper"),
 }
 
