@@ -1,4 +1,4 @@
-"""The root of the command line: which groups there are, and how every command ends.
+"""The root of the command line: the table of groups, and the end of every command.
 
 The groups are a table of name, module and one line of help. A module is imported when its group is
 named. Printing the root's help or completing a group's name imports none of them, which keeps
@@ -47,7 +47,7 @@ EXIT_FAILED = 1
 EXIT_MISUSED = 2
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
-"""What a shell shows for a program that SIGPIPE ended."""
+"""The status that a shell shows for a program that SIGPIPE ended."""
 
 GROUPS: dict[str, tuple[str, str]] = {
     "serve": ("bookie.cli.serve", "Run one bookie, the storage daemon."),
@@ -168,7 +168,7 @@ def run(args: list[str] | None = None) -> int:
 
 
 def _end(error: BaseException) -> int:
-    """Say what went wrong in one sentence; the exit status."""
+    """Print the error as one sentence; returns the exit status."""
     match error:
         case KeyboardInterrupt():
             return EXIT_INTERRUPTED
@@ -220,7 +220,7 @@ def main() -> NoReturn:
 
 
 def _stand_in_for_closed() -> None:
-    """Give a process that was started without standard streams some that fail when they are used.
+    """Give a process without standard streams some that fail when they are used.
 
     Otherwise the next file to be opened, say a store's, would be the standard output.
     """

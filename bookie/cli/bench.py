@@ -33,7 +33,7 @@ Size = Annotated[int, typer.Option("--size", min=0, max=4_000_000, help="Bytes o
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a load looks like."""
+    """The size and the concurrency of a load."""
 
     entry_bytes: int
     batch: int
@@ -45,7 +45,7 @@ class Shape:
 
 @dataclass(slots=True)
 class Measured:
-    """What a load achieved. Latencies are those of calls, in seconds."""
+    """The result of a load. Latencies are those of calls, in seconds."""
 
     entries: int = 0
     entry_bytes: int = 0

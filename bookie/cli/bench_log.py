@@ -1,4 +1,4 @@
-"""What ``bookie bench log`` measures: writing a log, reading it back, and tailing it."""
+"""The loads of ``bookie bench log``: write a log, read it back, tail it."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def show(
 
 
 def _tell_unknown_variables(sources: Sources) -> None:
-    """Name variables that look like settings and are none."""
+    """Name variables that look like settings but are not."""
     from bookie.cli.app import report
 
     for name, right in sources.unknown_variables.items():

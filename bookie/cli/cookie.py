@@ -93,7 +93,7 @@ async def _read(manager: CookieManager, bookie_id: str) -> Versioned[Cookie]:
 
 @dataclass(frozen=True, slots=True)
 class _Examined:
-    """What the question says, and what must still hold when the answer was yes."""
+    """The facts of the question, which must still hold after the answer yes."""
 
     version: int
     reliable: frozenset[str]
@@ -329,7 +329,7 @@ def restore(
 
 
 def _may_be_same_state(cookie: Cookie, oldest: Cookie) -> bool:
-    """Whether no state lies between a directory's cookie and the oldest one.
+    """True if no state lies between a directory's cookie and the oldest one.
 
     A crash while the number rises leaves the next one, not settled, in some of the directories.
     """

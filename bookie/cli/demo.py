@@ -67,12 +67,12 @@ def demo(
 
 @dataclass(slots=True)
 class Story:
-    """What happened, step by step."""
+    """The steps of a run, told as they end."""
 
     started: float = 0.0
     steps: list[Record] = field(default_factory=list)
     kept: bool = False
-    """Whether everything that was acknowledged came back identical."""
+    """True if everything that was acknowledged came back identical."""
 
     def tell(self, step: str, **figures: object) -> None:
         """Add a step that just ended."""
@@ -116,7 +116,7 @@ class Demonstration:
     ledger_id: int = -1
 
     async def run(self) -> Story:
-        """Do everything; the story says what happened."""
+        """Do everything, and tell the story."""
         from bookie.daemon.local.supervisor import local_cluster, start_all
 
         self.story.started = asyncio.get_running_loop().time()
@@ -177,7 +177,7 @@ class Demonstration:
         self.story.tell(f"killed {bookie_id} with -9", entries_acknowledged=self.acknowledged)
 
     def _tell_pause(self, appends: _Appends) -> None:
-        """Say how long nothing was acknowledged since the last kill, at most."""
+        """Tell the longest time without an acknowledgement since the last kill."""
         if appends.is_watching:
             self.story.tell("the writer goes on", longest_pause_ms=round(appends.end_watch() * 1e3))
 
@@ -214,7 +214,7 @@ class Demonstration:
         self._judge(text, count, acknowledged, read.hexdigest())
 
     def _judge(self, text: Path, entries: int, acknowledged: str, everything: str) -> None:
-        """The acknowledged part must be there; what recovery kept beyond it must be the file's."""
+        """The acknowledged part must be there; entries beyond it must be the file's."""
         wanted = sha256_of(text, self.acknowledged * ENTRY_BYTES)
         self.story.kept = acknowledged == wanted and everything == sha256_of(
             text, entries * ENTRY_BYTES
@@ -262,18 +262,18 @@ class _Appends:
         self._answers = 0
 
     def begin_watch(self) -> None:
-        """Look for the longest time without an acknowledgement from now on."""
+        """Measure the longest time without an acknowledgement from now on."""
         self._watched_since = self._answered_at = asyncio.get_running_loop().time()
         self._longest, self._answers = 0.0, 0
 
     @property
     def is_watching(self) -> bool:
-        """Whether it is being looked for."""
+        """True while that time is measured."""
         return self._watched_since > 0
 
     @property
     def has_gone_on(self) -> bool:
-        """Whether so much was acknowledged since that the pause is over."""
+        """True once so much was acknowledged that the pause is over."""
         return self.is_watching and self._answers > 2 * GROUPS_IN_FLIGHT_MAX
 
     def end_watch(self) -> float:

@@ -1,4 +1,4 @@
-"""Entries between a file (or a pipe) and a ledger, in batches, with a window in flight."""
+"""Copy entries between a file or pipe and a ledger, in batches, many of them in flight."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bookie.errors import BadRequestError
 from bookie.ids import ENTRY_SIZE_BYTES_MAX
 
 GROUP_BYTES = 1024 * 1024
-"""About one request: what is read from the file, and appended, at a time."""
+"""Bytes read from the file and appended at a time: about one request."""
 
 GROUPS_IN_FLIGHT_MAX = 16
 """Enough to keep every bookie busy, and few enough to hold little in memory."""
@@ -61,7 +61,7 @@ class Cutter:
         return lines
 
     def end(self) -> list[bytes]:
-        """What is left at the end of the stream: a shorter piece, or a line without its end."""
+        """The rest at the end of the stream: a shorter piece, or a line without its end."""
         return [b"".join(self._rest)] if self._rest_bytes else []
 
     def _keep(self, rest: list[bytes]) -> None:
@@ -157,7 +157,7 @@ async def append_stream(
 async def _append_all(
     writer: WriterHandle, source: BinaryIO, total: int | None, chunk_bytes: int
 ) -> tuple[int, int]:
-    """Append all of `source`; how many entries and bytes that was."""
+    """Append all of `source`; returns the number of entries and of bytes."""
     entries = size = 0
     window = asyncio.Semaphore(GROUPS_IN_FLIGHT_MAX)
     with progress_bar("appending", total=total) as advance:

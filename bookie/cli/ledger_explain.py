@@ -1,4 +1,4 @@
-"""How ``bookie ledger explain`` prints what it found."""
+"""Print the findings of ``bookie ledger explain``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What commands need of logs besides the verbs of `BookKeeper`."""
+"""Operations on logs for commands, besides the verbs of `BookKeeper`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def unpublished_hint(
 ) -> str:
     """A sentence about entries behind the end, and what makes them readable; empty without any.
 
-    Nobody's work depends on it, so bookies that do not answer are not named here.
+    It ignores bookies that do not answer: nobody's work depends on the sentence.
     """
     client = client_of(bk)
     for partition in partitions:

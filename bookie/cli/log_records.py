@@ -28,7 +28,7 @@ from bookie.log.record.producer_windows import WINDOW_SEQUENCES
 
 @dataclass(slots=True)
 class Appended:
-    """What was appended to a log."""
+    """Counts and places of the records appended to a log."""
 
     log: str
     records: int = 0
@@ -40,7 +40,7 @@ class Appended:
     """By partition: the offsets of the first and the last new record."""
 
     def add(self, positions: LogPositions, begins: dict[int, int]) -> int:
-        """Count records; those before the offsets of `begins` are duplicates. How many are new."""
+        """Count records; those before the offsets of `begins` are old. Returns how many are new."""
         new = 0
         for partition, start, last in _spans(positions):
             first = max(start, begins[partition])

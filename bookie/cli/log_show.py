@@ -1,4 +1,4 @@
-"""What ``bookie log list`` and ``bookie log show`` tell about logs, and who owns them."""
+"""The facts about logs and their owners for ``bookie log list`` and ``bookie log show``."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def list_all(
 
 
 async def owners_of(store: MetadataStore, log: str, partition: int | None) -> str:
-    """Who owns a log, in words; empty if nobody does.
+    """The owners of a log, in words; empty if it has none.
 
     An owner that crashed is among them: nothing tells it from one that is slow.
     """
@@ -73,7 +73,7 @@ async def owners_of(store: MetadataStore, log: str, partition: int | None) -> st
 
 
 async def describe_log(bk: BookKeeper, log: str, password: bytes, output: OutputFormat) -> None:
-    """Print what a log is, which policy holds for it, and what each partition holds."""
+    """Print a log's definition, its policy in force, and the extent of each partition."""
     from bookie.cli.log_access import client_of, partitions_of, unpublished_hint
     from bookie.env.clock import moment_text
 
@@ -108,7 +108,7 @@ async def describe_log(bk: BookKeeper, log: str, password: bytes, output: Output
 
 
 async def _policy(bk: BookKeeper, namespace: str, log: str) -> list[Record]:
-    """Every value of the policy that holds for a log, and who decided it."""
+    """Every value of the policy in force for a log, and the level that decided it."""
     from bookie.cli.log_access import client_of
     from bookie.errors import NoSuchKeyError
     from bookie.log.catalog.logs import LogName
@@ -134,7 +134,7 @@ def _origins(policy: dict[str, object], origin: str) -> dict[str, str]:
 async def _extent(
     bk: BookKeeper, partition: LogPartition, definition: LogDefinition, password: bytes
 ) -> LogExtent | None:
-    """What a partition holds; None if bookies do not tell where it ends."""
+    """The extent of a partition; None if bookies do not tell its end."""
     from bookie.cli.log_access import client_of
     from bookie.errors import UnavailableError
     from bookie.log.read.seek import log_extent

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """What the callers do."""
+    """The operations of the callers."""
 
     callers: int
     """Operations at a time; each caller has a key of its own."""

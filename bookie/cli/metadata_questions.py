@@ -14,7 +14,7 @@ from bookie.errors import NoSuchKeyError
 from bookie.metadata.export import differences, walk
 
 SHOWN_MAX = 5
-"""How many of the things to be destroyed a question names."""
+"""The most records that a question names."""
 
 
 def ask(question: str | None) -> None:

@@ -30,7 +30,7 @@ BookieArgument = Annotated[str, typer.Argument(metavar="BOOKIE", help="The booki
 
 
 class Switch(enum.StrEnum):
-    """Whether new entries are refused."""
+    """On refuses new entries, off takes them again."""
 
     ON = "on"
     OFF = "off"

@@ -1,4 +1,4 @@
-"""The options that many commands share, and what they mean.
+"""The options that many commands share.
 
 An option is an annotated type, so that each command lists it in its own signature and help:
 ``def show(metadata: Metadata, output: Output = OutputFormat.TABLE)``.
@@ -16,7 +16,7 @@ import typer
 
 
 class OutputFormat(enum.StrEnum):
-    """How a command prints its result on standard output."""
+    """The form of a command's result on standard output."""
 
     TABLE = "table"
     JSON = "json"
@@ -128,7 +128,7 @@ class UnconfirmedError(typer.TyperException):
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask before something that cannot be undone; `question` says what exactly.
+    """Ask before something that cannot be undone; `question` names it.
 
     Without a terminal on standard input only ``--yes`` confirms. A script that forgot it changes
     nothing.

@@ -1,4 +1,4 @@
-"""How commands reach what ``--metadata`` names: the store, its cluster, the configuration store."""
+"""Open the store that ``--metadata`` names, its cluster, or its configuration store."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def on_store(uri: str, work: Callable[[MetadataStore], Awaitable[T]], *, create:
 
 
 def on_cluster(uri: str, work: Callable[[BookKeeper], Awaitable[T]]) -> T:
-    """Connect a client, await `work` with it in an event loop of uvloop; what `work` returned."""
+    """Connect a client and await `work` with it in a loop of uvloop; returns its result."""
     from bookie.api import connect
     from bookie.daemon.loop import run
 

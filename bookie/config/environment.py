@@ -1,4 +1,4 @@
-"""The names of environment variables: which are ours, which are others', and which are mistakes.
+"""Names of environment variables: ours, those of other programs, and mistakes.
 
 A variable ``BOOKIE_SECTION__KEY`` sets a setting; `load` checks those. A name with a single
 underscore is refused if it spells a setting: it would be ignored. All other names that begin with

@@ -1,4 +1,4 @@
-"""What gRPC reads from its own variables as it loads: how it waits for its sockets, what it prints.
+"""gRPC's own variables, read as it loads: how it waits for its sockets, and its log lines.
 
 gRPC for Python has two ways. The older one polls the sockets in the thread that waits for
 completions. The event engine, the default of recent versions, has threads of its own: each message
@@ -51,7 +51,7 @@ def grpc_polling(environment: MutableMapping[str, str] | None = None) -> Iterato
 def silence_grpc(environment: MutableMapping[str, str] | None = None) -> None:
     """Keep gRPC's own lines out of a log of JSON, unless the user has set the variable.
 
-    For the daemon, before gRPC is loaded. What they tell comes as errors of calls, too.
+    For the daemon, before gRPC is loaded. Errors of calls tell the same.
     """
     variables = os.environ if environment is None else environment
     variables.setdefault(VERBOSITY_VARIABLE, "NONE")

@@ -3,7 +3,7 @@
 A file holds one table per section. The variable ``BOOKIE_STORAGE__READ_THREADS`` sets the key
 ``storage.read_threads``. ``BOOKIE_CONFIG`` is the file to read when the caller names none.
 ``BOOKIE_METADATA`` is the store of a shell's commands. It ranks below the file, and a bookie
-refuses it beside a file that names another store. `environment` tells of all other names. Flags are
+refuses it beside a file that names another store. `environment` judges all other names. Flags are
 the `overrides` of the caller. Cluster settings come as a mapping; the caller fetches them.
 """
 
@@ -38,7 +38,7 @@ _FORMAT_VARIABLE = PREFIX + "LOG" + DELIMITER + "FORMAT"
 NO_CLUSTER: Mapping[str, str] = {}
 
 _Problem: TypeAlias = Mapping[str, Any]
-"""What is wrong with one value, as pydantic tells it: `loc` is its place, `msg` the sentence."""
+"""One wrong value as pydantic reports it: `loc` is its place, `msg` the sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ _AllGiven: TypeAlias = Mapping[tuple[str, str], _Given]
 
 
 class Sources:
-    """What a file, the environment and flags gave one process, read once.
+    """The values from a file, the environment and flags of one process, read once.
 
     The settings of its cluster, which rank between the defaults and the file, change while the
     process runs. Each call of `settings` merges them with the other sources as of the start.
@@ -241,7 +241,7 @@ def find_log_format(
 ) -> LogFormat:
     """``log.format`` as far as it can be read, for a refusal of settings that are wrong.
 
-    The arguments are those of `load_settings`. What is wrong counts as absent.
+    The arguments are those of `load_settings`. Wrong values count as absent.
     """
     variables = os.environ if environment is None else environment
     path = path or Path(variables.get(CONFIG_VARIABLE, ""))
@@ -354,7 +354,7 @@ def _hint(name: str, known: list[str]) -> str:
 
 
 def _is_mendable(problem: _Problem) -> bool:
-    """Whether cluster settings can correct it: a relation between values that they may set."""
+    """True if cluster settings can correct it: a relation between values that they may set."""
     place = problem["loc"]
     return not place or (len(place) == 1 and not section_type(str(place[0])).own)
 
@@ -364,7 +364,7 @@ def _problems(error: ValidationError) -> list[_Problem]:
 
 
 def _sentence(problem: _Problem, given: _AllGiven) -> str:
-    """What is wrong, with the key and the place where its value was set."""
+    """The error as a sentence, with the key and the place where its value was set."""
     text: str = problem["msg"].removeprefix("Value error, ")
     text = text[:1].lower() + text[1:]
     match problem["loc"]:

@@ -1,4 +1,4 @@
-"""The section ``[placement]``: which bookies clients choose for ledgers."""
+"""The section ``[placement]``: the choice of bookies for ledgers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bookie.config.section import DYNAMIC, Section
 
 
 class PlacementSettings(Section):
-    """Which bookies clients choose for ledgers. Set it for the whole cluster.
+    """The choice of bookies for ledgers. Set it for the whole cluster.
 
     Every client follows the cluster setting. Labels of bookies (`bookie node label`) name racks,
     zones and regions. Bookies ignore this section.

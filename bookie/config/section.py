@@ -20,14 +20,14 @@ OWN: JsonDict = {"own": True}
 
 
 class Section(BaseModel):
-    """What all sections share: frozen, and an unknown key is an error."""
+    """The base of all sections: frozen, and an unknown key is an error."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False
     )
 
     own: ClassVar[bool] = False
-    """Whether none of the section's settings may be a cluster setting."""
+    """True if no setting of the section may be a cluster setting."""
 
     def _at_most(self, lower: str, upper: str) -> None:
         """Refuse the section unless field `lower` is at most field `upper`."""
@@ -36,12 +36,12 @@ class Section(BaseModel):
 
 
 def is_dynamic(field: FieldInfo) -> bool:
-    """Whether a running bookie takes a new value."""
+    """True if a running bookie takes a new value."""
     return _says(field, "dynamic")
 
 
 def is_own(field: FieldInfo) -> bool:
-    """Whether each bookie has a value of its own."""
+    """True if each bookie has a value of its own."""
     return _says(field, "own")
 
 

@@ -88,7 +88,7 @@ class ListenSettings(Section):
 
 
 class SessionSettings(Section):
-    """What a bookie does while the metadata store is away.
+    """The conduct of a bookie while the metadata store is away.
 
     It continues to serve. When it gives up, it exits with status 3.
     """
@@ -251,7 +251,7 @@ class StorageSettings(Section):
 
     @property
     def journal_step_bytes(self) -> int:
-        """What a journal file reserves when it grows."""
+        """Bytes that a journal file reserves when it grows."""
         return min(self.journal_allocate_bytes, self.journal_file_bytes_max)
 
     @model_validator(mode="after")
@@ -269,7 +269,7 @@ class StorageSettings(Section):
 
 
 class NodeSettings(Section):
-    """What one bookie lets in at a time, and when it turns read-only."""
+    """Limits on the work that one bookie admits at a time, and on the use of its devices."""
 
     in_flight_add_bytes_max: Size = Field(
         default=256 * MIB,
@@ -345,7 +345,7 @@ class NodeSettings(Section):
 
 
 class GarbageSettings(Section):
-    """When the bookie deletes ledgers that were deleted in the metadata store."""
+    """The deletion of ledgers here that were deleted in the metadata store."""
 
     interval_seconds: float = Field(
         default=10.0,

@@ -1,4 +1,4 @@
-"""What the parent process passes to the daemon through its environment, beside settings.
+"""Variables that the parent process gives the daemon, beside settings.
 
 A service manager names its notification socket, as `sd_notify(3)` defines it. A crash test names
 the place where the process is killed.

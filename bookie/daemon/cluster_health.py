@@ -1,4 +1,4 @@
-"""What ledgers' metadata promises, compared with what each registered bookie stores.
+"""Compare the metadata of all ledgers with the copies that registered bookies store.
 
 It walks over all ledgers, in step with a listing of the ledgers on every bookie. Both ascend, so
 memory holds one page of each. First it looks at the row of a copy (`_Bookie.lacks`). If the row has
@@ -8,8 +8,8 @@ row may be old, or the ledger deleted meanwhile.
 A row only counts entries. A missing entry beside a surplus one leaves the count right; a deep
 comparison finds it, because it lists every entry.
 
-A bookie that does not answer in time, or answers with an error, makes everything unknown that only
-it can tell.
+If a bookie does not answer in time, or answers with an error, all facts that only it can tell are
+unknown.
 """
 
 from __future__ import annotations
@@ -70,14 +70,14 @@ class _Finding:
 
 
 class _Bookie:
-    """A registered bookie, whose ledgers are listed as the walk over all ledgers comes by."""
+    """A registered bookie, and the listing of its ledgers in step with the walk."""
 
     def __init__(self, bookie_id: str, channel: BookieChannel | None, seconds: float) -> None:
         self.bookie_id = bookie_id
         self._channel = channel
         self._seconds = seconds
         self.problem = "" if channel is not None else "its registration names no address"
-        """Why it does not tell what it stores; empty while it does."""
+        """The reason why it does not tell its ledgers; empty while it does."""
         self.limbo, self.missing = _Finding(), _Finding()
         self._rows: list[LedgerRow] = []
         self._at = 0
@@ -122,7 +122,7 @@ class _Bookie:
             await self.next_page()
 
     async def lacks(self, metadata: LedgerMetadata) -> bool:
-        """Whether its row leaves doubt that it has all that `metadata` gives it; notes limbo."""
+        """True if its row leaves doubt that it has all its entries of `metadata`; notes limbo."""
         row = await self.row(metadata.ledger_id)
         if row is not None and row.key_tag not in (b"", key_tag(metadata.password_key)):
             row = None  # of another ledger of this id; an older version does not tell
@@ -134,7 +134,7 @@ class _Bookie:
         return wanted > (0 if row is None else row.entries)
 
     async def compare(self, metadata: LedgerMetadata) -> int:
-        """List its entries of a ledger, and note those that are missing; how many these are."""
+        """List its entries of a ledger and note the missing ones; returns their number."""
         missing = Missing()
         try:
             for holding in holdings(metadata, self.bookie_id):

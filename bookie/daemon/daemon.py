@@ -1,4 +1,4 @@
-"""The daemon: everything that one bookie is, put together, from its settings to its end.
+"""The daemon: one bookie put together, from its settings to its end.
 
 The order of shutdown is the nesting of this file, inside out::
 
@@ -66,7 +66,7 @@ async def run_daemon(sources: Sources, supervision: Supervision, failpoints: str
     process with status 74; then this does not return.
 
     Args:
-        sources: what file, environment and flags say.
+        sources: the values from file, environment and flags.
         supervision: how to notify the service manager.
         failpoints: places where a crash test kills the process; empty outside tests.
 
@@ -189,7 +189,7 @@ async def _run(
 def _signs_of_life(
     metrics: Metrics, manager: ServiceManager, supervision: Supervision
 ) -> list[Coroutine[object, object, NoReturn]]:
-    """What runs as long as the event loop does, and shows that it does."""
+    """Tasks that show that the event loop runs: its lag, and signs of life for the manager."""
     lag = observe_loop_lag(metrics.loop_lag_seconds.observe)
     if supervision.watchdog_seconds is None:
         return [lag]
@@ -203,7 +203,7 @@ def _followers(
     started: StartedBookie,
     updater: RegistrationUpdater,
 ) -> list[Coroutine[object, object, None]]:
-    """What keeps settings and labels as the cluster says."""
+    """Tasks that apply the cluster's settings and labels."""
 
     def apply(settings: Settings) -> None:
         set_log_level(settings.log.level)
@@ -235,7 +235,7 @@ async def _until_stopped(stop_requested: asyncio.Event, started: StartedBookie) 
 
 
 def endpoints_of(settings: Settings, port: int, http_port: int) -> tuple[Endpoint, ...]:
-    """Where others find this bookie, as its registration says."""
+    """The addresses of this bookie, for its registration."""
     listen, http_host = settings.listen, settings.http.host
     host = listen.advertised_host or listen.host
     if is_wildcard(host):
@@ -251,7 +251,7 @@ def endpoints_of(settings: Settings, port: int, http_port: int) -> tuple[Endpoin
 
 
 def _first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The error that a tree of groups is about: a failed disk before anything else."""
+    """The first error in a tree of groups; a failed disk comes before all others."""
     found: list[BaseException] = []
 
     def collect(error: BaseException) -> None:

@@ -21,7 +21,7 @@ from bookie.telemetry import event_log
 _log = event_log(__name__)
 
 RESERVED = 64
-"""Connections should leave so many to the bookie's own files: journals, logs, directories."""
+"""Descriptors that connections should leave to journals, logs and directories."""
 
 PROCESS = 64
 """What a bookie has open without data and clients: the index, sockets and wake-ups of its threads,
@@ -59,7 +59,7 @@ def _number(word: str) -> int:
 
 
 def raise_limit() -> int:
-    """Raise the soft limit to the hard one, as any process may; the limit that holds then."""
+    """Raise the soft limit to the hard one, as any process may; returns the limit in force."""
     soft, hard = limits()
     if soft != hard:
         with suppress(OSError, ValueError):
@@ -69,7 +69,7 @@ def raise_limit() -> int:
 
 
 def require_descriptors() -> int:
-    """Have as many descriptors as this process may; returns how many.
+    """Raise the limit of descriptors as far as this process may; returns the limit.
 
     Raises:
         ConfigurationError: these are too few for a bookie.
@@ -84,7 +84,7 @@ def require_descriptors() -> int:
 
 
 def in_use() -> int:
-    """How many descriptors this process has.
+    """The number of descriptors that this process has open.
 
     Raises:
         OSError: none is left to look (before Linux 6.2).

@@ -1,12 +1,12 @@
-"""What a bookie shows over HTTP: its metrics, whether it lives, whether it takes traffic.
+"""HTTP of a bookie: metrics, liveness, readiness, and the commands of an operator.
 
 ==================  ======================================================================
 ``/metrics``        Prometheus text
 ``/healthz``        200 while the event loop answers; a bookie whose disk fails ends by itself
 ``/readyz``         200 when traffic may come; 503 with the reasons otherwise
-``GET /bookie``     what the bookie says of itself
+``GET /bookie``     the bookie's own description
 ``PUT /read-only``  ``{"read_only": true}`` refuses new entries, ``false`` takes them again
-``GET /check``      what the last check of all entries found; ``PUT``: make one now
+``GET /check``      the result of the last check of all entries; ``PUT``: make one now
 ``PUT /garbage``    409 says why it was not done. ``{"action": …}`` is one of these:
                     ``"run"`` looks for deleted ledgers now;
                     ``"force"`` deletes all absent ones without their grace;
@@ -14,7 +14,7 @@
                     ``"suspend"``, ``"resume"`` stop and continue it, and compactions;
                     ``"undelete"`` gives the absent ``"ledgers": […]``, or all, a whole grace
 ``PUT /compaction`` ``{"action": "run"}`` compacts every file that holds anything dead
-``GET /scrub``      how far the scrubber is, and what is damaged; ``PUT``: read everything now
+``GET /scrub``      the scrubber's progress, and damage; ``PUT``: read everything now
 ==================  ======================================================================
 
 It listens on loopback unless the configuration says otherwise. It always takes changes only from
@@ -56,7 +56,7 @@ CONNECTIONS_MAX = 256
 """Probes, scrapes and commands need few. Beyond it the oldest connection is closed."""
 
 IDLE_SECONDS_MAX = 75.0
-"""A connection is closed that sends no whole header for so long, from its begin or after a request.
+"""A connection is closed after so long without a whole header, from its start or its last request.
 It is longer than the usual interval of scrapes."""
 
 BODY_SECONDS_MAX = 10.0
@@ -74,10 +74,10 @@ class Administered(Protocol):
 
     @property
     def read_only(self) -> bool:
-        """Whether new entries are refused."""
+        """True while new entries are refused."""
 
     def read_only_reasons(self) -> list[str]:
-        """Why they are."""
+        """The reasons for that; empty while it takes entries."""
 
     def set_read_only(self, reason: str, *, read_only: bool) -> None:
         """Refuse new entries for `reason`, or drop that reason."""
@@ -90,17 +90,17 @@ class Upkeep(Protocol):
     """Work of a bookie on its own data that goes on in the background."""
 
     def start(self) -> None:
-        """Have it done now."""
+        """Start it now."""
 
     def status(self) -> dict[str, object]:
-        """Whether it is needed and running, and what it found last."""
+        """Its state (needed, running) and its last result."""
 
 
 class Reclaiming(Protocol):
-    """The garbage collection of a running bookie, and what it asks of compaction."""
+    """The garbage collection and the compaction of a running bookie."""
 
     def status(self) -> GarbageStatus:
-        """How reclaiming stands."""
+        """The present state of both."""
 
     def wake(self, *, force: bool = False) -> None:
         """Make a round now; BadRequestError if it cannot be forced."""
@@ -109,7 +109,7 @@ class Reclaiming(Protocol):
         """Trust the metadata store as it is now; BookieError says why that fails."""
 
     async def keep(self, ledger_ids: Iterable[int] = ()) -> int:
-        """Have absent ledgers, these or all, wait for a whole grace again; how many did."""
+        """Restart the grace of absent ledgers, these or all; returns their number."""
 
     def suspend(self, *, suspended: bool) -> None:
         """Suspend rounds and compactions, or continue them."""
@@ -122,16 +122,16 @@ class Administration:
     """The bookie that commands are for. It is unset while the process starts or stops.
 
     Args:
-        bookie_id: whose process this is, also meanwhile.
+        bookie_id: the bookie of this process, set at all times.
     """
 
     def __init__(self, bookie_id: str) -> None:
         self.bookie_id = bookie_id
         self.instance_id = ""
-        """The cluster's; empty until the metadata store told it."""
+        """The id of the cluster; empty until the metadata store has told it."""
         self.bookie: Administered | None = None
         self.upkeep: dict[str, Upkeep] = {}
-        """By the last part of its URL."""
+        """Work by the last part of its URL."""
         self.reclaiming: Reclaiming | None = None
 
 
@@ -186,7 +186,7 @@ class _Handlers:
         return await self._report({})
 
     async def _report(self, done: dict[str, object]) -> web.Response:
-        """What the bookie says of itself, and what a command did."""
+        """The bookie's own description, and the result of a command."""
         bookie = self._administration.bookie
         if bookie is None:
             return _error(503, "the bookie does not serve now")
@@ -251,7 +251,7 @@ class _Handlers:
 async def _wanted(
     request: web.Request, key: str, allowed: tuple[bool | str, ...]
 ) -> bool | str | web.Response:
-    """What the body of a change asks for, or the answer that refuses it."""
+    """The value that the body of a change asks for, or the answer that refuses it."""
     if not _is_command(request):
         return _refused()
     try:
@@ -290,7 +290,7 @@ def _error(status: int, sentence: str) -> web.Response:
 
 
 def is_same_machine(peer: str | None, own: str | None) -> bool:
-    """Whether both ends of a connection are one machine's; `own` is the address that was reached.
+    """True if one machine has both ends of a connection; `own` is the address that was reached.
 
     A process that connects to an address of its own machine comes from that same address.
     """

@@ -1,7 +1,7 @@
-"""What stands in a stopped bookie's directories, read without changing anything.
+"""Read a stopped bookie's directories without changing anything.
 
-For an operator who wants to know what a file holds, where it ends and why. This module repairs
-nothing. Only a start decides whether an end is torn or corrupt, because it sees all files.
+It tells an operator the content of a file, its end and the reason of that end. It repairs nothing.
+Only a start decides whether an end is torn or corrupt, because it sees all files.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ class FileSummary:
     size_bytes: int
     blocks: tuple[BlockSummary, ...]
     end: int
-    """Where the last block that reads in order ends."""
+    """The offset at which the last block that reads in order ends."""
     blocks_beyond: int
-    """Valid block headers after `end`: more than none means a hole."""
+    """Valid block headers after `end`; any of them means a hole."""
 
     @property
     def entries(self) -> int:

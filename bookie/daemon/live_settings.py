@@ -1,4 +1,4 @@
-"""The settings of a running bookie, kept as its cluster says.
+"""The settings of a running bookie, which follow those of its cluster.
 
 Before its boot a bookie fetches the cluster settings in a short session, as they may name its
 directories and its port. While it serves, it merges each change with file, environment and flags
@@ -42,7 +42,7 @@ def open_configured(settings: Settings) -> AbstractAsyncContextManager[MetadataS
 
 
 async def fetch_cluster_settings(settings: Settings) -> dict[str, str]:
-    """The cluster settings in the store that `[metadata]` names, by name, as far as known here.
+    """The cluster settings by name, from the store that `[metadata]` names; only known ones.
 
     Raises:
         ConfigurationError: there is no such kind of store.
@@ -57,7 +57,7 @@ class LiveSettings:
     """The settings that one bookie runs with, from its start to its end.
 
     Args:
-        sources: what file, environment and flags said at the start.
+        sources: the values from file, environment and flags at the start.
         cluster: the cluster settings at the start.
 
     Raises:
@@ -73,16 +73,16 @@ class LiveSettings:
 
     @property
     def cluster(self) -> list[str]:
-        """The names of the cluster settings that are right, be they overridden or not."""
+        """The names of the valid cluster settings, overridden or not."""
         return sorted(self._cluster)
 
     @property
     def overridden(self) -> list[str]:
-        """The names of those that do not count here, because the bookie itself says otherwise."""
+        """The names of cluster settings that the bookie's own settings override."""
         return sorted(self._cluster.keys() & self._own.keys())
 
     def take(self, cluster: Mapping[str, str], apply: Callable[[Settings], None]) -> None:
-        """Go by other cluster settings from now on: log what changes, and `apply` what may."""
+        """Adopt other cluster settings: log the changes, and `apply` the dynamic ones."""
         before, self._cluster = self._cluster, self._acceptable(cluster)
         for name in sorted(self._own.keys() & _differing(before, self._cluster)):
             _log.info("setting_overridden", key=name, by=self._own[name])
@@ -111,7 +111,7 @@ class LiveSettings:
                 )
 
     def _acceptable(self, cluster: Mapping[str, str]) -> dict[str, str]:
-        """All of `cluster` if that is right, else as many of its changes as are."""
+        """All of `cluster` if it is valid, else as many of its changes as possible."""
         taken = dict(self._cluster)
         left = {name: cluster.get(name) for name in _differing(taken, cluster)}
         if self._problem(cluster) is None:

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def prepare_process() -> None:
-    """What a process of its own does before it begins to move data.
+    """Prepare a process of its own for moving data.
 
     The process keeps freed memory. The garbage collector ignores imported objects, which live as
     long as the process. That saves an eighth of a start with ten thousand ledgers.

@@ -55,7 +55,7 @@ _LIBRARIES = (
 
 
 class Severity(enum.StrEnum):
-    """What a fact means for a bookie."""
+    """The meaning of a fact for a bookie."""
 
     OK = "ok"
     WARN = "warn"
@@ -189,7 +189,7 @@ def measure_syncs(path: Path, count: int) -> list[float]:
 
 
 def evaluate_syncs(name: str, latencies: Sequence[float]) -> Fact:
-    """What measured syncs mean: slow ones, and ones too fast for any disk, are worth a warning."""
+    """Judge measured syncs: warn of slow ones, and of ones too fast for any disk."""
     ordered = sorted(latencies)
     p50, p99 = ordered[len(ordered) // 2], ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)]
     found = f"fdatasync p50 {p50 * 1e6:.0f} µs, p99 {p99 * 1e6:.0f} µs"
@@ -201,7 +201,7 @@ def evaluate_syncs(name: str, latencies: Sequence[float]) -> Fact:
 
 
 def check_devices(journal_dir: Path, ledgers_dir: Path) -> Fact:
-    """Whether journal and ledgers compete for one device."""
+    """Warn of journal and ledgers that compete for one device."""
     if journal_dir.stat().st_dev == ledgers_dir.stat().st_dev:
         advice = "for lower latency under load give the journal a device of its own"
         return Fact("devices", Severity.WARN, "journal and ledgers share one device", advice)
@@ -234,7 +234,7 @@ def check_monotonic_clock(samples: int = 10_000) -> Fact:
 
 
 def check_clock_synchronised() -> Fact:
-    """Whether the kernel believes that its wall clock is synchronised (NTP, chrony)."""
+    """Ask the kernel if its wall clock is synchronised (NTP, chrony)."""
     library = ctypes.CDLL(None, use_errno=True)
     # struct timex begins with `modes`; all zero means "only read", which needs no privilege.
     state = int(library.adjtimex(ctypes.create_string_buffer(_ADJTIMEX_BYTES)))

@@ -1,4 +1,4 @@
-"""May traffic come here? Each part of the daemon states its own obstacle, and takes it back.
+"""Readiness for traffic: each part of the daemon states its own obstacle, and withdraws it.
 
 A bookie is ready when no part holds an obstacle. A remark does not stop traffic. A read-only bookie
 still answers reads, fences and recovery. One that lost its registration still serves the clients
@@ -11,7 +11,7 @@ import enum
 
 
 class Part(enum.StrEnum):
-    """The parts of a daemon that have something to say."""
+    """The parts of a daemon that state obstacles and remarks."""
 
     BOOT = "boot"
     SHUTDOWN = "shutdown"
@@ -42,16 +42,16 @@ class Readiness:
         self._obstacles.pop(part, None)
 
     def remark(self, part: Part, text: str) -> None:
-        """Replace the remark of one part, which does not stop traffic; empty takes it back."""
+        """Replace the remark of one part, which does not stop traffic; empty withdraws it."""
         self._remarks[part] = text
 
     @property
     def is_ready(self) -> bool:
-        """Whether no part holds an obstacle."""
+        """True while no part holds an obstacle."""
         return not self._obstacles
 
     def report(self) -> dict[str, object]:
-        """What ``/readyz`` answers."""
+        """The answer of ``/readyz``."""
         return {
             "ready": self.is_ready,
             "reasons": [f"{part}: {reason}" for part, reason in self._obstacles.items()],

@@ -24,14 +24,14 @@ from bookie.node.engine.files import parse_file_name
 
 @dataclass(frozen=True, slots=True)
 class RebuiltIndex:
-    """What a rebuild read and found."""
+    """The result of a rebuild."""
 
     index_dir: str
     old_index: str | None
-    """Where the index that stood there is kept; None if the index was missing."""
+    """The path of the old index; None if it was missing."""
     files: int
     size_bytes: int
-    """Of the files."""
+    """The size of all files that were read."""
     seconds: float
     ledgers: int
     entries: int

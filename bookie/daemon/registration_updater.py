@@ -26,7 +26,7 @@ REFRESH_INTERVAL_SECONDS = 60.0
 """How often free space alone is registered. Each time is a write to the store."""
 
 TOLD_AT_ONCE = ("read_only", "labels", "store_doubt")
-"""What clients act on."""
+"""Fields that clients act on; a change is registered at the next look."""
 
 _log = event_log(__name__)
 
@@ -50,7 +50,7 @@ class RegistrationUpdater:
         self._is_in_doubt = is_in_doubt
         self._store_doubt = store_doubt
         self.interval = Pause()
-        """Between two looks; a change of labels ends it."""
+        """The pause between two looks; a change of labels ends it."""
 
     def set_own_labels(self, labels: Mapping[str, str]) -> None:
         """Use these labels of the bookie's settings from now on."""
@@ -63,7 +63,7 @@ class RegistrationUpdater:
         self.interval.end()
 
     def remarks(self) -> dict[Part, str]:
-        """What an operator should know of a bookie that is ready; empty texts take it back."""
+        """Remarks for an operator on a bookie that is ready; an empty text withdraws one."""
         why = ", ".join(self._bookie.read_only_reasons())
         return {
             Part.READ_ONLY: f"read-only ({why}): new entries are refused" if why else "",
@@ -100,7 +100,7 @@ async def keep_registered(
     metrics: Metrics,
     readiness: Readiness,
 ) -> NoReturn:
-    """Keep the registration, the readiness and the gauges of the server true, until cancelled.
+    """Keep registration, readiness and gauges of the server up to date, until cancelled.
 
     Raises:
         IdentityError: another process took the bookie's id.
@@ -131,7 +131,7 @@ def show_registration(
     readiness: Readiness,
     remarks: dict[Part, str],
 ) -> None:
-    """Let the gauges and the readiness say how the bookie is registered."""
+    """Show the state of the registration in the gauges and in the readiness."""
     for part, text in remarks.items():
         readiness.remark(part, text)
     if registered.is_registered:

@@ -1,8 +1,8 @@
-"""How long a bookie goes on without its session with the metadata store, and how that shows.
+"""A bookie without its session with the metadata store: it serves on, and says so.
 
 While the store is away the bookie serves: adds and reads of open ledgers need no metadata. It stays
-ready, because a bookie that is taken out of a service could not be reached by its clients any more.
-A remark and a metric tell of the outage.
+ready, because its clients could not reach a bookie that is taken out of a service. A remark and a
+metric tell of the outage.
 
 When `[session]` says so, it ends with one sentence and exit status 3. A supervisor or an operator
 then starts it again where the store can be reached. By default it waits for ever: one store that
@@ -38,7 +38,7 @@ async def obey_session_policy(
     *,
     clock: Callable[[], float] = boot_time_seconds,
 ) -> NoReturn:
-    """Follow the store's session, and show it, until the policy says that this is the end.
+    """Follow the store's session, and show it, until the policy ends the process.
 
     Raises:
         SessionGivenUpError: the process must end; the sentence says why.

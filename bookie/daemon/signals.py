@@ -1,4 +1,4 @@
-"""Signals as what the loop can wait for, or as a line that says that they do nothing.
+"""Signals as events in the loop, or as log lines that say that they do nothing.
 
 SIGTERM and SIGINT stop. SIGHUP stops what stands in a terminal; a daemon only notes it, as others
 reload or reopen files then. SIGUSR1 and SIGUSR2 are noted. Without a handler these three would kill
@@ -17,7 +17,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 USER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 
 NOTED_SIGNALS = (signal.SIGHUP, *USER_SIGNALS)
-"""What a daemon only notes."""
+"""Signals that a daemon only logs."""
 
 
 def ignore(*numbers: signal.Signals) -> None:
@@ -48,8 +48,8 @@ async def until_signal(*, hangup: bool = False) -> AsyncIterator[asyncio.Event]:
     KeyboardInterrupt).
 
     Args:
-        hangup: whether SIGHUP stops, too, unless the process was told to ignore it (``nohup``). Two
-            of them come from a closed terminal, so a second one is ignored.
+        hangup: SIGHUP stops, too, unless the process was told to ignore it (``nohup``). Two of them
+            come from a closed terminal, so a second one is ignored.
     """
     loop = asyncio.get_running_loop()
     requested = asyncio.Event()

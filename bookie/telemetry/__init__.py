@@ -1,4 +1,4 @@
-"""What a bookie says about itself: metrics for Prometheus and one structured line per state change.
+"""Telemetry of a bookie: metrics for Prometheus, and one structured line per state change.
 
 The library prometheus-client is imported at the first use. It is slow to import, and a client does
 not need it.

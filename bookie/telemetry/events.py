@@ -21,7 +21,7 @@ from typing import Any, Literal, TextIO
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["json", "console"]
 FieldValue = str | int | float | bool | None | Sequence[str]
-"""What a field of a log line may hold: plain values, which are rendered only when written."""
+"""Plain values of a log line's fields; they are rendered only when written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ def configure_logging(
         level: The least severe level written.
         style: `json` for machines (keys `timestamp`, `level`, `logger`, `event`, then fields);
             `console` for people.
-        stream: Where lines go.
+        stream: The file that gets the lines.
         bound: Fields of every line, such as the bookie's id.
     """
     target = stream or sys.stderr
@@ -111,13 +111,13 @@ def configure_logging(
 
 
 def writes_json() -> bool:
-    """Whether `configure_logging` chose JSON for this process."""
+    """True if `configure_logging` chose JSON for this process."""
     formatters = [handler.formatter for handler in logging.getLogger().handlers]
     return any(isinstance(each, _EventFormatter) and each.style == "json" for each in formatters)
 
 
 def log_uncaught() -> None:
-    """Log exceptions that nothing catches, instead of printing their tracebacks.
+    """Log uncaught exceptions, instead of printing their tracebacks.
 
     Those of the main thread, of other threads, and of destructors. For the daemon only, after
     `configure_logging`. A loop tells its own to `logging`.
@@ -160,7 +160,7 @@ class _LineHandler(logging.StreamHandler[TextIO]):
 
 
 class _EventFormatter(logging.Formatter):
-    """Renders records, whether they carry an `Event` or another library's text."""
+    """Renders records that carry an `Event` or another library's text."""
 
     def __init__(self, style: LogFormat, *, colors: bool, bound: Mapping[str, FieldValue]) -> None:
         super().__init__()
@@ -194,7 +194,7 @@ _RED = "31"
 
 
 def _render_console(line: dict[str, Any], *, colors: bool) -> str:
-    """When, how severe, what, who says it, the fields by name; a traceback below."""
+    """Time, level, event, logger and the fields by name; a traceback below."""
     fields = dict(line)
     when, level, logger, event = (fields.pop(x) for x in ("timestamp", "level", "logger", "event"))
     severity, event = f"{level:<8}", f"{event:<30}"
@@ -208,7 +208,7 @@ def _render_console(line: dict[str, Any], *, colors: bool) -> str:
 
 
 def _plain(value: object) -> str:
-    """A value as it is, or in quotes if a reader could not see where it ends."""
+    """A value as it is, or in quotes if its end would not be clear."""
     text = str(value)
     return repr(text) if not text or any(letter.isspace() for letter in text) else text
 

@@ -28,10 +28,10 @@ COUNT_BUCKETS = tuple(float(2**power) for power in range(13))
 """1 to 4096 requests in one group commit."""
 
 READ_SOURCES = ("cache", "journal_file", "thread")
-"""Where a read finds its bytes."""
+"""Places in which a read finds its bytes."""
 
 GARBAGE_OUTCOMES = ("done", "aborted", "stopped")
-"""How a round of garbage collection ends."""
+"""Ends of a round of garbage collection."""
 
 ERROR_KINDS = (
     "conflict",

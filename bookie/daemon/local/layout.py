@@ -1,4 +1,4 @@
-"""What a local cluster remembers between runs, and the configuration it writes for each bookie."""
+"""The plan of a local cluster, kept between runs, and the configuration of each bookie."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bookie.errors import ConfigurationError, DirectoryLockedError
 BOOKIES_DEFAULT = 3
 _LAYOUT_VERSION = 1
 _PORTS = range(10_000, 20_000)
-"""Those that are chosen from."""
+"""The range of chosen ports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class LocalBookie:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What is remembered of a cluster between runs."""
+    """The facts of a cluster that are kept between runs."""
 
     metadata_uri: str
     members: tuple[LocalBookie, ...]
@@ -113,7 +113,7 @@ def plan_layout(
     metadata_uri: str | None,
     base_port: int | None,
 ) -> Layout:
-    """What to run: the known cluster, grown or moved to other ports when asked for.
+    """Plan the cluster to run: the known one, grown or moved to other ports on request.
 
     Raises:
         ConfigurationError: fewer bookies or another metadata store than the directory holds.

@@ -16,7 +16,7 @@ from bookie.errors import ConfigurationError, CookieError, NoSuchKeyError
 from bookie.metadata.store import MetadataStore
 
 DIRECTORIES = ("journal", "ledgers")
-"""Those of a bookie, below its home."""
+"""The directories of a bookie, below its home."""
 
 
 async def refuse_lost_metadata(store: MetadataStore, directory: Path, layout: Layout) -> None:

@@ -44,12 +44,12 @@ class BookieProcess:
 
     @property
     def address(self) -> str:
-        """Where clients connect."""
+        """The address for clients."""
         return join_address("127.0.0.1", self.member.port)
 
     @property
     def log_path(self) -> Path:
-        """Everything that the bookie said, over all its lives."""
+        """The log of all lives of the bookie."""
         return self.directory / "bookie.log"
 
     @property
@@ -60,12 +60,12 @@ class BookieProcess:
 
     @property
     def exit_status(self) -> int | None:
-        """How the last process ended: its exit status, or minus the signal that killed it."""
+        """The exit status of the last process, or minus the signal that killed it."""
         return self._process.returncode if self._process is not None else None
 
     @property
     def is_stopping(self) -> bool:
-        """Whether the end of the process was asked for."""
+        """True once the end of the process was asked for."""
         return self._stopping
 
     async def start(self, environment: Mapping[str, str] | None = None) -> None:
@@ -115,7 +115,7 @@ class BookieProcess:
         return process
 
     async def _wait_ready(self, notify: _NotifySocket, process: asyncio.subprocess.Process) -> None:
-        """Whichever comes first: the bookie says that it is ready, or its process ends."""
+        """Wait until the bookie says that it is ready, or its process ends."""
         async with asyncio.TaskGroup() as group:
             ready = group.create_task(notify.wait_ready())
             ended = group.create_task(process.wait())
@@ -197,14 +197,14 @@ class _NotifySocket:
 
 
 def describe_end(status: int, log_path: Path) -> str:
-    """How a process ended, for people."""
+    """The end of a process in words."""
     if status < 0:
         return f"was killed by {signal.Signals(-status).name}"
     return f"ended with status {status}: {last_line(log_path)}"
 
 
 def last_line(path: Path) -> str:
-    """What a bookie's log says last, for people: the reason of its end, if that is there."""
+    """The last line of a bookie's log, for people: the reason of its end, if it told one."""
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     last = lines[-1] if lines else "it said nothing"
     with contextlib.suppress(ValueError, KeyError, TypeError):
