@@ -53,7 +53,7 @@ def torture(
 
     Exit status 1 means that a promise was broken.
     """
-    from bookie.cli.torture_run import Torture
+    from bookie.testing.torture.run import Torture
 
     chosen = secrets.randbelow(2**32) if seed is None else seed
     with (

@@ -24,6 +24,7 @@ are the fixtures `bookie_cluster` and `sync_bookie_cluster`.
 | `mortal_disk` | files that a killed bookie cannot reach |
 | `faulty_memory` | the metadata store in memory, with what networks do to a session |
 | `simulation` | whole clusters in virtual time |
+| `torture` | real processes that are broken under a log: ``bookie torture`` |
 | `pytest_plugin` | the fixtures |
 
 `simulate` runs code of yours in a cluster that is simulated as a whole: in virtual time, with

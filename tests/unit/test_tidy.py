@@ -68,7 +68,7 @@ ENVIRONMENT_HOMES = {
     "config/": "the only reader of settings",
     "daemon/local/process.py": "a child inherits the variables that concern it",
     "spark/session.py": "Spark learns by a variable which Python to start",
-    "cli/torture_run.py": "so does a writer that is tortured",
+    "testing/torture/run.py": "so does a writer that is tortured",
     "cli/options.py": "BOOKIE_CONFIG decides about reading a file, which most commands need not",
     "cli/app.py": "BOOKIE_DEBUG decides about tracebacks, and NumPy's threads, before settings",
 }

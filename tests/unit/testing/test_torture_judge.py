@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from bookie.cli.torture_judge import PartitionHistory, judge
-from bookie.cli.torture_writer import sequence_of, value_of
+from bookie.testing.torture.judge import PartitionHistory, judge
+from bookie.testing.torture.writer import sequence_of, value_of
 
 
 def right() -> PartitionHistory:

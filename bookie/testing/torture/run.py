@@ -1,4 +1,4 @@
-"""One run of ``bookie torture``: a local cluster, its clients, and what befalls them.
+"""One run of ``bookie torture``: a local cluster, its clients and its faults.
 
 Bookies run as processes behind relays, so that they can be cut off. One bookie at a time is broken,
 and the next one only when all are registered and every writer was acknowledged again. Only one of
@@ -20,21 +20,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bookie.api import BookKeeper, connect
-from bookie.cli.log_access import client_of
-from bookie.cli.torture_clients import TortureClients, read_all
-from bookie.cli.torture_judge import PartitionHistory, judge
-from bookie.cli.torture_writer import BATCH_MAX
 from bookie.cluster.cookies import CookieManager
 from bookie.daemon.local.process import BookieProcess, child_environment
 from bookie.daemon.local.supervisor import LocalCluster, local_cluster
 from bookie.errors import BookieError
 from bookie.testing.link import NetworkLink
+from bookie.testing.torture.clients import TortureClients, read_all
+from bookie.testing.torture.judge import PartitionHistory, judge
+from bookie.testing.torture.writer import BATCH_MAX
 
 LOG = "tortured"
 PARTITIONS = 2
 BOOKIES = 4
 WHOLE_SECONDS_MAX = 90.0
-"""After a fault, and at the end: how long the cluster and its clients take at most to go on."""
+"""The most time for cluster and clients to go on after a fault, and at the end."""
 
 
 class StuckError(BookieError):
@@ -43,7 +42,7 @@ class StuckError(BookieError):
 
 @dataclass(slots=True)
 class TortureOutcome:
-    """What a run came to."""
+    """The result of a run."""
 
     faults: Counter[str] = field(default_factory=Counter)
     findings: list[str] = field(default_factory=list)
@@ -51,7 +50,7 @@ class TortureOutcome:
     records: int = 0
     """In the log, when all was over."""
     owners: int = 0
-    """How often the partitions changed hands."""
+    """Owners of all partitions, one after the other."""
 
 
 class Lane:
@@ -73,7 +72,7 @@ class Lane:
         """Start a writer; a former one is not restarted when it ends."""
         with self._said.open("ab") as said:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "bookie.cli.torture_writer", self._uri, LOG),
+                *(sys.executable, "-m", "bookie.testing.torture.writer", self._uri, LOG),
                 *(str(self._partition), str(self.next_sequence)),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
@@ -85,7 +84,7 @@ class Lane:
         self._running[process] = self._tasks.create_task(self._listen(process))
 
     async def _listen(self, process: asyncio.subprocess.Process) -> None:
-        """Note what a writer was told. One that ends by itself is followed by another."""
+        """Note the acknowledgements of a writer. Another follows one that ends by itself."""
         assert process.stdout is not None
         try:
             async for line in process.stdout:
@@ -152,7 +151,7 @@ class Torture:
         self._lanes: list[Lane] = []
 
     async def run(self, advance: Callable[[int], None]) -> TortureOutcome:
-        """Torture for as long as is wanted, let all come to rest, and judge."""
+        """Break things for the given time, let all come to rest, and judge."""
         async with (
             local_cluster(self._directory / "cluster", bookies=BOOKIES) as cluster,
             asyncio.TaskGroup() as tasks,
@@ -268,7 +267,7 @@ class Torture:
     async def _wipe(self, cluster: LocalCluster, bookie: BookieProcess, bk: BookKeeper) -> None:
         """Replace a bookie's disks by empty ones, and delete its cookie as an operator does."""
         await bookie.kill()
-        cookies = CookieManager(client_of(bk).store)
+        cookies = CookieManager(bk._logs.store)
         cookie = await cookies.read(bookie.id)
         if cookie is not None:
             await cookies.delete(bookie.id, cookie.version)

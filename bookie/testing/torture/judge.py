@@ -1,4 +1,4 @@
-"""What a torture of logs must show, as rules on what its clients were told and saw.
+"""The rules that a torture of logs checks on the reports of its clients.
 
 ============ =====================================================================================
 rule         broken if
@@ -23,19 +23,19 @@ Seen = tuple[int, int]
 """The offset of a record, and its producer's number; -1 if its bytes are not what was written."""
 
 EXAMPLES_MAX = 5
-"""So many numbers stand in a finding; they are enough to look at the log."""
+"""The most numbers in a finding; they are enough to look at the log."""
 
 
 @dataclass(slots=True)
 class PartitionHistory:
-    """What is known of one partition, which one producer wrote."""
+    """The reports on one partition, which one producer wrote."""
 
     acknowledged: dict[int, set[int]] = field(default_factory=dict)
     """By number: the offsets that writers were told; more than one would be wrong."""
     log: list[Seen] = field(default_factory=list)
     """The whole partition, read when all was over."""
     readers: dict[str, list[Seen]] = field(default_factory=dict)
-    """What each reader saw that followed the partition from its first record on."""
+    """By reader that follows from the first record on: the records that it saw."""
     commits: dict[str, list[int]] = field(default_factory=dict)
     """By cursor: its offsets as they were seen, one after another."""
     consumed: dict[str, set[int]] = field(default_factory=dict)

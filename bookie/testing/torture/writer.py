@@ -25,7 +25,7 @@ def value_of(partition: int, sequence: int) -> bytes:
 
 
 def sequence_of(partition: int, value: bytes) -> int:
-    """The number of a record; -1 if `value` is none that a writer wrote."""
+    """The number of a record; -1 if no writer wrote `value`."""
     words = value.split(b" ", 2)
     sequence = int(words[1]) if len(words) == 3 and words[1].isdigit() else -1
     return sequence if value == value_of(partition, sequence) else -1

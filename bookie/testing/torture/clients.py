@@ -1,6 +1,6 @@
 """The clients of ``bookie torture`` that read: readers, consumers with a cursor, and a group.
 
-Each has a connection of its own. What bookies and sessions do to it, it survives: it tries again.
+Each has a connection of its own. It survives errors of bookies and sessions by trying again.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import aclosing
 
 from bookie.api import BookKeeper, LogRecord, connect
-from bookie.cli.log_access import client_of
-from bookie.cli.torture_judge import PartitionHistory, Seen
-from bookie.cli.torture_writer import sequence_of
 from bookie.errors import BookieError
 from bookie.log.catalog.logs import LogName, LogPartition
+from bookie.testing.torture.judge import PartitionHistory, Seen
+from bookie.testing.torture.writer import sequence_of
 
 CURSOR = "consumer"
 GROUP = "members"
@@ -27,7 +26,7 @@ _PAUSE_SECONDS = 0.1
 
 
 class TortureClients:
-    """The readers of one log, and what they see."""
+    """The readers of one log, and the records that they see."""
 
     def __init__(
         self, uri: str, log: str, histories: Mapping[int, PartitionHistory], seed: int
@@ -38,7 +37,7 @@ class TortureClients:
         self._chance = random.Random(seed)  # noqa: S311  (faults, no secrets)
 
     def works(self) -> list[Coroutine[None, None, None]]:
-        """What runs until it is cancelled."""
+        """All clients, each running until it is cancelled."""
         return [
             *(self._follow(f"reader {number}", number) for number in self._histories),
             self._follow("reader of all", None),
@@ -110,7 +109,7 @@ class TortureClients:
 
     async def look_at_cursors(self, bk: BookKeeper) -> None:
         """Note where each cursor is."""
-        logs, name = client_of(bk).logs, LogName.parse(self._log)
+        logs, name = bk._logs.logs, LogName.parse(self._log)
         for number, history in self._histories.items():
             try:
                 cursors = await logs.cursors(LogPartition(name, number))
@@ -120,7 +119,7 @@ class TortureClients:
                 history.commits.setdefault(cursor, []).append(found.value.offset)
 
     def behind(self) -> list[str]:
-        """Who has not yet come to the end of what there is, and how far each of them is."""
+        """A sentence for each reader and cursor before the end, with its place."""
         found = []
         for number, history in self._histories.items():
             for name, records in history.readers.items():
@@ -137,12 +136,12 @@ class TortureClients:
 
 
 def seen(record: LogRecord) -> Seen:
-    """What is remembered of a record."""
+    """The part of a record that is remembered."""
     return record.offset, sequence_of(record.partition, record.value)
 
 
 async def read_all(bk: BookKeeper, log: str, partition: int) -> list[Seen]:
-    """A whole partition, by a reader that comes when all is over."""
+    """A whole partition, read when all is over."""
     reader = await bk.log_reader(log, partition=partition)
     async with aclosing(reader.batches()) as batches:
         return [seen(record) async for batch in batches for record in batch]
