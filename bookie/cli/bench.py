@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import secrets
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,7 +24,7 @@ from bookie.cli.progress import progress_bar
 from bookie.cli.stores import on_cluster
 
 if TYPE_CHECKING:
-    from bookie.api import BookKeeper, LogWriter, WriterHandle
+    from bookie.api import BookKeeper, LogPolicy, LogWriter, WriterHandle
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
@@ -85,7 +87,7 @@ def write(
     batch: Annotated[int, typer.Option("--batch", min=1, help="Entries of one call.")] = 1,
     in_flight: Annotated[int, typer.Option("--in-flight", min=1, help="Calls at a time.")] = 1000,
     ledgers: Annotated[int, typer.Option("--ledgers", min=1, help="Ledgers written at once.")] = 1,
-    seconds: Annotated[float, typer.Option("--seconds", min=0.1, help="How long.")] = 5.0,
+    seconds: Annotated[float, typer.Option("--seconds", min=0.1, help="Seconds of writing.")] = 5.0,
     keep: Annotated[bool, typer.Option("--keep", help="Do not delete the ledgers.")] = False,
     output: Output = OutputFormat.TABLE,
 ) -> None:
@@ -156,7 +158,7 @@ def read(
     entries: Annotated[
         int, typer.Option("--entries", min=1, help="Entries of the new ledger.")
     ] = 100_000,
-    rounds: Annotated[int, typer.Option("--rounds", min=1, help="How often to read it.")] = 3,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Times to read it.")] = 3,
     output: Output = OutputFormat.TABLE,
 ) -> None:
     """Read a ledger from its first to its last entry; the latency is that of a batch."""
@@ -207,7 +209,7 @@ def log(
     size: Size = 1024,
     batch: Annotated[int, typer.Option("--batch", min=1, help="Records of one call.")] = 1,
     in_flight: Annotated[int, typer.Option("--in-flight", min=1, help="Calls at a time.")] = 1000,
-    seconds: Annotated[float, typer.Option("--seconds", min=0.1, help="How long to write.")] = 5.0,
+    seconds: Annotated[float, typer.Option("--seconds", min=0.1, help="Seconds of writing.")] = 5.0,
     keep: Annotated[bool, typer.Option("--keep", help="Do not delete the log.")] = False,
     output: Output = OutputFormat.TABLE,
 ) -> None:
@@ -216,7 +218,6 @@ def log(
     Latencies are those of an append, of a batch that is read, and of a record's way from its
     append to a reader that follows.
     """
-    from bookie.cli.bench_log import bench_log
     from bookie.log.catalog.log_policy import LogPolicy
 
     policy = LogPolicy(
@@ -224,6 +225,78 @@ def log(
     )
     shape = Shape(size, batch, in_flight, seconds)
     records = on_cluster(
-        metadata, lambda client: bench_log(client, partitions, policy, shape, keep=keep)
+        metadata, lambda client: _bench_log(client, partitions, policy, shape, keep=keep)
     )
     print_records(records, output)
+
+
+async def _bench_log(
+    bk: BookKeeper, partitions: int, policy: LogPolicy, shape: Shape, *, keep: bool
+) -> list[Record]:
+    """Make a log, load it, and delete it again unless `keep`; one record for each phase."""
+    async with _new_log(bk, partitions, policy, keep=keep) as name:
+        async with bk.open_log(name, create=False) as writer:
+            written = await write_load([writer], shape)
+        read = await _read_load(bk, name, written.entries)
+        async with bk.open_log(name, create=False) as writer:
+            tailed = await _tail_load(bk, writer, shape)
+    phases = {"write": written, "read": read, "tail": tailed}
+    named = {"log": name} if keep else {}
+    return [{**named, "phase": phase, **found.record()} for phase, found in phases.items()]
+
+
+@asynccontextmanager
+async def _new_log(
+    bk: BookKeeper, partitions: int, policy: LogPolicy, *, keep: bool
+) -> AsyncGenerator[str, None]:
+    name = f"bench-{secrets.token_hex(4)}"
+    await bk.create_log(name, partitions=partitions, policy=policy)
+    try:
+        yield name
+    finally:
+        if not keep:
+            await bk.delete_log(name)
+
+
+async def _read_load(bk: BookKeeper, name: str, total: int) -> Measured:
+    """Read all records once; the latency is that of a batch."""
+    measured = Measured()
+    clock = asyncio.get_running_loop().time
+    reader = await bk.log_reader(name)
+    started = began = clock()
+    with progress_bar("reading", total=total, unit="records") as advance:
+        async with aclosing(reader.batches()) as batches:
+            async for batch in batches:
+                measured.latencies.append(clock() - began)
+                measured.entries += len(batch)
+                measured.entry_bytes += sum(len(record.value) for record in batch)
+                advance(len(batch))
+                began = clock()
+    measured.seconds = clock() - started
+    return measured
+
+
+async def _tail_load(bk: BookKeeper, writer: LogWriter, shape: Shape) -> Measured:
+    """Append one record after another; the latency is from its append to its arrival."""
+    measured = Measured()
+    clock = asyncio.get_running_loop().time
+    payload = bytes(shape.entry_bytes)
+    reader = await bk.log_reader(writer.name, start="latest", follow=True)
+    started = clock()
+    with progress_bar("tailing", total=None, unit="records") as advance:
+        async with aclosing(reader.records()) as records, asyncio.TaskGroup() as tasks:
+            arrived = tasks.create_task(anext(records))
+            await asyncio.sleep(0.1)  # until it follows
+            while not measured.entries or clock() < started + shape.seconds:
+                began = clock()
+                appended = tasks.create_task(writer.append(payload, partition=writer.partitions[0]))
+                await arrived
+                measured.latencies.append(clock() - began)
+                measured.entries += 1
+                measured.entry_bytes += len(payload)
+                advance(1)
+                await appended
+                arrived = tasks.create_task(anext(records))
+            arrived.cancel()
+    measured.seconds = clock() - started
+    return measured

@@ -52,7 +52,7 @@ def demo(
         ),
     ] = None,
     megabytes: Annotated[
-        int, typer.Option("--megabytes", min=1, help="How much text to stream.")
+        int, typer.Option("--megabytes", min=1, help="The amount of text to stream.")
     ] = 200,
     output: Output = OutputFormat.TABLE,
 ) -> int:

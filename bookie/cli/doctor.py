@@ -25,7 +25,7 @@ def doctor(
     ] = None,
     config: ConfigFile = None,
     syncs: Annotated[
-        int, typer.Option("--syncs", min=10, max=100_000, help="How many syncs to measure.")
+        int, typer.Option("--syncs", min=10, max=100_000, help="Syncs to measure.")
     ] = 200,
     output: Output = OutputFormat.TABLE,
 ) -> int:
@@ -59,7 +59,6 @@ def doctor(
 
 
 def _directories(given: list[Path], config: Path | None) -> tuple[Path, Path | None]:
-    """The journal's and the ledgers' directory."""
     if len(given) > 2:
         raise typer.BadParameter("give at most two directories, the journal's and the ledgers'")
     if given:

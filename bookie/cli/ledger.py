@@ -44,9 +44,12 @@ if TYPE_CHECKING:
     from bookie.api import BookKeeper
     from bookie.entry.entry import Entry
     from bookie.ledger.metadata import LedgerMetadata
+    from bookie.ledger.recover.explanation import LedgerExplanation, SlotFindings, TailRange
     from bookie.metadata.store import MetadataStore
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
+
+_CURRENT = {True: "current", False: "another", None: "unknown"}
 
 
 # --- metadata only ----------------------------------------------------------------------------
@@ -418,11 +421,84 @@ def explain(ledger: LedgerArgument, metadata: Metadata, output: Output = OutputF
 
     Exit status 1 means that a recovery could not decide now.
     """
-    from bookie.cli.ledger_explain import print_explanation
-
     found = on_cluster(metadata, lambda client: client.explain_ledger(ledger))
-    print_explanation(found, output)
+    _print_explanation(found, output)
     return int(not found.is_decidable)
+
+
+def _print_explanation(found: LedgerExplanation, output: OutputFormat) -> None:
+    """Print the metadata, each bookie's answer, the tail and the verdict."""
+    metadata = found.metadata
+    summary: Record = {
+        "ledger_id": metadata.ledger_id,
+        "state": metadata.state.name,
+        "metadata_version": found.version,
+        "ensemble": metadata.ensemble_size,
+        "write_quorum": metadata.write_quorum_size,
+        "ack_quorum": metadata.ack_quorum_size,
+        "last_add_confirmed": None if metadata.is_closed else found.last_add_confirmed,
+        "last_entry_id": metadata.last_entry_id if metadata.is_closed else None,
+        "bytes": metadata.length if metadata.is_closed else None,
+    }
+    fragments: list[Record] = [
+        {"first_entry_id": fragment.first_entry_id, "bookies": fragment.bookies}
+        for fragment in metadata.fragments
+    ]
+    slots = [_slot_record(slot) for slot in found.slots]
+    tail = [_tail_record(part) for part in found.tail]
+    verdict = found.verdict()
+    if output is OutputFormat.JSON:
+        whole = {
+            **summary,
+            "fragments": fragments,
+            "slots": [
+                {
+                    **record,
+                    "registered_incarnation": slot.registered_incarnation,
+                    "running_incarnation": slot.incarnation,
+                    "cookie_incarnation": slot.cookie_incarnation,
+                }
+                for record, slot in zip(slots, found.slots, strict=True)
+            ],
+            "tail": tail,
+            "decidable": found.is_decidable,
+            "verdict": verdict,
+        }
+        print(json.dumps(whole, indent=2))
+        return
+    print_record(summary, output)
+    print()
+    print_records(fragments, output)
+    if slots:
+        print()
+        print_records(slots, output)
+        print()
+        print_records(tail, output, empty="no bookie that answered has entries beyond the LAC")
+    print()
+    for sentence in verdict:
+        print(sentence)
+
+
+def _slot_record(slot: SlotFindings) -> Record:
+    return {
+        "slot": slot.slot,
+        "bookie": slot.bookie_id,
+        "registered": slot.registration,
+        "incarnation": _CURRENT[slot.is_current],
+        "answer": slot.answer,
+        "fenced": slot.fenced,
+        "last_add_confirmed": slot.last_add_confirmed,
+        "last_entry_id": slot.last_entry_id,
+    }
+
+
+def _tail_record(part: TailRange) -> Record:
+    return {
+        "first_entry_id": part.first_entry_id,
+        "last_entry_id": part.last_entry_id,
+        "copies": len(part.holders),
+        "bookies": part.holders,
+    }
 
 
 @app.command("delete")

@@ -23,7 +23,12 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 def local(
     data: Annotated[
         Path,
-        typer.Option("--data", "-d", metavar="DIR", help="Where the cluster keeps everything."),
+        typer.Option(
+            "--data",
+            "-d",
+            metavar="DIR",
+            help="The directory of everything that the cluster keeps.",
+        ),
     ],
     bookies: Annotated[
         int | None,
@@ -32,7 +37,7 @@ def local(
             "-n",
             min=1,
             max=64,
-            help="How many bookies; by default those that DIR holds, or 3.",
+            help="The number of bookies; by default those that DIR holds, or 3.",
             show_default=False,
         ),
     ] = None,
@@ -164,7 +169,7 @@ Ctrl-C here stops it.""",
 
 
 def _own_command() -> str:
-    """What a user must type for this program: as it was started."""
+    """The words that a user must type for this program: as it was started."""
     program = Path(sys.argv[0])
     if program.name == "__main__.py":
         return f"{shlex.quote(sys.executable)} -m bookie"

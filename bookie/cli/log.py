@@ -46,7 +46,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=T
 KeySeparator = Annotated[
     str,
     typer.Option(
-        "--key-separator", metavar="SEP", help="What is between a record's key and value."
+        "--key-separator", metavar="SEP", help="The text between a record's key and value."
     ),
 ]
 Start = Annotated[
@@ -77,7 +77,7 @@ def create(
     partitions: Annotated[
         int | None,
         typer.Option(
-            "--partitions", min=1, help="How many; the policy decides by default. Never changes."
+            "--partitions", min=1, help="Their number, for ever; the policy decides by default."
         ),
     ] = None,
     transactional: Annotated[

@@ -9,12 +9,15 @@ import asyncio
 import base64
 import json
 import sys
+import uuid
 from contextlib import aclosing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bookie.cli.bench import percentile_of
 from bookie.cli.options import Metadata, Output, OutputFormat, Yes
 from bookie.cli.output import print_record, print_records
 from bookie.cli.progress import progress_bar
@@ -255,7 +258,7 @@ Overwrite = Annotated[
 
 @app.command("import")
 def import_(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="What export wrote; - is stdin.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A file from export; - is stdin.")],
     metadata: Metadata,
     overwrite: Overwrite = False,
     yes: Yes = False,
@@ -351,7 +354,7 @@ async def _migrate(
 @app.command("bench")
 def bench(
     metadata: Metadata,
-    seconds: Annotated[float, typer.Option("--seconds", min=0.1, help="How long.")] = 5.0,
+    seconds: Annotated[float, typer.Option("--seconds", min=0.1, help="Seconds of load.")] = 5.0,
     callers: Annotated[int, typer.Option("--callers", min=1, help="Operations at a time.")] = 16,
     reads: Annotated[
         float, typer.Option("--reads", min=0, max=100, help="Percentage of reads.")
@@ -362,10 +365,71 @@ def bench(
     output: Output = OutputFormat.TABLE,
 ) -> None:
     """Read and write keys of its own for a while, delete them, and print rate and latencies."""
-    from bookie.cli.metadata_load import Mix, load
+    mix = _Mix(callers, reads, size, seconds)
+    print_record(on_store(metadata, lambda store: _load(store, mix)), output)
 
-    mix = Mix(callers, reads, size, seconds)
-    print_record(on_store(metadata, lambda store: load(store, mix)), output)
+
+@dataclass(frozen=True, slots=True)
+class _Mix:
+    """The operations of the callers."""
+
+    callers: int
+    """Operations at a time; each caller has a key of its own."""
+    reads_percent: float
+    value_bytes: int
+    seconds: float
+
+
+async def _load(store: MetadataStore, mix: _Mix) -> dict[str, int | float]:
+    """Run the mix below a key of its own and delete it, also when it is interrupted."""
+    root = f"/bench-{uuid.uuid4().hex[:8]}"
+    value = bytes(mix.value_bytes)
+    keys = [f"{root}/{number}" for number in range(mix.callers)]
+    reads: list[float] = []
+    writes: list[float] = []
+    clock = asyncio.get_running_loop().time
+
+    async def repeat(key: str, due: float) -> None:
+        """Read each time when `due`, in percent, has grown by another hundred; else write."""
+        while (now := clock()) < began + mix.seconds:
+            due += mix.reads_percent
+            if due >= 100:
+                due -= 100
+                await store.get(key)
+                reads.append(clock() - now)
+            else:
+                await store.put(key, value)
+                writes.append(clock() - now)
+            advance(1)
+
+    try:
+        for key in keys:
+            await store.put(key, value)
+        began = clock()
+        with progress_bar("loading", total=None, unit="operations") as advance:
+            async with asyncio.TaskGroup() as tasks:
+                for number, key in enumerate(keys):
+                    # Not all callers write at the same time.
+                    tasks.create_task(repeat(key, 100.0 * number / mix.callers))
+        took = clock() - began
+    finally:
+        await store.delete_recursive(root)
+    count = len(reads) + len(writes)
+    return {
+        "operations": count,
+        "seconds": round(took, 3),
+        "operations_per_second": round(count / took),
+        **_percentiles("read", reads),
+        **_percentiles("write", writes),
+    }
+
+
+def _percentiles(what: str, latencies: list[float]) -> dict[str, float]:
+    ordered = sorted(latencies)
+    return {
+        f"{what}_p{percentile}_ms": round(percentile_of(ordered, percentile) * 1e3, 3)
+        for percentile in ((50, 99) if ordered else ())
+    }
 
 
 def _stat(stat: Stat) -> Row:

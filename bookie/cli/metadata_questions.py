@@ -101,7 +101,6 @@ def _of_replacing(uri: str, keys: list[str]) -> str | None:
 
 
 def _some(words: list[str]) -> str:
-    """The first few, and how many more."""
     shown = words[:SHOWN_MAX]
     if len(words) > SHOWN_MAX:
         shown.append(f"{len(words) - SHOWN_MAX} more")

@@ -132,7 +132,6 @@ def delete(name: Name, metadata: Metadata, yes: Yes = False) -> None:
 
 
 def _given(policy: LogPolicy) -> dict[str, int | str]:
-    """What a policy decides."""
     return {key: value for key, value in asdict(policy).items() if value is not None}
 
 

@@ -47,7 +47,7 @@ Metadata = Annotated[
 
 Output = Annotated[
     OutputFormat,
-    typer.Option("--output", "-o", help="How to print the result."),
+    typer.Option("--output", "-o", help="The form of the result."),
 ]
 
 ConfigFile = Annotated[

@@ -55,7 +55,7 @@ def serve(
         sentence = "python -O removes the checks that protect data; start without it"
         return _refuse(sentence, EXIT_MISCONFIGURED)
     if stop_with_parent:
-        from bookie.daemon.parent import stop_with_parent as arrange
+        from bookie.daemon.signals import stop_with_parent as arrange
 
         arrange()
     # Imported objects live as long as the process. Collecting while they are made takes a seventh

@@ -35,7 +35,7 @@ Master = Annotated[
     typer.Option(
         "--master",
         metavar="URL",
-        help="Where Spark runs: local[*] is this process; spark://HOST:PORT, yarn or k8s://… are "
+        help="Spark's master: local[*] is this process; spark://HOST:PORT, yarn or k8s://… are "
         "clusters, sc://HOST:PORT is a Spark Connect server.",
     ),
 ]
@@ -61,7 +61,7 @@ Page = Annotated[
     typer.Option(
         "--page",
         metavar="FILE",
-        help="Where the one-page summary goes, as HTML. It is beside the report if that is on this "
+        help="The one-page summary, as HTML. By default it is beside the report if that is on this "
         "machine.",
     ),
 ]
@@ -71,7 +71,7 @@ Checkpoint = Annotated[
     typer.Option(
         "--checkpoint",
         metavar="DIR",
-        help="Where Spark keeps how far this job has come; of this job alone.",
+        help="Spark's notes on the progress of this job; of this job alone.",
     ),
 ]
 
@@ -81,7 +81,7 @@ Create = Annotated[
 
 Partitions = Annotated[
     int | None,
-    typer.Option("--partitions", metavar="N", help="How many a log gets that --create makes."),
+    typer.Option("--partitions", metavar="N", help="Partitions of a log that --create makes."),
 ]
 
 SourceOption = Annotated[
@@ -98,7 +98,7 @@ Quarantine = Annotated[
     typer.Option(
         "--quarantine",
         metavar="DIR",
-        help="Where bad rows are set aside, as Parquet; CHECKPOINT/quarantine by default.",
+        help="The directory of bad rows, as Parquet; CHECKPOINT/quarantine by default.",
     ),
 ]
 
@@ -342,7 +342,7 @@ def stats(
 
 @app.command("package")
 def package(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where the zip is written.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The directory of the zip.")],
 ) -> None:
     """Write a zip of this package for `spark-submit --py-files`, for machines without the wheel.
 
@@ -364,7 +364,7 @@ def package(
 def export(
     log: Annotated[str, typer.Argument(metavar="LOG", help="The log's name.")],
     target: Annotated[
-        str, typer.Argument(metavar="DIR", help="Where data and quarantine are written.")
+        str, typer.Argument(metavar="DIR", help="The directory of data and quarantine.")
     ],
     metadata: Metadata,
     checkpoint: Checkpoint,
@@ -466,7 +466,7 @@ def ingest(
         typer.Option(
             "--max-bytes-per-trigger",
             metavar="SIZE",
-            help="What one batch reads, such as 64MiB; 1GiB by default.",
+            help="Bytes that one batch reads, such as 64MiB; 1GiB by default.",
         ),
     ] = None,
     quarantine: Quarantine = None,

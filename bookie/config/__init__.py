@@ -4,7 +4,7 @@ A component gets only its own section. An unknown key is an error at the start. 
 reads environment variables.
 """
 
-from bookie.config.client_section import ClientSettings
+from bookie.config.client_sections import ClientSettings, MetadataSettings, PlacementSettings
 from bookie.config.deprecation import warn_deprecated
 from bookie.config.grpc_transport import grpc_polling, silence_grpc
 from bookie.config.load import (
@@ -14,8 +14,6 @@ from bookie.config.load import (
     load_settings,
     require_bookie_id,
 )
-from bookie.config.metadata_section import MetadataSettings
-from bookie.config.placement_section import PlacementSettings
 from bookie.config.render import find_setting, given_values, render_defaults, render_toml
 from bookie.config.sections import (
     BookieSettings,

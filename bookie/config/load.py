@@ -54,7 +54,6 @@ class _Given:
 
     @property
     def name(self) -> str:
-        """``section.key``."""
         return f"{self.section}.{self.key}"
 
 

@@ -13,9 +13,7 @@ from typing import Literal, Self, TypeAlias
 from pydantic import Field, field_validator, model_validator
 
 from bookie.addresses import is_host
-from bookie.config.client_section import ClientSettings
-from bookie.config.metadata_section import MetadataSettings
-from bookie.config.placement_section import PlacementSettings
+from bookie.config.client_sections import ClientSettings, MetadataSettings, PlacementSettings
 from bookie.config.quantities import Labels, Size
 from bookie.config.section import DYNAMIC, OWN, Section
 from bookie.ids import ENTRY_SIZE_BYTES_MAX, is_vacant, is_valid_bookie_id
@@ -101,7 +99,7 @@ class SessionSettings(Section):
     give_up_after_timeouts: float = Field(
         default=0.0,
         ge=0,
-        description="How long a bookie waits for a store that is away, in session timeouts. Then it"
+        description="The wait of a bookie for a store that is away, in session timeouts. Then it"
         " ends, as do all others with this limit. 0 is without a limit. If you need one, 60 is a"
         " good value: ten minutes, so that alerts come well before the end.",
     )
@@ -194,8 +192,8 @@ class StorageSettings(Section):
     deleted_ledger_retention_seconds: float = Field(
         default=7 * 86400.0,
         ge=0,
-        description="How long a deleted ledger is remembered at least, so that a late writer is"
-        " refused. Only time counts in which garbage collection saw that the ledger stays deleted.",
+        description="The shortest time for which a deleted ledger is remembered, so that a late"
+        " writer is refused. Only time counts in which garbage collection saw that the ledger stays deleted.",
     )
     compaction_live_share_minor: float = Field(
         default=0.5,
@@ -235,8 +233,8 @@ class StorageSettings(Section):
     scrub_bytes_per_second: Size = Field(
         default=4 * MIB,
         ge=0,
-        description="How fast the scrubber reads all files and the index, again and again, to find "
-        "damage; 0 turns it off.",
+        description="The rate at which the scrubber reads all files and the index, again and again, "
+        "to find damage; 0 turns it off.",
         json_schema_extra=DYNAMIC,
     )
     sync_warn_seconds: float = Field(
@@ -327,13 +325,13 @@ class NodeSettings(Section):
     integrity_check_ledgers_per_second: float = Field(
         default=200.0,
         gt=0,
-        description="How fast such a check reads the metadata of ledgers, at most.",
+        description="The highest rate at which such a check reads the metadata of ledgers.",
         json_schema_extra=DYNAMIC,
     )
     integrity_check_bytes_per_second: Size = Field(
         default=32 * MIB,
         ge=64 * KIB,
-        description="How fast a check reads entries and index.",
+        description="The rate at which a check reads entries and index.",
         json_schema_extra=DYNAMIC,
     )
 
@@ -358,8 +356,8 @@ class GarbageSettings(Section):
         default=86400.0,
         gt=0,
         le=1e9,
-        description="How long a ledger waits that is missing without proof of its deletion. "
-        "Only time in which this bookie listed the ledgers counts. A ledger with "
+        description="The time for which a ledger waits that is missing without proof of its "
+        "deletion. Only time in which this bookie listed the ledgers counts. A ledger with "
         "proof goes at once.",
         json_schema_extra=DYNAMIC,
     )
@@ -376,8 +374,8 @@ class GarbageSettings(Section):
         default=604800.0,
         gt=0,
         le=1e9,
-        description="How long the proof of a deletion stays in the metadata store. A bookie that is"
-        " away for longer gives the space back only after grace_seconds.",
+        description="The time for which the proof of a deletion stays in the metadata store. A bookie"
+        " that is away for longer gives the space back only after grace_seconds.",
         json_schema_extra=DYNAMIC,
     )
 

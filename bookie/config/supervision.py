@@ -15,7 +15,7 @@ FAILPOINT_VARIABLE = "BOOKIE_FAILPOINT"
 
 @dataclass(frozen=True, slots=True)
 class Supervision:
-    """How to notify the service manager.
+    """The way to notify the service manager.
 
     `notify_socket` is the path of a datagram socket. A leading ``@`` stands for the abstract
     namespace; the path is empty without a service manager. After `watchdog_seconds` of silence the

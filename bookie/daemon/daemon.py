@@ -33,6 +33,7 @@ from bookie.config import Settings, Sources, Supervision, require_bookie_id
 from bookie.daemon.descriptors import require_descriptors, watch_descriptors
 from bookie.daemon.http import Administration, serve_http
 from bookie.daemon.live_settings import LiveSettings, fetch_cluster_settings, open_configured
+from bookie.daemon.loop import observe_loop_lag
 from bookie.daemon.readiness import Part, Readiness
 from bookie.daemon.registration_updater import (
     RegistrationUpdater,
@@ -41,8 +42,7 @@ from bookie.daemon.registration_updater import (
 )
 from bookie.daemon.session_policy import after_outages, obey_session_policy
 from bookie.daemon.signals import NOTED_SIGNALS, noting, until_signal
-from bookie.daemon.systemd import ServiceManager
-from bookie.daemon.watchdog import beat, observe_loop_lag
+from bookie.daemon.systemd import ServiceManager, beat
 from bookie.env import Failpoints, ThreadWorkers, beside, system_environment
 from bookie.errors import BookieError, StorageFailedError
 from bookie.ledger.catalog.ledgers import LedgerManager

@@ -24,7 +24,7 @@ RESERVED = 64
 """Descriptors that connections should leave to journals, logs and directories."""
 
 PROCESS = 64
-"""What a bookie has open without data and clients: the index, sockets and wake-ups of its threads,
+"""Descriptors of a bookie without data and clients: the index, sockets and wake-ups of its threads,
 measured at 35."""
 
 CONNECTIONS_MIN = 128

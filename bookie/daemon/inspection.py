@@ -70,7 +70,6 @@ class FileSummary:
 
     @property
     def entries(self) -> int:
-        """Entries in all blocks."""
         return sum(block.entries for block in self.blocks)
 
 

@@ -104,7 +104,6 @@ def _identity(journal_dir: Path, ledgers_dir: Path) -> Identity:
 
 
 def _files(directories: Directories) -> list[tuple[str, int]]:
-    """Paths and sizes of the files."""
     return [
         (entry.path, entry.stat().st_size)
         for directory in (directories.journal, directories.logs)

@@ -23,7 +23,7 @@ LOOK_INTERVAL_SECONDS = 1.0
 """Delay until a change between read-only and writable is registered. A look costs one statvfs."""
 
 REFRESH_INTERVAL_SECONDS = 60.0
-"""How often free space alone is registered. Each time is a write to the store."""
+"""Free space alone is registered so often. Each time is a write to the store."""
 
 TOLD_AT_ONCE = ("read_only", "labels", "store_doubt")
 """Fields that clients act on; a change is registered at the next look."""

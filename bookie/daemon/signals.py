@@ -8,6 +8,8 @@ the process without a word.
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import os
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -18,6 +20,9 @@ USER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 
 NOTED_SIGNALS = (signal.SIGHUP, *USER_SIGNALS)
 """Signals that a daemon only logs."""
+
+_PR_SET_PDEATHSIG = 1
+_INIT = 1
 
 
 def ignore(*numbers: signal.Signals) -> None:
@@ -72,3 +77,15 @@ async def until_signal(*, hangup: bool = False) -> AsyncIterator[asyncio.Event]:
         yield requested
     finally:
         release()
+
+
+def stop_with_parent() -> None:
+    """Ask the kernel for SIGTERM at the parent's death; at once if it is dead already.
+
+    Source: prctl(2), PR_SET_PDEATHSIG.
+    """
+    library = ctypes.CDLL(None, use_errno=True)
+    if library.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM)) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if os.getppid() == _INIT:
+        os.kill(os.getpid(), signal.SIGTERM)

@@ -6,7 +6,10 @@ a service manager every call does nothing. Source: sd_notify(3), sd_watchdog_ena
 
 from __future__ import annotations
 
+import asyncio
 import socket
+from collections.abc import Callable
+from typing import NoReturn
 
 from bookie.config import Supervision
 
@@ -24,7 +27,6 @@ class ServiceManager:
         self._send(f"READY=1\nSTATUS={status}")
 
     def stopping(self) -> None:
-        """The bookie has begun to stop."""
         self._send("STOPPING=1\nSTATUS=stopping")
 
     def alive(self) -> None:
@@ -39,3 +41,10 @@ class ServiceManager:
                 sender.sendto(message.encode(), self._address)
             except OSError:
                 return  # a deaf manager must not stop a bookie; its own timeouts apply
+
+
+async def beat(send: Callable[[], None], *, interval_seconds: float) -> NoReturn:
+    """Call `send` at once and every `interval_seconds`, until cancelled or the loop is stuck."""
+    while True:
+        send()
+        await asyncio.sleep(interval_seconds)

@@ -25,7 +25,6 @@ class FastCounter:
         self.value = 0.0
 
     def inc(self, amount: float = 1) -> None:
-        """Add `amount`."""
         self.value += amount
 
     def describe(self) -> list[Metric]:

@@ -23,10 +23,10 @@ from bookie.cluster.registration import BookieRegistration
 from bookie.cluster.registration_record import Endpoint, Registration
 from bookie.config import GarbageSettings, NodeSettings
 from bookie.config.sections import SessionSettings
+from bookie.daemon.loop import observe_loop_lag
 from bookie.daemon.readiness import Readiness
 from bookie.daemon.registration_updater import show_registration
 from bookie.daemon.session_policy import obey_session_policy
-from bookie.daemon.watchdog import observe_loop_lag
 from bookie.env import DiskUsage, SystemClock, beside
 from bookie.errors import MetadataUnavailableError
 from bookie.ids import BOOKIE_ID_METADATA_KEY, Status

@@ -39,7 +39,6 @@ class BookieProcess:
 
     @property
     def id(self) -> str:
-        """The bookie's id."""
         return self.member.id
 
     @property

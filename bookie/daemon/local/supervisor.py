@@ -28,7 +28,6 @@ class LocalCluster:
     bookies: tuple[BookieProcess, ...]
 
     def bookie(self, bookie_id: str) -> BookieProcess:
-        """The process of one bookie."""
         return next(bookie for bookie in self.bookies if bookie.id == bookie_id)
 
 

@@ -11,7 +11,7 @@ import sys
 
 from bookie.api import connect
 from bookie.daemon.loop import run
-from bookie.daemon.parent import stop_with_parent
+from bookie.daemon.signals import stop_with_parent
 from bookie.errors import BookieError
 
 BATCH_MAX = 40

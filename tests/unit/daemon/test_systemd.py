@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from bookie.config import Supervision
-from bookie.daemon.systemd import ServiceManager
-from bookie.daemon.watchdog import beat, observe_loop_lag
+from bookie.daemon.loop import observe_loop_lag
+from bookie.daemon.systemd import ServiceManager, beat
 
 
 @pytest.fixture(params=["path", "abstract"])

@@ -1,0 +1,180 @@
+"""The sections that clients read: ``[metadata]``, ``[placement]`` and ``[client]``."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, Self
+
+from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_validator
+
+from bookie.config.quantities import Size
+from bookie.config.section import DYNAMIC, Section
+from bookie.ids import BATCH_SIZE_BYTES_MAX
+
+
+class MetadataSettings(Section):
+    """The metadata store that all bookies and clients of a cluster share."""
+
+    own: ClassVar[bool] = True
+
+    uri: str = Field(
+        default="local:///var/lib/bookie/metadata",
+        description="memory://NAME, local:///DIRECTORY (the processes of one machine),"
+        " zk://HOST:PORT,HOST:PORT/SCOPE or etcd://HOST:PORT,HOST:PORT/SCOPE.",
+    )
+    configuration_uri: str = Field(
+        default="",
+        description="A separate store for namespaces and log policies, which several clusters "
+        "may share; empty means the store of uri. It has the same form as uri, and the same "
+        "credentials.",
+    )
+    session_timeout_seconds: float = Field(
+        default=10.0,
+        ge=1,
+        le=300,
+        description="Time for which a silent bookie stays registered; then its session ends.",
+    )
+    tls_ca_file: str = Field(
+        default="",
+        description="The CA certificates (PEM) of the metadata servers. If set, the connections "
+        "to zk:// and etcd:// use TLS.",
+    )
+    tls_certificate_file: str = Field(
+        default="",
+        description="Our own certificate (PEM), for servers that ask for one; needs tls_key_file.",
+    )
+    tls_key_file: str = Field(default="", description="The key (PEM) of our own certificate.")
+    user: str = Field(default="", description="The user name at zk:// and etcd:// servers.")
+    password: SecretStr = Field(
+        default=SecretStr(""),
+        description="The password of that user. Set it in the variable "
+        "BOOKIE_METADATA__PASSWORD rather than here.",
+    )
+    sasl_mechanism: Literal["none", "digest", "digest-md5"] = Field(
+        default="none",
+        description="The way of user and password to ZooKeeper: digest is its own scheme, "
+        "digest-md5 is SASL, none sends neither. etcd has one way of its own.",
+    )
+    access: Literal["open", "user"] = Field(
+        default="open",
+        description="The clients that read and write records on ZooKeeper: open means every "
+        "client of the server, user means that user alone. Use one value for the whole "
+        "cluster. Existing records keep theirs. Nodes that all clusters share below "
+        "/.bookie hold no records: every client may use them, but not delete them. "
+        "In etcd use roles.",
+    )
+
+    @field_validator("uri", "configuration_uri")
+    @classmethod
+    def _no_credentials(cls, value: str, info: ValidationInfo) -> str:
+        if not value and info.field_name == "configuration_uri":
+            return value
+        if "://" not in value:
+            raise ValueError("must look like SCHEME://…, for instance local:///var/lib/bookie")
+        if "@" in value:
+            raise ValueError("must not hold credentials: addresses end up in logs and listings")
+        return value
+
+
+class PlacementSettings(Section):
+    """The choice of bookies for ledgers. Set it for the whole cluster.
+
+    Every client follows the cluster setting. Labels of bookies (`bookie node label`) name racks,
+    zones and regions. Bookies ignore this section.
+    """
+
+    policy: Literal["default", "rack", "zone", "region"] = Field(
+        default="default",
+        description="The label that tells which bookies fail together. default: none, all bookies"
+        " are equal. The copies of each entry are spread over as many as possible.",
+        json_schema_extra=DYNAMIC,
+    )
+    domains_min: int = Field(
+        default=2,
+        ge=1,
+        le=64,
+        description="Racks, zones or regions that the copies of each entry should span at least.",
+        json_schema_extra=DYNAMIC,
+    )
+    ack_domains_min: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="Racks, zones or regions that must have stored an entry before it is"
+        " acknowledged, beside the ack quorum. Appends fail while too few answer.",
+        json_schema_extra=DYNAMIC,
+    )
+    enforce: bool = Field(
+        default=False,
+        description="Refuse new ledgers and replacements whose copies would span fewer domains.",
+        json_schema_extra=DYNAMIC,
+    )
+    weigh_free_space: bool = Field(
+        default=False,
+        description="Choose bookies with more free space more often, up to three times as often as"
+        " the median.",
+        json_schema_extra=DYNAMIC,
+    )
+
+
+class ClientSettings(Section):
+    """Timeouts of a client for one batch, and bounds on what it has in flight for one ledger.
+
+    `connect` in Python, `bookie ledger` and `bookie bench` read it from the file that BOOKIE_CONFIG
+    names, and from BOOKIE_CLIENT__KEY. Bookies ignore it.
+    """
+
+    own: ClassVar[bool] = True
+
+    add_timeout_seconds: float = Field(
+        default=5.0,
+        gt=0,
+        description="Time for a bookie to answer an add before it is replaced. A pause of the "
+        "client's own event loop does not count.",
+    )
+    replace_after_seconds: float = Field(
+        default=3.0,
+        gt=0,
+        description="Time for a bookie whose connection broke to come back before it is replaced. "
+        "If the others are too few to acknowledge, it has only a moment.",
+    )
+    changes_per_minute_max: int = Field(
+        default=20, ge=0, description="Replacements of bookies in one ledger; 0 replaces none."
+    )
+    read_timeout_seconds: float = Field(
+        default=5.0,
+        gt=0,
+        description="Time for a bookie to answer a read before it counts as unknown.",
+    )
+    connect_timeout_seconds: float = Field(
+        default=5.0, gt=0, description="Time to connect to a bookie."
+    )
+    speculative_read_seconds: float = Field(
+        default=2.0, gt=0, description="Silence after which the next replica is asked as well."
+    )
+    in_flight_entries_max: int = Field(
+        default=65536, ge=1, description="Entries of one ledger sent and not yet acknowledged."
+    )
+    in_flight_bytes_max: Size = Field(
+        default=64 * 2**20,
+        ge=2**10,
+        description="Bytes of one ledger sent and not yet acknowledged.",
+    )
+    batch_entries_max: int = Field(
+        default=4096, ge=1, le=65536, description="The most entries in one request."
+    )
+    batch_bytes_max: Size = Field(
+        default=BATCH_SIZE_BYTES_MAX,
+        ge=2**10,
+        le=BATCH_SIZE_BYTES_MAX,
+        description="The most entry bytes in one request of several entries.",
+    )
+    tail_refresh_seconds: float = Field(
+        default=10.0, gt=0, description="Silence after which a tailing reader asks by itself."
+    )
+
+    @model_validator(mode="after")
+    def _relations(self) -> Self:
+        self._at_most("speculative_read_seconds", "read_timeout_seconds")
+        self._at_most("batch_entries_max", "in_flight_entries_max")
+        self._at_most("batch_bytes_max", "in_flight_bytes_max")
+        return self
