@@ -236,7 +236,7 @@ def _stand_in_for_closed() -> None:
 
 
 def _interrupt(*_signal: object) -> None:
-    """A closed terminal is as good as Ctrl-C. Kernel and shell both tell of it."""
+    """Treat a closed terminal as Ctrl-C. Kernel and shell both tell of it."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.raise_signal(signal.SIGINT)
 

@@ -65,7 +65,7 @@ class Cutter:
         return [b"".join(self._rest)] if self._rest_bytes else []
 
     def _keep(self, rest: list[bytes]) -> None:
-        """Keep the beginning of an entry; of one that is too large, no more is read."""
+        """Keep the beginning of an entry; refuse one that is too large."""
         self._rest_bytes = self._rest_bytes + len(rest[-1]) if len(rest) > 1 else len(rest[0])
         self._rest = rest
         if not self._chunk_bytes and self._rest_bytes > ENTRY_SIZE_BYTES_MAX:
@@ -100,7 +100,7 @@ async def entries_in(source: BinaryIO, chunk_bytes: int) -> AsyncGenerator[list[
 
 
 async def _readable(loop: asyncio.AbstractEventLoop, descriptor: int) -> None:
-    """Wait until a pipe or terminal has something, or its end."""
+    """Wait until a pipe or terminal has data, or is at its end."""
     readable: asyncio.Future[None] = loop.create_future()
 
     def wake() -> None:

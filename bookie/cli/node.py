@@ -22,7 +22,7 @@ POLL_SECONDS = 0.3
 MISDIRECTED = 421
 """HTTP status: the answer is another bookie's."""
 UNDELETED_AT_ONCE = 100
-"""So many ledgers fit into one request."""
+"""The most ledgers in one request."""
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 

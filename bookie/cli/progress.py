@@ -1,7 +1,7 @@
 """A progress bar on standard error while something long runs.
 
-Shown only when standard error is a terminal, and this command is in its foreground: logs, pipes and
-what other commands print stay clean, and `rich` stays unloaded.
+It shows only on a terminal that has this command in its foreground. Logs, pipes and the output of
+other commands stay clean, and `rich` stays unloaded.
 """
 
 from __future__ import annotations

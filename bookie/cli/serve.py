@@ -86,7 +86,7 @@ def serve(
 
 
 def _refuse(sentence: str, status: int, bug: Exception | None = None) -> int:
-    """Say why the process ends, as its log is written: a line of JSON, or a sentence."""
+    """Print the reason of the end in the format of the log: a line of JSON, or a sentence."""
     from bookie.cli.app import report
     from bookie.telemetry import event_log, writes_json
 

@@ -66,7 +66,7 @@ def on_cluster(uri: str, work: Callable[[BookKeeper], Awaitable[T]]) -> T:
 def on_configuration(uri: str, work: Callable[[MetadataStore], Awaitable[T]]) -> T:
     """`on_store` with the store of namespaces: ``metadata.configuration_uri``, else `uri`.
 
-    The first namespace makes the former; nothing else does.
+    Only the first namespace creates the former.
     """
     from bookie.config import load_settings
 

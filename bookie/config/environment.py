@@ -2,8 +2,8 @@
 
 A variable ``BOOKIE_SECTION__KEY`` sets a setting; `load` checks those. A name with a single
 underscore is refused if it spells a setting: it would be ignored. All other names that begin with
-``BOOKIE_`` may belong to another program, so they are only told. Kubernetes sets such variables in
-each container, for every service whose name begins with bookie.
+``BOOKIE_`` may belong to another program, so they are only reported. Kubernetes sets such variables
+in each container, for every service whose name begins with bookie.
 """
 
 from __future__ import annotations

@@ -193,7 +193,8 @@ class StorageSettings(Section):
         default=7 * 86400.0,
         ge=0,
         description="The shortest time for which a deleted ledger is remembered, so that a late"
-        " writer is refused. Only time counts in which garbage collection saw that the ledger stays deleted.",
+        " writer is refused. Only time counts in which garbage collection saw that the ledger"
+        " stays deleted.",
     )
     compaction_live_share_minor: float = Field(
         default=0.5,
@@ -233,8 +234,8 @@ class StorageSettings(Section):
     scrub_bytes_per_second: Size = Field(
         default=4 * MIB,
         ge=0,
-        description="The rate at which the scrubber reads all files and the index, again and again, "
-        "to find damage; 0 turns it off.",
+        description="The rate at which the scrubber reads all files and the index, again and "
+        "again, to find damage; 0 turns it off.",
         json_schema_extra=DYNAMIC,
     )
     sync_warn_seconds: float = Field(
@@ -374,8 +375,8 @@ class GarbageSettings(Section):
         default=604800.0,
         gt=0,
         le=1e9,
-        description="The time for which the proof of a deletion stays in the metadata store. A bookie"
-        " that is away for longer gives the space back only after grace_seconds.",
+        description="The time for which the proof of a deletion stays in the metadata store. A"
+        " bookie that is away for longer gives the space back only after grace_seconds.",
         json_schema_extra=DYNAMIC,
     )
 

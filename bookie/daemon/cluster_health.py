@@ -36,7 +36,7 @@ EXAMPLES_MAX = 5
 
 LISTINGS_AT_ONCE = 16
 COPIES_AT_ONCE = 1024
-"""Copies to be listed that are collected, over all bookies."""
+"""Copies, over all bookies, that are collected before they are listed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,7 @@ _GARBAGE_ACTIONS = ("run", "force", "confirm-store", "undelete", "suspend", "res
 
 
 class Administered(Protocol):
-    """A running bookie, as an operator's command meets it."""
+    """A running bookie for the commands of an operator."""
 
     @property
     def read_only(self) -> bool:

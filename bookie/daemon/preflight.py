@@ -100,7 +100,7 @@ def check_machine(
 
 
 def check_python(version: tuple[int, ...], *, optimized: bool) -> Fact:
-    """The interpreter: new enough, and not under ``-O`` (which strips the assertions)."""
+    """Check the interpreter: new enough, and not under ``-O`` (which strips the assertions)."""
     found = f"{platform.python_implementation()} {'.'.join(map(str, version))}"
     if version < PYTHON_MIN:
         wanted = ".".join(map(str, PYTHON_MIN))
@@ -111,7 +111,7 @@ def check_python(version: tuple[int, ...], *, optimized: bool) -> Fact:
 
 
 def check_libraries(names: Sequence[str] = _LIBRARIES) -> Fact:
-    """The versions of the libraries that decide speed and safety."""
+    """Check the versions of the libraries that decide speed and safety."""
     versions: dict[str, str] = {}
     missing: list[str] = []
     for name in names:
@@ -127,7 +127,7 @@ def check_libraries(names: Sequence[str] = _LIBRARIES) -> Fact:
 
 
 def check_directory(name: str, path: Path, *, syncs: int) -> list[Fact]:
-    """One directory: may we write, on which file system, with how much room, how fast to sync."""
+    """Check one directory: permission, file system, free space and the latency of a sync."""
     if not os.access(path, os.W_OK | os.X_OK):
         advice = f"give this user write permission on {path}"
         return [Fact(f"{name} directory", Severity.FAIL, f"{path} is not writable", advice)]
@@ -209,7 +209,7 @@ def check_devices(journal_dir: Path, ledgers_dir: Path) -> Fact:
 
 
 def check_files_limit(limit: int) -> Fact:
-    """The limit of open files (RLIMIT_NOFILE)."""
+    """Check the limit of open files (RLIMIT_NOFILE)."""
     found = "unlimited" if limit == resource.RLIM_INFINITY else str(limit)
     numbers = {"files_max": limit}
     if limit != resource.RLIM_INFINITY and limit < DESCRIPTORS_MIN:
@@ -222,7 +222,7 @@ def check_files_limit(limit: int) -> Fact:
 
 
 def check_monotonic_clock(samples: int = 10_000) -> Fact:
-    """Leases and timeouts stand on a clock that never goes back."""
+    """Check that the clock of leases and timeouts never goes back."""
     previous = time.monotonic()
     for _ in range(samples):
         now = time.monotonic()

@@ -1,8 +1,8 @@
 """Signals as events in the loop, or as log lines that say that they do nothing.
 
-SIGTERM and SIGINT stop. SIGHUP stops what stands in a terminal; a daemon only notes it, as others
-reload or reopen files then. SIGUSR1 and SIGUSR2 are noted. Without a handler these three would kill
-the process without a word.
+SIGTERM and SIGINT stop. SIGHUP stops a program in a terminal. A daemon only logs it, because other
+daemons reload or reopen files then. It logs SIGUSR1 and SIGUSR2, too. Without a handler these three
+would kill the process silently.
 """
 
 from __future__ import annotations

@@ -119,8 +119,8 @@ def writes_json() -> bool:
 def log_uncaught() -> None:
     """Log uncaught exceptions, instead of printing their tracebacks.
 
-    Those of the main thread, of other threads, and of destructors. For the daemon only, after
-    `configure_logging`. A loop tells its own to `logging`.
+    It covers the main thread, other threads and destructors. For the daemon only, after
+    `configure_logging`. A loop reports its own to `logging`.
     """
     log = event_log(__name__)
 
@@ -146,7 +146,7 @@ def set_log_level(level: LogLevel) -> None:
 
 
 class _LineHandler(logging.StreamHandler[TextIO]):
-    """Writes lines; a record that cannot be rendered is a line as well, and no bare traceback."""
+    """Writes lines; a record that cannot be rendered becomes a line, too."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  (the library's name)
         """Name the logger whose record is wrong. If nothing can be written, be silent."""

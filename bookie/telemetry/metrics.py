@@ -49,8 +49,8 @@ ERROR_KINDS = (
 class Metrics:
     """Every metric of one bookie, over its own registry.
 
-    Most attributes are prometheus-client objects and may be used from any thread. What every
-    request writes is a `FastCounter` or a `FastHistogram`; these belong to the event loop's thread.
+    Most attributes are prometheus-client objects and may be used from any thread. Metrics that
+    every request writes are a `FastCounter` or a `FastHistogram`, for the event loop's thread only.
     Names carry the prefix ``bookie_`` and end in their unit. Label values come from closed sets,
     never from ledgers or clients.
     """

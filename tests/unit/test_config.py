@@ -486,7 +486,7 @@ def test_a_wrong_cluster_setting_is_named(cluster: dict[str, str], sentence: str
     ["metadata.uri", "metadata.password", "client.add_timeout_seconds", "listen.advertised_host"],
 )
 def test_what_each_process_has_for_itself_is_no_cluster_setting(name: str) -> None:
-    """Where the cluster is, who asks, and what only clients read."""
+    """The address of the cluster, the credentials, and sections that only clients read."""
     assert f"each process has its own {name}" in cluster_refusal({name: "x"})
 
 

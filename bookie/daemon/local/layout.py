@@ -94,7 +94,7 @@ def load_layout(directory: Path) -> Layout | None:
 
 
 def save_layout(directory: Path, layout: Layout) -> None:
-    """Remember the cluster; replaces what was there at once or not at all."""
+    """Save the layout; an interruption leaves the old one."""
     document = {
         "version": _LAYOUT_VERSION,
         "metadata_uri": layout.metadata_uri,

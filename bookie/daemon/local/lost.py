@@ -1,4 +1,4 @@
-"""Directories of a local cluster that were deleted: a sentence for each, with what to type.
+"""Deleted directories of a local cluster: a sentence for each, with the command to type.
 
 It looks before any bookie starts. A bookie alone knows neither the others nor the URI to type.
 """
@@ -23,7 +23,7 @@ async def refuse_lost_metadata(store: MetadataStore, directory: Path, layout: La
     """Refuse a store without a cluster while bookies hold data of one.
 
     Raises:
-        ConfigurationError: it is so; a new cluster would not know the bookies.
+        ConfigurationError: they do; a new cluster would not know the bookies.
     """
     try:
         await read_instance_id(store)

@@ -74,7 +74,7 @@ class BookieProcess:
             environment: variables on top of this process's own.
 
         Raises:
-            ShuttingDownError: the process ended before it was ready; the message is what it said.
+            ShuttingDownError: the process ended before it was ready; the message is its last line.
             OperationTimeoutError: it is not ready after `READY_SECONDS_MAX`; it was killed.
         """
         assert self.pid is None, f"{self.id} is running"
@@ -127,18 +127,18 @@ class BookieProcess:
             )
 
     async def wait(self) -> int:
-        """Wait until the process has ended; its exit status, or minus the signal."""
+        """Wait for the end of the process; returns its exit status, or minus the signal."""
         assert self._process is not None, f"{self.id} was never started"
         status = await self._process.wait()
         (self.directory / "bookie.pid").unlink(missing_ok=True)
         return status
 
     async def stop(self) -> int:
-        """Ask the bookie to stop, and kill it when it does not; its exit status."""
+        """Ask the bookie to stop, and kill it if it does not; returns its exit status."""
         return await self._end(signal.SIGTERM)
 
     async def kill(self) -> int:
-        """Kill the process without a word (SIGKILL); its exit status."""
+        """Kill the process (SIGKILL); returns its exit status."""
         return await self._end(signal.SIGKILL)
 
     async def _end(self, number: signal.Signals) -> int:

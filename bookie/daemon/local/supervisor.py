@@ -56,7 +56,7 @@ async def local_cluster(
         ConfigurationError: the directory holds another cluster than asked for, or other processes
             cannot see the metadata store. Or the metadata was deleted, and the bookies were not.
         CookieError: the directories of a bookie were deleted; the message says what to type.
-        ShuttingDownError: a bookie did not start; the message is what it said.
+        ShuttingDownError: a bookie did not start; the message is its last line.
     """
     if metadata_uri is not None:
         from bookie.metadata.uri import require_shared
@@ -83,7 +83,7 @@ async def local_cluster(
 async def start_all(
     processes: Sequence[BookieProcess], environment: Mapping[str, str] | None = None
 ) -> None:
-    """Start what does not run, all at once, and wait until every one is ready.
+    """Start all stopped bookies at once, and wait until they are ready.
 
     Raises:
         ShuttingDownError: one did not start; the others may run.
@@ -103,7 +103,7 @@ async def start_all(
 
 
 async def stop_all(processes: Sequence[BookieProcess]) -> None:
-    """Stop what still runs, all at once."""
+    """Stop all running bookies at once."""
     async with asyncio.TaskGroup() as group:
         for process in processes:
             if process.pid is not None:

@@ -1,4 +1,4 @@
-"""What tests of commands share."""
+"""Fixtures for the tests of commands."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class LogCommands:
         return await asyncio.to_thread(self.process.run, command, lines)
 
     async def json(self, words: str, lines: str = "", *, status: int = 0) -> Any:
-        """What a command prints as JSON."""
+        """The JSON that a command prints."""
         found, out, said = await self.run(f"{words} --output json", lines)
         assert found == status, said
         return json.loads(out)

@@ -166,7 +166,7 @@ def test_debug_shows_the_traceback(
 
 @pytest.fixture
 def hangup() -> Iterator[None]:
-    """What SIGHUP does, put back as it was afterwards."""
+    """The effect of SIGHUP, restored afterwards."""
     before = signal.getsignal(signal.SIGHUP)
     yield
     signal.signal(signal.SIGHUP, before)
@@ -285,7 +285,7 @@ def test_a_mistyped_directory_stays_what_it_is(
 
 
 def test_a_closed_standard_stream_is_one_sentence(tmp_path: Path) -> None:
-    """What a command prints cannot be lost in silence; nor may a store's file take its place."""
+    """Output is not lost silently, and no file of a store takes its place."""
     uri = f"local://{tmp_path}/metadata"
     assert app.run(["cluster", "init", "--metadata", uri]) == 0
 

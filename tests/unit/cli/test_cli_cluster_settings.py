@@ -111,7 +111,7 @@ def test_show_says_who_gave_what(
 
 
 def test_check_with_the_clusters_settings(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """What is right only with them, and what is wrong only with them."""
+    """Settings that are valid only with them, and settings that are invalid only with them."""
     own = ["--set", "bookie.id=b1", "--set", "limits.disk_usage_low_watermark=0.97"]
     assert app.run(["config", "check", *own]) == MISUSED
     assert settings("set", "limits.disk_usage_max=0.98") == 0

@@ -124,7 +124,7 @@ def test_check_tells_of_variables_that_do_nothing(
 def test_check_refuses_in_one_sentence(
     text: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What is wrong is named together with the file, with status 2."""
+    """An error names the setting and the file, with status 2."""
     path = tmp_path / "bookie.toml"
     path.write_text(text, encoding="utf-8")
     assert app.run(["config", "check", "--config", str(path)]) == app.EXIT_MISUSED

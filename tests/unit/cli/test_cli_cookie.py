@@ -309,7 +309,7 @@ def test_two_states_are_restored_on_request_only(
 
 
 def settings_file(path: Path, uri: str, journal: Path, ledgers: Path) -> str:
-    """What a bookie is started with."""
+    """The settings with which a bookie is started."""
     file = path / "bookie.toml"
     file.write_text(
         f'[bookie]\nid = "b1"\n[metadata]\nuri = "{uri}"\n'

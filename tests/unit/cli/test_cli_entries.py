@@ -77,7 +77,7 @@ async def test_a_file_comes_in_groups(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 async def test_lines_of_a_pipe_do_not_wait_for_more() -> None:
-    """What a pipe holds is taken at once: whoever types a line sees it appended."""
+    """The content of a pipe is taken at once: a typed line is appended immediately."""
     read_end, write_end = os.pipe()
     with os.fdopen(read_end, "rb") as source:
         async with aclosing(entries_in(source, 0)) as groups:

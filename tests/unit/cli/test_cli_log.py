@@ -26,7 +26,7 @@ async def commands(tmp_path: Path, command_process: CommandProcess) -> AsyncIter
 
 
 async def test_lines_come_back(commands: LogCommands) -> None:
-    """What `append` reads, `read` prints; each append closes the log behind it."""
+    """`read` prints the lines that `append` took; each append closes the log behind it."""
     assert await commands.run("log create orders") == (0, "", "")
     status, _, said = await commands.run("log append orders", "a\nb\n")
     assert (status, said) == (0, "appended 2 records, 2 bytes, at orders#0 0…1\n")

@@ -67,7 +67,7 @@ async def test_mistakes_are_one_sentence(
 
 
 async def test_a_group_shows_members_and_lag(commands: LogCommands) -> None:
-    """Who consumes what, and how far the group is."""
+    """The consumer of each partition, and the progress of the group."""
     assert await commands.run("group list") == (0, "there are no groups\n", "")
     assert (await commands.run("group show workers"))[::2] == (
         1,

@@ -100,7 +100,7 @@ def test_ls_shows_one_level_or_all(uri: str, capsys: pytest.CaptureFixture[str])
 
 
 def test_delete_one_and_all(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """What has children is refused unless all of it is meant."""
+    """A key with children is refused unless all of it is meant."""
     for key in ("/a", "/a/b", "/a/b/c"):
         on(uri, lambda store, key=key: store.put(key, b""))  # type: ignore[misc]
     assert bookie("metadata", "delete", "/a", "--yes") == 1

@@ -25,7 +25,7 @@ def _shown(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, tuple[o
 
 
 def test_a_namespace_from_create_to_delete(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """What is decided where is shown; what is left open comes from above."""
+    """Each value is shown with its level; a value left open comes from the level above."""
     assert bookie("namespace", "list") == 0
     assert "there are no namespaces" in "".join(capsys.readouterr())
     assert bookie("namespace", "create", "orders", "--set", "retention_seconds=60") == 0

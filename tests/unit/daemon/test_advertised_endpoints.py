@@ -1,4 +1,4 @@
-"""Where a bookie says that it is found, from the addresses on which it listens."""
+"""The addresses that a bookie advertises, from those on which it listens."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from bookie.errors import ConfigurationError
 
 
 def forbidden(*_: object) -> tuple[int, int]:
-    """What a filter answers."""
+    """The answer of a filter of system calls."""
     raise PermissionError(1, "Operation not permitted")
 
 

@@ -116,7 +116,7 @@ async def test_garbage_and_compaction_by_command() -> None:
 
 
 async def test_a_store_is_confirmed_and_ledgers_are_kept_by_command() -> None:
-    """What cannot be done is refused with its reason."""
+    """An impossible action is refused with its reason."""
     administration, reclaiming = Administration("b1"), _Reclaiming()
     administration.bookie, administration.reclaiming = _Bookie(), reclaiming
     async with (

@@ -50,7 +50,7 @@ class Life:
 
 @pytest.fixture(autouse=True)
 def _logging() -> Iterator[None]:
-    """What a life does to the log of the process is taken back."""
+    """Changes to the log of the process are undone afterwards."""
     root = logging.getLogger()
     handlers, level = root.handlers, root.level
     yield
@@ -89,7 +89,7 @@ def test_one_that_is_not_dynamic_waits_for_a_restart() -> None:
 
 
 def test_the_bookie_itself_has_the_last_word() -> None:
-    """What its file, variables or flags say stays, and the log says who overrides the cluster."""
+    """Values of its file, variables or flags stay, and the log names the overridden settings."""
     life = Life(storage__scrub_bytes_per_second="7MiB")
     assert life.take(storage__scrub_bytes_per_second="1MiB") == [("setting_overridden", RATE)]
     assert life.lines()[0]["by"] == f"flag {RATE}"

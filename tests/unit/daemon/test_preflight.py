@@ -61,7 +61,7 @@ def test_mount_points_may_have_any_name(name: str) -> None:
 
 
 def test_doctor_of_a_directory_with_any_name(tmp_path: Path) -> None:
-    """What cannot be printed is printed escaped, also on a terminal without umlauts."""
+    """Unprintable text is printed escaped, also on a terminal without umlauts."""
     directory = os.fsencode(tmp_path) + b"/\xff"
     os.mkdir(directory)
     done = subprocess.run(

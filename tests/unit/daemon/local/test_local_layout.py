@@ -1,4 +1,4 @@
-"""What a local cluster remembers, and the configuration it gives each bookie."""
+"""The layout of a local cluster, and the configuration of each bookie."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who watches the processes of a local cluster: a bookie that dies while it starts."""
+"""The watch over the processes of a local cluster: a bookie that dies while it starts."""
 
 from __future__ import annotations
 
