@@ -71,24 +71,11 @@ def local(
     """
     import asyncio
 
-    asyncio.run(
-        _run(
-            data.absolute(),
-            bookies=bookies,
-            metadata=metadata,
-            base_port=base_port,
-            restart=restart,
-        )
-    )
+    asyncio.run(_run(data.absolute(), bookies, metadata, base_port, restart))
 
 
 async def _run(
-    data: Path,
-    *,
-    bookies: int | None,
-    metadata: str | None,
-    base_port: int | None,
-    restart: bool,
+    data: Path, bookies: int | None, metadata: str | None, base_port: int | None, restart: bool
 ) -> None:
     from bookie.daemon.local.supervisor import local_cluster
     from bookie.daemon.signals import USER_SIGNALS, ignore, noting, until_signal

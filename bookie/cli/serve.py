@@ -43,10 +43,10 @@ def serve(
     than [session] allows. Status 74 means a failed disk, 78 a wrong setting.
     """
     from bookie.config import find_log_format, silence_grpc
-    from bookie.daemon.signals import NOTED_SIGNALS, ignore
+    from bookie.daemon import signals
     from bookie.telemetry import configure_logging, log_uncaught, writes_json
 
-    ignore(*NOTED_SIGNALS)
+    signals.ignore(*signals.NOTED_SIGNALS)
     given = parse_overrides(overrides, metadata)
     configure_logging("info", find_log_format(config, given))
     log_uncaught()
@@ -55,9 +55,7 @@ def serve(
         sentence = "python -O removes the checks that protect data; start without it"
         return _refuse(sentence, EXIT_MISCONFIGURED)
     if stop_with_parent:
-        from bookie.daemon.signals import stop_with_parent as arrange
-
-        arrange()
+        signals.stop_with_parent()
     # Imported objects live as long as the process. Collecting while they are made takes a seventh
     # of the time of a start. `run` turns the collector on again.
     gc.disable()
