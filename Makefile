@@ -28,7 +28,7 @@ unexport PYTHONDONTWRITEBYTECODE
 SHARED = -n $(TEST_PROCESSES) --dist loadgroup --max-worker-restart=0
 
 .PHONY: help setup docs-setup spark-setup run demo spark-demo docker test-core model zookeeper test test-day java \
-	test-night test-system test-installed test-image sim fault spark interop soak soak-system bench lint types imports docs \
+	test-night test-system test-installed test-image sim walk fault spark interop soak soak-system bench lint types imports docs \
 	check format news release proto proto-check lock clean
 
 help: ## list the verbs
@@ -137,6 +137,9 @@ else ifdef SEED
 else
 	$(PYTEST) tests/sim tests/cluster_sim
 endif
+
+walk: $(VENV)/.test ## the files and functions that an append, a read, a takeover and a session enter, in order
+	@$(BIN)/python -m tests.walks
 
 fault: $(VENV)/.test ## real processes, killed and stopped
 	$(PYTEST) tests/fault

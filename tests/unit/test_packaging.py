@@ -256,6 +256,7 @@ def test_every_verb_that_documents_name_is_run() -> None:
     assert {"test-core", "test-day"} <= gate
     assert "test-night" in nightly[1].split()
     typed = {"run", "release"}  # tests/installed: test_readme_typed.py, test_make_release.py
+    typed |= {"walk"}  # tests/walks/test_walks.py
     typed |= set(
         re.findall(r"^make --no-print-directory (\w+)", text("tests/image/check.sh"), re.MULTILINE)
     )
