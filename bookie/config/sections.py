@@ -366,9 +366,9 @@ class GarbageSettings(Section):
         default=0.2,
         ge=0,
         le=1,
-        description="If more than this share of the ledgers here, and more than one, is missing "
-        "without proof, the bookie keeps all of them until an operator forces the "
-        "deletion.",
+        description="The share of the ledgers here that may be missing without proof. If more are "
+        "missing, and more than one, the bookie keeps all of them until an operator "
+        "forces the deletion.",
         json_schema_extra=DYNAMIC,
     )
     proof_seconds: float = Field(
