@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 
 from bookie.errors import FormatError
+from bookie.node.engine.durable_values import DurableValues
 from bookie.node.engine.format.index_rows import ledger_key, parse_ledger_key
-from bookie.node.engine.notes import Notes
 from bookie.node.garbage_notes import Absence, decode_absence, encode_absence
 
 NOTES_AT_ONCE = 1000
@@ -23,7 +23,7 @@ NOTES_AT_ONCE = 1000
 class Absences:
     """The absent ledgers, longest absent first."""
 
-    def __init__(self, notes: Notes) -> None:
+    def __init__(self, notes: DurableValues) -> None:
         self._notes = notes
         self._of: dict[int, Absence] = {}
         self._changed: set[int] = set()

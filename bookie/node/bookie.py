@@ -29,8 +29,9 @@ from bookie.node.budget import ByteBudget
 from bookie.node.engine.admission import UNAUTHORIZED
 from bookie.node.engine.engine import Engine
 from bookie.node.engine.ledger_state import LocalLedger
+from bookie.node.engine.reader import IdRanges
 from bookie.node.lac_watch import LacCallback, LacWatches, lac_state
-from bookie.node.reads import EntryReads, IdRanges, problem_of
+from bookie.node.reads import EntryReads, problem_of
 from bookie.telemetry import Metrics, event_log
 from bookie.wire.commands import (
     AddCommand,
@@ -81,6 +82,7 @@ class Bookie:
         """Renewed before this start if the bookie may have lost what it acknowledged."""
         self._version = version
         self._engine = engine
+        self._clock = engine.clock
         self.settings = settings
         """May be replaced at any time. Only dynamic settings of the new one take effect."""
         self._metrics = metrics
@@ -99,16 +101,16 @@ class Bookie:
 
     @property
     def read_only(self) -> bool:
-        """Whether new entries are refused; recovery adds and fences are not."""
-        return bool(self._engine.admission.read_only_reasons)
+        """True if new entries are refused; recovery adds and fences are not."""
+        return bool(self._engine.read_only_reasons)
 
     def read_only_reasons(self) -> list[str]:
-        """Why new entries are refused; empty when they are not."""
-        return sorted(self._engine.admission.read_only_reasons)
+        """The reasons to refuse new entries; empty if there are none."""
+        return sorted(self._engine.read_only_reasons)
 
     def set_read_only(self, reason: str, *, read_only: bool) -> None:
         """Refuse new entries for `reason` from now on, or drop that reason."""
-        reasons = self._engine.admission.read_only_reasons
+        reasons = self._engine.read_only_reasons
         if (reason in reasons) == read_only:
             return
         if read_only:
@@ -122,7 +124,7 @@ class Bookie:
         self._closing = True
 
     async def info(self) -> Info:
-        """The bookie as it describes itself."""
+        """The bookie's description of itself."""
         usage = self._usage()
         return Info(
             bookie_id=self.bookie_id,
@@ -133,13 +135,13 @@ class Bookie:
             free_bytes=usage.free_bytes,
             ledgers=await self._engine.ledger_count(),
             incarnation=self.incarnation,
-            now_ms=self._engine.clock.now_ms(),
+            now_ms=self._clock.now_ms(),
         )
 
     # --- adds ----------------------------------------------------------------------------
 
     def try_admit_add(self, size: int) -> bool:
-        """Whether `size` bytes of adds may be in flight now; `add` gives them back."""
+        """Take `size` bytes for an add in flight, if they are free now; `add` gives them back."""
         return not self._engine.holds_adds_back and self._adds_in_flight.try_take(size)
 
     async def admit_add(self, size: int) -> None:
@@ -174,7 +176,7 @@ class Bookie:
         """
         if command.recovery or command.batch is None:
             return self.add(command, admitted)
-        state = self._engine.states.get(command.ledger_id)
+        state = self._engine.known(command.ledger_id)
         if state is not None and not state.limbo:
             return self.add(command, admitted)
         outcome: Outcome[Reply] = Outcome()
@@ -208,7 +210,7 @@ class Bookie:
             return Outcome.of(problem)
         if self._closing:
             return Outcome.of(_SHUTTING_DOWN)
-        state = self._engine.states.get(command.ledger_id)
+        state = self._engine.known(command.ledger_id)
         if state is None or self._must_compare(state, command):
             outcome: Outcome[Reply] = Outcome()
             self._spawn(self._add_after_load(command, max_lac, outcome))
@@ -221,17 +223,17 @@ class Bookie:
 
     def _add_to(self, state: LocalLedger, command: AddCommand, max_lac: int) -> Outcome[Reply]:
         """The synchronous section: refuse, or accept into cache and journal."""
-        admission = self._engine.admission
+        engine = self._engine
         batch = command.batch
-        refusal = admission.refusal(state, command.master_key, recovery=command.recovery)
+        refusal = engine.refusal(state, command.master_key, recovery=command.recovery)
         if refusal is not None and not (batch is None and refusal.status is Status.READ_ONLY):
             return Outcome.of(refusal)
         lac_before = state.max_lac
         if batch is None:
-            admission.publish_lac(state, command.lac_packet, command.master_key)
+            engine.publish_lac(state, command.lac_packet, command.master_key)
             self._notify(state, lac_before)
             return Outcome.of(Reply(Status.OK))
-        waiter = admission.add(state, command, max_lac)
+        waiter = engine.add(state, command, max_lac)
         metrics = self._metrics
         metrics.entries_added_total.inc(len(batch.sizes))
         metrics.bytes_added_total.inc(len(batch.payload))
@@ -260,12 +262,12 @@ class Bookie:
         outcome.settle(reply)
 
     async def _add_over(self, state: LocalLedger, command: AddCommand, max_lac: int) -> Reply:
-        refusal = self._engine.admission.refusal(state, command.master_key, recovery=False)
+        refusal = self._engine.refusal(state, command.master_key, recovery=False)
         if refusal is not None:
             return refusal
         lac_before = state.max_lac
         try:
-            reply = await self._engine.duplicates.add(state, command, max_lac)
+            reply = await self._engine.add_over_stored(state, command, max_lac)
         except CorruptionError as error:
             return Reply(Status.IO_ERROR, str(error))
         self._notify(state, lac_before)
@@ -277,7 +279,7 @@ class Bookie:
             return Reply(Status.BAD_REQUEST, f"ledger id {ledger_id} is out of range")
         if self._closing:
             return _SHUTTING_DOWN
-        return await self._engine.admission.force()
+        return await self._engine.force()
 
     # --- fences and LAC --------------------------------------------------------------------
 
@@ -344,7 +346,7 @@ class Bookie:
             return None, Reply(Status.BAD_REQUEST, f"ledger id {ledger_id} or key out of range")
         if self._closing:
             return None, _SHUTTING_DOWN
-        state = self._engine.states.get(ledger_id)
+        state = self._engine.known(ledger_id)
         if state is None:
             try:
                 state = await self._engine.load(ledger_id)
@@ -361,10 +363,10 @@ class Bookie:
             return None, refusal
         if state.deleted:
             # Adds to a deleted ledger are refused already; make that durable, too.
-            outcome = await self._engine.admission.force()
+            outcome = await self._engine.force()
             return state, None if outcome.status is Status.OK else outcome
         was_fenced = state.fenced
-        fencing = self._engine.admission.fence(state, key)
+        fencing = self._engine.fence(state, key)
         if not was_fenced:
             # At once, because for watchers it is a hint, and the caller may be gone later.
             self.watches.notify(state)
@@ -379,25 +381,25 @@ class Bookie:
 
     def try_read(self, command: ReadCommand) -> ReadReply | None:
         """The result of `read`, if it is one entry and available at once; else None."""
-        state = self._engine.states.get(command.ledger_id)
+        state = self._engine.known(command.ledger_id)
         if state is None or self._closing or command.fence:
             return None
         if command.master_key and not state.accepts_key(command.master_key):
             return None
-        began = self._engine.clock.monotonic()
+        began = self._clock.monotonic()
         reply = self._reads.try_read(state, command)
         if reply is not None:
-            self._metrics.read_seconds.observe(self._engine.clock.monotonic() - began)
+            self._metrics.read_seconds.observe(self._clock.monotonic() - began)
             self._count_read(reply)
         return reply
 
     async def read(self, command: ReadCommand) -> ReadReply:
         """Read entries, and first fence the ledger if asked to; rpc limits bytes in flight."""
-        began = self._engine.clock.monotonic()
+        began = self._clock.monotonic()
         try:
             reply = await self._read(command)
         finally:
-            self._metrics.read_seconds.observe(self._engine.clock.monotonic() - began)
+            self._metrics.read_seconds.observe(self._clock.monotonic() - began)
         self._count_read(reply)
         return reply
 

@@ -22,8 +22,8 @@ from contextlib import suppress
 
 from bookie.errors import DiskFullError
 from bookie.ids import MAX_ID, NO_ENTRY
+from bookie.node.engine.durable_values import DurableValues
 from bookie.node.engine.engine import Engine
-from bookie.node.engine.notes import Notes
 
 _NAME = b"period"
 _PERIOD = struct.Struct("<dI")
@@ -39,7 +39,7 @@ ROWS_AT_ONCE = 1000
 class Forgetting:
     """The period, and the position in its rows."""
 
-    def __init__(self, engine: Engine, notes: Notes) -> None:
+    def __init__(self, engine: Engine, notes: DurableValues) -> None:
         self._engine = engine
         self._notes = notes
         self._since: float | None = None
@@ -92,6 +92,6 @@ class Forgetting:
         return gone
 
     async def _begin(self, observed_seconds: float) -> None:
-        newest = self._engine.admission.journal_file
+        newest = self._engine.newest_journal
         await self._notes.write({_NAME: _PERIOD.pack(observed_seconds, newest)})
         self._since, self._before_file, self._after = observed_seconds, newest, NO_ENTRY

@@ -42,7 +42,6 @@ from bookie.ids import MAX_ID, NO_ENTRY, Status
 from bookie.ledger.catalog.ledgers import LedgerManager
 from bookie.node.absences import Absences
 from bookie.node.engine.engine import Engine
-from bookie.node.engine.notes import Notes
 from bookie.node.forgetting import Forgetting
 from bookie.node.garbage_notes import Absence
 from bookie.node.garbage_status import GarbageReport, GarbageStatus, RoundOutcome
@@ -97,9 +96,9 @@ class GarbageCollector:
         self._metrics = metrics
         self._interval = Pause()
         self._forced_rounds = 0
-        self._memory = StoreMemory(Notes(engine.integrity, b"garbage/"))
-        self._absences = Absences(Notes(engine.integrity, b"absent/"))
-        self._forgetting = Forgetting(engine, Notes(engine.integrity, b"forget/"))
+        self._memory = StoreMemory(engine.durable_values(b"garbage/"))
+        self._absences = Absences(engine.durable_values(b"absent/"))
+        self._forgetting = Forgetting(engine, engine.durable_values(b"forget/"))
         self._is_loaded = False
         self._loading = asyncio.Lock()
         self._complete_at: float | None = None
@@ -141,15 +140,15 @@ class GarbageCollector:
     def suspend(self, *, suspended: bool) -> None:
         """Stop rounds and compactions, or resume them."""
         if self.suspended != suspended:
-            self.suspended = self._engine.compactor.suspended = suspended
+            self.suspended = suspended
+            self._engine.suspend_compaction(suspended=suspended)
             _log.info("reclaiming_changed", suspended=suspended)
             if not suspended:
-                self._engine.compactor.wake()
                 self.wake()
 
     def status(self) -> GarbageStatus:
         """The status for an operator."""
-        last, compactor = self.last, self._engine.compactor
+        last, compaction = self.last, self._engine.compaction_status()
         first = self._absences.first()
         will_go = first is not None and not self.stopped and not self.suspended
         at_ms = self._clock.now_ms() + int(1000 * self._seconds_to_first()) if will_go else None
@@ -162,15 +161,15 @@ class GarbageCollector:
             garbage_waiting_since_ms=None if first is None else first.since_ms,
             garbage_first_deletion_at_ms=at_ms,
             garbage_deleted_ledgers=self._deleted,
-            compacting=compactor.running,
-            compacted_files=compactor.files,
-            moved_bytes=compactor.moved_bytes,
-            kept_files=len(compactor.kept),
+            compacting=compaction.running,
+            compacted_files=compaction.files,
+            moved_bytes=compaction.moved_bytes,
+            kept_files=compaction.kept_files,
         )
 
     def compact(self) -> None:
         """Have every file with garbage compacted soon."""
-        self._engine.compactor.wake(force=True)
+        self._engine.compact(force=True)
 
     def wake(self, *, force: bool = False) -> None:
         """Make the next round now; a forced one deletes all absent ledgers, without their grace.
@@ -463,7 +462,7 @@ class GarbageCollector:
             for ledger_id in gone[start : start + DELETIONS_AT_ONCE]:
                 state = await self._engine.load(ledger_id)
                 if not state.deleted and may_go(ledger_id):
-                    waiters.append(self._engine.admission.delete(state, self._clock.now_ms()))
+                    waiters.append(self._engine.delete(state, self._clock.now_ms()))
                     self._absences.drop([ledger_id])
             for waiter in waiters:
                 reply = await waiter
@@ -473,7 +472,7 @@ class GarbageCollector:
                 self._deleted += 1
                 self._metrics.garbage_ledgers_total.inc()
         # Free their pages and files now, before the next checkpoint.
-        self._engine.compactor.wake()
+        self._engine.compact()
         self.on_deletions()
         return deleted
 

@@ -163,7 +163,7 @@ class IntegrityCheck:
         """The result of the last finished check; None before the first."""
         self.unfinished = "no check was made since the start"
         """Why there is no current result; empty once a check has finished."""
-        metrics.limbo_ledgers.set_function(lambda: engine.admission.limbo.ledgers)
+        metrics.limbo_ledgers.set_function(lambda: engine.ledgers_in_limbo)
         metrics.integrity_check_age_seconds.set_function(
             lambda: environment.clock.monotonic() - self._finished_at
         )
@@ -223,7 +223,7 @@ class IntegrityCheck:
         lack nothing more, a check is made at once.
         """
         with suppress(CorruptionError):
-            await self._engine.admission.limbo.count(self._engine.ledgers)
+            await self._engine.count_limbo()
         now = asyncio.get_running_loop().time
         last, longer, share = now(), 1.0, self._random_share()
         is_first, has_failed = True, False
@@ -342,16 +342,15 @@ class IntegrityCheck:
         await self._ledgers.require_instance(self._instance_id)
         await self._release_others(found)
         report = found.report
-        damage = self._engine.scrubber.findings
-        whole = not (report.waiting or report.incomplete or damage)
+        whole = not (report.waiting or report.incomplete or self._engine.has_damage)
         if not whole:
             await self._doubt()
         elif report.damaged_metadata:
             # Nobody knows whose these are. They begin no doubt, and a doubt outlasts them.
             whole = False
-        elif self._engine.integrity.value == INTEGRITY_IN_LIMBO:
-            await self._end_doubt(lambda: self._engine.integrity.set(INTEGRITY_SOUND))
-            if self._engine.scrubber.findings:
+        elif self._engine.verdict == INTEGRITY_IN_LIMBO:
+            await self._end_doubt(lambda: self._engine.set_verdict(INTEGRITY_SOUND))
+            if self._engine.has_damage:
                 # The scrubber found them meanwhile, while the doubt was still recorded.
                 await self._doubt()
         self.report = replace(report, whole=whole and not self.needed)
@@ -401,7 +400,7 @@ class IntegrityCheck:
     @property
     def _is_urgent(self) -> bool:
         """Whether a check should hurry: it may release ledgers, or an operator waits."""
-        return self._asked or self._engine.admission.limbo.ledgers > 0
+        return self._asked or self._engine.ledgers_in_limbo > 0
 
     def _rest_of_a_listing(self) -> float:
         return LEDGERS_AT_ONCE / self._settings.integrity_check_ledgers_per_second
@@ -416,8 +415,8 @@ class IntegrityCheck:
 
     async def _doubt(self) -> None:
         """Record the doubt durably, so that checks continue."""
-        if self._engine.integrity.value == INTEGRITY_SOUND:
-            await self._engine.integrity.set(INTEGRITY_IN_LIMBO)
+        if self._engine.verdict == INTEGRITY_SOUND:
+            await self._engine.set_verdict(INTEGRITY_IN_LIMBO)
 
     async def _look_at(
         self, metadata: LedgerMetadata, found: _Progress, *, is_deep: bool, is_final: bool = False
@@ -495,7 +494,7 @@ class IntegrityCheck:
             found.count(f"ledger {ledger_id} is not closed", waiting=1)
         elif state.limbo:
             # The fence may be lost, and until now limbo kept unnamed writers out.
-            await self._wait_for(state, self._engine.admission.fence(state, metadata.password_key))
+            await self._wait_for(state, self._engine.fence(state, metadata.password_key))
             await self._set_limbo(state, in_limbo=False)
             found.count(released=1)
 
@@ -504,7 +503,7 @@ class IntegrityCheck:
 
         Damage and a deletion here may have taken them.
         """
-        return state.deleted or bool(self._engine.scrubber.findings)
+        return state.deleted or self._engine.has_damage
 
     async def _unreadable(self, state: LocalLedger, metadata: LedgerMetadata) -> Missing:
         """Read all entries that should be here and verify their digests."""
@@ -570,8 +569,8 @@ class IntegrityCheck:
             await self._set_limbo(await self._engine.load(ledger_id), in_limbo=False)
 
     async def _set_limbo(self, state: LocalLedger, *, in_limbo: bool) -> None:
-        admission = self._engine.admission
-        await self._wait_for(state, admission.set_limbo(state, in_limbo=in_limbo, fence=False))
+        waiter = self._engine.set_limbo(state, in_limbo=in_limbo, fence=False)
+        await self._wait_for(state, waiter)
 
     async def _wait_for(self, state: LocalLedger, waiter: Waiter) -> None:
         outcome = await waiter

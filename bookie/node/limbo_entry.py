@@ -52,15 +52,15 @@ async def put_ledgers_in_limbo(engine: Engine, ledgers: LedgerManager, bookie_id
             raise engine.index_is_damaged(error) from error
         if state.limbo:
             continue
-        waiters.append(engine.admission.set_limbo(state, in_limbo=True, fence=False))
+        waiters.append(engine.set_limbo(state, in_limbo=True, fence=False))
         if len(waiters) >= WAITERS_MAX:
             await _durable(waiters)
     await _durable(waiters)
     if named:
-        await engine.integrity.set(INTEGRITY_IN_LIMBO)
+        await engine.set_verdict(INTEGRITY_IN_LIMBO)
         _log.warning("limbo", ledgers=named, reason="this bookie may have lost data")
     else:
-        await engine.integrity.set(INTEGRITY_SOUND)
+        await engine.set_verdict(INTEGRITY_SOUND)
     return named
 
 

@@ -8,9 +8,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-import numpy as np
-import numpy.typing as npt
-
 from bookie.config import NodeSettings
 from bookie.entry.digest import KEY_TAG_BYTES
 from bookie.errors import BadRequestError, NoSuchLedgerError
@@ -18,14 +15,13 @@ from bookie.ids import MAX_ID, NO_ENTRY, Status
 from bookie.ledger.quorum import EVERY_ID, Stripe
 from bookie.node.engine.engine import Engine
 from bookie.node.engine.ledger_state import LocalLedger
-from bookie.node.engine.reader import ReadResult
-from bookie.telemetry import event_log
+from bookie.node.engine.reader import IdRanges, ReadResult
 from bookie.wire.commands import LacReply, LedgerRow, ReadCommand, ReadReply
 
-_log = event_log(__name__)
-
-IdRanges = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 LEDGERS_PER_PAGE = 1000
+
+_UNKNOWN = Status.UNKNOWN_LEDGER_STATE, "this bookie may have lost entries of the ledger"
+"""Said in limbo instead of a negative answer."""
 
 
 class EntryReads:
@@ -55,7 +51,7 @@ class EntryReads:
             wanted = _first_wanted(command)
             return _negative_read(state, Status.NO_SUCH_LEDGER, "no such ledger", wanted)
         if first == NO_ENTRY:
-            result = await self._last_entry(state)
+            result = await self._engine.read_last(state)
             # In limbo the last entry is unknown.
             if result is None or state.limbo:
                 return _negative_read(
@@ -63,7 +59,8 @@ class EntryReads:
                 )
             return _reply(state, result)
         if first == last and not command.stripe_modulus:
-            result = await self._read_one(state, first)
+            found = self._engine.read_one(state, first)
+            result = found if isinstance(found, ReadResult) else await found
         else:
             entries_max, bytes_max = self._settings.read_entries_max, self._settings.read_bytes_max
             result = await self._engine.read(
@@ -77,24 +74,11 @@ class EntryReads:
         return _reply(state, result)
 
     async def read_lac(self, state: LocalLedger) -> LacReply:
-        """What this bookie knows about the end of the ledger."""
-        if state.deleted or not state.exists:
-            status, message = _denial(state, Status.NO_SUCH_LEDGER, "no such ledger")
-            return LacReply(status, message, max_lac=state.max_lac, fenced=state.fenced)
-        last_entry = b""
-        result = await self._last_entry(state)
-        if result is not None:
-            if result.batch is None:
-                message = result.message or "the last entry cannot be read"
-                return LacReply(
-                    Status.IO_ERROR, message, max_lac=state.max_lac, fenced=state.fenced
-                )
-            last_entry = bytes(result.batch.payload)
-        if state.limbo:
-            # Acknowledged entries may be missing here.
-            status, message = _denial(state, Status.UNKNOWN_LEDGER_STATE, "")
-            return LacReply(status, message, max_lac=state.max_lac, fenced=state.fenced)
-        return LacReply(Status.OK, "", last_entry, state.lac_packet, state.max_lac, state.fenced)
+        """Where the ledger may end; unknown in limbo, because acknowledged entries may be lost."""
+        reply = await self._engine.read_lac(state)
+        if state.limbo and reply.status is not Status.IO_ERROR:
+            return LacReply(*_UNKNOWN, max_lac=reply.max_lac, fenced=reply.fenced)
+        return reply
 
     async def entries(self, state: LocalLedger, first: int, last: int) -> AsyncIterator[IdRanges]:
         """Ranges of stored ids; `last` -1 means to the end.
@@ -135,37 +119,6 @@ class EntryReads:
             if after == MAX_ID:
                 return
 
-    async def _last_entry(self, state: LocalLedger) -> ReadResult | None:
-        """The stored entry with the highest id, or why it is unreadable; None in an empty ledger.
-
-        The state's bound may be higher: the journal may have refused an add, or a crash may have
-        lost entries that a row of the index counts.
-        """
-        last = state.last_entry_id
-        if last == NO_ENTRY:
-            return None
-        result = await self._read_one(state, last)
-        if result.batch is not None or result.stopped_by is not Status.NO_SUCH_ENTRY:
-            return result
-        last = await self._find_last(state)
-        _log.warning("last_entry_not_stored", ledger_id=state.ledger_id, stored=last)
-        return None if last == NO_ENTRY else await self._read_one(state, last)
-
-    async def _read_one(self, state: LocalLedger, entry_id: int) -> ReadResult:
-        found = self._engine.read_one(state, entry_id)
-        return found if isinstance(found, ReadResult) else await found
-
-    async def _find_last(self, state: LocalLedger) -> int:
-        """The highest id of the listing, which becomes the state's bound."""
-        before = state.last_entry_id, state.comparisons
-        highest = NO_ENTRY
-        async for _, lasts in self._engine.entry_ranges(state, 0, MAX_ID):
-            highest = int(lasts[-1])
-        # An entry that was added meanwhile must stay inside the bounds.
-        if before == (state.last_entry_id, state.comparisons):
-            state.last_entry_id = highest
-        return highest
-
 
 def _reply(state: LocalLedger, result: ReadResult) -> ReadReply:
     following = min(result.next_entry_id, MAX_ID)
@@ -180,15 +133,9 @@ def _reply(state: LocalLedger, result: ReadResult) -> ReadReply:
 
 
 def _negative_read(state: LocalLedger, status: Status, message: str, following: int) -> ReadReply:
-    status, message = _denial(state, status, message)
-    return ReadReply(status, message, None, following, status, state.max_lac)
-
-
-def _denial(state: LocalLedger, status: Status, message: str) -> tuple[Status, str]:
-    """A negative answer, or in limbo that the answer is unknown."""
     if state.limbo:
-        return Status.UNKNOWN_LEDGER_STATE, "this bookie may have lost entries of the ledger"
-    return status, message
+        status, message = _UNKNOWN
+    return ReadReply(status, message, None, following, status, state.max_lac)
 
 
 def problem_of(command: ReadCommand) -> str:

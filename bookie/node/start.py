@@ -62,12 +62,10 @@ class StartedBookie:
 
         Each part has its section as an attribute `settings`, and reads it in each round.
         """
-        for part in (self.engine.scrubber, self.engine.compactor):
-            if part.settings != storage:
-                part.settings = storage
-        for part_of_node in (self.bookie, self.check, self.watch):
-            if part_of_node.settings != limits:
-                part_of_node.settings = limits
+        self.engine.apply(storage)
+        for part in (self.bookie, self.check, self.watch):
+            if part.settings != limits:
+                part.settings = limits
         if self.garbage.settings != garbage:
             self.garbage.settings = garbage
 
@@ -132,16 +130,16 @@ async def _settle_doubts(
         await collector.doubt_store(found.store_went_back)
     if found.older:
         _log.error("older_state", reason=found.older)
-    if not (found.older or _is_suspect(engine.integrity.value, own)):
+    if not (found.older or _is_suspect(engine.verdict, own)):
         # A store that went back may have an old incarnation.
         await own.advance(renew=bool(found.store_went_back))
         return
     try:
-        await engine.integrity.set(INTEGRITY_SUSPECT)
+        await engine.set_verdict(INTEGRITY_SUSPECT)
     except DiskFullError:
         # A doubt must be durable even on a full device.
         directories.release_reserve()
-        await engine.integrity.set(INTEGRITY_SUSPECT)
+        await engine.set_verdict(INTEGRITY_SUSPECT)
     await own.advance(renew=True, is_in_doubt=True)
     _log.info("incarnation_renewed", incarnation=own.incarnation)
     if not await put_ledgers_in_limbo(engine, ledgers, bookie_id):
@@ -223,7 +221,7 @@ async def start_bookie(
                     watch.run(),
                     collector.run(),
                     check.run(),
-                    engine.scrubber.run(),
+                    engine.scrub(),
                     own.keep(
                         lambda: engine.needs_integrity_check,
                         lambda: metrics.journal_bytes_total.value,

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from bookie.errors import FormatError
 from bookie.ledger.catalog.store_marks import StoreMarks
-from bookie.node.engine.notes import Notes
+from bookie.node.engine.durable_values import DurableValues
 from bookie.node.garbage_notes import GarbageMemory, decode_memory, encode_memory
 
 _NAME = b"memory"
@@ -23,7 +23,7 @@ OBSERVED_SECONDS_UNSAVED_MAX = 60.0
 class StoreMemory:
     """The memory, and the note that stores it."""
 
-    def __init__(self, notes: Notes) -> None:
+    def __init__(self, notes: DurableValues) -> None:
         self._notes = notes
         self._saved = self.now = GarbageMemory()
 

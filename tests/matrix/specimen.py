@@ -204,7 +204,7 @@ class Author:
         self.truth.fenced.add(100)
         await self._fill(GONE)
         state = await engine.load(GONE)
-        await engine.admission.delete(state, self._machine.clock.now_ms())
+        await engine.delete(state, self._machine.clock.now_ms())
         del self.truth.entries[GONE]
         self.truth.deleted.add(GONE)
         await engine.checkpoint()
@@ -284,17 +284,17 @@ class Author:
                 assert (await self._one.bookie.force(ledger_id)).status is Status.OK
                 truth.lacs[ledger_id] = 1
             case "deleted":
-                await engine.admission.delete(state, self._machine.clock.now_ms())
+                await engine.delete(state, self._machine.clock.now_ms())
                 truth.deleted.add(ledger_id)
             case "limbo unfenced":
-                await engine.admission.set_limbo(state, in_limbo=True, fence=False)
+                await engine.set_limbo(state, in_limbo=True, fence=False)
                 truth.limbo.add(ledger_id)
             case _:
-                await engine.admission.set_limbo(state, in_limbo=True)
+                await engine.set_limbo(state, in_limbo=True)
                 truth.fenced.add(ledger_id)
                 truth.limbo.add(ledger_id)
                 if kind == "unlimbo":
-                    await engine.admission.set_limbo(state, in_limbo=False)
+                    await engine.set_limbo(state, in_limbo=False)
                     truth.limbo.discard(ledger_id)
 
     async def _add(
@@ -317,7 +317,7 @@ class Author:
         """Empty blocks; several where random damage should not reach all of them."""
         for _ in range(blocks):
             self._one.engine._queue.submit(JournalRequest(RequestKind.MARKER, lambda request: None))
-            await self._one.engine.admission.force()
+            await self._one.engine.force()
 
     def _take(self, name: str) -> None:
         root = self._directory / name

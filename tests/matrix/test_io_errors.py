@@ -86,7 +86,7 @@ async def work(one: StartedBookie, machine: Machine, day: Day) -> None:
             await _checkpoint(one)
     for ledger_id in (11, 12):
         state = await one.engine.load(ledger_id)
-        reply = await one.engine.admission.delete(state, machine.clock.now_ms())
+        reply = await one.engine.delete(state, machine.clock.now_ms())
         if reply.status is OK:
             _note_late(one, day, f"the deletion of {ledger_id}")
             day.truth.deleted.add(ledger_id)

@@ -82,10 +82,10 @@ async def check_ledger(
             allowed = (promise.written[entry_id],)
         assert packet in allowed, f"{name}: entry {entry_id} has other bytes, {packet[-24:]!r}"
     if certain:
-        refusal = engine.admission.refusal(state, OTHER_KEY, recovery=True)
+        refusal = engine.refusal(state, OTHER_KEY, recovery=True)
         assert refusal is not None, f"{name}: any key is good"
         assert state.entries == len(found), f"{name}: counts {state.entries}, has {len(found)}"
-    refusal = engine.admission.refusal(state, KEY, recovery=False)
+    refusal = engine.refusal(state, KEY, recovery=False)
     if state.fenced:
         assert refusal is not None, f"{name}: fenced, and takes an add"
         assert refusal.status is Status.FENCED

@@ -211,7 +211,7 @@ class Client:
         try:
             if not recovery and state.may_hold(batch):
                 return await self._add_again(ledger_id, batch, deferred=deferred)
-            refusal = engine.admission.refusal(state, KEY, recovery=recovery)
+            refusal = engine.refusal(state, KEY, recovery=recovery)
             if refusal is not None:
                 return refusal
             packets = packets_of(batch)
@@ -228,7 +228,7 @@ class Client:
                 deferred_sync=deferred,
                 lac_packet=packet,
             )
-            waiter = engine.admission.add(state, command, NO_ENTRY)
+            waiter = engine.add(state, command, NO_ENTRY)
             synced = recovery or not deferred
 
             def answered(reply: Reply) -> None:
@@ -247,7 +247,7 @@ class Client:
         state = await self.engine.load(ledger_id)
         crc = crc32c(batch.payload)
         command = AddCommand(batch, ledger_id, KEY, crc, deferred_sync=deferred)
-        reply = await self.engine.duplicates.add(state, command, NO_ENTRY)
+        reply = await self.engine.add_over_stored(state, command, NO_ENTRY)
         outcome = _outcome(reply, synced=not deferred)
         if outcome:
             self.promises.of(ledger_id).settle_entries(packets, outcome)
@@ -261,7 +261,7 @@ class Client:
         promise = self.promises.of(ledger_id)
         if promise.fenced == (False,):
             promise.fenced = (False, True)
-        waiter = self.engine.admission.fence(state, KEY)
+        waiter = self.engine.fence(state, KEY)
 
         def answered(reply: Reply) -> None:
             if reply.status is OK:
@@ -279,7 +279,7 @@ class Client:
         promise.limbo = (*promise.limbo, on)
         if on and promise.fenced == (False,):
             promise.fenced = (False, True)
-        waiter = self.engine.admission.set_limbo(state, in_limbo=on)
+        waiter = self.engine.set_limbo(state, in_limbo=on)
 
         def answered(reply: Reply) -> None:
             if reply.status is OK:
@@ -296,7 +296,7 @@ class Client:
         state = await self.engine.load(ledger_id)
         self.promises.of(ledger_id).deleted = (False, True)
         now = self.engine._env.clock.now_ms()
-        waiter = self.engine.admission.delete(state, now)
+        waiter = self.engine.delete(state, now)
 
         def answered(reply: Reply) -> None:
             if reply.status is OK:
@@ -312,12 +312,12 @@ class Client:
             return
         promise = self.promises.of(ledger_id)
         promise.lac_max = max(promise.lac_max, lac)
-        self.engine.admission.publish_lac(state, pack_lac(ledger_id, lac, DIGESTER), KEY)
+        self.engine.publish_lac(state, pack_lac(ledger_id, lac, DIGESTER), KEY)
 
     async def force(self) -> Reply:
         """Everything accepted so far becomes durable."""
         become_durable = self.all_accepted()
-        waiter = self.engine.admission.force()
+        waiter = self.engine.force()
 
         def answered(reply: Reply) -> None:
             if reply.status is OK:

@@ -126,7 +126,7 @@ def test_a_compaction_keeps_to_its_rate() -> None:
             await fill(engine, 6, ledgers=(1, 2, 3))
             for ledger_id in (2, 3):
                 state = await engine.load(ledger_id)
-                await engine.admission.delete(state, machine.clock.now_ms())
+                await engine.delete(state, machine.clock.now_ms())
             before = disk_bytes(machine)
             moved = machine.metrics.compaction_bytes_total._value.get
             moved_before = moved()

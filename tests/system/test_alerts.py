@@ -479,7 +479,7 @@ async def test_entries_that_a_bookie_lacks(
         prometheus.fire("BookieMissesEntries")
         prometheus.hold(1)
         prometheus.fire("BookieMissesEntries", "BookieInDoubt")
-        await one.engine.admission.set_limbo(await one.engine.load(2), in_limbo=True)
+        await one.engine.set_limbo(await one.engine.load(2), in_limbo=True)
         prometheus.hold(60, b1=exposed(machine.metrics))
         prometheus.fire("BookieMissesEntries", "BookieInDoubt")
         prometheus.hold(1)

@@ -1,8 +1,12 @@
-"""The storage engine: journal, memtable, index and files of one bookie.
+"""The storage engine of one bookie: journal, memtable, index and files.
 
-Everything public runs in one event loop. Blocking work runs on workers: the journal thread (group
-commit), the index thread (checkpoints), read threads. A failed write or sync ends the engine:
-`open_engine` raises `StorageFailedError`, and the process must exit.
+`Engine` is the face: the node calls its methods and knows none of its parts. All of them run in one
+event loop. Blocking work runs on workers: the journal thread (group commit), the index thread
+(checkpoints), read threads. A failed write or sync ends the engine: `open_engine` raises
+`StorageFailedError`, and the process must exit.
+
+A request has the ledger's state first, from `known` or `load`. The synchronous section that decides
+about it follows: `refusal`, then `add`, `fence`, `delete` or another change.
 """
 
 from __future__ import annotations
@@ -12,21 +16,19 @@ from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, NoReturn
 
-import numpy as np
-import numpy.typing as npt
-
 from bookie.config import StorageSettings
 from bookie.env import Environment, beside
 from bookie.errors import BookieError, CorruptionError, DiskFullError, StorageFailedError
-from bookie.ids import MAX_ID, Status
+from bookie.ids import MAX_ID, NO_ENTRY, Status
 from bookie.ledger.quorum import EVERY_ID, Stripe
-from bookie.node.engine.admission import Admission
+from bookie.node.engine.admission import Admission, Waiter
 from bookie.node.engine.boot.start import Boot, Booted, BootReport, Identity
 from bookie.node.engine.checkpoint import Checkpointer
 from bookie.node.engine.directories import Directories
 from bookie.node.engine.duplicates import DuplicateAdds
-from bookie.node.engine.format.distinct import distinct
+from bookie.node.engine.durable_values import DurableValues
 from bookie.node.engine.format.index_rows import LedgerIndexRow
+from bookie.node.engine.hung_devices import DeviceWatch
 from bookie.node.engine.index.entry_index import INTEGRITY_SOUND, META_CLEAN
 from bookie.node.engine.integrity import Integrity
 from bookie.node.engine.journal.group_commit import BlockDone, JournalRequest, RequestKind
@@ -34,21 +36,24 @@ from bookie.node.engine.journal.queue import JournalQueue
 from bookie.node.engine.ledger_state import LedgerStates, LocalLedger, StoredLedger
 from bookie.node.engine.memtable import Memtable
 from bookie.node.engine.page_cache import PageCache
-from bookie.node.engine.reader import EntryReader, ReadResult
-from bookie.node.engine.reclaim.compaction import Compactor, EngineCalls
+from bookie.node.engine.reader import EntryReader, IdRanges, ReadResult
+from bookie.node.engine.reclaim.compaction import CompactionStatus, Compactor, EngineCalls
 from bookie.node.engine.removal import Removal
 from bookie.node.engine.scrub import Scrubber
-from bookie.node.engine.watch import DeviceWatch
 from bookie.telemetry import Metrics, event_log
+from bookie.wire.commands import LacReply
 
 _log = event_log(__name__)
 
 DEVICE_FULL = "device full"
-"""The reason that the engine itself gives for being read-only."""
+"""The engine's own reason to be read-only."""
 
 
 class Engine:
-    """An open engine; made by `open_engine`."""
+    """An open engine; made by `open_engine`.
+
+    Tests reach its parts: `admission`, `compactor`, `scrubber`, `integrity`, `page_cache`.
+    """
 
     def __init__(
         self,
@@ -68,23 +73,20 @@ class Engine:
         self.report: BootReport = booted.report
         self._queue = queue = JournalQueue(environment.clock)
         self.failure: BookieError | None = None
-        """Why the engine failed, and with it the process; None while it works."""
+        """The error that ended the engine, and with it the process; None while it works."""
         self._wake = asyncio.Event()
         self._held_back = self._journaled_bytes = 0
         metrics.journal_queue_bytes.set_function(lambda: queue.size_bytes)
         self._last_block_at, self._has_marker = environment.clock.monotonic(), True
-        self.admission = Admission(
-            submit=queue.submit,
-            submit_with_next=queue.submit_with_next,
-            failpoints=environment.failpoints,
-            memtable=Memtable(),
+        self.admission = admission = Admission(
+            queue.submit, queue.submit_with_next, environment.failpoints, Memtable()
         )
         self.page_cache = PageCache(environment, booted.files, settings.page_cache_bytes)
         self._removal = Removal(environment, metrics, self._is_full)
         self._checkpointer = Checkpointer(
             environment,
             metrics,
-            self.admission,
+            admission,
             booted.index,
             booted.files,
             booted.dead_files,
@@ -92,7 +94,7 @@ class Engine:
             directories.release_reserve,
             settings.checkpoint_entries,
         )
-        self.states = LedgerStates(self._load_row, self._checkpointer.is_dirty)
+        self._states = states = LedgerStates(self._load_row, self._checkpointer.is_dirty)
         self._reader = reader = EntryReader(
             environment,
             booted.index,
@@ -110,28 +112,67 @@ class Engine:
             booted.index,
             booted.files,
             self._checkpointer,
-            EngineCalls(
-                self.checkpoint,
-                self.roll,
-                self._failing,
-                self._is_full,
-                booted.next_number,
-                self.page_cache.read,
-            ),
+            self._calls_of_compaction(),
         )
-        self.duplicates = DuplicateAdds(self.admission, reader, metrics)
+        # Bound methods of the parts: each add uses all three, and saves a Python call each time.
+        self.known = states.get
+        """The state of a ledger if it is in memory; see `LedgerStates.get`."""
+        self.refusal = admission.refusal
+        """The reason to refuse an add; see `Admission.refusal`."""
+        self.add = admission.add
+        """Accept a batch that is not refused; see `Admission.add`."""
+        self.add_over_stored = DuplicateAdds(admission, reader, metrics).add
+        """Add over ids that may be stored; see `DuplicateAdds.add`."""
+        self.read_only_reasons = admission.read_only_reasons
+        """The reasons to refuse new entries, empty if there are none; the node adds its own."""
+
+    def _calls_of_compaction(self) -> EngineCalls:
+        return EngineCalls(
+            self.checkpoint,
+            self.roll,
+            self._failing,
+            self._is_full,
+            self._booted.next_number,
+            self.page_cache.read,
+        )
+
+    # --- changes -------------------------------------------------------------------------
+
+    def publish_lac(self, state: LocalLedger, packet: bytes, key: bytes) -> None:
+        """Take an explicit LAC: in memory now, in the journal with the next block, not synced."""
+        self.admission.publish_lac(state, packet, key)
+
+    def fence(self, state: LocalLedger, key: bytes) -> Waiter:
+        """Fence the ledger, known here or not; the waiter says OK once the fence is durable."""
+        return self.admission.fence(state, key)
+
+    def force(self) -> Waiter:
+        """The waiter says OK once everything accepted so far, of any ledger, is durable."""
+        return self.admission.force()
+
+    def delete(self, state: LocalLedger, deleted_at_ms: int) -> Waiter:
+        """Forget the ledger's entries; the waiter says OK once that is durable."""
+        return self.admission.delete(state, deleted_at_ms)
+
+    def set_limbo(self, state: LocalLedger, *, in_limbo: bool, fence: bool = True) -> Waiter:
+        """Enter limbo, fencing if `fence`, or leave it; the waiter says OK once that is durable."""
+        return self.admission.set_limbo(state, in_limbo=in_limbo, fence=fence)
 
     # --- ledgers -------------------------------------------------------------------------
 
     async def load(self, ledger_id: int) -> LocalLedger:
-        """The state of a ledger, known here or not; load it before any decision about it."""
-        return self.states.get(ledger_id) or await self.states.load(ledger_id)
+        """The state of a ledger, known here or not.
+
+        Raises:
+            CorruptionError: the ledger's row in the index is damaged.
+        """
+        return self.known(ledger_id) or await self._states.load(ledger_id)
 
     async def ledgers(self, after: int, count_max: int) -> tuple[list[StoredLedger], int]:
-        """Ledgers with ids above `after`, ascending, and the id to go on from.
+        """Ledgers with ids above `after`, ascending, and the id to go on from, `MAX_ID` at the end.
 
-        Reads up to `count_max` rows, without deleted ledgers. Ledgers that are only in memory are
-        included, with the counts of the last checkpoint. The id is `MAX_ID` at the end.
+        Reads up to `count_max` rows and omits deleted ledgers. Ledgers that are only in memory are
+        included, with the counts of the last checkpoint.
         """
         # Memory before the index: a checkpoint may move a ledger between the two reads.
         dirty = self._checkpointer.dirty_states()
@@ -154,7 +195,6 @@ class Engine:
 
     @property
     def deletion_retention_seconds(self) -> float:
-        """How long at least a deleted ledger is remembered."""
         return self._settings.deleted_ledger_retention_seconds
 
     async def find_forgettable(
@@ -180,12 +220,10 @@ class Engine:
             gone = await self._env.workers.run("index", forget, ledger_ids, before_file)
         # States of rows that stay are loaded again.
         self._reader.forget(ledger_ids)
-        self.states.forget(ledger_ids)
+        self._states.forget(ledger_ids)
         return gone
 
-    async def entry_ranges(
-        self, state: LocalLedger, first: int, last: int
-    ) -> AsyncIterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+    def entry_ranges(self, state: LocalLedger, first: int, last: int) -> AsyncIterator[IdRanges]:
         """Ranges of stored ids within ``first … last``: arrays of first and last ids, ascending.
 
         Ranges of one item are disjoint and not adjacent; a range may go on in the next item.
@@ -197,43 +235,38 @@ class Engine:
         if self.failure is not None:
             raise self.failure
         last = min(last, state.last_entry_id)
-        recent = [
-            runs.entry_ids()
-            for memtable in self._checkpointer.memtables()
-            if (runs := memtable.ledgers.get(state.ledger_id)) is not None
-        ]
-        ids_in_memory = distinct(np.concatenate(recent)) if recent else np.zeros(0, np.int64)
-        cursor = max(first, 0)
-        while cursor <= last:
-            ids, following = await self._env.workers.run(
-                "read", self._index.entry_ids, state.ledger_id, cursor, last
-            )
-            low = np.searchsorted(ids_in_memory, cursor, "left")
-            # `following` may exceed 64 bits after the last id, so search for the id before it.
-            high = np.searchsorted(ids_in_memory, following - 1, "right")
-            ids = distinct(np.concatenate((ids, ids_in_memory[low:high])))
-            ids = ids[ids <= last]
-            if len(ids):
-                breaks = np.flatnonzero(ids[1:] - ids[:-1] > 1)
-                yield (
-                    ids[np.concatenate(([0], breaks + 1))],
-                    ids[np.concatenate((breaks, [len(ids) - 1]))],
-                )
-            cursor = following
+        return self._reader.entry_ranges(state.ledger_id, first, last)
+
+    @property
+    def newest_journal(self) -> int:
+        return self.admission.journal_file
+
+    @property
+    def ledgers_in_limbo(self) -> int:
+        """Ledgers in limbo, as far as `count_limbo` has come; without deleted ones."""
+        return self.admission.limbo.ledgers
+
+    async def count_limbo(self) -> None:
+        """Count the ledgers in limbo once; `ledgers_in_limbo` is complete when this returns.
+
+        Raises:
+            CorruptionError: a row is damaged; the count goes on from what was listed.
+        """
+        await self.admission.limbo.count(self.ledgers)
 
     # --- back-pressure -------------------------------------------------------------------
 
     @property
     def holds_adds_back(self) -> bool:
-        """Whether adds have to wait for a checkpoint, so that the memtables stay bounded.
+        """True if adds have to wait for a checkpoint, so that the memtables stay bounded.
 
         If the device is full, adds do not wait: new entries are refused, and recovery adds go on.
         """
-        is_hopeless = DEVICE_FULL in self.admission.read_only_reasons or self.failure is not None
+        is_hopeless = DEVICE_FULL in self.read_only_reasons or self.failure is not None
         return self._checkpointer.is_full and not is_hopeless
 
     async def room_for_adds(self) -> None:
-        """Wait until adds may go on: a checkpoint has ended, or it cannot."""
+        """Wait until a checkpoint has ended, or cannot end."""
         if not self.holds_adds_back:
             return
         began = self.clock.monotonic()
@@ -278,17 +311,111 @@ class Engine:
     def read_one(
         self, state: LocalLedger, entry_id: int
     ) -> ReadResult | Coroutine[Any, Any, ReadResult]:
-        """Read one stored entry, at once if no device has to be waited for."""
+        """Read one stored entry; the result is a coroutine only if a thread has to read."""
         if self.failure is not None:
             return ReadResult(None, entry_id, Status.IO_ERROR, str(self.failure))
         return self._reader.read_one(state.ledger_id, entry_id, state.last_entry_id)
 
+    async def read_last(self, state: LocalLedger) -> ReadResult | None:
+        """The stored entry with the highest id, or why it is unreadable; None in an empty ledger.
+
+        The state's bound may be higher: the journal may have refused an add, or a crash may have
+        lost entries that a row of the index counts.
+
+        Raises:
+            CorruptionError, StorageFailedError: see `entry_ranges`.
+        """
+        last = state.last_entry_id
+        if last == NO_ENTRY:
+            return None
+        result = await self._read_one(state, last)
+        if result.batch is not None or result.stopped_by is not Status.NO_SUCH_ENTRY:
+            return result
+        last = await self._find_last(state)
+        _log.warning("last_entry_not_stored", ledger_id=state.ledger_id, stored=last)
+        return None if last == NO_ENTRY else await self._read_one(state, last)
+
+    async def _read_one(self, state: LocalLedger, entry_id: int) -> ReadResult:
+        found = self.read_one(state, entry_id)
+        return found if isinstance(found, ReadResult) else await found
+
+    async def _find_last(self, state: LocalLedger) -> int:
+        """The highest id of the listing, which becomes the state's bound."""
+        before = state.last_entry_id, state.comparisons
+        highest = NO_ENTRY
+        async for _, lasts in self.entry_ranges(state, 0, MAX_ID):
+            highest = int(lasts[-1])
+        # An entry that was added meanwhile must stay inside the bounds.
+        if before == (state.last_entry_id, state.comparisons):
+            state.last_entry_id = highest
+        return highest
+
+    async def read_lac(self, state: LocalLedger) -> LacReply:
+        """The stored facts about the ledger's end: last entry, explicit LAC, highest LAC seen.
+
+        The ledger may be in limbo: then the facts prove nothing. Raises like `read_last`.
+        """
+        if state.deleted or not state.exists:
+            return _no_lac(state, Status.NO_SUCH_LEDGER, "no such ledger")
+        last_entry = b""
+        result = await self.read_last(state)
+        if result is not None:
+            if result.batch is None:
+                message = result.message or "the last entry cannot be read"
+                return _no_lac(state, Status.IO_ERROR, message)
+            last_entry = bytes(result.batch.payload)
+        return LacReply(Status.OK, "", last_entry, state.lac_packet, state.max_lac, state.fenced)
+
     # --- life ----------------------------------------------------------------------------
+
+    @property
+    def verdict(self) -> bytes:
+        """The durable verdict about the data, an ``INTEGRITY_`` value of the index."""
+        return self.integrity.value
+
+    async def set_verdict(self, value: bytes) -> None:
+        """Change the verdict; durable when it returns; raises like `Integrity.set`."""
+        await self.integrity.set(value)
 
     @property
     def needs_integrity_check(self) -> bool:
         """True if durable data was found damaged or missing, and no check has ended since."""
-        return self.integrity.value != INTEGRITY_SOUND
+        return self.verdict != INTEGRITY_SOUND
+
+    @property
+    def has_damage(self) -> bool:
+        return bool(self.scrubber.findings)
+
+    def durable_values(self, prefix: bytes) -> DurableValues:
+        """The small durable values of one part of the bookie, which has `prefix` for itself."""
+        return DurableValues(self.integrity, prefix)
+
+    def apply(self, settings: StorageSettings) -> None:
+        """Apply new settings; only dynamic ones take effect."""
+        for part in (self.scrubber, self.compactor):
+            if part.settings != settings:
+                part.settings = settings
+
+    async def scrub(self) -> NoReturn:
+        """Read everything again and again to find damage, until cancelled.
+
+        Raises:
+            StorageFailedError: the index could not be written; the process must end.
+        """
+        await self.scrubber.run()
+
+    def compact(self, *, force: bool = False) -> None:
+        """Make a round of compaction soon; a forced one takes every file with garbage."""
+        self.compactor.wake(force=force)
+
+    def suspend_compaction(self, *, suspended: bool) -> None:
+        """Make no rounds of compaction until this is called again; then make one soon."""
+        self.compactor.suspended = suspended
+        if not suspended:
+            self.compactor.wake()
+
+    def compaction_status(self) -> CompactionStatus:
+        return self.compactor.status()
 
     def index_is_damaged(self, error: CorruptionError) -> StorageFailedError:
         """Fail because the index is damaged: the next start checks and rebuilds it."""
@@ -319,11 +446,10 @@ class Engine:
             raise request.error
 
     def start(self) -> None:
-        """Start the journal thread."""
         self._metrics.adds_held_back.set_function(lambda: self.holds_adds_back)
         for state in self._booted.states.values():
-            self.states.put(state)
-        self.states.begin(self._booted.indexed_max)
+            self._states.put(state)
+        self._states.begin(self._booted.indexed_max)
         self.admission.journal_file = self._booted.writer.current.header.number
         self._queue.worker = self._env.workers.batch_worker(
             "bookie-journal", self._booted.writer.handle, self._block_done, self._failed
@@ -369,7 +495,7 @@ class Engine:
             if self.failure is not None:
                 raise self.failure
             now = self._env.clock.monotonic()
-            self._metrics.ledger_states.set(len(self.states))
+            self._metrics.ledger_states.set(len(self._states))
             waited = now - last_checkpoint >= self._settings.checkpoint_interval_seconds
             if self._is_checkpoint_due() or (waited and self._checkpointer.has_changes):
                 await self._checkpoint_or_read_only()
@@ -421,7 +547,7 @@ class Engine:
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
-        """Decide what an error of the index or the journal means for the engine."""
+        """Turn an error of index or journal into read-only mode or the end of the engine."""
         try:
             yield
         except DiskFullError as error:
@@ -440,19 +566,19 @@ class Engine:
             raise StorageFailedError(f"the index is damaged: {error}") from error
 
     def _is_full(self) -> bool:
-        return bool(self.admission.read_only_reasons)
+        return bool(self.read_only_reasons)
 
     def _turn_read_only(self, reason: str) -> None:
-        if DEVICE_FULL not in self.admission.read_only_reasons:
-            self.admission.read_only_reasons.add(DEVICE_FULL)
+        if DEVICE_FULL not in self.read_only_reasons:
+            self.read_only_reasons.add(DEVICE_FULL)
             _log.warning("read_only", reason=reason)
             self._checkpointer.moved.set()
 
     async def device_has_room(self) -> None:
         """The devices have room: allow new entries, and make the reserve if it is missing."""
         await self._env.workers.run("room", self._directories.make_reserve)
-        if DEVICE_FULL in self.admission.read_only_reasons:
-            self.admission.read_only_reasons.discard(DEVICE_FULL)
+        if DEVICE_FULL in self.read_only_reasons:
+            self.read_only_reasons.discard(DEVICE_FULL)
             _log.info("writable", reason="the devices have room again")
 
     def _is_checkpoint_due(self) -> bool:
@@ -467,7 +593,7 @@ class Engine:
             self._write_marker()
 
     def _write_marker(self) -> None:
-        """Write an idle marker after the last block unless there is one, and postponed requests."""
+        """Write an idle marker unless one is the last block, and the postponed requests."""
         if self._queue.postponed or not self._has_marker:
             self._queue.submit(JournalRequest(RequestKind.MARKER, lambda request: None))
             self._has_marker = True
@@ -477,7 +603,6 @@ class Engine:
         return (await self._env.workers.run("states", self._index.rows_of, [ledger_id]))[0]
 
     def _block_done(self, block: BlockDone) -> None:
-        """One completion of the journal thread, in the event loop."""
         if self.failure is not None:
             return
         now = self.clock.monotonic()
@@ -521,6 +646,10 @@ class Engine:
         self._queue.fail(self.failure)
         self._wake.set()
         self._checkpointer.moved.set()
+
+
+def _no_lac(state: LocalLedger, status: Status, message: str) -> LacReply:
+    return LacReply(status, message, max_lac=state.max_lac, fenced=state.fenced)
 
 
 @asynccontextmanager

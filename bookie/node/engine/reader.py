@@ -10,7 +10,7 @@ belongs to another entry.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,6 +30,7 @@ from bookie.node.engine.entry_fetch import (
     FetchSources,
 )
 from bookie.node.engine.files import FileTable
+from bookie.node.engine.format.distinct import distinct
 from bookie.node.engine.format.pages import SLOTS_PER_PAGE, slot_of
 from bookie.node.engine.index.entry_index import Index
 from bookie.node.engine.memtable import Location, Memtable
@@ -44,6 +45,10 @@ _IDS = struct.Struct(">qq")
 
 STRIPED_IDS_MAX = 128 * 1024
 """Ids that a striped read examines: 24 bytes each, and time of the event loop."""
+
+
+IdRanges = tuple[Ids, Ids]
+"""First and last ids of ranges: disjoint, ascending and not adjacent."""
 
 
 class ReadResult(NamedTuple):
@@ -220,6 +225,36 @@ class EntryReader:
             present = window.sizes[ids - window.first] > 0
             return present, None if fetch.failure is not None else fetch.payload()
         return np.ones(len(ids), np.bool_), None
+
+    async def entry_ranges(self, ledger_id: int, first: int, last: int) -> AsyncIterator[IdRanges]:
+        """Ranges of stored ids, ascending and disjoint; a range may go on in the next item.
+
+        Raises:
+            CorruptionError: a page of the index is damaged; the listing is not complete.
+        """
+        recent = [
+            runs.entry_ids()
+            for memtable in self._memtables()
+            if (runs := memtable.ledgers.get(ledger_id)) is not None
+        ]
+        ids_in_memory = distinct(np.concatenate(recent)) if recent else np.zeros(0, np.int64)
+        cursor = max(first, 0)
+        while cursor <= last:
+            ids, following = await self._env.workers.run(
+                "read", self._sources.index.entry_ids, ledger_id, cursor, last
+            )
+            low = np.searchsorted(ids_in_memory, cursor, "left")
+            # `following` may exceed 64 bits after the last id, so search for the id before it.
+            high = np.searchsorted(ids_in_memory, following - 1, "right")
+            ids = distinct(np.concatenate((ids, ids_in_memory[low:high])))
+            ids = ids[ids <= last]
+            if len(ids):
+                breaks = np.flatnonzero(ids[1:] - ids[:-1] > 1)
+                yield (
+                    ids[np.concatenate(([0], breaks + 1))],
+                    ids[np.concatenate((breaks, [len(ids) - 1]))],
+                )
+            cursor = following
 
     def forget(self, ledger_ids: Sequence[int]) -> None:
         """Forget cached knowledge of these ledgers; new ones may have their ids."""

@@ -114,7 +114,7 @@ async def test_limbo_is_counted_once_a_ledger(cluster: RealCluster) -> None:
     for number in (0, 2):
         for ledger_id in (1, 9):
             engine = cluster.bookies[number]._engine
-            await engine.admission.set_limbo(await engine.load(ledger_id), in_limbo=True)
+            await engine.set_limbo(await engine.load(ledger_id), in_limbo=True)
     checks = await health(cluster)
     assert unhealthy(checks) == {"ledgers in limbo"}
     assert checks["ledgers in limbo"] == HealthCheck(

@@ -52,7 +52,7 @@ async def give_files_back(place: Place) -> None:
     for ledger_id in range(next(IDS), next(IDS)):
         await go_on(place, ledger_id)
         state = await engine.load(ledger_id)
-        await engine.admission.delete(state, 1)
+        await engine.delete(state, 1)
     for _ in range(2):
         await engine.compactor.round(force=True)
         await engine.checkpoint()

@@ -418,7 +418,7 @@ async def test_a_deletion_survives_a_crash_and_gives_the_space_back(
     """The files go with a compaction that the collector asks for."""
     engine, machine = place.room.engine, place.room.machine
     woken: list[bool] = []
-    monkeypatch.setattr(engine.compactor, "wake", lambda: woken.append(True))
+    monkeypatch.setattr(engine, "compact", lambda: woken.append(True))
     await place.create([1, 2])
     for entry_id in range(1, 60):
         await add_to_engine(engine, 1, [entry_id], size=40 * KIB)

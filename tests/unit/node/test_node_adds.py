@@ -184,7 +184,7 @@ async def test_a_cancelled_caller_does_not_cancel_the_write(room: Room) -> None:
     hold = room.machine.disk.hold("fdatasync", ".journal")
     known = room.bookie.add(add_command(batch(7, [1])))
     unknown = room.bookie.add(add_command(batch(8, [0])))
-    await until(lambda: room.engine.states.get(8) is not None)
+    await until(lambda: room.engine.known(8) is not None)
     await asyncio.to_thread(hold.wait_reached)
     for outcome in (known, unknown):
         with pytest.raises(TimeoutError):

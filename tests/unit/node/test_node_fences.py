@@ -100,7 +100,7 @@ async def test_a_fencing_read_sees_what_was_accepted_before_it(room: Room) -> No
         reading = tasks.create_task(room.bookie.read(read_command(7, 1, 1, fence=True)))
         leaving = tasks.create_task(room.bookie.fence(8, KEY))
         await asyncio.to_thread(hold.wait_reached)
-        await until(lambda: room.engine.states.get(8) is not None)
+        await until(lambda: room.engine.known(8) is not None)
         leaving.cancel()
         hold.release()
     assert ids_of(reading.result()) == [1]
@@ -191,7 +191,7 @@ async def test_a_fence_of_a_deleted_ledger_says_that_there_is_none(room: Room) -
     await add(room.bookie, 7, [0])
     hold = room.machine.disk.hold("fdatasync", ".journal")
     state = await room.engine.load(7)
-    room.engine.admission.delete(state, room.machine.clock.now_ms())
+    room.engine.delete(state, room.machine.clock.now_ms())
     async with asyncio.TaskGroup() as tasks:
         fencing = tasks.create_task(room.bookie.fence(7, KEY))
         await asyncio.to_thread(hold.wait_reached)

@@ -95,7 +95,7 @@ async def test_what_cannot_be_read_keeps_a_ledger_in_limbo(
         for entry_id in range(10):
             await add(one.bookie, 1, [entry_id])
         state = await one.engine.load(1)
-        assert (await one.engine.admission.set_limbo(state, in_limbo=True)).status is Status.OK
+        assert (await one.engine.set_limbo(state, in_limbo=True)).status is Status.OK
         path = machine.journals()[-1]
         data = bytearray(path.read_bytes())
         data[data.index(b"1/4/0:")] ^= 1
@@ -237,7 +237,7 @@ async def test_without_the_metadata_store_the_doubt_goes_on(
     async with started(machine, store, manager) as one:
         await add(one.bookie, 1, range(5))
         state = await one.engine.load(1)
-        await one.engine.admission.set_limbo(state, in_limbo=True)
+        await one.engine.set_limbo(state, in_limbo=True)
         manager.away = True
         with pytest.raises(MetadataUnavailableError):
             await one.check.check()
@@ -385,7 +385,7 @@ async def test_what_was_deleted_here_by_mistake_is_unknown(
 ) -> None:
     """The metadata store names the ledger again: its entries were acknowledged, and are gone."""
     async with away_for_a_while(machine, store) as one:
-        await one.engine.admission.delete(await one.engine.load(2), 1)
+        await one.engine.delete(await one.engine.load(2), 1)
     async with started(machine, store) as after:
         assert (await after.check.check()).missing_entries == 100
         assert (await read(after.bookie, 2, 104, 104)).status is UNKNOWN
@@ -399,16 +399,16 @@ async def test_limbo_is_counted_as_it_comes_and_goes(
         for ledger_id in (1, 2, 3):
             await add(one.bookie, ledger_id, [0])
             state = await one.engine.load(ledger_id)
-            await one.engine.admission.set_limbo(state, in_limbo=True)
-            await one.engine.admission.set_limbo(state, in_limbo=True)
+            await one.engine.set_limbo(state, in_limbo=True)
+            await one.engine.set_limbo(state, in_limbo=True)
         # The count is complete when the index has been listed, beside this.
         await until(lambda: gauges(machine) == (0, 3))
-        await one.engine.admission.set_limbo(await one.engine.load(2), in_limbo=False)
-        await one.engine.admission.delete(await one.engine.load(3), 1)
+        await one.engine.set_limbo(await one.engine.load(2), in_limbo=False)
+        await one.engine.delete(await one.engine.load(3), 1)
         assert gauges(machine) == (0, 1)
     async with started(machine, store) as after:
         await until(lambda: gauges(machine) == (0, 1))
-        await after.engine.admission.set_limbo(await after.engine.load(1), in_limbo=False)
+        await after.engine.set_limbo(await after.engine.load(1), in_limbo=False)
         assert gauges(machine) == (0, 0)
 
 

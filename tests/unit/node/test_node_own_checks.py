@@ -70,7 +70,7 @@ async def test_what_was_missed_is_noticed_and_forgotten_without_asking(
         after.check.settings = SOON
         await until(lambda: missing(machine) == 3)
         assert after.engine.needs_integrity_check
-        assert after.engine.admission.limbo.ledgers == 0
+        assert after.engine.ledgers_in_limbo == 0
         assert (await read(after.bookie, 1, 7, 7)).status is Status.NO_SUCH_ENTRY
         assert (await add(after.bookie, 1, range(7, 10), recovery=True)).status is Status.OK
         await until(lambda: after.engine.integrity.value == INTEGRITY_SOUND)
@@ -87,7 +87,7 @@ async def test_a_repair_is_noticed_long_before_the_next_check(
     async with started(machine, store) as one:
         state = await one.engine.load(1)
         if in_limbo:
-            await one.engine.admission.set_limbo(state, in_limbo=True)
+            await one.engine.set_limbo(state, in_limbo=True)
         await one.check.check()
         assert state.limbo is in_limbo
         assert missing(machine) == 10

@@ -30,7 +30,7 @@ def verdict(reply: ReadReply) -> tuple[Status, list[int], int, Status]:
 async def limbo(room: Room, ledger_id: int, *, in_limbo: bool = True) -> None:
     """Put a ledger in limbo, or take it out."""
     state = await room.engine.load(ledger_id)
-    outcome = await room.engine.admission.set_limbo(state, in_limbo=in_limbo)
+    outcome = await room.engine.set_limbo(state, in_limbo=in_limbo)
     assert outcome.status is OK
 
 
@@ -191,7 +191,7 @@ async def test_what_is_at_hand_is_read_without_waiting(room: Room) -> None:
     reply = bookie.try_read(one_of(7, 0))
     assert reply is not None
     assert verdict(reply) == verdict(await bookie.read(one_of(7, 0)))
-    room.engine.states.begin(MAX_ID)
+    room.engine._states.begin(MAX_ID)
     assert bookie.try_read(one_of(9, 0)) is None, "the index may have the ledger"
     await add(bookie, 7, [0, 1, 4], lac=0)
     await bookie.fence(8, KEY)
@@ -243,11 +243,11 @@ async def fill_and_refuse(room: Room, ledger_id: int) -> None:
         await waiter
         entry_id += 1
     room.machine.disk.heal()
-    room.engine.admission.read_only_reasons.clear()
+    room.engine.read_only_reasons.clear()
     room.machine.disk.fail("create", ".journal", errno.ENOSPC)
     waiter = await start_add(room.engine, batch(ledger_id, [9], size=200 * KIB))
     assert (await waiter).status is Status.READ_ONLY
-    room.engine.admission.read_only_reasons.clear()
+    room.engine.read_only_reasons.clear()
     assert (await room.engine.load(ledger_id)).last_entry_id == 9
 
 
@@ -351,7 +351,7 @@ async def test_ledgers_are_listed_in_pages(room: Room) -> None:
     await room.engine.checkpoint()
     await room.bookie.fence(2, KEY)
     await add(room.bookie, MAX_ID, [5])
-    await room.engine.admission.delete(await room.engine.load(3), 1)
+    await room.engine.delete(await room.engine.load(3), 1)
     pages = [page async for page in room.bookie.list_ledgers(-1)]
     rows = [row for page in pages for row in page]
     assert [row.ledger_id for row in rows] == [1, 2, 2**40, MAX_ID]
@@ -370,7 +370,7 @@ async def test_a_listing_of_many_ledgers_goes_on_from_page_to_page(room: Room) -
     """Also through pages of which all ledgers are deleted."""
     for ledger_id in range(2500):
         state = await room.engine.load(ledger_id)
-        room.engine.admission.publish_lac(state, b"\0" * 20, KEY)
+        room.engine.publish_lac(state, b"\0" * 20, KEY)
         if 500 <= ledger_id < 2200:
             state.deleted_at_ms = room.machine.clock.now_ms()
     await room.engine.checkpoint()

@@ -129,7 +129,7 @@ async def test_ledgers_in_limbo_are_checked_more_often(
     """A recovery that has just closed one is noticed, without an operator."""
     await add(one.bookie, 1, range(5))
     state = await one.engine.load(1)
-    await one.engine.admission.set_limbo(state, in_limbo=True)
+    await one.engine.set_limbo(state, in_limbo=True)
     await LedgerManager(store).create(metadata(1, LedgerState.CLOSED, ("b1",), last=4))
     await one.engine.integrity.set(INTEGRITY_IN_LIMBO)
     assert one.check.report is None
@@ -158,7 +158,7 @@ async def test_compaction_looks_and_works_at_the_new_rate(one: StartedBookie) ->
         await add(one.bookie, 2, range(first, first + size))
     await one.engine.roll()
     state = await one.engine.load(2)
-    await one.engine.admission.delete(state, 1)
+    await one.engine.delete(state, 1)
     await one.engine.checkpoint()
     slow = {"compaction_bytes_per_second": 64 * KIB, "compaction_interval_seconds": 0.001}
     apply(one, storage={**slow, "compaction_live_share_minor": 1, "compaction_live_share_major": 1})

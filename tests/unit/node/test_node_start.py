@@ -223,7 +223,7 @@ async def test_a_device_that_fills_up_turns_read_only_and_back(room: Room) -> No
         assert (DISK_USAGE in room.bookie.read_only_reasons()) is read_only
         status = (await add(room.bookie, 7, [round(free * 100)])).status
         assert status is (Status.READ_ONLY if read_only else Status.OK)
-    room.engine.admission.read_only_reasons.add("device full")
+    room.engine.read_only_reasons.add("device full")
     await watch.look()
     assert not room.bookie.read_only
 
@@ -245,7 +245,7 @@ async def test_a_small_device_stays_read_only_until_the_next_file_fits(room: Roo
         has_room,
     )
     assert machine.settings.journal_step_bytes == MIB
-    room.engine.admission.read_only_reasons.add(DEVICE_FULL)
+    room.engine.read_only_reasons.add(DEVICE_FULL)
     for free, read_only in ((MIB - 1, True), (MIB, False)):
         room.machine.disk.free_bytes = free
         await watch.look()

@@ -360,7 +360,7 @@ async def test_ledgers_are_listed_after_the_renewal_and_before_anybody_is_served
     async with started(machine, store, Watched(store)) as after:
         assert renewed[:1] == [True]
         for ledger_id in (1, 2):
-            found = after.engine.states.get(ledger_id)
+            found = after.engine.known(ledger_id)
             assert found is not None
             assert found.limbo, "before the bookie could be asked"
 

@@ -46,6 +46,7 @@ from bookie.node.engine.format.index_rows import (
     parse_ledger_key,
 )
 from bookie.node.engine.format.pages import SLOTS_PER_PAGE, decode_pages
+from bookie.node.engine.hung_devices import CountedStore
 from bookie.node.engine.index.cached_pages import CachedPages
 from bookie.node.engine.index.lookup import look_up, stored_pages
 from bookie.node.engine.index.page_deletions import (
@@ -66,7 +67,6 @@ from bookie.node.engine.index.relocation import (
 from bookie.node.engine.index.slot_writer import SlotWriter
 from bookie.node.engine.index.tombstones import Limits, find_due, forget, joined, note_held
 from bookie.node.engine.memtable import EMPTY_TABLE, LocationTable
-from bookie.node.engine.watch import CountedStore
 
 TABLES = ("locations", "ledgers", "files", "meta")
 INDEX_FORMAT_VERSION = 1

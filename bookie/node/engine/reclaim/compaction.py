@@ -22,7 +22,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import NoReturn, ParamSpec, TypeVar
+from typing import NamedTuple, NoReturn, ParamSpec, TypeVar
 
 from bookie.config import StorageSettings
 from bookie.env import Environment, Pause
@@ -80,9 +80,19 @@ class EngineCalls:
     """Gets file, offset and size of what was read or written, for the page cache."""
 
 
+class CompactionStatus(NamedTuple):
+    """Whether a round is under way, and the sums over all rounds since the start."""
+
+    running: bool
+    files: int
+    moved_bytes: int
+    kept_files: int
+    """Files that are left alone because they are damaged."""
+
+
 @dataclass(slots=True)
 class RoundReport:
-    """What a round did."""
+    """The result of one round."""
 
     files: int = 0
     moved_bytes: int = 0
@@ -150,6 +160,10 @@ class Compactor:
         """Whether an operator asked for no rounds."""
         self.running = False
         """Whether a round is under way."""
+
+    def status(self) -> CompactionStatus:
+        """The status for an operator."""
+        return CompactionStatus(self.running, self.files, self.moved_bytes, len(self.kept))
 
     def wake(self, *, force: bool = False) -> None:
         """Make a round soon; a forced one takes every file with garbage."""

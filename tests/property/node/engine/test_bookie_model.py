@@ -419,7 +419,7 @@ class BookieModel(RuleBasedStateMachine):
         async def delete() -> Reply:
             state = await self.room.engine.load(ledger_id)
             now = self.machine.clock.now_ms()
-            return await self.room.engine.admission.delete(state, now)
+            return await self.room.engine.delete(state, now)
 
         assert self.run(delete()).status is OK
         self.accepted(deleting(ledger_id))
@@ -434,7 +434,7 @@ class BookieModel(RuleBasedStateMachine):
 
         async def limbo() -> Reply:
             state = await self.room.engine.load(ledger_id)
-            return await self.room.engine.admission.set_limbo(state, in_limbo=in_limbo)
+            return await self.room.engine.set_limbo(state, in_limbo=in_limbo)
 
         assert self.run(limbo()).status is OK
         self.accepted(limboing(ledger_id, in_limbo))
@@ -571,7 +571,7 @@ class BookieModel(RuleBasedStateMachine):
                     candidates.append(adding(ledger_id, ids, 7, size))
                 if number == 0 and fenced is not None and not self.ledger(fenced).deleted:
                     state = await self.room.engine.load(fenced)
-                    self.room.engine.admission.fence(state, KEY)
+                    self.room.engine.fence(state, KEY)
                     candidates.append(fencing(fenced))
             if any(not self.ledger(request[0]).deleted for request in requests):
                 await asyncio.to_thread(hold.wait_reached)

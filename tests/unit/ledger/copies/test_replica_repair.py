@@ -206,7 +206,7 @@ async def test_what_a_bookie_in_limbo_lacks_is_copied_back(
         await until(lambda: "b1" in bk.bookies())
         engine = cluster.bookies[1]._engine
         for one in (ledger_id, other.ledger_id):
-            await engine.admission.set_limbo(await engine.load(one), in_limbo=True)
+            await engine.set_limbo(await engine.load(one), in_limbo=True)
         limbo = [row.limbo async for rows in cluster.bookies[1].list_ledgers(-1) for row in rows]
         assert limbo == [True, True]
         listed = [

@@ -195,7 +195,7 @@ async def test_a_reader_goes_on_whose_ledgers_are_replaced(
     if forgets:
         engine = one_bookie.bookies[0]._engine
         for ledger_id in old:
-            reply = await engine.admission.delete(await engine.load(ledger_id), 1)
+            reply = await engine.delete(await engine.load(ledger_id), 1)
             assert reply.status is Status.OK
     for offsets, stream in zip(found, streams, strict=True):
         async for batch in stream:

@@ -360,7 +360,7 @@ async def start_add(
 ) -> Waiter:
     """Accept a batch as the node does, without waiting for the journal."""
     state = await engine.load(entries.ledger_id)
-    refusal = engine.admission.refusal(state, key, recovery=recovery)
+    refusal = engine.refusal(state, key, recovery=recovery)
     if refusal is not None:
         return Waiter.of(refusal)
     command = AddCommand(
@@ -372,7 +372,7 @@ async def start_add(
         deferred_sync=deferred_sync,
         lac_packet=lac_packet,
     )
-    return engine.admission.add(state, command, max_lac)
+    return engine.add(state, command, max_lac)
 
 
 async def add(
@@ -393,7 +393,7 @@ async def add(
     if not recovery and state.may_hold(entries):
         crc = crc32c(entries.payload)
         command = AddCommand(entries, ledger_id, key, crc, deferred_sync=deferred_sync)
-        return await engine.duplicates.add(state, command, lac)
+        return await engine.add_over_stored(state, command, lac)
     return await (
         await start_add(
             engine, entries, key=key, recovery=recovery, deferred_sync=deferred_sync, max_lac=lac
@@ -403,7 +403,7 @@ async def add(
 
 async def fence(engine: Engine, ledger_id: int, key: bytes = KEY) -> Reply:
     """Fence a ledger and wait until that is durable."""
-    return await engine.admission.fence(await engine.load(ledger_id), key)
+    return await engine.fence(await engine.load(ledger_id), key)
 
 
 async def read(
@@ -425,8 +425,8 @@ async def read(
 
 def evict(engine: Engine) -> None:
     """Let go of every state; all of them are clean."""
-    engine.states._states.clear()
-    engine.states.begin(MAX_ID)
+    engine._states._states.clear()
+    engine._states.begin(MAX_ID)
 
 
 def ids_of(result: ReadResult) -> list[int]:

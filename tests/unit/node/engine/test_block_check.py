@@ -47,7 +47,7 @@ async def store(engine: Engine, batch: EntryBatch) -> None:
     """Add a batch, durably."""
     state = await engine.load(batch.ledger_id)
     command = AddCommand(batch, batch.ledger_id, KEY, crc32c(batch.payload))
-    outcome = engine.admission.add(state, command, -1)
+    outcome = engine.add(state, command, -1)
     assert (await outcome).status is Status.OK
 
 
@@ -71,7 +71,7 @@ async def test_no_flipped_bit_of_a_ledger_without_digests_is_returned(
             await add(engine, 9, [number], size=100_000)
         await engine.roll()
         await engine.checkpoint()
-        await engine.admission.delete(await engine.load(9), machine.clock.now_ms())
+        await engine.delete(await engine.load(9), machine.clock.now_ms())
         await engine.checkpoint()
         assert (await engine.compactor.round(force=True)).files
         path = machine.log_files()[0]
@@ -103,9 +103,8 @@ async def test_other_entries_of_a_damaged_block_are_returned(
 ) -> None:
     """By the checksum of their record, or because their clients check them."""
     ours, others = entries(kind, 7, 3, 2), entries(DigestType.DUMMY, 8, 0, 2)
-    first = engine.admission
     outcomes = [
-        first.add(
+        engine.add(
             await engine.load(batch.ledger_id),
             AddCommand(batch, batch.ledger_id, KEY, crc32c(batch.payload)),
             max_lac=-1,
@@ -173,7 +172,7 @@ async def test_a_file_that_is_removed_during_the_check_is_looked_up_again(
         await store(engine, whole)
         await engine.roll()
         await engine.checkpoint()
-        await engine.admission.delete(await engine.load(9), machine.clock.now_ms())
+        await engine.delete(await engine.load(9), machine.clock.now_ms())
         await engine.checkpoint()
         path = machine.journals()[0]
         reached, go_on = threading.Event(), threading.Event()

@@ -92,8 +92,8 @@ async def test_no_fence_is_forgotten(machine: Machine, engine: Engine, ledger_id
     index = await indexed(machine, engine)
     for bit in BITS:
         with flipped(index, ledger_key(ledger_id), bit):
-            engine.states._states.clear()
-            engine.states.begin(MAX_ID)
+            engine._states._states.clear()
+            engine._states.begin(MAX_ID)
             try:
                 state = await engine.load(ledger_id)
             except CorruptionError:

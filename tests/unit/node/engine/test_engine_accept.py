@@ -68,7 +68,7 @@ async def test_what_is_acknowledged_survives_a_power_cut(machine: Machine, engin
     await add(engine, 2, range(3), deferred_sync=True)
     await add(engine, 3, range(3), deferred_sync=True)
     lost = machine.without_power("deferred")
-    await engine.admission.force()
+    await engine.force()
     forced = machine.without_power("forced")
     async with lost.engine() as after:
         assert_holds(await read(after, 1, 0, 2), batch(1, range(3)))
@@ -124,10 +124,10 @@ async def test_a_fence_is_durable_before_it_is_answered(machine: Machine, engine
     await add(engine, 7, [0])
     hold = machine.disk.hold("fdatasync", ".journal")
     state = await engine.load(7)
-    first = engine.admission.fence(state, KEY)
+    first = engine.fence(state, KEY)
     assert (await start_add(engine, batch(7, [1]))).result().status is FENCED
     await asyncio.to_thread(hold.wait_reached)
-    second = engine.admission.fence(state, KEY)
+    second = engine.fence(state, KEY)
     assert not first.done()
     assert not second.done()
     hold.release()
@@ -145,7 +145,7 @@ async def test_an_add_that_was_accepted_before_the_fence_stays(
     hold = machine.disk.hold("fdatasync", ".journal")
     waiter = await start_add(engine, batch(7, [0]))
     state = await engine.load(7)
-    fencing = engine.admission.fence(state, KEY)
+    fencing = engine.fence(state, KEY)
     await asyncio.to_thread(hold.wait_reached)
     assert ids_of(await read(engine, 7, 0, 0)) == [0]
     hold.release()
@@ -226,14 +226,14 @@ async def test_a_fence_that_was_refused_is_refused_to_every_fencer(
     # A block that does not fit, with the fence in it.
     waiters = [await start_add(engine, batch(3, [i], size=90 * KIB)) for i in range(2)]
     big = await start_add(engine, batch(4, [0], size=100 * KIB), recovery=True)
-    first, second = engine.admission.fence(state, KEY), engine.admission.fence(state, KEY)
+    first, second = engine.fence(state, KEY), engine.fence(state, KEY)
     hold.release()
     assert (await blocker).status is OK
     outcomes = [(await waiter).status for waiter in (*waiters, big, first, second)]
     assert outcomes == [Status.READ_ONLY] * 5
     killed = machine.killed("kill")
     machine.disk.heal()
-    assert (await engine.admission.fence(state, KEY)).status is OK
+    assert (await engine.fence(state, KEY)).status is OK
     async with killed.engine() as after:
         assert not (await after.load(7)).fenced, "the refused fence had not been stored"
     async with machine.killed("fenced").engine() as after:
@@ -314,7 +314,7 @@ async def test_a_duplicate_of_a_refused_add_is_not_acknowledged(
     assert (await blocker).status is OK
     assert (await refused).status is Status.READ_ONLY
     assert again.result().status is Status.READ_ONLY
-    assert DEVICE_FULL in engine.admission.read_only_reasons
+    assert DEVICE_FULL in engine.read_only_reasons
     assert (await read(engine, 7, 0, 0)).stopped_by is Status.NO_SUCH_ENTRY
 
 
@@ -380,9 +380,9 @@ async def test_a_lac_is_known_at_once_and_never_moves_back(machine: Machine) -> 
         await add(engine, 7, range(8))
         state = await engine.load(7)
         for lac in (5, 3):
-            engine.admission.publish_lac(state, packets[lac], KEY)
+            engine.publish_lac(state, packets[lac], KEY)
             assert (state.lac_packet, state.max_lac) == (packets[5], 5)
-        await engine.admission.force()
+        await engine.force()
         killed = machine.killed("kill")
     for after in (killed, machine):
         async with after.engine() as engine:
@@ -395,7 +395,7 @@ async def test_a_lac_is_journalled_with_the_next_block(machine: Machine, engine:
     await add(engine, 7, range(8))
     packet = pack_lac(7, 5, DIGESTER)
     machine.disk.calls.clear()
-    engine.admission.publish_lac(await engine.load(7), packet, KEY)
+    engine.publish_lac(await engine.load(7), packet, KEY)
     assert (await add(engine, 8, range(3))).status is OK
     names = [name for name in machine.disk.names_called(".journal") if name != "pread_cached"]
     assert names == ["pwritev", "fdatasync"]
@@ -410,7 +410,7 @@ async def test_a_lac_that_nothing_follows_is_journalled_when_it_is_quiet(machine
         await add(engine, 7, range(8))
         await until(lambda: engine._has_marker and not engine._queue.pending)
         packet = pack_lac(7, 5, DIGESTER)
-        engine.admission.publish_lac(await engine.load(7), packet, KEY)
+        engine.publish_lac(await engine.load(7), packet, KEY)
         await until(lambda: not engine._queue.postponed and not engine._queue.pending)
         killed = machine.killed("kill")
     killed.changes = {}
@@ -434,7 +434,7 @@ async def test_keys_survive_a_refused_first_sight(machine: Machine, engine: Engi
     await fill_journal(machine, engine)
     refused = await start_add(engine, batch(7, [0], size=200 * KIB))
     state = await engine.load(7)
-    engine.admission.publish_lac(state, pack_lac(7, NO_ENTRY, DIGESTER), KEY)
+    engine.publish_lac(state, pack_lac(7, NO_ENTRY, DIGESTER), KEY)
     stored = await start_add(engine, batch(7, [1]), recovery=True)
     assert (await refused).status is Status.READ_ONLY
     assert (await stored).status is OK

@@ -126,7 +126,7 @@ async def live(engine: Engine, promises: Promises) -> None:
     await engine.checkpoint()
     state = await engine.load(5)
     promises.entries.pop(5)
-    await engine.admission.delete(state, 10**15)
+    await engine.delete(state, 10**15)
     await engine.checkpoint()
     await promises.add(engine, 6, [0])
     await promises.fence(engine, 7)
@@ -438,14 +438,14 @@ async def promise_states(engine: Engine) -> bytes:
     """Entries with an explicit LAC and a fence, one limbo, one lone fence; the LAC's packet."""
     packet = pack_lac(1, 8, DIGESTER)
     await add(engine, 1, range(10), size=20 * KIB)
-    engine.admission.publish_lac(await engine.load(1), packet, KEY)
+    engine.publish_lac(await engine.load(1), packet, KEY)
     await fence(engine, 1)
     await add(engine, 2, range(10), size=20 * KIB)
-    await engine.admission.set_limbo(await engine.load(2), in_limbo=True, fence=False)
+    await engine.set_limbo(await engine.load(2), in_limbo=True, fence=False)
     await fence(engine, 3)
     # The last batch is committed with the new mark.
     await add(engine, 4, range(20), size=20 * KIB)
-    await engine.admission.force()
+    await engine.force()
     return packet
 
 
@@ -497,9 +497,9 @@ async def test_a_log_of_a_replay_has_what_stood_before_the_mark(
     """Keys, fences and LACs of its ledgers survive the journal and the index that had them."""
     packet = pack_lac(1, 8, DIGESTER)
     async with machine.engine() as engine:
-        engine.admission.publish_lac(await engine.load(1), packet, KEY)
+        engine.publish_lac(await engine.load(1), packet, KEY)
         await fence(engine, 1)
-        await engine.admission.set_limbo(await engine.load(2), in_limbo=True, fence=False)
+        await engine.set_limbo(await engine.load(2), in_limbo=True, fence=False)
         await engine.checkpoint()
         for ledger_id in (1, 2):
             await add(engine, ledger_id, [9], recovery=True)

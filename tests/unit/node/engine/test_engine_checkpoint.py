@@ -272,7 +272,7 @@ async def die(machine: Machine, engine: Engine) -> Path:
         await add(engine, 7, range(first, first + 5), size=40 * KIB)
     await add(engine, 8, [0])
     await engine.checkpoint()
-    await engine.admission.delete(await engine.load(7), machine.clock.now_ms())
+    await engine.delete(await engine.load(7), machine.clock.now_ms())
     return machine.journals()[0]
 
 

@@ -104,7 +104,7 @@ async def mark_idle(engine: Engine) -> None:
     """What an idle second does."""
     request = JournalRequest(RequestKind.MARKER, lambda request: None)
     engine._queue.submit(request)
-    await engine.admission.force()
+    await engine.force()
 
 
 # --- E9: torn or corrupt ------------------------------------------------------------------------
@@ -198,7 +198,7 @@ async def test_a_new_file_that_never_took_a_block_was_not_cut(machine: Machine) 
     async with machine.engine() as engine:
         await write_blocks(engine)
         engine._queue.submit(JournalRequest(RequestKind.ROLL, lambda request: None))
-        await engine.admission.force()
+        await engine.force()
         engine._has_marker = True
         machine.store.errors.append(DiskFullError("full"))
     assert len(machine.journals()) == 2

@@ -32,7 +32,7 @@ RETENTION_MS = 7 * 86400 * 1000
 
 async def delete(machine: Machine, engine: Engine, ledger_id: int) -> None:
     state = await engine.load(ledger_id)
-    assert (await engine.admission.delete(state, machine.clock.now_ms())).status is OK
+    assert (await engine.delete(state, machine.clock.now_ms())).status is OK
 
 
 async def live_bytes(engine: Engine) -> int:
@@ -85,7 +85,7 @@ async def test_adds_in_flight_when_the_ledger_is_deleted_leave_nothing(
     waiter = await start_add(engine, batch(7, range(5, 10)))
     await asyncio.to_thread(hold.wait_reached)
     state = await engine.load(7)
-    deleting = engine.admission.delete(state, machine.clock.now_ms())
+    deleting = engine.delete(state, machine.clock.now_ms())
     hold.release()
     assert (await waiter).status is OK
     assert (await deleting).status is OK
@@ -144,9 +144,9 @@ async def test_a_row_goes_when_no_file_may_hold_entries(machine: Machine) -> Non
         assert await forget(engine) == 0
         await engine.compactor.round()
         assert await forget(engine) == 0
-        journal = engine.admission.journal_file
+        journal = engine.newest_journal
         for _ in range(3):
-            await add(engine, 8, [engine.admission.journal_file], size=KIB)
+            await add(engine, 8, [engine.newest_journal], size=KIB)
             await engine.roll()
             await engine.checkpoint()
             await engine.compactor.round(force=True)
@@ -288,7 +288,7 @@ async def test_a_full_index_deletes_later(machine: Machine, engine: Engine) -> N
     machine.store.errors.append(DiskFullError("full"))
     machine.store.passes = 1
     assert (await engine.compactor.round()).full
-    assert engine.admission.read_only_reasons
+    assert engine.read_only_reasons
     assert engine._booted.index.is_deleting()
     await engine.device_has_room()
     assert not (await engine.compactor.round()).full

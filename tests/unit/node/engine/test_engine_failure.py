@@ -77,8 +77,8 @@ async def test_a_failed_journal_acknowledges_nothing_any_more(machine: Machine, 
             await start_add(engine, batch(7, [2])),
             await start_add(engine, batch(7, [3]), deferred_sync=True),
             await start_add(engine, batch(7, [4]), recovery=True),
-            engine.admission.fence(fence_later, b""),
-            engine.admission.force(),
+            engine.fence(fence_later, b""),
+            engine.force(),
         ]
         hold.release()
         await until_failed(engine)
@@ -88,7 +88,7 @@ async def test_a_failed_journal_acknowledges_nothing_any_more(machine: Machine, 
         calls = len(machine.disk.calls)
         assert (await add(engine, 7, [5])).status is IO_ERROR
         assert (await fence(engine, 8)).status is IO_ERROR
-        assert (await engine.admission.force()).status is IO_ERROR
+        assert (await engine.force()).status is IO_ERROR
         result = await read(engine, 7, 2, 2)
         assert result.stopped_by is IO_ERROR, "no negative answer about what may be on disk"
         with pytest.raises(StorageFailedError):
@@ -210,7 +210,7 @@ async def test_an_index_without_room_turns_read_only_and_loses_nothing(machine: 
             with pytest.raises(DiskFullError):
                 await engine.checkpoint()
         assert not reserve.exists(), "given up for the next try"
-        assert engine.admission.read_only_reasons == {DEVICE_FULL}
+        assert engine.read_only_reasons == {DEVICE_FULL}
         assert (await add(engine, 7, [100])).status is READ_ONLY
         assert (await add(engine, 7, [100], recovery=True)).status is OK
         assert (await fence(engine, 8)).status is OK
@@ -219,7 +219,7 @@ async def test_an_index_without_room_turns_read_only_and_loses_nothing(machine: 
         await engine.checkpoint()
         later = machine.killed("later")
         await engine.device_has_room()
-        assert engine.admission.read_only_reasons == set()
+        assert engine.read_only_reasons == set()
         assert reserve.exists()
         assert (await add(engine, 9, [0])).status is OK
     for after in (killed, later, machine):
@@ -247,7 +247,7 @@ async def test_a_journal_without_room_turns_read_only(machine: Machine) -> None:
         machine.disk.fail("create", ".journal", errno.ENOSPC)
         while (await add(engine, 7, [stored], size=100 * KIB)).status is OK:
             stored += 1
-        assert engine.admission.read_only_reasons == {DEVICE_FULL}
+        assert engine.read_only_reasons == {DEVICE_FULL}
         assert await stored_ids(engine, 7) == list(range(stored))
         assert (await add(engine, 7, [stored], size=100 * KIB, recovery=True)).status is OK
         assert (await fence(engine, 8)).status is OK

@@ -319,7 +319,7 @@ async def test_a_second_look_sees_what_moved_meanwhile(machine: Machine, engine:
         await fence(engine, 7)
         await add(engine, 7, [1], recovery=True, size=20 * KIB, salt=1)
         await add(engine, 1, [10**6])
-        await engine.admission.delete(await engine.load(1), machine.clock.now_ms())
+        await engine.delete(await engine.load(1), machine.clock.now_ms())
         await engine.checkpoint()
         assert engine._booted.files.path(second_file) is None
         hold.release()

@@ -13,7 +13,7 @@ from tests.unit.node.engine.test_engine_boot import KillAt, Killed
 async def ask(engine: Engine, kind: RequestKind) -> None:
     """Have the journal thread do it."""
     engine._queue.submit(JournalRequest(kind, lambda request: None))
-    await engine.admission.force()
+    await engine.force()
 
 
 async def checkpoint(engine: Engine) -> None:

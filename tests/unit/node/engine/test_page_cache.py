@@ -34,7 +34,7 @@ async def test_what_the_journal_wrote_long_ago_is_dropped_after_its_sync(
     async with machine.engine() as engine:
         for entry_id in range(30):
             await add(engine, 7, [entry_id], size=BATCH_BYTES, deferred_sync=deferred_sync)
-        await engine.admission.force()
+        await engine.force()
         await until_dropped(machine, ".journal")
         durable: dict[str, int] = {}
         written: dict[str, int] = {}

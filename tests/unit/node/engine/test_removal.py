@@ -35,7 +35,7 @@ async def dead_but_for(machine: Machine, engine: Engine, *alive: int) -> Path:
                 await add(engine, ledger_id, range(4), size=4 * KIB)
     await add(engine, 8, [0])
     await engine.checkpoint()
-    await engine.admission.delete(await engine.load(7), machine.clock.now_ms())
+    await engine.delete(await engine.load(7), machine.clock.now_ms())
     return machine.journals()[0]
 
 
@@ -123,7 +123,7 @@ async def test_where_room_is_short_it_is_back_at_once(
     monkeypatch.setattr(removal, "PAUSE_SECONDS", 3600.0)
     monkeypatch.setattr(removal, "PAUSE_SECONDS_MAX", 3600.0)
     await dead_but_for(machine, engine)
-    engine.admission.read_only_reasons.add(DEVICE_FULL)
+    engine.read_only_reasons.add(DEVICE_FULL)
     await engine.checkpoint()
     assert list(machine.journal.glob("*.tmp")) == []
 

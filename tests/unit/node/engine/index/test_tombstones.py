@@ -14,7 +14,7 @@ async def _turn_files_over(engine: Engine, *ledger_ids: int) -> None:
         await add(engine, ledger_id, [0])
         await engine.roll()
         await engine.checkpoint()
-        await engine.admission.delete(await engine.load(ledger_id), 1)
+        await engine.delete(await engine.load(ledger_id), 1)
         await engine.checkpoint()
     for _ in range(3):
         await engine.checkpoint()
@@ -23,7 +23,7 @@ async def _turn_files_over(engine: Engine, *ledger_ids: int) -> None:
 
 async def _forget(engine: Engine) -> list[int]:
     """Remove the rows that may go; returns those that were looked at."""
-    before = engine.admission.journal_file
+    before = engine.newest_journal
     due, _ = await engine.find_forgettable(-1, 1000, before)
     await engine.forget_deleted(due, before)
     return due
@@ -44,10 +44,10 @@ async def test_a_compaction_that_repeats_a_deletion_holds_the_row(tmp_path: Path
         await add(engine, 1, [0])
         await add(engine, 3, [0], size=200 * KIB)
         await add(engine, 2, range(10), size=10 * KIB)
-        await engine.admission.delete(await engine.load(1), 1)
+        await engine.delete(await engine.load(1), 1)
         await engine.roll()
         await engine.checkpoint()
-        await engine.admission.delete(await engine.load(3), 1)
+        await engine.delete(await engine.load(3), 1)
         await engine.checkpoint()
         assert (await engine.compactor.round(force=True)).files
         await _turn_files_over(engine, 10, 11, 12)

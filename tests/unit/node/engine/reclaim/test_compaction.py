@@ -53,7 +53,7 @@ async def fill(engine: Engine, ledgers: range, ids: range, *, size: int = 4 * KI
 async def delete(machine: Machine, engine: Engine, *ledger_ids: int) -> None:
     for ledger_id in ledger_ids:
         state = await engine.load(ledger_id)
-        assert (await engine.admission.delete(state, machine.clock.now_ms())).status is OK
+        assert (await engine.delete(state, machine.clock.now_ms())).status is OK
 
 
 async def assert_all_there(
@@ -305,9 +305,9 @@ async def test_a_rebuilt_index_knows_what_the_old_files_said(machine: Machine) -
     async with machine.engine() as engine:
         await fill(engine, range(1, 11), range(40))
         await fence(engine, 2)
-        await engine.admission.set_limbo(await engine.load(4), in_limbo=True)
+        await engine.set_limbo(await engine.load(4), in_limbo=True)
         packet = pack_lac(1, 38, DIGESTER)
-        engine.admission.publish_lac(await engine.load(1), packet, KEY)
+        engine.publish_lac(await engine.load(1), packet, KEY)
         await fence(engine, 77)
         await delete(machine, engine, 3, *range(5, 11))
         await engine.checkpoint()

@@ -38,7 +38,7 @@ async def fill(machine: Machine, engine: Engine) -> Path:
         for waiter in waiters:
             await waiter
     await add(engine, 9, range(3), size=150 * KIB)
-    await engine.admission.delete(await engine.load(5), machine.clock.now_ms())
+    await engine.delete(await engine.load(5), machine.clock.now_ms())
     await engine.roll()
     await engine.checkpoint()
     return machine.journals()[0]

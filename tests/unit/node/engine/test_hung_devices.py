@@ -11,7 +11,7 @@ import pytest
 
 from bookie.config import StorageSettings
 from bookie.env import SystemClock
-from bookie.node.engine.watch import DeviceWatch
+from bookie.node.engine.hung_devices import DeviceWatch
 from bookie.telemetry import Metrics
 
 SYNC_FAIL_SECONDS = 60.0

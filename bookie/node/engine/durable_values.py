@@ -1,7 +1,7 @@
-"""Small values in the index that a part of the bookie needs again after a restart.
+"""Small durable values of the parts of a bookie, which need them after a restart.
 
-Each has a name below the part's prefix, and a CRC32C of name and value. They are in ``meta``, so a
-rebuilt index has none.
+Each has a name below the part's prefix, and a CRC32C of name and value. They are in the index's
+``meta`` table, so a rebuilt index has none.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from bookie.node.engine.integrity import Integrity
 _CRC_BYTES = 4
 
 
-class Notes:
-    """The notes of one part."""
+class DurableValues:
+    """The values of one part; made by `Engine.durable_values`."""
 
     def __init__(self, integrity: Integrity, prefix: bytes) -> None:
         self._integrity = integrity
         self._prefix = prefix
 
     async def read(self) -> dict[bytes, bytes | None]:
-        """All notes by name; None for one that is damaged."""
+        """All values by name; None for a damaged one."""
         found = await self._integrity.values(self._prefix)
         return {name: self._value(name, data) for name, data in found}
 
     async def write(self, values: Mapping[bytes, bytes]) -> None:
-        """Set some notes; durable when it returns.
+        """Set some values; durable when it returns.
 
         Raises:
             DiskFullError: there is no room for the change.
@@ -38,7 +38,7 @@ class Notes:
         )
 
     async def remove(self, names: Sequence[bytes]) -> None:
-        """Remove some notes, those that exist; durable when it returns; raises like `write`."""
+        """Remove the values of these names, if there are any; durable; raises like `write`."""
         await self._integrity.forget([self._prefix + name for name in names])
 
     def _value(self, name: bytes, data: bytes) -> bytes | None:
