@@ -45,7 +45,7 @@ from bookie.daemon.readiness import Readiness
 from bookie.errors import BookieError, CannotStartError
 from bookie.ids import BOOKIE_ID_METADATA_KEY, INSTANCE_ID_METADATA_KEY, MAX_ID
 from bookie.node.bookie import COMMAND
-from bookie.node.garbage_status import GarbageStatus
+from bookie.node.garbage import GarbageStatus
 from bookie.telemetry import Metrics
 from bookie.wire.commands import Info
 

@@ -28,10 +28,10 @@ from itertools import accumulate, repeat
 from typing import NamedTuple, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bookie.entry.batch import PACKET_HEADER_SIZE_BYTES, EntryBatch, Ids, gather_prefixes
 from bookie.entry.digest import BytesLike, Digester
-from bookie.entry.shared_prefix import SharedPrefix, common_size, with_prefixes, write_prefixes
 from bookie.errors import BadRequestError, ChecksumError, FormatError
 
 HEADER_SIZE_BYTES = PACKET_HEADER_SIZE_BYTES
@@ -46,6 +46,42 @@ _VERIFY_BY_NUMPY_FROM = 16
 # Entries from which numpy's fixed cost (30-50 µs a batch) beats one `struct` call each (measured).
 _PACK_BY_ROWS_UP_TO_BYTES = 512
 # Payloads of one size up to which a table is filled faster than twice as many parts are joined.
+
+
+class SharedPrefix(NamedTuple):
+    """What the payloads at the places `first` … `end` - 1 of a batch begin with besides."""
+
+    prefix: bytes
+    first: int
+    end: int
+
+
+def common_size(shared: Sequence[SharedPrefix], count: int) -> int | None:
+    """How many bytes each of `count` payloads shares with others.
+
+    None if they are not as many for each, or no multiple of 4, as the checksum of many rows wants
+    it. Then `with_prefixes` serves.
+    """
+    size = len(shared[0].prefix)
+    if size % 4 or any(len(prefix) != size for prefix, _, _ in shared):
+        return None
+    return size if sum(end - first for _, first, end in shared) == count else None
+
+
+def write_prefixes(table: NDArray[np.uint8], shared: Sequence[SharedPrefix]) -> None:
+    """Write the prefix of each payload into its row of the table, which has their common size."""
+    for prefix, first, end in shared:
+        table[first:end] = np.frombuffer(prefix, np.uint8)
+
+
+def with_prefixes(
+    payloads: Sequence[BytesLike], shared: Sequence[SharedPrefix]
+) -> Sequence[BytesLike]:
+    """The payloads, each as a whole."""
+    whole = list(payloads)
+    for prefix, first, end in shared:
+        whole[first:end] = [prefix + payload for payload in whole[first:end]]
+    return whole
 
 
 class PacketHeader(NamedTuple):

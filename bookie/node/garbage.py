@@ -24,8 +24,10 @@ Source: BookKeeper's ScanAndCompareGarbageCollector, with `verifyMetadataOnGC` a
 from __future__ import annotations
 
 import asyncio
+import enum
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import NoReturn
 
 from bookie.config import GarbageSettings
@@ -40,12 +42,9 @@ from bookie.errors import (
 )
 from bookie.ids import MAX_ID, NO_ENTRY, Status
 from bookie.ledger.catalog.ledgers import LedgerManager
-from bookie.node.absences import Absences
 from bookie.node.engine.engine import Engine
 from bookie.node.forgetting import Forgetting
-from bookie.node.garbage_notes import Absence
-from bookie.node.garbage_status import GarbageReport, GarbageStatus, RoundOutcome
-from bookie.node.store_memory import StoreMemory
+from bookie.node.garbage_memory import Absence, Absences, StoreMemory
 from bookie.telemetry import Metrics, event_log
 
 _log = event_log(__name__)
@@ -68,6 +67,55 @@ PROOFS_SWEPT_MAX = 1000
 
 def _nothing() -> None:
     """Nobody wants to know."""
+
+
+class RoundOutcome(enum.StrEnum):
+    """How a round ended."""
+
+    DONE = "done"
+    ABORTED = "aborted"
+    """The metadata store gave no complete answer."""
+    STOPPED = "stopped"
+    """Ledgers are kept until an operator decides."""
+
+
+@dataclass(frozen=True, slots=True)
+class GarbageReport:
+    """What one round found and did."""
+
+    outcome: RoundOutcome
+    local: int = 0
+    missing: int = 0
+    """Ledgers stored here that the listing did not have."""
+    deleted: int = 0
+    absent: int = 0
+    """Ledgers that are missing without proof of a deletion, and are left."""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GarbageStatus:
+    """How reclaiming stands, since the start; for operators, flat."""
+
+    garbage_suspended: bool
+    garbage_stopped: str
+    """Why deletions are stopped; empty if they are not."""
+    garbage_outcome: str
+    """How the last round ended; empty before the first."""
+    garbage_missing_ledgers: int
+    """Ledgers stored here that the last listing did not have."""
+    garbage_waiting_ledgers: int
+    """Those of them that wait for their grace, without proof of a deletion."""
+    garbage_waiting_since_ms: int | None
+    """Since when the first of them waits, if one does; milliseconds since 1970."""
+    garbage_first_deletion_at_ms: int | None
+    """When the first of them will be deleted, about, if one will."""
+    garbage_deleted_ledgers: int
+    compacting: bool
+    compacted_files: int
+    moved_bytes: int
+    kept_files: int
+    """Files that compaction leaves alone because they are damaged."""
 
 
 class _StoreDoubtedError(Exception):

@@ -36,7 +36,7 @@ from bookie.metadata.connect import open_store
 from bookie.metadata.store import MetadataStore
 from bookie.metadata.versioned import Versioned
 from bookie.node.disk_watch import DiskWatch
-from bookie.node.engine.unreadable import UnreadableEntries
+from bookie.node.engine.reader import UnreadableEntries
 from bookie.telemetry import Metrics
 from bookie.testing.faulty_memory import FaultyMemoryStore
 from bookie.testing.simulation.loop import simulated_loop

@@ -13,8 +13,7 @@ from collections import deque
 from itertools import accumulate
 from typing import NamedTuple, Self
 
-from bookie.entry.entry import HEADER_SIZE_BYTES
-from bookie.entry.shared_prefix import SharedPrefix
+from bookie.entry.entry import HEADER_SIZE_BYTES, SharedPrefix
 from bookie.errors import BadRequestError, BookieError
 from bookie.ids import ENTRY_SIZE_BYTES_MAX
 from bookie.ledger.connection.calls import fresh

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from bookie.entry.batch import EntryBatch
 from bookie.entry.checksum import crc32c
 from bookie.entry.digest import digester_for_key
-from bookie.entry.entry import pack_batch, pack_lac
-from bookie.entry.shared_prefix import SharedPrefix
+from bookie.entry.entry import SharedPrefix, pack_batch, pack_lac
 from bookie.ledger.metadata import LedgerMetadata
 from bookie.ledger.quorum import Quorum, slots_of
 from bookie.ledger.striping import select

@@ -27,8 +27,7 @@ from bookie.node.engine.format.records import (
     encode_limbo,
 )
 from bookie.node.engine.journal.group_commit import JournalRequest, RequestKind
-from bookie.node.engine.ledger_state import LocalLedger
-from bookie.node.engine.limbo import LimboCount
+from bookie.node.engine.ledger_state import LimboCount, LocalLedger
 from bookie.node.engine.memtable import LedgerRuns, Memtable, Run
 from bookie.wire.commands import AddCommand, Reply
 

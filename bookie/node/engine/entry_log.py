@@ -10,8 +10,7 @@ import os
 from collections.abc import Callable
 
 from bookie.env import Environment
-from bookie.node.engine.block_file import BlockFile
-from bookie.node.engine.files import SealedFile, create_file, file_name, publish_file
+from bookie.node.engine.files import BlockFile, SealedFile, create_file, file_name, publish_file
 from bookie.node.engine.format.blocks import FileHeader, FileKind, block_size_on_disk
 from bookie.node.engine.format.index_rows import LedgerIndexRow
 from bookie.node.engine.format.records import (

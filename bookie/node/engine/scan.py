@@ -16,16 +16,17 @@ import numpy.typing as npt
 from bookie.entry.checksum import crc32c
 from bookie.env import Readable
 from bookie.errors import FormatError
-from bookie.node.engine.format.block_arrays import BlockArrays, parse_block_headers
 from bookie.node.engine.format.blocks import (
     BLOCK_HEADER_SIZE_BYTES,
-    BLOCK_MAGIC,
+    BLOCK_MAGIC_WORD,
     FILE_HEADER_SIZE_BYTES,
+    BlockArrays,
     BlockHeader,
     FileHeader,
     block_size_on_disk,
     body_crc,
     parse_block_header,
+    parse_block_headers,
 )
 from bookie.node.engine.format.record_arrays import Ids, RecordArrays, parse_arrays, walk_together
 from bookie.node.engine.format.records import LinkRecord, RecordType, encode_link, parse_records
@@ -36,7 +37,6 @@ GROUP_BLOCKS = 4096
 """Small blocks are handled together, up to this number of blocks and bytes."""
 
 LINK_RECORD_SIZE_BYTES = len(encode_link(0, bytes(16), 0))
-_MAGIC_WORD = int.from_bytes(BLOCK_MAGIC, "little")
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,7 +341,7 @@ def later_headers(
         chunk = file.pread(min(SCAN_BYTES, size - offset), offset)
         usable = len(chunk) - len(chunk) % step
         words = np.frombuffer(chunk, np.dtype("<u4"), count=usable // 4)
-        for index in np.flatnonzero(words[:: step // 4] == _MAGIC_WORD).tolist():
+        for index in np.flatnonzero(words[:: step // 4] == BLOCK_MAGIC_WORD).tolist():
             where = offset + index * step
             found = parse_block_header(file.pread(BLOCK_HEADER_SIZE_BYTES, where), header.nonce)
             if found is not None and found.sequence > sequence_after:

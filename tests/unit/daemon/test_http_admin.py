@@ -11,7 +11,7 @@ from bookie.addresses import join_address
 from bookie.daemon.http import Administration, is_same_machine, serve_http
 from bookie.daemon.readiness import Readiness
 from bookie.errors import BadRequestError
-from bookie.node.garbage_status import GarbageStatus
+from bookie.node.garbage import GarbageStatus
 from bookie.telemetry import Metrics
 from bookie.wire.commands import Info
 

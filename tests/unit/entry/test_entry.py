@@ -13,6 +13,7 @@ from bookie.entry.entry import (
     HEADER_SIZE_BYTES,
     Entry,
     PacketHeader,
+    SharedPrefix,
     lac_packet_ids,
     pack_batch,
     pack_lac,
@@ -21,7 +22,6 @@ from bookie.entry.entry import (
     unpack_packet,
     verify_batch,
 )
-from bookie.entry.shared_prefix import SharedPrefix
 from bookie.errors import BadRequestError, ChecksumError, FormatError
 
 CRC32C = digester_for_key(DigestType.CRC32C, b"")

@@ -21,8 +21,7 @@ from bookie.ledger.metadata import LedgerMetadata, LedgerState
 from bookie.metadata.connect import open_store
 from bookie.metadata.store import MetadataStore
 from bookie.metadata.versioned import Versioned
-from bookie.node.garbage import GarbageCollector
-from bookie.node.garbage_status import GarbageReport
+from bookie.node.garbage import GarbageCollector, GarbageReport
 from tests.unit.node.engine.machine import Machine, MachineClock
 from tests.unit.node.node_room import Room, add, serving
 from tests.unit.node.started_bookie import metadata

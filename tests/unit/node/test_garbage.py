@@ -20,7 +20,7 @@ from bookie.errors import (
 from bookie.ids import Status
 from bookie.ledger.catalog.deletion_proofs import DAY_MS, find_days
 from bookie.ledger.metadata import LedgerState
-from bookie.node.garbage_status import GarbageReport, RoundOutcome
+from bookie.node.garbage import GarbageReport, RoundOutcome
 from tests.unit.node.engine.machine import KIB
 from tests.unit.node.engine.machine import add as add_to_engine
 from tests.unit.node.garbage_place import Place, collecting

@@ -16,7 +16,7 @@ from bookie.errors import (
     WrongClusterError,
 )
 from bookie.metadata.connect import open_store
-from bookie.node.garbage_status import RoundOutcome
+from bookie.node.garbage import RoundOutcome
 from tests.unit.node.garbage_place import Listing, Place, collecting
 
 

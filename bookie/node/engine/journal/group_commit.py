@@ -31,8 +31,7 @@ from dataclasses import astuple, dataclass, field
 from bookie.config import StorageSettings
 from bookie.env import Environment, File, is_disk_full
 from bookie.errors import BookieError, DiskFullError
-from bookie.node.engine.block_file import BlockFile
-from bookie.node.engine.files import SealedFile, create_file, file_name
+from bookie.node.engine.files import BlockFile, SealedFile, create_file, file_name
 from bookie.node.engine.format.blocks import (
     ALIGNMENTS_BYTES,
     BLOCK_HEADER_SIZE_BYTES,

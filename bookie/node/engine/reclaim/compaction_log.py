@@ -20,10 +20,10 @@ from bookie.entry.batch import EntryBatch, batch_of
 from bookie.entry.checksum import crc32c
 from bookie.env import Disk, Environment, is_disk_full
 from bookie.errors import DiskFullError, FormatError
-from bookie.node.engine.block_file import BlockFile
 from bookie.node.engine.entry_log import state_records
 from bookie.node.engine.files import (
     TEMPORARY_SUFFIX,
+    BlockFile,
     create_file,
     file_name,
     publish_file,

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from bookie.entry.shared_prefix import with_prefixes
+from bookie.entry.entry import with_prefixes
 from bookie.errors import BadRequestError
 from bookie.ledger.write.append_queue import AppendQueue, NewEntries, PendingAppends
 

@@ -9,8 +9,7 @@ import pytest
 from bookie.errors import CorruptionError
 from bookie.ids import MAX_ID
 from bookie.node.engine.format.index_rows import LedgerIndexRow
-from bookie.node.engine.ledger_state import StoredLedger
-from bookie.node.engine.limbo import LimboCount
+from bookie.node.engine.ledger_state import LimboCount, StoredLedger
 
 LEDGERS = 40
 

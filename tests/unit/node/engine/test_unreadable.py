@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from bookie.env import SystemClock
-from bookie.node.engine.unreadable import LEDGERS_NAMED_MAX, REPORT_SECONDS, UnreadableEntries
+from bookie.node.engine.reader import LEDGERS_NAMED_MAX, REPORT_SECONDS, UnreadableEntries
 from bookie.telemetry import Event, Metrics
 
 

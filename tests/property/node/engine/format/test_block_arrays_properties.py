@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bookie.errors import FormatError
-from bookie.node.engine.format.block_arrays import parse_block_headers
 from bookie.node.engine.format.blocks import (
     BLOCK_HEADER_SIZE_BYTES,
     BLOCK_MAGIC,
@@ -19,6 +18,7 @@ from bookie.node.engine.format.blocks import (
     encode_block_header,
     padding,
     parse_block_header,
+    parse_block_headers,
 )
 
 NONCE = bytes(range(16))

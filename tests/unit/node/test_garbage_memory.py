@@ -7,7 +7,7 @@ import struct
 import pytest
 
 from bookie.errors import FormatError
-from bookie.node.garbage_notes import (
+from bookie.node.garbage_memory import (
     Absence,
     GarbageMemory,
     decode_absence,

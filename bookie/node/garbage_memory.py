@@ -1,0 +1,319 @@
+"""The memory of garbage collection, durable: the state of the metadata store, and absent ledgers.
+
+**The store.** A store that was restored from an older copy lacks newer ledgers, and its listing
+does not show that. But its counters are lower than the bookie saw them. Then the bookie doubts the
+store, durably, until an operator confirms it. The record is JSON::
+
+    {"absent_stop":"","absent_stop_local":0,"cookie_number":7,"counters":[[0,91]],
+     "format":"bookie-garbage","has_listed":true,"observed_seconds":…,"store_doubt":"","version":1}
+
+**Absent ledgers** are stored here and absent from the store. Their deletion is not proven, so they
+wait for a grace. It counts the time in which the bookie observed their absence: consecutive
+complete rounds of its collector. Jumps of the wall clock, and times without rounds, do not count. A
+lost record has its ledger wait for a whole grace again.
+
+A record of an absence has 16 bytes, little endian: the begin of the absence in observed seconds (a
+double), and by the wall clock (milliseconds since 1970).
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+
+from bookie.errors import FormatError
+from bookie.ledger.catalog.store_marks import StoreMarks
+from bookie.metadata import json_record
+from bookie.node.engine.durable_values import DurableValues
+from bookie.node.engine.format.index_rows import ledger_key, parse_ledger_key
+
+_FORMAT = "bookie-garbage"
+_VERSION = 1
+_ABSENCE = struct.Struct("<dq")
+
+
+@dataclass(frozen=True, slots=True)
+class GarbageMemory:
+    """What a bookie remembers of the metadata store, and why it stopped deleting, if it did."""
+
+    counters: dict[int, int] = field(default_factory=dict)
+    """The highest counters of ledger ids that it saw, by bucket."""
+    cookie_number: int | None = None
+    """The highest state number of its own cookie in the store; None if it never saw one."""
+    has_listed: bool = False
+    """Whether a listing had any ledger."""
+    observed_seconds: float = 0.0
+    """How long it has watched which ledgers are absent, in all its lives."""
+    store_doubt: str = ""
+    """Why it distrusts the store; empty while it trusts it."""
+    absent_stop: str = ""
+    """Why it deletes no absent ledger; empty while it does."""
+    absent_stop_local: int = 0
+    """The fewest ledgers stored here since that stop began."""
+
+
+@dataclass(frozen=True, slots=True)
+class Absence:
+    """Since when a ledger that is stored here is absent from the metadata store."""
+
+    since_seconds: float
+    """In observed seconds."""
+    since_ms: int
+    """By the wall clock, for people."""
+
+
+def encode_memory(memory: GarbageMemory) -> bytes:
+    """The bytes of a memory."""
+    fields = asdict(memory) | {"counters": sorted(memory.counters.items())}
+    return json_record.encode(_FORMAT, _VERSION, fields)
+
+
+def decode_memory(data: bytes) -> GarbageMemory:
+    """The memory in `data`.
+
+    Raises:
+        FormatError: it is damaged, or written by a newer version.
+    """
+    fields = json_record.decode(_FORMAT, _VERSION, data)
+    counters = {}
+    for bucket, counter in fields.rows("counters", width=2):
+        if bucket is None or counter is None:
+            raise FormatError(f"{_FORMAT}: a counter is missing")
+        counters[bucket] = counter
+    observed = fields.number("observed_seconds")
+    if not (math.isfinite(observed) and observed >= 0):
+        raise FormatError(f"{_FORMAT}: observed_seconds is {observed}")
+    return GarbageMemory(
+        counters,
+        fields.optional_integer("cookie_number", minimum=0),
+        fields.boolean("has_listed"),
+        observed,
+        fields.text("store_doubt"),
+        fields.text("absent_stop"),
+        fields.integer("absent_stop_local", minimum=0),
+    )
+
+
+def encode_absence(absence: Absence) -> bytes:
+    """The bytes of an absence."""
+    return _ABSENCE.pack(absence.since_seconds, absence.since_ms)
+
+
+def decode_absence(data: bytes) -> Absence:
+    """The absence in `data`.
+
+    Raises:
+        FormatError: it is damaged.
+    """
+    if len(data) != _ABSENCE.size:
+        raise FormatError("the note of an absent ledger has a wrong length")
+    absence = Absence(*_ABSENCE.unpack(data))
+    if not math.isfinite(absence.since_seconds):
+        raise FormatError("the note of an absent ledger has no time")
+    return absence
+
+
+_NAME = b"memory"
+
+OBSERVED_SECONDS_UNSAVED_MAX = 60.0
+"""A restart forgets at most this much waiting time of absent ledgers."""
+
+
+class StoreMemory:
+    """The memory, and the note that stores it."""
+
+    def __init__(self, notes: DurableValues) -> None:
+        self._notes = notes
+        self._saved = self.now = GarbageMemory()
+
+    async def load(self) -> None:
+        """Load the note; a damaged one is a reason to doubt the store."""
+        notes = await self._notes.read()
+        if _NAME not in notes:
+            return
+        try:
+            self._saved = self.now = decode_memory(notes[_NAME] or b"")
+        except FormatError:
+            self.doubt("what the bookie remembers of the metadata store is damaged")
+
+    @property
+    def is_due(self) -> bool:
+        """Whether something changed that a restart must not forget."""
+        observed = self._saved.observed_seconds
+        return (
+            self.now != replace(self._saved, observed_seconds=self.now.observed_seconds)
+            or self.now.observed_seconds - observed >= OBSERVED_SECONDS_UNSAVED_MAX
+        )
+
+    async def save(self) -> None:
+        """Note the memory; durable when it returns.
+
+        Raises:
+            DiskFullError: there is no room for the note.
+            StorageFailedError: the index failed; the process must end.
+        """
+        now = self.now
+        await self._notes.write({_NAME: encode_memory(now)})
+        self._saved = now
+
+    def observe(self, seconds: float) -> None:
+        """Add the time between two complete rounds."""
+        self.now = replace(self.now, observed_seconds=self.now.observed_seconds + seconds)
+
+    def listed(self) -> None:
+        """Note that a listing had a ledger."""
+        self.now = replace(self.now, has_listed=True)
+
+    def compare(self, marks: StoreMarks) -> str:
+        """Why the store went back in time; if it did not, empty, and its marks are remembered."""
+        reason = self._difference(marks)
+        if reason:
+            self.doubt(reason)
+            return reason
+        counters = self.now.counters | marks.counters
+        number = marks.cookie_number
+        self.now = replace(self.now, counters=counters, cookie_number=number)
+        return ""
+
+    def _difference(self, marks: StoreMarks) -> str:
+        known = self.now
+        remembers = known.counters or known.cookie_number is not None or known.has_listed
+        if not marks.instance_id:
+            return "the metadata store holds no cluster any more" if remembers else ""
+        for bucket, highest in sorted(known.counters.items()):
+            found = marks.counters.get(bucket, 0)
+            if found < highest:
+                return (
+                    f"the metadata store went back in time: its counter {bucket} of ledger ids is "
+                    f"{found}, and was {highest}"
+                )
+        if known.cookie_number is not None and marks.cookie_number is None:
+            return "the metadata store has no cookie of this bookie any more"
+        if (known.cookie_number or 0) > (marks.cookie_number or 0):
+            return (
+                "the metadata store went back in time: this bookie's cookie there has the state "
+                f"number {marks.cookie_number}, and had {known.cookie_number}"
+            )
+        return ""
+
+    def doubt(self, reason: str) -> None:
+        """Distrust the store until an operator confirms it."""
+        self.now = replace(self.now, store_doubt=reason)
+
+    def accept(self, marks: StoreMarks) -> None:
+        """Trust the store as it is now, and replace the memory of it."""
+        self.now = replace(
+            self.now,
+            counters=dict(marks.counters),
+            cookie_number=marks.cookie_number,
+            has_listed=False,
+            store_doubt="",
+        )
+
+    def stop_absent(self, absent: int, local: int, share: float, always: int) -> str:
+        """Why absent ledgers are too many to delete one; empty if they are not.
+
+        The share is computed with the fewest ledgers that were stored here since the stop began. So
+        newly created ledgers cannot end the stop.
+        """
+        known = self.now
+        local = min(local, known.absent_stop_local) if known.absent_stop else local
+        if absent <= max(always, share * local):
+            self.now = replace(known, absent_stop="", absent_stop_local=0)
+            return ""
+        reason = (
+            f"{absent} of {local} ledgers are absent from the metadata store, "
+            "and nothing says that they were deleted"
+        )
+        self.now = replace(known, absent_stop=reason, absent_stop_local=local)
+        return reason
+
+
+NOTES_AT_ONCE = 1000
+"""Absent ledgers that one transaction of the index notes."""
+
+
+class Absences:
+    """The absent ledgers, longest absent first."""
+
+    def __init__(self, notes: DurableValues) -> None:
+        self._notes = notes
+        self._of: dict[int, Absence] = {}
+        self._changed: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._of)
+
+    def __contains__(self, ledger_id: int) -> bool:
+        return ledger_id in self._of
+
+    def get(self, ledger_id: int) -> Absence | None:
+        """Since when a ledger is absent, if it is."""
+        return self._of.get(ledger_id)
+
+    def first(self) -> Absence | None:
+        """The absence that lasts longest."""
+        return next(iter(self._of.values()), None)
+
+    async def load(self) -> None:
+        """Load the notes."""
+        found = []
+        for name, value in (await self._notes.read()).items():
+            try:
+                if value is not None:
+                    found.append((parse_ledger_key(name), decode_absence(value)))
+            except FormatError:
+                continue
+        found.sort(key=lambda pair: pair[1].since_seconds)
+        self._of = dict(found)
+
+    def put(self, ledger_ids: Iterable[int], absence: Absence) -> None:
+        """Note ledgers as absent since then, which is later than for all others."""
+        for ledger_id in ledger_ids:
+            self._of.pop(ledger_id, None)
+            self._of[ledger_id] = absence
+            self._changed.add(ledger_id)
+
+    def drop(self, ledger_ids: Collection[int]) -> None:
+        """Forget ledgers that are present in the store, or no longer stored here."""
+        for ledger_id in ledger_ids:
+            if self._of.pop(ledger_id, None) is not None:
+                self._changed.add(ledger_id)
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether `save` has anything to do."""
+        return bool(self._changed)
+
+    async def save(self) -> None:
+        """Note what changed; durable when it returns.
+
+        Raises:
+            DiskFullError: there is no room; the rest is noted by a later call.
+            StorageFailedError: the index failed; the process must end.
+        """
+        for ledger_ids in _chunks(sorted(self._changed)):
+            self._changed.difference_update(ledger_ids)
+            try:
+                # The current state: with concurrent calls the last one counts.
+                noted = [one for one in ledger_ids if one in self._of]
+                if noted:
+                    await self._notes.write(
+                        {ledger_key(one): encode_absence(self._of[one]) for one in noted}
+                    )
+                gone = [ledger_key(one) for one in ledger_ids if one not in self._of]
+                if gone:
+                    await self._notes.remove(gone)
+            except BaseException:
+                self._changed.update(ledger_ids)
+                raise
+
+
+def _chunks(ledger_ids: list[int]) -> Iterator[list[int]]:
+    for start in range(0, len(ledger_ids), NOTES_AT_ONCE):
+        yield ledger_ids[start : start + NOTES_AT_ONCE]
