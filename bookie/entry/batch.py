@@ -63,7 +63,6 @@ class EntryBatch:
 
     @property
     def count(self) -> int:
-        """The number of entries."""
         return len(self.sizes)
 
     @property
@@ -75,16 +74,13 @@ class EntryBatch:
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether the ids have no gaps."""
         return self.steps is None
 
     @property
     def payload_bytes(self) -> int:
-        """Bytes of all packets together."""
         return len(self.payload)
 
     def entry_ids(self) -> Ids:
-        """The id of each entry."""
         count = len(self.sizes)
         if self.steps is None:
             # From 0, because the end of a range that ends at MAX_ID is not an int64.
@@ -96,7 +92,7 @@ class EntryBatch:
         return ids
 
     def offsets(self) -> Ids:
-        """Where each packet starts in the payload, and the payload's end: ``count + 1`` numbers."""
+        """The begin of each packet in the payload, and its end: ``count + 1`` numbers."""
         offsets = np.zeros(len(self.sizes) + 1, dtype=np.int64)
         np.cumsum(self.sizes, out=offsets[1:])
         return offsets

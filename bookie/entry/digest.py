@@ -67,8 +67,7 @@ class Digester(Protocol):
     """Computes one type of digest."""
 
     @property
-    def type(self) -> DigestType:
-        """The type that this object computes."""
+    def type(self) -> DigestType: ...
 
     @property
     def size_bytes(self) -> int:
@@ -89,11 +88,9 @@ class Crc32cDigester:
     size_bytes = 4
 
     def digest(self, header: BytesLike, payload: BytesLike) -> bytes:
-        """The digest of one packet's header followed by its payload."""
         return crc32c(payload, crc32c(header)).to_bytes(4, "big")
 
     def digest_many(self, headers: Headers, payloads: Sequence[BytesLike]) -> bytes:
-        """The digests of many packets back to back."""
         crcs = list(map(crc32c, payloads, crcs_of_rows(headers).tolist()))
         return struct.pack(f">{len(crcs)}I", *crcs)
 
@@ -106,11 +103,9 @@ class Crc32Digester:
     size_bytes = 8
 
     def digest(self, header: BytesLike, payload: BytesLike) -> bytes:
-        """The digest of one packet's header followed by its payload."""
         return zlib.crc32(payload, zlib.crc32(header)).to_bytes(8, "big")
 
     def digest_many(self, headers: Headers, payloads: Sequence[BytesLike]) -> bytes:
-        """The digests of many packets back to back."""
         crcs = list(map(zlib.crc32, payloads, map(zlib.crc32, _each(headers))))
         return struct.pack(f">{len(crcs)}Q", *crcs)
 
@@ -128,14 +123,12 @@ class HmacDigester:
         self._mac = hmac.new(key, digestmod="sha1")
 
     def digest(self, header: BytesLike, payload: BytesLike) -> bytes:
-        """The digest of one packet's header followed by its payload."""
         mac = self._mac.copy()
         mac.update(header)
         mac.update(payload)
         return mac.digest()
 
     def digest_many(self, headers: Headers, payloads: Sequence[BytesLike]) -> bytes:
-        """The digests of many packets back to back."""
         return b"".join(starmap(self.digest, zip(_each(headers), payloads, strict=True)))
 
 
@@ -147,11 +140,9 @@ class DummyDigester:
     size_bytes = 0
 
     def digest(self, header: BytesLike, payload: BytesLike) -> bytes:
-        """Nothing."""
         return b""
 
     def digest_many(self, headers: Headers, payloads: Sequence[BytesLike]) -> bytes:
-        """Nothing."""
         return b""
 
 
@@ -182,7 +173,7 @@ def key_of_life(password: bytes, token: int) -> bytes:
 
 
 def digest_of_key(ledger_key: bytes) -> bytes:
-    """What a bookie stores instead of a ledger's key: 32 bytes, empty for the empty key."""
+    """The stored form of a ledger's key: 32 bytes, empty for the empty key."""
     return hashlib.sha256(b"ledger key\x00" + ledger_key).digest() if ledger_key else b""
 
 
@@ -202,7 +193,7 @@ def is_password(password: bytes, ledger_key: bytes, token: int) -> bool:
 
 
 def digester_for_key(digest_type: DigestType, ledger_key: bytes) -> Digester:
-    """The digester of a ledger of which only the ledger key (from its metadata) is known."""
+    """The digester of a ledger whose key is known, from its metadata."""
     match digest_type:
         case DigestType.CRC32C:
             return Crc32cDigester()

@@ -77,7 +77,7 @@ def write_prefixes(table: NDArray[np.uint8], shared: Sequence[SharedPrefix]) -> 
 def with_prefixes(
     payloads: Sequence[BytesLike], shared: Sequence[SharedPrefix]
 ) -> Sequence[BytesLike]:
-    """The payloads, each as a whole."""
+    """The whole payloads."""
     whole = list(payloads)
     for prefix, first, end in shared:
         whole[first:end] = [prefix + payload for payload in whole[first:end]]
@@ -132,7 +132,7 @@ class Entries(Sequence[Entry]):
         return cls(ids, list(payloads))
 
     def located(self) -> tuple[BytesLike, Ids, Ids]:
-        """One piece of memory with all payloads, and where each of them begins and ends in it."""
+        """One buffer with all payloads, and the begin and end of each of them."""
         batch = self._batch
         if batch is None:
             sizes = np.array(list(map(len, self.payloads)), np.int64)

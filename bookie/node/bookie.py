@@ -284,7 +284,7 @@ class Bookie:
     # --- fences and LAC --------------------------------------------------------------------
 
     async def fence(self, ledger_id: int, key: bytes) -> LacReply:
-        """Fence the ledger, durably before any answer, and say where it may end."""
+        """Fence the ledger, durably before any answer; the answer says where it may end."""
         state, refusal = await self._fenced(ledger_id, key)
         if refusal is not None:
             return LacReply(refusal.status, refusal.message, fenced=state is not None)
@@ -292,7 +292,7 @@ class Bookie:
         return await self._lac(state)
 
     async def read_lac(self, ledger_id: int, key: bytes) -> LacReply:
-        """Where the ledger may end, as far as this bookie knows. Never fences."""
+        """The ledger's end, as far as this bookie knows it. Never fences."""
         state, refusal = await self._authorized(ledger_id, key)
         if refusal is not None:
             return LacReply(refusal.status, refusal.message)
@@ -304,7 +304,6 @@ class Bookie:
         return await self.add(AddCommand(None, ledger_id, key, 0, lac_packet=packet))
 
     def watch(self, callback: LacCallback) -> LacWatcher:
-        """A watcher that calls `callback` for the ledgers it subscribes to."""
         return LacWatcher(self, callback)
 
     def add_watch(self, ledger_id: int, callback: LacCallback) -> None:
@@ -341,7 +340,7 @@ class Bookie:
     async def _authorized(
         self, ledger_id: int, key: bytes, *, key_needed: bool = False
     ) -> tuple[LocalLedger | None, Reply | None]:
-        """The ledger's state, or why the request is refused. An empty key asks for nothing."""
+        """The ledger's state, or a refusal. An empty key asks for nothing."""
         if not 0 <= ledger_id <= MAX_ID or len(key) > KEY_BYTES_MAX:
             return None, Reply(Status.BAD_REQUEST, f"ledger id {ledger_id} or key out of range")
         if self._closing:
@@ -357,7 +356,7 @@ class Bookie:
         return state, None
 
     async def _fenced(self, ledger_id: int, key: bytes) -> tuple[LocalLedger | None, Reply | None]:
-        """The fenced state, its fence durable, or why it could not be fenced."""
+        """The state with its fence durable, or the reason why it could not be fenced."""
         state, refusal = await self._authorized(ledger_id, key, key_needed=True)
         if state is None or refusal is not None:
             return None, refusal
@@ -380,7 +379,7 @@ class Bookie:
     # --- reads -----------------------------------------------------------------------------
 
     def try_read(self, command: ReadCommand) -> ReadReply | None:
-        """The result of `read`, if it is one entry and available at once; else None."""
+        """The result of `read` for one entry, if it is available at once; else None."""
         state = self._engine.known(command.ledger_id)
         if state is None or self._closing or command.fence:
             return None
@@ -462,20 +461,18 @@ class LacWatcher:
             self._ledger_ids.add(ledger_id)
 
     def unsubscribe(self, ledger_id: int) -> None:
-        """Stop watching the ledger."""
         if ledger_id in self._ledger_ids:
             self._ledger_ids.remove(ledger_id)
             self._bookie.watches.remove(ledger_id, self._callback)
 
     def close(self) -> None:
-        """Stop watching all ledgers."""
         for ledger_id in sorted(self._ledger_ids):
             self._bookie.watches.remove(ledger_id, self._callback)
         self._ledger_ids.clear()
 
 
 def _check_add(command: AddCommand) -> tuple[int, Reply | None]:
-    """The highest LAC that the request carries, or why its bytes are refused."""
+    """The highest LAC of the request, or the reason to refuse its bytes."""
     max_lac = NO_ENTRY
     if not 0 <= command.ledger_id <= MAX_ID or len(command.master_key) > KEY_BYTES_MAX:
         return max_lac, Reply(Status.BAD_REQUEST, "the ledger id or the key is out of range")

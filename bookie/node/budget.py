@@ -45,7 +45,6 @@ class ByteBudget:
             raise
 
     def give_back(self, size: int) -> None:
-        """Return `size` bytes."""
         assert size <= self.used, "more bytes came back than were taken"
         self.used -= size
         if self._waiting:

@@ -37,7 +37,7 @@ class DiskWatch:
         usages: Callable[[], dict[str, DiskUsage]],
         has_room: Callable[[], Awaitable[bool]],
     ) -> None:
-        """`has_room` tells whether devices that were full have room for entries again."""
+        """`has_room` is True if devices that were full have room for entries again."""
         self._bookie = bookie
         self._engine = engine
         self._settings = settings
@@ -77,7 +77,6 @@ class DiskWatch:
                 await self._engine.device_has_room()
 
     async def run(self) -> NoReturn:
-        """Look again and again, until cancelled."""
         while True:
             try:
                 await self.look()

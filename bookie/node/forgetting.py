@@ -48,7 +48,7 @@ class Forgetting:
         self._following = NO_ENTRY
 
     async def load(self) -> None:
-        """Load the period; without a valid note a new one begins."""
+        """Load the period; without a valid record a new one begins."""
         note = (await self._notes.read()).get(_NAME)
         if note is not None and len(note) == _PERIOD.size:
             self._since, self._before_file = _PERIOD.unpack(note)

@@ -66,7 +66,7 @@ PROOFS_SWEPT_MAX = 1000
 
 
 def _nothing() -> None:
-    """Nobody wants to know."""
+    """The callback of nobody."""
 
 
 class RoundOutcome(enum.StrEnum):
@@ -167,17 +167,17 @@ class GarbageCollector:
 
     @property
     def stopped(self) -> str:
-        """Why an operator has to decide about deletions; empty when nothing is wrong."""
+        """The reason why an operator has to decide about deletions; empty if there is none."""
         return self._memory.now.store_doubt or self._memory.now.absent_stop
 
     @property
     def store_doubt(self) -> str:
-        """Why the metadata store may be older than this bookie; empty if it is not."""
+        """The reason to doubt the metadata store; empty if there is none."""
         return self._memory.now.store_doubt
 
     @property
     def settings(self) -> GarbageSettings:
-        """What rounds go by; may be replaced at any time."""
+        """The settings of rounds; may be replaced at any time."""
         return self._settings
 
     @settings.setter
@@ -195,7 +195,6 @@ class GarbageCollector:
                 self.wake()
 
     def status(self) -> GarbageStatus:
-        """The status for an operator."""
         last, compaction = self.last, self._engine.compaction_status()
         first = self._absences.first()
         will_go = first is not None and not self.stopped and not self.suspended
@@ -216,7 +215,7 @@ class GarbageCollector:
         )
 
     def compact(self) -> None:
-        """Have every file with garbage compacted soon."""
+        """Compact every file with garbage soon."""
         self._engine.compact(force=True)
 
     def wake(self, *, force: bool = False) -> None:
@@ -429,7 +428,7 @@ class GarbageCollector:
         raise _StoreDoubtedError
 
     def _stop_absent(self, local: int) -> str:
-        """Why no absent ledger may go; empty if they may."""
+        """The reason to delete no absent ledger; empty if there is none."""
         share = self._settings.stop_share
         return self._memory.stop_absent(len(self._absences), local, share, ABSENT_ALWAYS_MAX)
 
@@ -443,7 +442,7 @@ class GarbageCollector:
         return found
 
     async def _not_listed(self, local: Iterable[int]) -> tuple[set[int], bool]:
-        """The ids of `local` that a complete listing of the cluster lacks; whether it is empty."""
+        """The ids of `local` that a complete listing lacks; True if it lists no ledger."""
         missing, is_empty = set(local), True
         async for ledger_id in self._ledgers.list_ids():
             is_empty = False
@@ -525,7 +524,7 @@ class GarbageCollector:
         return deleted
 
     async def _without_metadata(self, ledger_ids: list[int]) -> list[int]:
-        """Those that a direct read does not find."""
+        """The ledgers that a direct read does not find."""
         found = await gather(map(self._exists, ledger_ids))
         return [one for one, exists in zip(ledger_ids, found, strict=True) if not exists]
 

@@ -129,7 +129,7 @@ class StoreMemory:
         self._saved = self.now = GarbageMemory()
 
     async def load(self) -> None:
-        """Load the note; a damaged one is a reason to doubt the store."""
+        """Load the record; a damaged one is a reason to doubt the store."""
         notes = await self._notes.read()
         if _NAME not in notes:
             return
@@ -140,7 +140,7 @@ class StoreMemory:
 
     @property
     def is_due(self) -> bool:
-        """Whether something changed that a restart must not forget."""
+        """True if something changed that a restart must not forget."""
         observed = self._saved.observed_seconds
         return (
             self.now != replace(self._saved, observed_seconds=self.now.observed_seconds)
@@ -253,15 +253,14 @@ class Absences:
         return ledger_id in self._of
 
     def get(self, ledger_id: int) -> Absence | None:
-        """Since when a ledger is absent, if it is."""
+        """The begin of a ledger's absence; None if it is present."""
         return self._of.get(ledger_id)
 
     def first(self) -> Absence | None:
-        """The absence that lasts longest."""
+        """The longest absence."""
         return next(iter(self._of.values()), None)
 
     async def load(self) -> None:
-        """Load the notes."""
         found = []
         for name, value in (await self._notes.read()).items():
             try:
@@ -273,7 +272,7 @@ class Absences:
         self._of = dict(found)
 
     def put(self, ledger_ids: Iterable[int], absence: Absence) -> None:
-        """Note ledgers as absent since then, which is later than for all others."""
+        """Note ledgers as absent from then on, which is later than for all others."""
         for ledger_id in ledger_ids:
             self._of.pop(ledger_id, None)
             self._of[ledger_id] = absence
@@ -287,7 +286,6 @@ class Absences:
 
     @property
     def has_changes(self) -> bool:
-        """Whether `save` has anything to do."""
         return bool(self._changed)
 
     async def save(self) -> None:

@@ -25,7 +25,7 @@ class Holding:
 
     @property
     def entries(self) -> int:
-        """How many ids these are."""
+        """The number of these ids."""
         modulus, count = self.stripe.modulus, self.stripe.count
         if modulus == 0:
             return self.last - self.first + 1
@@ -34,7 +34,7 @@ class Holding:
         return rounds + min(end % modulus, count) - min(first % modulus, count)
 
     def count_below(self, ids: Ids) -> Ids:
-        """How many ids of the stripe lie in ``0 … id - 1``, for each of `ids`."""
+        """The number of ids of the stripe in ``0 … id - 1``, for each of `ids`."""
         modulus, count = self.stripe.modulus, self.stripe.count
         if modulus == 0:
             return ids

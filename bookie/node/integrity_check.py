@@ -175,7 +175,7 @@ class IntegrityCheck:
         self._pace.end()
 
     def look_again(self) -> None:
-        """Look now whether ledgers that lacked entries still do; some of them were deleted."""
+        """Look at ledgers with missing entries now: some of them were deleted."""
         self._is_look_due = True
         self._interval.measure_again()
 
@@ -193,7 +193,7 @@ class IntegrityCheck:
 
     @property
     def needed(self) -> bool:
-        """Whether there is doubt about what is stored."""
+        """True if the data is in doubt."""
         return self._engine.needs_integrity_check
 
     @property
@@ -263,7 +263,7 @@ class IntegrityCheck:
                 longer *= 2
 
     async def _try(self, work: Awaitable[R]) -> R | None:
-        """Do some work; None if the metadata store, the index or a full disk ended it."""
+        """The result of some work; None if the store, the index or a full disk ended it."""
         try:
             return await work
         except (MetadataError, RequestError, CorruptionError, DiskFullError) as error:
@@ -283,7 +283,7 @@ class IntegrityCheck:
         return int.from_bytes(self._env.clock.nonce()[:4], "big") / 2**32
 
     async def _is_filled(self) -> bool:
-        """Whether ledgers lacked entries at the last check, and none of these does now."""
+        """True if ledgers lacked entries at the last check, and none of these does now."""
         for ledger_id in self._lacking:
             metadata = await self._current(ledger_id)
             if metadata is None:
@@ -307,7 +307,7 @@ class IntegrityCheck:
 
     @property
     def running(self) -> bool:
-        """Whether a check is running, or will be at once."""
+        """True if a check is running, or will be at once."""
         return self._lock.locked() or self._asked
 
     async def _finish_check(self, *, is_asked: bool) -> CheckReport:
@@ -379,7 +379,7 @@ class IntegrityCheck:
     async def _listed(
         self, found: _Progress, *, is_asked: bool
     ) -> AsyncGenerator[LedgerMetadata, None]:
-        """The ledgers that name this bookie. Slowly, unless somebody waits for the result."""
+        """The ledgers that name this bookie; listed slowly, unless somebody waits."""
         after, damaged = NO_ENTRY, set[int]()
         while after < MAX_ID:
             count = 0
@@ -399,7 +399,7 @@ class IntegrityCheck:
 
     @property
     def _is_urgent(self) -> bool:
-        """Whether a check should hurry: it may release ledgers, or an operator waits."""
+        """True if a check should hurry: it may release ledgers, or an operator waits."""
         return self._asked or self._engine.ledgers_in_limbo > 0
 
     def _rest_of_a_listing(self) -> float:

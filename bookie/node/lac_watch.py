@@ -44,7 +44,6 @@ class LacWatches:
         self._set_count(self._count + 1)
 
     def remove(self, ledger_id: int, callback: LacCallback) -> None:
-        """Stop calling `callback` for the ledger."""
         callbacks = self._watchers.get(ledger_id, [])
         if callback in callbacks:
             callbacks.remove(callback)
@@ -53,7 +52,6 @@ class LacWatches:
             self._watchers.pop(ledger_id, None)
 
     def has(self, ledger_id: int, callback: LacCallback) -> bool:
-        """Whether `callback` is still to be called for the ledger."""
         return callback in self._watchers.get(ledger_id, ())
 
     def notify(self, state: LocalLedger) -> None:

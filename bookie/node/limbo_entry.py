@@ -73,5 +73,5 @@ async def _durable(waiters: list[Waiter]) -> None:
 
 
 def names(metadata: LedgerMetadata, bookie_id: str) -> bool:
-    """Whether any entry of the ledger is, or was, this bookie's to store."""
+    """True if the bookie has, or had, to store any entry of the ledger."""
     return any(bookie_id in fragment.bookies for fragment in metadata.fragments)

@@ -131,7 +131,7 @@ class OwnCookie:
 
     @property
     def is_in_doubt(self) -> bool:
-        """Whether the metadata store says that this bookie may lack entries."""
+        """True if the metadata store says that this bookie may lack entries."""
         return self._cookie.is_in_doubt
 
     async def advance(self, *, renew: bool = False, is_in_doubt: bool | None = None) -> None:

@@ -32,7 +32,7 @@ class EntryReads:
         self._settings = settings
 
     def try_read(self, state: LocalLedger, command: ReadCommand) -> ReadReply | None:
-        """The result of `read`, if it is one entry and in memory; else None."""
+        """The result of `read` for one entry that is in memory; else None."""
         first = command.first_entry_id
         if not 0 <= first == command.last_entry_id <= MAX_ID or command.stripe_modulus:
             return None
@@ -139,7 +139,7 @@ def _negative_read(state: LocalLedger, status: Status, message: str, following: 
 
 
 def problem_of(command: ReadCommand) -> str:
-    """Why the request is invalid, in one sentence; empty if it is valid."""
+    """The reason why the request is invalid, in one sentence; empty if it is valid."""
     first, last = command.first_entry_id, command.last_entry_id
     if not 0 <= command.ledger_id <= MAX_ID:
         return f"ledger id {command.ledger_id} is out of range"
@@ -164,7 +164,7 @@ STRIPE_MODULUS_MAX = 1024
 
 
 def _first_wanted(command: ReadCommand) -> int:
-    """The first id that the request wants; 0 if it asks for the last entry."""
+    """The first wanted id; 0 if the last entry is wanted."""
     first = max(command.first_entry_id, 0)
     return min(_stripe(command).next_id(first), MAX_ID)
 

@@ -62,7 +62,7 @@ class Admission:
     limbo: LimboCount = field(default_factory=LimboCount)
 
     def refusal(self, state: LocalLedger, key: bytes, *, recovery: bool) -> Reply | None:
-        """Why an add is refused, without a look at its bytes; None if it is accepted."""
+        """The reason to refuse an add, without a look at its bytes; None to accept it."""
         # The key first: another life of the same id was not deleted, nor is it fenced.
         if not state.accepts_key(key):
             return UNAUTHORIZED
@@ -249,8 +249,7 @@ def _introduced(state: LocalLedger, request: JournalRequest) -> None:
         state.introduced_in = request.file_number
 
 
-def _ignore(request: JournalRequest) -> None:
-    """No request waits."""
+def _ignore(request: JournalRequest) -> None: ...
 
 
 def _resolve(waiter: Waiter, error: BookieError | None) -> None:

@@ -48,7 +48,7 @@ class DigestSizes:
         self._sizes: dict[int, int] = {}
 
     def protects(self, ledger_id: int, packet: Buffer) -> bool:
-        """Whether clients can check what they get; `packet` is one of the ledger's."""
+        """True if clients can check the ledger's entries; `packet` is one of them."""
         size = self._sizes.get(ledger_id)
         if size is None and _has_crc(packet):
             size = _CRC_BYTES
@@ -56,23 +56,21 @@ class DigestSizes:
         return bool(size)
 
     def known(self, ledger_id: int) -> int | None:
-        """The size of the ledger's digests, if known."""
         return self._sizes.get(ledger_id)
 
     def learn(self, ledger_id: int, size: int) -> None:
-        """Remember the size of the ledger's digests."""
         if len(self._sizes) >= LEDGERS_MAX:
             self._sizes.clear()
         self._sizes[ledger_id] = size
 
     def forget(self, ledger_ids: Iterable[int]) -> None:
-        """Forget these ledgers; new ones with their ids may have other digests."""
+        """Forget these ledgers: new ones with their ids may have other digests."""
         for ledger_id in ledger_ids:
             self._sizes.pop(ledger_id, None)
 
 
 def _has_crc(packet: Buffer) -> bool:
-    """Whether the packet has a digest of type CRC-32C or CRC-32 that is right."""
+    """True if the packet has a correct digest of type CRC-32C or CRC-32."""
     view = memoryview(packet)
     if len(view) < PACKET_HEADER_SIZE_BYTES + _CRC_BYTES:
         # There is no room for a digest; an empty one would count as 0.
@@ -167,7 +165,7 @@ class BlockCheck:
 
 
 def _candidates(file: File, offset: int, alignment: int) -> Iterator[int]:
-    """Where a block may begin whose body has `offset`: the nearest place first."""
+    """Places where a block may begin whose body has `offset`, the nearest first."""
     lowest = max(offset - BODY_SIZE_BYTES_MAX - BLOCK_HEADER_SIZE_BYTES, FILE_HEADER_SIZE_BYTES)
     stop = offset // alignment * alignment + len(BLOCK_MAGIC)
     while stop > lowest:

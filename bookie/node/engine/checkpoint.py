@@ -93,17 +93,16 @@ class Checkpointer:
         """Whether another checkpoint has work even without new entries."""
 
     def mark_dirty(self, state: LocalLedger) -> None:
-        """The state differs from its row in the index."""
         self._dirty[state.ledger_id] = state
 
     def is_dirty(self, ledger_id: int) -> bool:
-        """Whether the index does not have all of the ledger yet."""
+        """True if the index lacks a part of the ledger."""
         return ledger_id in self._dirty or (
             self._immutable is not None and ledger_id in self._immutable.dirty
         )
 
     def dirty_states(self) -> list[LocalLedger]:
-        """The states that the index does not have yet, newest last."""
+        """The states that the index lacks, newest last."""
         # Compaction calls this from a thread; a checkpoint may end meanwhile.
         immutable = self._immutable
         older = immutable.dirty if immutable is not None else {}
@@ -116,27 +115,26 @@ class Checkpointer:
 
     @property
     def has_changes(self) -> bool:
-        """Whether a checkpoint would change anything."""
+        """True if a checkpoint would change anything."""
         return bool(self._dirty) or self._immutable is not None or self.more_to_do
 
     @property
     def has_deletions(self) -> bool:
-        """Whether a ledger was deleted and the index does not know it yet."""
+        """True if the index does not know the deletion of a ledger yet."""
         return any(state.deleted for state in self.dirty_states())
 
     @property
     def has_dead_files(self) -> bool:
-        """Whether the start found files without a live byte that are still there."""
+        """True if files are left in which the start found no live byte."""
         return bool(self._dead)
 
     def memtables(self) -> tuple[Memtable, ...]:
-        """What is not in the index yet, oldest first."""
+        """The memtables that are not in the index, oldest first."""
         if self._immutable is None:
             return (self._admission.memtable,)
         return (self._immutable.memtable, self._admission.memtable)
 
     def sealed(self, file: SealedFile) -> None:
-        """A journal file took its last block."""
         self._sealed.append(file)
 
     async def run(self) -> None:

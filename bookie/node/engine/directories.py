@@ -55,7 +55,6 @@ class Directories:
         return self.journal, self.ledgers
 
     def read_cookie(self, root: str) -> bytes | None:
-        """The cookie file of a root, if there is one."""
         return self._read(root, _COOKIE)
 
     def _read(self, root: str, name: str) -> bytes | None:
@@ -79,7 +78,7 @@ class Directories:
         self._disk.sync_directory(root)
 
     def is_empty(self, root: str) -> bool:
-        """Whether a root holds no data of any bookie."""
+        """True if a root holds no data of any bookie."""
         names = set(self._disk.names(root)) - {
             _LOCK,
             _COOKIE,
@@ -98,7 +97,7 @@ class Directories:
             self._make_reserve_in(root)
 
     def _reserve_roots(self) -> list[str]:
-        """Two roots on one device share a reserve; on a device of its own the journal needs one."""
+        """Two roots on one device share a reserve; a journal on its own device has one."""
         return list({self._disk.usage(root).device: root for root in self.roots()}.values())
 
     def _make_reserve_in(self, root: str) -> None:
@@ -144,11 +143,10 @@ class Directories:
             self._disk.create(os.path.join(self.ledgers, _FAILED), 0).close()
 
     def was_failed(self) -> bool:
-        """Whether the last process ended because a disk failed."""
+        """True if the last process ended because a disk failed."""
         return _FAILED in self._disk.names(self.ledgers)
 
     def clear_failed(self) -> None:
-        """Remove the record of `mark_failed`."""
         self._disk.unlink(os.path.join(self.ledgers, _FAILED))
 
     def mark_stopped(self) -> None:
@@ -156,7 +154,7 @@ class Directories:
         self._write(self.ledgers, _STOPPED, self._index_summary())
 
     def take_stopped(self) -> bool:
-        """Whether the index is unchanged since `mark_stopped`; durably removes that record."""
+        """Remove the record of `mark_stopped`, durably; True if the index fits it."""
         summary = self._read(self.ledgers, _STOPPED)
         if summary is None:
             return False

@@ -73,7 +73,7 @@ class DuplicateAdds:
             return await self._admission.add(state, command, max_lac)
 
     async def _compare(self, state: LocalLedger, batch: EntryBatch) -> tuple[bool, bool]:
-        """Whether every stored entry equals the batch's, and whether some are not stored."""
+        """True if every stored entry equals the batch's; and True if some are not stored."""
         ids, offsets = batch.entry_ids(), batch.offsets()
         view = memoryview(batch.payload)
         missing = False

@@ -85,7 +85,7 @@ class EntryFetch:
     # --- in the event loop ---------------------------------------------------------------
 
     def try_now(self, cache: CachedPages) -> bool:
-        """Do what needs no device; True if that was all."""
+        """Do the part that needs no device; True if that was all."""
         if not self._is_located:
             pages = cache.pages(self._ledger_id, self.first_page, self._last_page)
             if pages is None:
@@ -122,11 +122,10 @@ class EntryFetch:
 
     @property
     def _needs_row(self) -> bool:
-        """Whether the ledger's row decides if an entry is missing or lost."""
+        """True if the ledger's row decides whether an entry is missing or lost."""
         return self.stopped_by is Status.NO_SUCH_ENTRY and self.following <= self._bound
 
     def _locate(self) -> None:
-        """Decide what to read."""
         self.ids, self.stopped_by, self.following = self._choose(self.window, self._wanted)
         self._extents = self.window.extents(self.ids) if len(self.ids) else []
 
@@ -179,7 +178,7 @@ class EntryFetch:
         return True
 
     def _is_protected(self, data: Buffer) -> bool:
-        """Whether clients can check `data`, which begins with the next wanted packet."""
+        """True if clients can check `data`, which begins with the next wanted packet."""
         digests = self._sources.digests
         size = digests.known(self._ledger_id)
         if size is not None:
@@ -198,7 +197,7 @@ class EntryFetch:
         self.ids = self.ids[:kept]
 
     def _group(self, extents: list[Extent], start: int) -> int:
-        """End of the extents from `start` on that one read fetches: same file, small gaps."""
+        """The end of the extents from `start` on that one read fetches: one file, small gaps."""
         stop = start + 1
         previous = extents[start]
         while stop < len(extents) and previous.file > 0:
@@ -237,7 +236,7 @@ class EntryFetch:
     # --- what came of it -----------------------------------------------------------------
 
     def payload(self) -> Buffer:
-        """The packets of `ids`, one after the other."""
+        """The packets of `ids` back to back."""
         return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
 
     def batch(self) -> EntryBatch | None:

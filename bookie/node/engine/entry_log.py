@@ -67,15 +67,15 @@ class EntryLogWriter:
 
     @property
     def holds_anything(self) -> bool:
-        """Whether a block was written since the last call of `publish`."""
+        """True if a block was written since the last `publish`."""
         return self._file is not None or bool(self._finished)
 
     def sync(self) -> None:
-        """Make everything that was written durable; it has no names yet."""
+        """Make everything durable that was written; it has no names yet."""
         self._close_file()
 
     def publish(self) -> list[tuple[SealedFile, str]]:
-        """Give what was synced its names, durably; returns the files and their paths."""
+        """Name the synced files, durably; returns them with their paths."""
         published = []
         for header, end in self._finished:
             publish_file(self._env.disk, self._directory, header)

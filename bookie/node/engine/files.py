@@ -118,7 +118,6 @@ class FileTable:
         self._lock = threading.Lock()
 
     def add(self, number: int, path: str) -> None:
-        """Add a file that may be read from now on."""
         self._paths[number] = path
 
     def remove(self, number: int) -> None:
@@ -129,11 +128,9 @@ class FileTable:
             self._open.pop(number, None)
 
     def path(self, number: int) -> str | None:
-        """The path of a file, if there is one."""
         return self._paths.get(number)
 
     def numbers(self) -> list[int]:
-        """The numbers of all files, ascending."""
         return sorted(self._paths)
 
     def opened(self, number: int) -> File | None:
@@ -184,11 +181,10 @@ class BlockFile:
 
     @property
     def body_offset(self) -> int:
-        """Where the body of the next block begins."""
         return self.end + BLOCK_HEADER_SIZE_BYTES
 
     def encode(self, body: Sequence[Buffer], records: int, durable_upto: int) -> list[Buffer]:
-        """The next block, with its header and padding; `durable_upto` says how far a sync came."""
+        """The next block, with header and padding; `durable_upto` is how far a sync came."""
         nonce, sequence = self.header.nonce, self.sequence + 1
         length = sum(map(len, body))
         crc = body_crc(nonce, sequence, body)

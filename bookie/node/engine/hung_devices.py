@@ -40,12 +40,10 @@ class CountedStore:
         self.commits_ended = 0
 
     def read(self) -> AbstractContextManager[ReadTransaction]:
-        """See `KeyValueStore.read`."""
         return self._store.read()
 
     @contextmanager
     def write(self) -> Iterator[WriteTransaction]:
-        """See `KeyValueStore.write`."""
         begun = self.commits_begun
         try:
             with self._store.write() as transaction:
@@ -55,12 +53,10 @@ class CountedStore:
             self.commits_ended += self.commits_begun - begun
 
     def close(self) -> None:
-        """See `KeyValueStore.close`."""
         self._store.close()
 
     @property
     def is_committing(self) -> bool:
-        """True while a transaction is committing."""
         return self.commits_begun != self.commits_ended
 
 
@@ -94,7 +90,7 @@ class DeviceWatch:
 
     @property
     def interval_seconds(self) -> float:
-        """How long after one look the next one is due."""
+        """The time between two looks."""
         settings = self._settings
         return min(settings.idle_marker_seconds, settings.sync_fail_seconds / INTERVALS_PER_FAILURE)
 

@@ -53,7 +53,6 @@ class Integrity:
         return await self._env.workers.run("read", values_of, self.index.store, prefix)
 
     async def forget(self, names: list[bytes]) -> None:
-        """Remove values of ``meta``; raises like `set`."""
         await self._in_index(delete_values, self.index.store, names)
 
     async def _in_index(self, change: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:

@@ -87,11 +87,10 @@ class LocalLedger:
 
     @property
     def deleted(self) -> bool:
-        """Whether the ledger was deleted here."""
         return self.deleted_at_ms is not None
 
     def accepts_key(self, key: bytes) -> bool:
-        """Whether `key` is the ledger's, compared in constant time; any key if none is known."""
+        """True if `key` is the ledger's, in constant time, or if the ledger has no key yet."""
         if self.key_digest is None:
             return True
         if self._key is not None and hmac.compare_digest(self._key, key):
@@ -103,21 +102,19 @@ class LocalLedger:
 
     @property
     def key_tag(self) -> bytes:
-        """Which life of the id this is; empty if it has no key, or none is known."""
+        """The tag of this life of the id; empty if it has no key, or none is known."""
         return (self.key_digest or b"")[:KEY_TAG_BYTES]
 
     def may_hold(self, batch: EntryBatch) -> bool:
-        """Whether ids of `batch` may be stored already, so that bytes must be compared."""
+        """True if ids of `batch` may be stored, so that bytes must be compared."""
         return batch.first_entry_id <= self.last_entry_id
 
     def adopt_key(self, key: bytes) -> None:
-        """Bind the ledger to `key` if it has none yet."""
         if self.key_digest is None:
             self.key_digest = digest_of_key(key)
             self._key = key
 
     def row(self) -> LedgerIndexRow:
-        """The state as the index keeps it."""
         return LedgerIndexRow(
             fenced=self.fenced,
             limbo=self.limbo,
@@ -199,7 +196,6 @@ class LedgerStates:
         return state
 
     def put(self, state: LocalLedger) -> None:
-        """Make `state` known (boot)."""
         self._states[state.ledger_id] = state
 
     async def load(self, ledger_id: int) -> LocalLedger:
@@ -230,13 +226,13 @@ class LedgerStates:
         return state
 
     def forget(self, ledger_ids: Iterable[int]) -> None:
-        """The rows of these ledgers changed: load clean states again."""
+        """Drop clean states of these ledgers, whose rows changed."""
         for ledger_id in ledger_ids:
             if ledger_id in self._states:
                 self._let_go(ledger_id)
 
     def _let_go(self, ledger_id: int) -> bool:
-        """Forget a state if it is clean and unused; True if it was."""
+        """Drop a state if it is clean and unused; True if it was."""
         state = self._states[ledger_id]
         if state.users or self._is_dirty(ledger_id):
             return False
@@ -246,7 +242,7 @@ class LedgerStates:
         return True
 
     def _evict(self) -> None:
-        """Forget some of the least recently used clean states."""
+        """Drop some of the least recently used clean states."""
         # The newest one is about to be used.
         looks = min(self._states_max // 100 + 8, len(self._states) - 1)
         for ledger_id in list(islice(self._states, looks)):

@@ -49,13 +49,12 @@ class LocationTable:
     sizes: U32
 
     def at(self, where: slice | npt.NDArray[np.int64]) -> LocationTable:
-        """The rows at these positions."""
         return LocationTable(
             self.ids[where], self.files[where], self.offsets[where], self.sizes[where]
         )
 
     def overlay(self, window: Window) -> None:
-        """Put the part that lies in `window` over it."""
+        """Lay the locations over `window`."""
         low = int(np.searchsorted(self.ids, window.first, "left"))
         high = int(np.searchsorted(self.ids, window.last, "right"))
         if low < high:
@@ -77,7 +76,6 @@ class LocationTable:
             start = stop
 
     def location(self, entry_id: int) -> Location | None:
-        """Where one entry is, if it is here."""
         index = int(self.ids.searchsorted(entry_id))
         if index == len(self.ids) or self.ids[index] != entry_id:
             return None
@@ -90,7 +88,7 @@ EMPTY_TABLE = LocationTable(
 
 
 def concatenated(tables: Sequence[LocationTable]) -> LocationTable:
-    """Tables one behind the other; of several ledgers, say."""
+    """Tables back to back."""
     if len(tables) == 1:
         return tables[0]
     return LocationTable(
@@ -167,7 +165,6 @@ class Run:
         return self._starts
 
     def ids(self) -> npt.NDArray[np.int64]:
-        """The entry ids."""
         if self.batch_ids is not None:
             return self.batch_ids
         return np.arange(len(self.sizes), dtype=np.int64) + self.first
@@ -183,7 +180,6 @@ class Run:
         return LocationTable(self.ids(), files, offsets.astype(np.uint32), _own(sizes))
 
     def overlay(self, window: Window) -> None:
-        """Put the part that lies in `window` over it."""
         if self.last < window.first or self.first > window.last:
             return
         if self.payload is None:
@@ -204,7 +200,6 @@ class Run:
         )
 
     def location(self, entry_id: int) -> Location | None:
-        """Where one entry is, if it is here."""
         index = entry_id - self.first
         if self.batch_ids is not None:
             index = int(self.batch_ids.searchsorted(entry_id))
@@ -250,7 +245,7 @@ class LedgerRuns:
         del self._runs[index], self._firsts[index]
 
     def overlay(self, window: Window) -> None:
-        """Put everything that lies in `window` over it, oldest first."""
+        """Lay all locations over `window`, oldest first."""
         for table in self._tables:
             table.overlay(window)
         if not self._ordered:
@@ -265,7 +260,7 @@ class LedgerRuns:
             run.overlay(window)
 
     def location(self, entry_id: int) -> Location | None:
-        """Where the newest copy of one entry is, if it is here."""
+        """The newest copy of one entry; None if it is not here."""
         if self._ordered:
             # Runs that do not overlap: only the last that begins at or below the id can have it.
             index = bisect_right(self._firsts, entry_id) - 1
@@ -317,7 +312,7 @@ class Memtable:
         self.entries = 0
 
     def append(self, ledger_id: int, run: Run) -> LedgerRuns:
-        """Accept `run`; returns where to report that it was written."""
+        """Accept `run`; the result takes the report that it was written."""
         runs = self.ledgers.get(ledger_id)
         if runs is None:
             runs = self.ledgers[ledger_id] = LedgerRuns()
@@ -331,12 +326,10 @@ class Memtable:
         return EMPTY_TABLE if runs is None else runs.table()
 
     def overlay(self, ledger_id: int, window: Window) -> None:
-        """Put what this memtable knows of the ledger over `window`."""
         runs = self.ledgers.get(ledger_id)
         if runs is not None:
             runs.overlay(window)
 
     def location(self, ledger_id: int, entry_id: int) -> Location | None:
-        """Where the newest copy of one entry is in this memtable, if it is here."""
         runs = self.ledgers.get(ledger_id)
         return None if runs is None else runs.location(entry_id)

@@ -69,7 +69,7 @@ class PageCache:
         self._wake = asyncio.Event()
 
     def wrote(self, number: int, durable_upto: int) -> None:
-        """The journal is durable up to there: in file `number`, and in all files before it."""
+        """Note that file `number` is durable up to there, and every file before it whole."""
         if not self._window_bytes:
             return
         growing = self._growing
@@ -100,7 +100,6 @@ class PageCache:
             self._drop_chunks()
 
     async def run(self) -> NoReturn:
-        """Drop what falls behind, until cancelled."""
         while True:
             await self._wake.wait()
             self._wake.clear()

@@ -28,7 +28,7 @@ class Prefetcher:
         """By file: the end of the last request that missed, and the end of what was prefetched."""
 
     def is_due(self, number: int, size: int, offset: int) -> bool:
-        """Whether a request inside the prefetched range should prefetch more."""
+        """True if a request inside the prefetched range should prefetch more."""
         sequence = self._sequences.get(number)
         if sequence is None or size < SEQUEL_BYTES_MIN:
             return False

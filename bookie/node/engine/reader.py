@@ -189,7 +189,7 @@ class EntryReader:
         return self._read(ledger_id, entry_id, 1, 1, 1, EVERY_ID, bound)
 
     def _lone(self, ledger_id: int, entry_id: int, size: int, data: Buffer) -> ReadResult:
-        """One packet as a result, if it is the entry that it should be."""
+        """One packet as a result, checked against its ids."""
         if size < PACKET_HEADER_SIZE_BYTES or _IDS.unpack_from(data) != (ledger_id, entry_id):
             return self._failed(ledger_id, entry_id, OTHER_BYTES)
         view = data if isinstance(data, bytes) else memoryview(data)
@@ -306,7 +306,7 @@ class EntryReader:
             cursor = following
 
     def forget(self, ledger_ids: Sequence[int]) -> None:
-        """Forget cached knowledge of these ledgers; new ones may have their ids."""
+        """Drop all cached facts about these ledgers: new ones may have their ids."""
         self._pages.forget(ledger_ids)
         self._sources.digests.forget(ledger_ids)
 
@@ -318,7 +318,7 @@ class EntryReader:
         return window
 
     def _location(self, ledger_id: int, entry_id: int) -> Location | None:
-        """Where the newest copy of an entry is; None if memory cannot tell."""
+        """The newest copy of an entry; None if memory cannot tell."""
         for memtable in reversed(self._memtables()):
             location = memtable.location(ledger_id, entry_id)
             if location is not None:
@@ -342,7 +342,7 @@ def _absent(entry_id: int) -> ReadResult:
 
 
 def _span_for(entries_max: int, stripe: Stripe) -> int:
-    """How many ids to examine for `entries_max` wanted ones, up to a limit."""
+    """The number of ids to examine for `entries_max` wanted ones, up to a limit."""
     if stripe.modulus == 0:
         return entries_max
     return min(-(-entries_max * stripe.modulus // stripe.count) + stripe.modulus, STRIPED_IDS_MAX)
@@ -363,5 +363,4 @@ def _choose(window: Window, wanted: Ids, bytes_max: int) -> Choice:
 
 
 def _choose_stored(window: Window, wanted: Ids) -> Choice:
-    """Every wanted id that is stored."""
     return wanted[window.sizes[wanted - window.first] > 0], Status.OK, 0

@@ -64,7 +64,7 @@ class Removal:
     def __init__(
         self, environment: Environment, metrics: Metrics, is_full: Callable[[], bool]
     ) -> None:
-        """`is_full` tells whether a device has no room for new entries."""
+        """`is_full` is True if a device has no room for new entries."""
         self._env = environment
         self._metrics = metrics
         self._is_full = is_full

@@ -51,7 +51,6 @@ class ScannedBlock:
 
     @property
     def body_offset(self) -> int:
-        """Where the records begin in the file."""
         return self.offset + BLOCK_HEADER_SIZE_BYTES
 
 
@@ -70,16 +69,13 @@ class BlockRun:
 
     @property
     def end(self) -> int:
-        """Where the next block begins in the file."""
         return self.offset + int(self.headers.ends[-1])
 
     @property
     def sequence(self) -> int:
-        """The sequence of the last block."""
         return int(self.headers.sequences[-1])
 
     def blocks(self) -> Iterator[ScannedBlock]:
-        """One by one."""
         found = self.headers
         rows = zip(
             found.starts.tolist(),
@@ -109,7 +105,7 @@ class BlockRun:
             start, before, records = stop, int(sizes[stop - 1]), until
 
     def _record_offsets(self) -> Ids | None:
-        """Where the records begin in `data`, if that is faster than group by group."""
+        """The begins of the records in `data`, if that is faster than group by group."""
         counts, lengths = self.headers.record_counts, self.headers.body_lengths
         if bool((lengths * counts[0] == lengths[0] * counts).all()):
             # Records of one size, probably: their places can be computed.
@@ -182,7 +178,7 @@ def _run(data: memoryview, header: FileHeader, offset: int, sequence_after: int)
 
 
 def _leading(answers: npt.NDArray[np.bool_]) -> int:
-    """How many of the first are true."""
+    """The number of leading trues."""
     return len(answers) if bool(answers.all()) else int(answers.argmin())
 
 
@@ -267,7 +263,7 @@ class BlockGroup:
         return parsed
 
     def places_of(self, offsets: Ids) -> Ids:
-        """Where in the file the bytes stand that are at `offsets` of `body`."""
+        """The places in the file of the bytes at `offsets` of `body`."""
         block = np.searchsorted(self.starts, offsets, "right") - 1
         return offsets - self.starts[block] + self.places[block]
 

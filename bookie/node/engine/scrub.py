@@ -139,7 +139,7 @@ class Scrubber:
             self._idle.end()
 
     def status(self) -> dict[str, object]:
-        """Whether it runs, how far it is, and what is damaged."""
+        """The state of the pass under way, and the damaged places."""
         return {
             "needed": bool(self.findings),
             "running": self._now,
@@ -347,7 +347,7 @@ class Scrubber:
         await self._put(values)
 
     async def _forget(self, keys: list[tuple[int, int]]) -> None:
-        """These places are sound, or their files are gone."""
+        """Drop findings: the places are sound, or their files are gone."""
         for key in keys:
             del self.findings[key]
         if keys:
@@ -370,18 +370,16 @@ class _Uncached:
         self._file = file
 
     def pread(self, size: int, offset: int) -> Buffer:
-        """See `Readable.pread`; aligned as the device wants it."""
+        """Read whole pages, as the device wants them; see `Readable.pread`."""
         start = offset // ALIGNMENT_BYTES * ALIGNMENT_BYTES
         wanted = -(-(offset + size - start) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         data = self._file.pread_uncached(wanted, start)
         return memoryview(data)[offset - start : offset - start + size]
 
     def size(self) -> int:
-        """See `Readable.size`."""
         return self._file.size()
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 
@@ -418,7 +416,7 @@ def _check(number: int, group: BlockGroup) -> list[Finding]:
 def _behind(
     file: _Uncached, header: FileHeader, offset: int, sequence: int
 ) -> tuple[int, int] | None:
-    """Where to continue after damage at `offset`: the next valid block, and the sequence before."""
+    """Place after the damage at `offset`: the next valid block, and the sequence before it."""
     try:
         found = next_valid(file, header, offset, sequence)
     except OSError:

@@ -87,7 +87,7 @@ class Window:
         return -len(self.memory)
 
     def wanted(self, modulus: int, first_residue: int, count: int) -> Ids:
-        """The ids of the window that a reader of this stripe wants, ascending."""
+        """The ids of the window that belong to this stripe, ascending."""
         ids = np.arange(len(self.sizes), dtype=np.int64) + self.first
         if modulus == 0:
             return ids

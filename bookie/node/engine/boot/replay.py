@@ -312,7 +312,7 @@ class Replay:
         return evaluate(evidence).verdict is Verdict.CORRUPT
 
     def _keep(self, group: BlockGroup) -> None:
-        """Write the group's records to the log and remember where they are now."""
+        """Write the group's records to the log and remember their new places."""
         if not group.records:
             return
         parsed = group.parse()

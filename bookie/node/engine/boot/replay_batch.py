@@ -50,7 +50,6 @@ class ReplayBatch:
 
     @property
     def is_full(self) -> bool:
-        """Whether it is time to commit."""
         return self.entries >= self._entries_max or len(self.states) >= LEDGERS_MAX
 
     def take(self, records: RecordArrays, file: int, offsets: Ids) -> None:
@@ -162,7 +161,7 @@ def newest_of_each(ledger_ids: Ids, table: LocationTable) -> tuple[Ids, Location
 
 
 def _distinct(ledger_ids: Ids) -> Ids:
-    """Each of them once, ascending."""
+    """Each value once, ascending."""
     lowest = ledger_ids.min()
     offsets = ledger_ids - lowest
     if int(offsets.max()) < len(offsets):
@@ -173,12 +172,10 @@ def _distinct(ledger_ids: Ids) -> Ids:
 
 
 def _starts(ledger_ids: Ids) -> Ids:
-    """Where each ledger begins."""
     return np.concatenate(([0], np.flatnonzero(ledger_ids[1:] != ledger_ids[:-1]) + 1))
 
 
 def _stable_order(ledger_ids: Ids) -> Ids:
-    """The stable order that sorts `ledger_ids`."""
     offsets = ledger_ids - ledger_ids.min()
     if int(offsets.max()) < 2**16:
         # Numbers of 16 bits are sorted by radix, in a tenth of the time.

@@ -276,7 +276,7 @@ class Boot:
                     self._env.disk.unlink(os.path.join(directory, name))
 
     def _open_index(self) -> tuple[Index, bool]:
-        """The index, and whether it has to be rebuilt."""
+        """The index, and True if it has to be rebuilt."""
         trusted = self._dirs.take_stopped()
         data = os.path.join(self._dirs.index, "data.mdb")
         if "data.mdb" in self._env.disk.names(self._dirs.index):
@@ -384,7 +384,7 @@ class Boot:
             self._env.disk.unlink(logs.pop(number))
 
     def _replay_from_mark(self, index: Index, journals: dict[int, str]) -> ReplayOutcome:
-        """Replay what the index does not have; batches move the mark."""
+        """Replay the part that the index lacks; batches move the mark."""
         mark = index.mark()
         wanted = [
             (number, path)

@@ -245,7 +245,6 @@ class BlockArrays:
         return len(self.starts)
 
     def first(self, count: int) -> BlockArrays:
-        """The first `count` of them."""
         return BlockArrays(*(getattr(self, column)[:count] for column in self.__slots__))
 
 
@@ -286,7 +285,7 @@ def parse_block_headers(data: memoryview, alignment: int, nonce: bytes) -> Block
 
 
 def _chain(likely: Ids, following: Ids) -> tuple[Ids, Ids]:
-    """The places reached from the first one; others hold a magic number inside a body."""
+    """The places reached from the first one; others are magic numbers inside bodies."""
     after = dict(zip(likely.tolist(), following.tolist(), strict=True))
     place, chain = 0, []
     while place in after:
@@ -296,7 +295,7 @@ def _chain(likely: Ids, following: Ids) -> tuple[Ids, Ids]:
 
 
 def _sound(heads: npt.NDArray[np.void], starts: Ids, size: int, nonce: bytes) -> int:
-    """How many of the first headers are valid, with bodies that end within `size` bytes."""
+    """The number of leading valid headers with bodies that end within `size` bytes."""
     lengths = heads["body_length"].astype(np.int64)
     rows = np.ascontiguousarray(_rows(heads)[:, : _BLOCK_HEADER.size])
     sound = (

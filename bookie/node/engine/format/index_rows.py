@@ -150,7 +150,7 @@ def ledger_key(ledger_id: int) -> bytes:
 
 
 def ledger_keys_above(after: int) -> bytes:
-    """Where the keys of ledgers above `after` begin; for -1 this includes keys that were cut."""
+    """The begin of the keys of ledgers above `after`; for -1 with keys that were cut."""
     return b"" if after == NO_ENTRY else ledger_key(after + 1)
 
 
@@ -163,7 +163,7 @@ def parse_ledger_key(key: bytes) -> int:
 
 
 def is_row(key: bytes, data: bytes) -> bool:
-    """Whether `data` is the row of this key, by its checksum."""
+    """True if `data` is the row of this key, by its checksum."""
     return len(data) >= _CRC.size and crc32c(data[4:], crc32c(key)) == _CRC.unpack_from(data)[0]
 
 

@@ -64,7 +64,7 @@ def parse_page_key(key: bytes) -> tuple[int, int]:
 
 
 def is_page(key: bytes, value: bytes) -> bool:
-    """Whether `value` is the page of this key, by its checksum."""
+    """True if `value` is the page of this key, by its checksum."""
     crc = int.from_bytes(value[:_CRC_SIZE_BYTES], "little")
     return crc == crc32c(value[_CRC_SIZE_BYTES:], crc32c(key))
 

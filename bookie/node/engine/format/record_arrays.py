@@ -151,7 +151,7 @@ def walk_together(data: memoryview, starts: Ids, ends: Ids, counts: Ids) -> Ids 
 
 
 def _record_offsets(body: memoryview, count: int) -> Ids | None:
-    """Where the records start; None unless they fill the body exactly."""
+    """The begins of the records; None unless they fill the body exactly."""
     size = len(body)
     if count and size % count == 0 and size // count >= RECORD_HEADER_SIZE_BYTES:
         # Lone appends of one size: as many records as fit, each as long as the first.
@@ -165,7 +165,6 @@ def _record_offsets(body: memoryview, count: int) -> Ids | None:
 
 
 def _walk(body: memoryview, count: int) -> Ids | None:
-    """From record to record."""
     offsets = []
     at = 0
     length_at = _LENGTH.unpack_from
@@ -278,7 +277,6 @@ def _lone_entries(
 
 
 def _are_sound(heads: npt.NDArray[np.void]) -> bool:
-    """True if flags are known, reserved fields are 0 and ids are at least 0."""
     return (
         int(np.bitwise_or.reduce(heads["flags"])) & ~_KNOWN_FLAGS == 0
         and int(heads["reserved"].max()) == 0
@@ -291,7 +289,7 @@ def _are_sound(heads: npt.NDArray[np.void]) -> bool:
 def _with_steps(
     body: memoryview, ids: Ids, first_of_record: Ids, counts: Ids, step_counts: Ids, steps_at: Ids
 ) -> Ids | None:
-    """`ids`, those of records that have steps corrected; None if a step is invalid."""
+    """Entry ids with id steps applied; None if a step is invalid."""
     stepped = step_counts > 0
     kept = step_counts[stepped]
     within = np.arange(int(kept.sum())) - np.repeat(np.cumsum(kept) - kept, kept)
@@ -306,7 +304,6 @@ def _with_steps(
 
 
 def _each(values: Ids, counts: Ids, lone: bool) -> Ids:
-    """The value of its record for each entry."""
     return values if lone else np.repeat(values, counts)
 
 

@@ -236,7 +236,7 @@ def parse_record_at(body: memoryview, at: int) -> Record:
 
 
 def _parse(body: memoryview, at: int) -> tuple[Record, int]:
-    """The record at `at` and where it ends."""
+    """The record at `at`, and its end."""
     size = len(body)
     if at + RECORD_HEADER_SIZE_BYTES > size:
         raise FormatError(f"a record header at {at} lies outside its block of {size} bytes")

@@ -56,7 +56,6 @@ class TailRule:
     because: str
 
     def matches(self, evidence: TailEvidence) -> bool:
-        """Whether this row speaks about `evidence`."""
         pairs = (
             (self.mark_beyond, evidence.mark_beyond),
             (self.later_block_durable_beyond, evidence.later_block_durable_beyond),

@@ -29,7 +29,6 @@ class CachedPages:
         return self._count
 
     def page(self, ledger_id: int, number: int) -> bytes | None:
-        """One page, if it is cached."""
         pages = self._ledgers.get(ledger_id)
         if pages is None:
             return None
@@ -37,7 +36,7 @@ class CachedPages:
         return pages.get(number)
 
     def pages(self, ledger_id: int, first: int, last: int) -> list[bytes] | None:
-        """The pages `first` to `last`, if all of them are cached."""
+        """The pages `first` … `last`; None unless all of them are cached."""
         pages = self._ledgers.get(ledger_id)
         if pages is None:
             return None
@@ -51,7 +50,7 @@ class CachedPages:
         return found
 
     def put(self, ledger_id: int, first: int, pages: list[bytes], stamp: int) -> None:
-        """Keep the pages from `first` on that a look-up found; `stamp` is that of its begin."""
+        """Keep pages from `first` on; `stamp` is that of the look-up's begin."""
         if stamp != self.stamp or len(pages) > self._pages_max:
             return
         known = self._ledgers.setdefault(ledger_id, {})
@@ -63,7 +62,7 @@ class CachedPages:
             self._evict()
 
     def forget(self, ledger_ids: Iterable[int]) -> None:
-        """A transaction changed the pages of these ledgers."""
+        """Drop the pages of these ledgers, which a transaction changed."""
         self.stamp += 1
         for ledger_id in ledger_ids:
             self._count -= len(self._ledgers.pop(ledger_id, ()))

@@ -158,7 +158,6 @@ class Index:
         """For the event loop, which never reads the store itself."""
 
     def close(self) -> None:
-        """Close the store."""
         self._store.close()
 
     # --- reading -------------------------------------------------------------------------
@@ -170,7 +169,6 @@ class Index:
         return None if data is None else decode_mark(data)
 
     def meta(self, name: bytes) -> bytes | None:
-        """A value of ``meta``."""
         with self._store.read() as txn:
             return txn.get("meta", name)
 
@@ -209,7 +207,6 @@ class Index:
         return True
 
     def ledger(self, ledger_id: int) -> LedgerIndexRow | None:
-        """The row of one ledger."""
         with self._store.read() as txn:
             data = txn.get("ledgers", ledger_key(ledger_id))
         return None if data is None else decode_ledger_row(ledger_id, data)
@@ -244,12 +241,10 @@ class Index:
         return parse_ledger_key(pairs[0][0]) if pairs else None
 
     def ledger_count(self) -> int:
-        """How many ledger rows there are."""
         with self._store.read() as txn:
             return txn.count("ledgers")
 
     def files(self) -> dict[int, FileRow]:
-        """Every file row."""
         with self._store.read() as txn:
             return _files(txn)
 
@@ -299,12 +294,11 @@ class Index:
         return ids, following
 
     def is_deleting(self) -> bool:
-        """Whether pages of deleted ledgers are left to be removed."""
+        """True if pages of deleted ledgers are left."""
         with self._store.read() as txn:
             return bool(deletions(txn, 1))
 
     def slots(self, ledger_id: int, ids: npt.NDArray[np.int64]) -> FoundSlots | None:
-        """The slots of `ids`; see `find_slots`."""
         with self._store.read() as txn:
             return find_slots(txn, ledger_id, ids)
 
@@ -429,7 +423,7 @@ class _Commit:
     def __init__(
         self, txn: WriteTransaction, files: dict[int, FileRow], held: HeldIn = NOT_KNOWN
     ) -> None:
-        """`held` are the files that hold what was not in the index before."""
+        """`held` names the files that hold the change's new content."""
         self._txn = txn
         self._held = held
         self._before = files

@@ -43,7 +43,7 @@ _END = META_DELETING + b"\xff" * 9
 
 
 def note_deletion(txn: WriteTransaction, ledger_id: int) -> None:
-    """Have the pages of a ledger removed, by this transaction or later ones."""
+    """Have this transaction or later ones remove the pages of a ledger."""
     name = META_DELETING + ledger_key(ledger_id)
     txn.put("meta", name, crc32c(name).to_bytes(4, "little"))
 

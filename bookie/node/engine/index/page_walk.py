@@ -45,7 +45,7 @@ def some_of(
 
 
 def behind(pairs: Sequence[tuple[bytes, bytes]], start: bytes) -> bytes | None:
-    """Where the next call of `some_of` begins; None at the end, or at a damaged key."""
+    """The key from which `some_of` goes on; None at the end, or at a damaged key."""
     following = pairs[-1][0] + b"\0" if pairs else b""
     return following if following > start else None
 

@@ -76,7 +76,7 @@ class FoundSlots:
     present: npt.NDArray[np.bool_]
 
     def points_at(self, files: U32 | int, offsets: U32 | Ids, sizes: U32) -> npt.NDArray[np.bool_]:
-        """Which of the ids are stored at exactly these places."""
+        """A flag for each id: True if it is stored at exactly this place."""
         current = self.slots[self.at, self.where]
         same: npt.NDArray[np.bool_] = (
             (current[:, 0] == files) & (current[:, 1] == offsets) & (current[:, 2] == sizes)

@@ -111,7 +111,7 @@ class SlotWriter:
     def _fetch(
         self, slots: U32, ledger_ids: Ids, numbers: Ids, may_exist: npt.NDArray[np.bool_]
     ) -> bool:
-        """Fill `slots` with the pages that exist; whether one does."""
+        """Fill `slots` with the pages that exist; True if one does."""
         at = np.flatnonzero(may_exist)
         keys = list(map(page_key, ledger_ids[at].tolist(), numbers[at].tolist()))
         pages = self._txn.get_many("locations", keys)

@@ -48,7 +48,6 @@ class Limits:
 
     @classmethod
     def of(cls, files: Mapping[int, FileRow], before_journal: int) -> Limits:
-        """With the files that have these rows."""
         numbers = sorted(files)
         return cls(
             [number for number in numbers if files[number].kind == FileKind.JOURNAL],
@@ -57,7 +56,6 @@ class Limits:
         )
 
     def let_go(self, row: LedgerIndexRow) -> bool:
-        """Whether the row may go."""
         held = row.held_in
         return (
             row.deleted_at_ms is not None
@@ -85,7 +83,7 @@ def held_in(numbers: Iterable[int], files: Mapping[int, FileRow | None]) -> Held
 
 
 def joined(known: HeldIn, more: HeldIn) -> HeldIn:
-    """The spans over both; what is not known stays so."""
+    """The spans over both; unknown if one of them is."""
     if known == NOT_KNOWN:
         return NOT_KNOWN
     return HeldIn(*map(_join, known, more))

@@ -55,7 +55,7 @@ def remove_unused(disk: Disk, journals: dict[int, str], mark: Mark | None) -> No
 
 
 def _is_unused(disk: Disk, path: str) -> bool:
-    """Whether there is room behind the header, and nothing in it."""
+    """True if there is room behind the header, and nothing in it."""
     with closing(disk.open(path)) as file:
         size, offset = file.size(), FILE_HEADER_SIZE_BYTES
         if size <= offset:

@@ -113,7 +113,7 @@ class BlockFigures:
     """None without a sync."""
 
     def note(self, metrics: Metrics, handback_seconds: float) -> None:
-        """Update the metrics, in the event loop, which had the block after `handback_seconds`."""
+        """Update the metrics, in the event loop, which got the block after `handback_seconds`."""
         metrics.journal_handback_seconds.observe(handback_seconds)
         metrics.journal_queue_seconds.observe(self.queue_seconds)
         metrics.journal_group_requests.observe(self.requests)
@@ -356,7 +356,6 @@ class JournalWriter:
         return [request for request in requests if request.error is None]
 
     def _fits(self, size: int) -> bool:
-        """Whether records of `size` bytes fit into the current file."""
         journal = self.current
         left = journal.size_bytes - journal.end
         return size + _BESIDE_RECORDS_BYTES_MAX <= left or self._room_for(size) <= left
@@ -456,7 +455,7 @@ class JournalWriter:
 
 
 def _summary(requests: list[JournalRequest]) -> tuple[int, bool, bool]:
-    """Bytes of their records, whether one needs a sync, and whether all are appends."""
+    """Bytes of the records; True if one needs a sync; True if all are appends."""
     size, synced, appends_only = 0, False, True
     for request in requests:
         size += request.size_bytes
@@ -466,7 +465,7 @@ def _summary(requests: list[JournalRequest]) -> tuple[int, bool, bool]:
 
 
 def _size_on_disk_max(request: JournalRequest) -> int:
-    """More than `request` takes in any block, its share of header, link and padding included."""
+    """A bound of the room that `request` takes, with its share of header, link and padding."""
     return request.size_bytes + _LARGEST_ALIGNMENT_BYTES
 
 

@@ -29,7 +29,7 @@ class JournalQueue:
 
     @property
     def waiting_since(self) -> float | None:
-        """When the oldest of what is pending was submitted, on the monotonic clock."""
+        """When the oldest pending request was submitted, on the monotonic clock."""
         return self.pending[0].submitted_at if self.pending else None
 
     def submit(self, request: JournalRequest) -> None:
@@ -56,14 +56,14 @@ class JournalQueue:
             self.submit(request)
 
     def reported(self, requests: Iterable[JournalRequest]) -> None:
-        """The journal thread is done with `requests`, the oldest ones."""
+        """Take out the oldest requests, which the journal thread has completed."""
         for request in requests:
             oldest = self.pending.popleft()
             assert oldest is request, "the journal completes in the order of submission"
             self.size_bytes -= request.size_bytes
 
     def fail(self, failure: BookieError) -> None:
-        """Complete everything with an error, from now on at once."""
+        """Complete everything with an error, also requests that come later."""
         self._failure = failure
         self.pending.extend(self.postponed)
         self.postponed.clear()

@@ -162,7 +162,6 @@ class Compactor:
         """Whether a round is under way."""
 
     def status(self) -> CompactionStatus:
-        """The status for an operator."""
         return CompactionStatus(self.running, self.files, self.moved_bytes, len(self.kept))
 
     def wake(self, *, force: bool = False) -> None:
@@ -288,7 +287,7 @@ class Compactor:
     # --- what to take --------------------------------------------------------------------
 
     def _should_roll(self, rows: Mapping[int, FileRow], mark: Mark, *, force: bool) -> bool:
-        """Whether the open journal file should end now, because of its garbage."""
+        """True if the open journal file should end now, because of its garbage."""
         row = rows.get(mark.file_number)
         live = 0 if row is None else row.live_bytes
         indexed = mark.offset - FILE_HEADER_SIZE_BYTES
@@ -356,7 +355,7 @@ class Compactor:
         return small if len(small) >= SMALL_FILES_MIN else set()
 
     def _fits(self, row: FileRow) -> bool:
-        """Whether a log for the file's entries has room on a nearly full device."""
+        """True if a log for the file's entries has room on a nearly full device."""
         free = self._env.disk.usage(self._directories.ledgers).free_bytes
         return row.live_bytes + LOG_OVERHEAD_BYTES < free + self._settings.reserve_bytes
 

@@ -63,7 +63,7 @@ class LiveScan:
 
     @property
     def size_bytes_max(self) -> int:
-        """More than the log will have."""
+        """A bound of the log's size."""
         payload = sum(len(item.batch.payload) + 12 * item.batch.count for item in self.live)
         states = sum(STATE_BYTES_MAX + len(row.lac_packet) for _, row in self.rows)
         return FILE_HEADER_SIZE_BYTES + (payload + states + 256 * len(self.live)) * 33 // 32 + 65536
@@ -87,12 +87,11 @@ class CompactionLog:
 
     @property
     def path(self) -> str:
-        """Where the log is once it is published."""
         return os.path.join(self._directory, file_name(FileKind.ENTRY_LOG, self._header.number))
 
     @property
     def relocation(self) -> Relocation:
-        """What was moved; complete once all steps are done."""
+        """The change of the index; complete once all steps are done."""
         number, path = self._header.number, self.path
         return Relocation(number, path, self._size_bytes, self._moved, self._deleted)
 

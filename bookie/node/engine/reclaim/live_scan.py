@@ -134,23 +134,22 @@ class _Ahead:
         self._data = memoryview(b"")
 
     def size(self) -> int:
-        """See `Readable.size`."""
         return self._size
 
     def pread(self, size: int, offset: int) -> memoryview:
-        """Up to `size` bytes of what was fetched last."""
+        """Up to `size` bytes of the part that was fetched last."""
         start = offset - self._at
         return self._data[start : start + size]
 
     def fetch_block(self, header: FileHeader, offset: int) -> Iterator[int]:
-        """Have the block at `offset` in memory, if one begins there; yields as `fetch` does."""
+        """Fetch the block at `offset`, if one begins there; yields as `fetch` does."""
         yield from self.fetch(BLOCK_HEADER_SIZE_BYTES, offset)
         found = parse_block_header(self.pread(BLOCK_HEADER_SIZE_BYTES, offset), header.nonce)
         if found is not None:
             yield from self.fetch(BLOCK_HEADER_SIZE_BYTES + found.body_length, offset)
 
     def fetch(self, size: int, offset: int) -> Iterator[int]:
-        """Have these bytes in memory, as far as there are any; yields how many each step read."""
+        """Fetch these bytes, as far as there are any; yields how many each step read."""
         end = self._at + len(self._data)
         if self._at <= offset and offset + size <= end:
             return
@@ -172,7 +171,7 @@ class _Ahead:
 
 
 def _look_at(index: Index, number: int, group: BlockGroup, gone: dict[int, bool]) -> Found:
-    """Find what is alive in these blocks."""
+    """The live entries of these blocks."""
     found = Found()
     if not group.records:
         return found
@@ -210,7 +209,7 @@ def _look_at(index: Index, number: int, group: BlockGroup, gone: dict[int, bool]
 
 
 def gather(body: bytes | memoryview, starts: Ids, sizes: U32) -> bytes:
-    """The packets at `starts`, one after the other; neighbours are copied as one."""
+    """The packets at `starts` back to back; neighbours are copied as one."""
     ends = starts + sizes
     breaks = np.flatnonzero(starts[1:] != ends[:-1]) + 1
     begin = np.concatenate(([0], breaks))
