@@ -230,7 +230,7 @@ def gather_prefixes(batch: EntryBatch, width: int) -> NDArray[np.void]:
 
 
 def check_headers(batch: EntryBatch) -> int:
-    """Check that each packet is what the batch says it is; return the highest LAC in it.
+    """Check that each packet is the entry that the batch says; return the highest LAC.
 
     Raises:
         BadRequestError: a packet has another ledger or entry id than the batch says. Or its LAC is

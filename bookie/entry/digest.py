@@ -55,7 +55,7 @@ KEY_TAG_BYTES = 8
 
 
 class DigestType(enum.IntEnum):
-    """Which digest protects the entries of a ledger; the numbers are those of its metadata."""
+    """The digest of a ledger's entries; the numbers are those of its metadata."""
 
     CRC32 = 1
     HMAC = 2
@@ -178,9 +178,9 @@ def digest_of_key(ledger_key: bytes) -> bytes:
 
 
 def key_tag(ledger_key: bytes) -> bytes:
-    """What tells the lives of one id apart, and gives no key away: 8 bytes of `digest_of_key`.
+    """The tag of a ledger's life, which gives no key away: 8 bytes of `digest_of_key`.
 
-    Bookies put it into what they tell without being asked for a key. Empty for the empty key.
+    Bookies put it into answers that need no key. Empty for the empty key.
     """
     return digest_of_key(ledger_key)[:KEY_TAG_BYTES]
 

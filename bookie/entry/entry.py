@@ -49,7 +49,7 @@ _PACK_BY_ROWS_UP_TO_BYTES = 512
 
 
 class SharedPrefix(NamedTuple):
-    """What the payloads at the places `first` … `end` - 1 of a batch begin with besides."""
+    """Bytes before each of the payloads at the places `first` … `end` - 1 of a batch."""
 
     prefix: bytes
     first: int
@@ -57,10 +57,10 @@ class SharedPrefix(NamedTuple):
 
 
 def common_size(shared: Sequence[SharedPrefix], count: int) -> int | None:
-    """How many bytes each of `count` payloads shares with others.
+    """The number of bytes that each of `count` payloads shares with others.
 
-    None if they are not as many for each, or no multiple of 4, as the checksum of many rows wants
-    it. Then `with_prefixes` serves.
+    None if the numbers differ, or are no multiple of 4, which the checksum of many rows needs. Then
+    `with_prefixes` serves.
     """
     size = len(shared[0].prefix)
     if size % 4 or any(len(prefix) != size for prefix, _, _ in shared):
@@ -125,7 +125,7 @@ class Entries(Sequence[Entry]):
 
     @classmethod
     def of(cls, entries: Sequence[Entry]) -> Entries:
-        """The same entries, at least one, as they are if they are such already."""
+        """Entries of at least one entry; the argument itself if it is such already."""
         if isinstance(entries, Entries):
             return entries
         ids, payloads = zip(*entries, strict=True)
@@ -172,7 +172,7 @@ class Entries(Sequence[Entry]):
 
 
 class Lac(NamedTuple):
-    """What an explicit LAC packet says."""
+    """The content of an explicit LAC packet."""
 
     ledger_id: int
     last_add_confirmed: int
@@ -207,7 +207,7 @@ def pack_batch(
         length_before: payload bytes of the ledger before the first of these entries.
         payloads: at least one; memoryviews must be of single bytes.
         digester: the ledger's.
-        shared: what some of the payloads begin with besides, in their order.
+        shared: bytes before some of the payloads, in their order.
     """
     count = len(payloads)
     assert count >= 1
@@ -372,7 +372,7 @@ def unpack_lac(ledger_id: int, packet: BytesLike, digester: Digester) -> int:
 
 
 def lac_packet_ids(packet: BytesLike) -> Lac:
-    """What a LAC packet claims, unverified: bookies do not know the digest.
+    """The unverified content of a LAC packet: bookies do not know the digest.
 
     Raises:
         BadRequestError: no digest makes a packet of this size, or its ids are out of range.

@@ -79,7 +79,7 @@ class Bookie:
         self.bookie_id = bookie_id
         self.instance_id = instance_id
         self.incarnation = incarnation
-        """Renewed before this start if the bookie may have lost what it acknowledged."""
+        """Renewed before this start if acknowledged entries may be lost."""
         self._version = version
         self._engine = engine
         self._clock = engine.clock
@@ -93,7 +93,7 @@ class Bookie:
         metrics.in_flight_add_bytes.set_function(lambda: budget.used)
         self._adds_in_flight = budget
         self.watches = LacWatches(metrics.lac_watches.set)
-        """Who watches which ledger; `add_watch` adds to it."""
+        """The watchers of each ledger; `add_watch` adds to them."""
         self._closing = False
         self.set_read_only(COMMAND, read_only=settings.read_only)
 

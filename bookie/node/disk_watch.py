@@ -81,6 +81,6 @@ class DiskWatch:
             try:
                 await self.look()
             except OSError as error:
-                # The engine decides what a failed device means.
+                # The engine decides about a failed device.
                 _log.warning("disk_watch_failed", reason=str(error))
             await self._interval.wait(lambda: CHECK_INTERVAL_SECONDS)

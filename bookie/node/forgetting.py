@@ -1,10 +1,10 @@
-"""When the bookie forgets a deleted ledger: the row in its index is removed.
+"""Forgetting of deleted ledgers: the time at which a row is removed from the index.
 
 Each row costs time in every round. But if a row goes too early, a late writer can store entries of
 the ledger again. A wall clock may be wrong, so only time counts that complete rounds of the
 collector have observed:
 
-1. A period begins with a note of that time, and of the newest journal file.
+1. A period begins with a record of that time, and of the newest journal file.
 2. After `deleted_ledger_retention_seconds`, rows of ledgers that were deleted before the period are
    removed. The store must not list them, and no file may hold their entries
    (`node/engine/index/tombstones.py`).
@@ -73,7 +73,7 @@ class Forgetting:
         return due
 
     async def forget(self, ledger_ids: Collection[int], observed_seconds: float) -> int:
-        """Remove what `find_due` found and the store does not list; returns how many rows went.
+        """Remove due rows that the store does not list; returns their number.
 
         On a full device the other rows are removed in a later round.
 

@@ -70,7 +70,7 @@ def _nothing() -> None:
 
 
 class RoundOutcome(enum.StrEnum):
-    """How a round ended."""
+    """The end of a round."""
 
     DONE = "done"
     ABORTED = "aborted"
@@ -81,7 +81,7 @@ class RoundOutcome(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GarbageReport:
-    """What one round found and did."""
+    """The result of one round."""
 
     outcome: RoundOutcome
     local: int = 0
@@ -95,21 +95,21 @@ class GarbageReport:
 
 @dataclass(frozen=True, slots=True)
 class GarbageStatus:
-    """How reclaiming stands, since the start; for operators, flat."""
+    """The state of reclaiming since the start; for operators, flat."""
 
     garbage_suspended: bool
     garbage_stopped: str
-    """Why deletions are stopped; empty if they are not."""
+    """The reason to stop deletions; empty if there is none."""
     garbage_outcome: str
-    """How the last round ended; empty before the first."""
+    """The end of the last round; empty before the first."""
     garbage_missing_ledgers: int
     """Ledgers stored here that the last listing did not have."""
     garbage_waiting_ledgers: int
-    """Those of them that wait for their grace, without proof of a deletion."""
+    """Ledgers of these that wait for their grace, without proof of a deletion."""
     garbage_waiting_since_ms: int | None
-    """Since when the first of them waits, if one does; milliseconds since 1970."""
+    """The begin of the first ledger's wait, if one waits; milliseconds since 1970."""
     garbage_first_deletion_at_ms: int | None
-    """When the first of them will be deleted, about, if one will."""
+    """The time of the first deletion, about, if one will happen; milliseconds since 1970."""
     garbage_deleted_ledgers: int
     compacting: bool
     compacted_files: int
@@ -150,16 +150,15 @@ class GarbageCollector:
         self._is_loaded = False
         self._loading = asyncio.Lock()
         self._complete_at: float | None = None
-        """When the last round began, if it was complete."""
+        """The begin of the last round, if it was complete."""
         self._listing_seconds = 0.0
         self._lock = asyncio.Lock()
         self._deleted = 0
         self._told = (False, False)
         self._sweep_failed = False
         self.suspended = False
-        """Whether an operator asked for no rounds."""
+        """True if an operator asked for no rounds."""
         self.last: GarbageReport | None = None
-        """What the last round did."""
         self.on_deletions: Callable[[], None] = _nothing
         """Called after ledgers were deleted here."""
         self.on_store_doubt: Callable[[], None] = _nothing

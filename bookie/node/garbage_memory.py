@@ -36,27 +36,27 @@ _ABSENCE = struct.Struct("<dq")
 
 @dataclass(frozen=True, slots=True)
 class GarbageMemory:
-    """What a bookie remembers of the metadata store, and why it stopped deleting, if it did."""
+    """A bookie's memory of the metadata store, and its reasons to stop deletions."""
 
     counters: dict[int, int] = field(default_factory=dict)
     """The highest counters of ledger ids that it saw, by bucket."""
     cookie_number: int | None = None
     """The highest state number of its own cookie in the store; None if it never saw one."""
     has_listed: bool = False
-    """Whether a listing had any ledger."""
+    """True if a listing ever had a ledger."""
     observed_seconds: float = 0.0
-    """How long it has watched which ledgers are absent, in all its lives."""
+    """The time for which it has observed absent ledgers, over all its starts."""
     store_doubt: str = ""
-    """Why it distrusts the store; empty while it trusts it."""
+    """The reason to distrust the store; empty if there is none."""
     absent_stop: str = ""
-    """Why it deletes no absent ledger; empty while it does."""
+    """The reason to delete no absent ledger; empty if there is none."""
     absent_stop_local: int = 0
     """The fewest ledgers stored here since that stop began."""
 
 
 @dataclass(frozen=True, slots=True)
 class Absence:
-    """Since when a ledger that is stored here is absent from the metadata store."""
+    """The begin of the absence of a ledger that is stored here from the metadata store."""
 
     since_seconds: float
     """In observed seconds."""
@@ -167,7 +167,7 @@ class StoreMemory:
         self.now = replace(self.now, has_listed=True)
 
     def compare(self, marks: StoreMarks) -> str:
-        """Why the store went back in time; if it did not, empty, and its marks are remembered."""
+        """The reason to doubt the store; if it is empty, the store's marks are remembered."""
         reason = self._difference(marks)
         if reason:
             self.doubt(reason)
@@ -213,7 +213,7 @@ class StoreMemory:
         )
 
     def stop_absent(self, absent: int, local: int, share: float, always: int) -> str:
-        """Why absent ledgers are too many to delete one; empty if they are not.
+        """The reason why no absent ledger may be deleted: they are too many; else empty.
 
         The share is computed with the fewest ledgers that were stored here since the stop began. So
         newly created ledgers cannot end the stop.

@@ -58,7 +58,7 @@ class Missing:
 
 
 def holdings(metadata: LedgerMetadata, bookie_id: str) -> Iterator[Holding]:
-    """What `bookie_id` should hold by ensembles and write sets, ascending.
+    """The entries that `bookie_id` should hold by ensembles and write sets, ascending.
 
     Of a ledger that is not closed these are the fragments before the last, whose ends are known.
     """

@@ -40,7 +40,7 @@ from bookie.node.own_cookie import OwnCookie, StateComparison, compare_states
 
 
 class Decision(enum.Enum):
-    """What the cookies mean for this start."""
+    """The meaning of the cookies for this start."""
 
     STAMP = enum.auto()
     RESUME = enum.auto()
@@ -142,7 +142,7 @@ async def ensure_identity(
 ) -> ClaimedDirectories:
     """Make sure that the directories are this bookie's; stamp them if they are new.
 
-    `furnish` makes, in a worker thread, what a ready bookie always has; after an interruption it is
+    `furnish` makes, in a worker thread, the index of a new bookie; after an interruption it is
     called again. Returns the decision after its execution.
 
     Raises:

@@ -68,13 +68,13 @@ BYTES_PER_READ = 1024 * 1024
 LEDGERS_PER_PAGE = 1000
 PAUSE_SECONDS_MAX = 3600.0
 SETTLE_SECONDS = 10.0
-"""How long an entry may be on its way before a bookie without doubt calls it missing."""
+"""The time that an entry may be on its way before a bookie without doubt calls it missing."""
 
 LEDGERS_AT_ONCE = 100
 """Ledgers that a slow check lists between two rests."""
 
 LOCATION_BYTES = 17
-"""What the index stores for an entry, about."""
+"""The index's bytes for an entry, about."""
 
 LACKING_MAX = 100
 """Ledgers with missing entries that are looked at again between two checks."""
@@ -99,7 +99,7 @@ class CheckReport:
     waiting: int = 0
     """In limbo and not closed: a recovery must find their ends."""
     incomplete: int = 0
-    """Something of what is closed in them is missing or cannot be read."""
+    """An entry of their closed part is missing or cannot be read."""
     missing_entries: int = 0
     unreadable_entries: int = 0
     problems: tuple[str, ...] = ()
@@ -112,7 +112,7 @@ class CheckReport:
 
 @dataclass(slots=True)
 class _Progress:
-    """A report while it is made."""
+    """A report under construction."""
 
     report: CheckReport = field(default_factory=CheckReport)
     limbo_seen: set[int] = field(default_factory=set)
@@ -162,7 +162,7 @@ class IntegrityCheck:
         self.report: CheckReport | None = None
         """The result of the last finished check; None before the first."""
         self.unfinished = "no check was made since the start"
-        """Why there is no current result; empty once a check has finished."""
+        """The reason why there is no current result; empty once a check has finished."""
         metrics.limbo_ledgers.set_function(lambda: engine.ledgers_in_limbo)
         metrics.integrity_check_age_seconds.set_function(
             lambda: environment.clock.monotonic() - self._finished_at
@@ -203,9 +203,9 @@ class IntegrityCheck:
         return report is not None and report.whole and not self.needed
 
     def status(self) -> dict[str, object]:
-        """For an operator: whether all entries are here, and the result of the last check.
+        """The state for an operator, and the result of the last check.
 
-        ``whole`` is true only if that is known. ``unfinished`` says why it is not.
+        ``whole`` is true only if all entries are known to be here; ``unfinished`` may say why not.
         """
         return {
             "needed": self.needed,
@@ -421,7 +421,7 @@ class IntegrityCheck:
     async def _look_at(
         self, metadata: LedgerMetadata, found: _Progress, *, is_deep: bool, is_final: bool = False
     ) -> bool:
-        """Decide about a ledger and count it. But if entries are missing, only say so at first.
+        """Decide about a ledger and count it. If entries are missing, only return True at first.
 
         Args:
             metadata: the ledger, which names this bookie.
@@ -499,7 +499,7 @@ class IntegrityCheck:
             found.count(released=1)
 
     def _may_be_lost(self, state: LocalLedger) -> bool:
-        """Whether missing entries of a ledger outside of limbo may have been acknowledged here.
+        """True if missing entries of a ledger outside of limbo may have been acknowledged here.
 
         Damage and a deletion here may have taken them.
         """
@@ -581,7 +581,7 @@ class IntegrityCheck:
 
 
 def _is_counted(state: LocalLedger, held: Sequence[Holding]) -> bool:
-    """Whether the row of a ledger proves that nothing is missing, without a look at its entries.
+    """True if the row of a ledger proves that all its entries are here.
 
     It counts entries. So all of them must be among those that should be here: `held` is one run of
     ids, and the row's bounds lie in it.

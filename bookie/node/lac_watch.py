@@ -28,7 +28,7 @@ def lac_state(state: LocalLedger) -> LacState:
 
 
 class LacWatches:
-    """Who watches which ledger on this bookie."""
+    """The watchers of each ledger on this bookie."""
 
     def __init__(self, count_changed: Callable[[int], None]) -> None:
         self._watchers: dict[int, list[LacCallback]] = {}

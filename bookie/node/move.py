@@ -23,14 +23,14 @@ from bookie.node.engine.format.blocks import FileKind
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """What was done."""
+    """The result of a move."""
 
     before: Cookie
     """The cookie in the metadata store, as it was."""
     after: Cookie
-    """The same with the directories of the settings."""
+    """The same cookie with the directories of the settings."""
     rewritten: int
-    """How many cookies were written, that of the metadata store included."""
+    """The number of written cookies, that of the metadata store included."""
 
 
 async def move_directories(

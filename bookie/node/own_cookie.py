@@ -1,7 +1,8 @@
 """The cookie of a running bookie: its state number and incarnation, in all three copies.
 
-If an operator restores a copy of the directories, the bookie lacks what it acknowledged since. The
-**state number** shows this. It rises in the directories and in the metadata store, in this order::
+If an operator restores a copy of the directories, the bookie lacks entries that it acknowledged
+since. The **state number** shows this. It rises in the directories and in the metadata store, in
+this order::
 
     directories   number n+1, not settled: the store may have n or n+1
     store         compare-and-set n -> n+1
@@ -23,8 +24,8 @@ restored copy of a running bookie is noticed, too, unless the bookie crashed wit
 If another process deletes or changes the cookie, this process ends, because the other one owns the
 id then.
 
-The **incarnation** is random. The bookie renews it by the same steps when it may have lost what it
-acknowledged. Writers that know another incarnation no longer count on the bookie.
+The **incarnation** is random. The bookie renews it by the same steps when it may have lost
+acknowledged entries. Writers that know another incarnation no longer count on the bookie.
 """
 
 from __future__ import annotations
@@ -50,13 +51,13 @@ from bookie.node.engine.directories import Directories
 from bookie.telemetry import event_log
 
 ADVANCE_SECONDS = 10.0
-"""How often the number rises while entries are written, and the store's cookie is read."""
+"""The interval in which the number rises while entries are written, or the cookie is read."""
 
 LOOK_SECONDS = 1.0
-"""How soon the cookie records the begin or end of a doubt."""
+"""The time until the cookie records the begin or end of a doubt."""
 
 STOP_SECONDS_MAX = 2.0
-"""How long a stop waits for the metadata store to accept the last number."""
+"""The longest wait of a stop for the metadata store to accept the last number."""
 
 _log = event_log(__name__)
 
@@ -68,9 +69,9 @@ class StateComparison:
     number: int
     """The highest number that some copy certainly reached."""
     older: str = ""
-    """Why the directories are an older state of the bookie; empty if they are not."""
+    """The reason why the directories are an older state of the bookie; empty if they are not."""
     store_went_back: str = ""
-    """Why the metadata store is an older state of itself; empty if it is not."""
+    """The reason why the metadata store is an older state of itself; empty if it is not."""
 
 
 def went_back_in_time(stored: int, reached: int) -> str:
@@ -120,7 +121,7 @@ class OwnCookie:
         self._on_store_went_back: Callable[[str], Awaitable[None]] | None = None
         self._is_stopping = False
         self.comparison = comparison
-        """What this start found."""
+        """The findings of this start."""
         self.is_in_doubt_at_stop: bool | None = None
         """The doubt that `stop` records; None keeps it."""
 
@@ -247,7 +248,7 @@ class OwnCookie:
         """Keep the copies up to date until cancelled.
 
         Args:
-            in_doubt: whether the bookie may lack entries now.
+            in_doubt: True if the bookie may lack entries now.
             written_bytes: rises whenever anything was written.
             on_store_went_back: called with the reason if the store is an older state, before it is
                 written.

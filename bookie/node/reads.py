@@ -1,4 +1,4 @@
-"""Answers about what is stored: entries, the last add confirmed, listings.
+"""Answers about stored data: entries, the last add confirmed, listings.
 
 A negative answer is given only if it is certain: for a ledger in limbo the answer is
 UNKNOWN_LEDGER_STATE. An entry that is indexed and unreadable is an I/O error.
@@ -74,7 +74,7 @@ class EntryReads:
         return _reply(state, result)
 
     async def read_lac(self, state: LocalLedger) -> LacReply:
-        """Where the ledger may end; unknown in limbo, because acknowledged entries may be lost."""
+        """The ledger's end as far as it is known; in limbo acknowledged entries may be lost."""
         reply = await self._engine.read_lac(state)
         if state.limbo and reply.status is not Status.IO_ERROR:
             return LacReply(*_UNKNOWN, max_lac=reply.max_lac, fenced=reply.fenced)

@@ -58,7 +58,7 @@ class Admission:
     journal_file: int = -1
     """The file of new blocks, as far as the event loop knows; the thread may be one ahead."""
     read_only_reasons: set[str] = field(default_factory=set)
-    """Why new entries are refused; empty when they are not."""
+    """The reasons to refuse new entries; empty if there are none."""
     limbo: LimboCount = field(default_factory=LimboCount)
 
     def refusal(self, state: LocalLedger, key: bytes, *, recovery: bool) -> Reply | None:

@@ -95,7 +95,7 @@ class BlockCheck:
         """Parts of that body with correct bytes."""
 
     def is_sound(self, file: File, offset: int, size: int) -> bool:
-        """Whether the bytes are what the bookie once wrote there.
+        """True if the bookie once wrote these bytes there.
 
         Raises:
             OSError: the device failed.

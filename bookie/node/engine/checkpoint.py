@@ -1,4 +1,4 @@
-"""The checkpoint: it moves what was accepted since the last one from memory into the index.
+"""The checkpoint: it moves all that was accepted since the last one from memory into the index.
 
 The order of steps; only they move the mark:
 
@@ -90,7 +90,7 @@ class Checkpointer:
         self.moved = asyncio.Event()
         """Set when the older memtable is in the index, or must stay because the device is full."""
         self.more_to_do = bool(dead_files)
-        """Whether another checkpoint has work even without new entries."""
+        """True if another checkpoint has work even without new entries."""
 
     def mark_dirty(self, state: LocalLedger) -> None:
         self._dirty[state.ledger_id] = state

@@ -114,7 +114,7 @@ class Directories:
                 raise
 
     def has_room(self, step_bytes: int) -> bool:
-        """Whether each device that was full has room for `step_bytes` of entries and a reserve.
+        """True if each device that was full has room for `step_bytes` of entries and a reserve.
 
         Room for a new reserve counts twice. A reserve that still exists counts as free.
         """
@@ -200,7 +200,7 @@ def _refuse_one_place(journal: str, ledgers: str) -> None:
 
 @contextmanager
 def locked_directories(disk: Disk, settings: StorageSettings) -> Iterator[Directories]:
-    """Create what is missing and lock both roots for the duration of the block.
+    """Create missing directories and lock both roots for the duration of the block.
 
     Raises:
         DirectoryLockedError: another process uses one of them.

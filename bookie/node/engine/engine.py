@@ -250,7 +250,7 @@ class Engine:
         """Count the ledgers in limbo once; `ledgers_in_limbo` is complete when this returns.
 
         Raises:
-            CorruptionError: a row is damaged; the count goes on from what was listed.
+            CorruptionError: a row is damaged; the count goes on behind the listed rows.
         """
         await self.admission.limbo.count(self.ledgers)
 

@@ -46,7 +46,7 @@ class FetchSources:
 class EntryFetch:
     """One fetch. `try_now` in the event loop, then `finish` in a thread unless that was enough.
 
-    `window` shows what the memtables have. `choose` says which ids are read, by a complete window.
+    `window` has the memtables' entries. `choose` selects the ids to read, by a complete window.
     Nothing above `bound` is stored.
     """
 
@@ -80,7 +80,7 @@ class EntryFetch:
         self.failure: tuple[int, str] | None = None
         """The first entry that is stored and cannot be given, and why."""
         self.device_reads: list[tuple[int, int, int]] = []
-        """File, offset and size of what a device gave, or may have given."""
+        """File, offset and size of bytes that a device gave, or may have given."""
 
     # --- in the event loop ---------------------------------------------------------------
 
@@ -233,7 +233,7 @@ class EntryFetch:
             raise _being_removed(number)
         return data
 
-    # --- what came of it -----------------------------------------------------------------
+    # --- the result -----------------------------------------------------------------
 
     def payload(self) -> Buffer:
         """The packets of `ids` back to back."""

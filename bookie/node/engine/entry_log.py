@@ -102,7 +102,7 @@ class EntryLogWriter:
 
 
 def state_records(ledger_id: int, row: LedgerIndexRow) -> list[bytes]:
-    """Records of what a rebuild needs of a ledger beside its entries.
+    """The records that a rebuild needs of a ledger beside its entries.
 
     The end of limbo is left out. An outdated doubt costs a check; a lost one would hide a loss.
     """

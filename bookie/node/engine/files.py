@@ -175,7 +175,7 @@ class BlockFile:
     file: File
     header: FileHeader
     end: int = FILE_HEADER_SIZE_BYTES
-    """Where the next block begins, in bytes."""
+    """The begin of the next block, in bytes."""
     sequence: int = 0
     """Of the last block; the sequences of a journal go on in its next file."""
 

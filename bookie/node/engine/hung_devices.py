@@ -114,7 +114,7 @@ class DeviceWatch:
             self._stood_still.append((before + self.interval_seconds, now))
 
     def _committing_since(self, now: float) -> float | None:
-        """When a look first saw the current commit, if there is one."""
+        """The time of the look that first saw the current commit, if there is one."""
         if not self._store.is_committing:
             return None
         if self._commit_seen != self._store.commits_begun:

@@ -60,14 +60,14 @@ class LocalLedger:
         known = row or LedgerIndexRow()
         self.ledger_id = ledger_id
         self.exists = row is not None
-        """Whether this bookie ever stored anything about the ledger."""
+        """True if this bookie ever stored anything about the ledger."""
         self.introduced_in = 0
         """The last journal file that is known to have the ledger's key; 0 if none is known."""
         self.fenced = known.fenced
         self.fence_durable = known.fenced
-        """Whether the fence is known to survive a crash."""
+        """True if the fence is known to survive a crash."""
         self.fence_queued = False
-        """Whether a fence record is on its way through the journal."""
+        """True while a fence record is on its way through the journal."""
         self.limbo = known.limbo
         self.deleted_at_ms = known.deleted_at_ms
         self.key_digest = known.key_digest
@@ -136,7 +136,7 @@ class LocalLedger:
         self.max_lac = max(self.max_lac, lac)
 
     def saw_entries(self, first: int, last: int) -> None:
-        """Widen the bounds of what is stored."""
+        """Widen the bounds of the stored ids."""
         if self.first_entry_id == NO_ENTRY or first < self.first_entry_id:
             self.first_entry_id = first
         self.last_entry_id = max(self.last_entry_id, last)
@@ -266,7 +266,7 @@ class LimboCount:
 
     def __init__(self) -> None:
         self.ledgers = 0
-        """Those in limbo, as far as the listing has come. Deleted ones are not counted."""
+        """Ledgers in limbo, as far as the listing has come, without deleted ones."""
         self._listed_to = NO_ENTRY
         self._ahead: dict[int, bool] = {}
 
@@ -281,7 +281,7 @@ class LimboCount:
         """List all ledgers once; the count is complete when this returns.
 
         Raises:
-            CorruptionError: a row is damaged; the count goes on from what was listed.
+            CorruptionError: a row is damaged; the count goes on behind the listed rows.
         """
         while self._listed_to != MAX_ID:
             page, limit = await list_ledgers(self._listed_to, LEDGERS_PER_PAGE)

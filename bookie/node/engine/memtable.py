@@ -31,7 +31,7 @@ U32 = npt.NDArray[np.uint32]
 
 
 class Location(NamedTuple):
-    """Where one entry is: `size` bytes at `offset` of `payload`, or of `file` if that is None."""
+    """The place of one entry: `size` bytes at `offset` of `payload`, or of `file` without one."""
 
     file: int
     offset: int
@@ -62,7 +62,7 @@ class LocationTable:
             window.put(part.ids, part.files, part.offsets, part.sizes)
 
     def parts(self, page: int) -> Iterator[LocationTable]:
-        """The same locations in pieces of about `PART_ENTRIES`; an empty table has none.
+        """Pieces of about `PART_ENTRIES` locations; an empty table has none.
 
         A piece never begins inside a group of `page` neighbouring ids. Pieces bound the memory of a
         checkpoint, and the time for which an array operation stops the event loop.
@@ -135,7 +135,7 @@ def table_of_runs(runs: Sequence[Run]) -> LocationTable:
 
 
 def _own(sizes: npt.NDArray[np.int64] | U32) -> U32:
-    """The same numbers in a separate array, which keeps no message alive."""
+    """A copy of the numbers, which keeps no message alive."""
     if sizes.base is None and sizes.dtype == np.uint32:
         return sizes  # type: ignore[return-value]  # mypy does not see what the comparison says
     return np.array(sizes, dtype=np.uint32)
@@ -170,9 +170,9 @@ class Run:
         return np.arange(len(self.sizes), dtype=np.int64) + self.first
 
     def table(self) -> LocationTable:
-        """Where the entries are, of a run that is written.
+        """The locations of a written run: `table_of_runs` for one run, in a quarter of the time.
 
-        As `table_of_runs` for one run, in a quarter of the time; most ledgers have one run.
+        Most ledgers have one run.
         """
         sizes = self.sizes
         offsets = np.cumsum(sizes, dtype=np.int64) - sizes + self.offset

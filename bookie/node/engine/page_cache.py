@@ -60,12 +60,12 @@ class PageCache:
         self._written_bytes = 0
         self._growing = _Range(0, 0, 0)
         self._kept_from: dict[int, int] = {}
-        """By journal file of the window: where the kept bytes begin."""
+        """By journal file of the window: the begin of the kept bytes."""
         self._chunks: dict[tuple[int, int], int] = {}
         """By file and position in chunks: the bytes that reads brought in, oldest first."""
         self._chunk_bytes = 0
         self._behind: list[_Range] = []
-        """What is to be dropped."""
+        """Ranges to be dropped."""
         self._wake = asyncio.Event()
 
     def wrote(self, number: int, durable_upto: int) -> None:

@@ -25,7 +25,7 @@ class Prefetcher:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._sequences: dict[int, tuple[int, int]] = {}
-        """By file: the end of the last request that missed, and the end of what was prefetched."""
+        """By file: the end of the last request that missed, and of the prefetched bytes."""
 
     def is_due(self, number: int, size: int, offset: int) -> bool:
         """True if a request inside the prefetched range should prefetch more."""
@@ -36,7 +36,7 @@ class Prefetcher:
         return offset < until <= offset + size + AHEAD_BYTES // 2
 
     def missed(self, number: int, size: int, offset: int) -> tuple[int, int]:
-        """Note a request that a thread executes; returns offset and size of what to prefetch.
+        """Note a request that a thread executes; returns offset and size to prefetch.
 
         The size is 0 if nothing is.
         """

@@ -122,7 +122,7 @@ class EntryReader:
         gap: int,
         was_read: Callable[[int, int, int], None],
     ) -> None:
-        """`was_read` gets file, offset and size of what a device gave, or may have given."""
+        """`was_read` gets file, offset and size of bytes that a device gave, or may have given."""
         self._env = environment
         self._pages = index.cached_pages
         self._memtables = memtables
@@ -258,9 +258,9 @@ class EntryReader:
             self._pages.put(ledger_id, fetch.first_page, fetch.pages, stamp)
 
     async def stored(self, ledger_id: int, ids: Ids) -> tuple[npt.NDArray[np.bool_], Buffer | None]:
-        """Which of `ids` (ascending, close together) are stored, and their packets.
+        """A flag for each of `ids` (ascending, close together): is it stored? And the packets.
 
-        The packets of the stored ones are concatenated; None if they are unreadable.
+        The packets of the stored ids stand back to back; None if they are unreadable.
         """
         first, span = int(ids[0]), int(ids[-1]) - int(ids[0]) + 1
         for _ in range(2):

@@ -4,7 +4,7 @@ Freeing a large file at once keeps the file system's journal busy, and syncs of 
 wait: 70 ms for 256 MiB on ext4. Cutting a few MiB at a time from its end delays no sync.
 
 A file first gets a temporary name, durably, because a rebuild must not find half a file. The index
-forgets the file at once. The next start removes what is left.
+forgets the file at once. The next start removes the rest.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ PAUSE_SECONDS_MAX = 0.1
 
 
 class _Next(enum.Enum):
-    """When the next step is due."""
+    """The time of the next step."""
 
     NOTHING = enum.auto()
     """Nothing was left to be done."""
@@ -74,7 +74,7 @@ class Removal:
         """Touched in the index thread only."""
         self._wake = asyncio.Event()
         self.working_since: float | None = None
-        """When the current step began; the index thread cannot commit meanwhile."""
+        """The begin of the current step; the index thread cannot commit meanwhile."""
 
     async def take(self, paths: list[str]) -> None:
         """Remove these files; after this no start finds them.

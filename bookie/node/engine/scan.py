@@ -47,7 +47,7 @@ class ScannedBlock:
     end: int
     header: BlockHeader
     body: memoryview
-    """A view of what was read ahead, and keeps that in memory."""
+    """A view of bytes that were read ahead; it keeps all of them in memory."""
 
     @property
     def body_offset(self) -> int:
@@ -59,7 +59,7 @@ class BlockRun:
     """Valid blocks that follow each other, at least one; `offset` is where the first begins."""
 
     data: memoryview
-    """A view of what was read ahead, from the first block on."""
+    """A view of bytes that were read ahead, from the first block on."""
     offset: int
     headers: BlockArrays
     bodies: list[memoryview]
@@ -74,22 +74,6 @@ class BlockRun:
     @property
     def sequence(self) -> int:
         return int(self.headers.sequences[-1])
-
-    def blocks(self) -> Iterator[ScannedBlock]:
-        found = self.headers
-        rows = zip(
-            found.starts.tolist(),
-            found.ends.tolist(),
-            found.sequences.tolist(),
-            found.durable_upto.tolist(),
-            found.body_lengths.tolist(),
-            found.record_counts.tolist(),
-            found.body_crcs.tolist(),
-            self.bodies,
-            strict=True,
-        )
-        for start, end, *fields, body in rows:
-            yield ScannedBlock(self.offset + start, self.offset + end, BlockHeader(*fields), body)
 
     def groups(self) -> Iterator[BlockGroup]:
         """The blocks in groups, in order; a group is `GROUP_BYTES` large, or one block."""
@@ -142,9 +126,13 @@ def runs(
 def blocks(
     file: Readable, header: FileHeader, start: int, sequence_after: int
 ) -> Iterator[ScannedBlock]:
-    """The blocks of `runs` one by one."""
-    for run in runs(file, header, start, sequence_after):
-        yield from run.blocks()
+    """The blocks of `runs`, read one by one: slowly, for inspection."""
+    size = file.size()
+    while (block := read_block(file, header, start, size)) is not None:
+        if not _is_in_place(block.header, start, sequence_after):
+            return
+        yield block
+        start, sequence_after = block.end, block.header.sequence
 
 
 def _first_length(data: memoryview, header: FileHeader) -> int:
@@ -238,17 +226,17 @@ class BlockGroup:
     body: memoryview
     records: int
     starts: Ids
-    """Where each block's records begin in `body`; blocks without records are left out."""
+    """The begin of each block's records in `body`; blocks without records are left out."""
     counts: Ids
-    """How many records each of them has."""
+    """The number of records of each of them."""
     places: Ids
-    """Where each block's records begin in the file."""
+    """The begin of each block's records in the file."""
     end: int
-    """Where the next block begins in the file."""
+    """The begin of the next block in the file."""
     sequence: int
     """The sequence of the last block."""
     offsets: Ids | None = None
-    """Where the records begin in `body`, if that is known."""
+    """The begins of the records in `body`, if they are known."""
 
     def parse(self) -> RecordArrays:
         """The records of all blocks.

@@ -42,7 +42,7 @@ _log = event_log(__name__)
 META_DAMAGE = b"damage/"
 """Prefix of the findings: file number, offset → one sentence."""
 META_POSITION = b"scrubbed"
-"""Where the next pass continues: file number, offset, sequence of the block before."""
+"""The place at which the next pass continues: file, offset, sequence of the block before."""
 
 _DAMAGE_KEY = struct.Struct(">IQ")
 _POSITION = struct.Struct("<IQQ")
@@ -69,7 +69,7 @@ class Finding:
 
 @dataclass(slots=True)
 class ScrubReport:
-    """What the pass under way, or the last one, has read."""
+    """The reading of the pass under way, or of the last one."""
 
     passes: int = 0
     files: int = 0
@@ -79,7 +79,7 @@ class ScrubReport:
 
 @dataclass(slots=True)
 class _Step:
-    """What one step read, and what it found."""
+    """The reading and the findings of one step."""
 
     size_bytes: int = 0
     findings: list[Finding] = field(default_factory=list)

@@ -1,1 +1,1 @@
-"""The start of the engine: from what the last process left to a state that may serve."""
+"""The start of the engine: from the files of the last process to a state that may serve."""

@@ -52,7 +52,7 @@ class ReplayOutcome:
     """The result of a replay. The caller commits it, then opens the journal for new records."""
 
     batch: ReplayBatch
-    """What is not committed yet."""
+    """The part that is not committed yet."""
     sealed: list[SealedFile] = field(default_factory=list)
     predecessor: LinkRecord | None = None
     """Names the last journal file and its end, for the next one."""

@@ -33,7 +33,7 @@ LEDGERS_MAX = 100_000
 StateRecord = LedgerRecord | FenceRecord | LacRecord | DeletedRecord | LimboRecord
 
 LoadRows = Callable[[Sequence[int]], Sequence[LedgerIndexRow | None]]
-"""What the index has about some ledgers, one value for each."""
+"""The rows of some ledgers in the index, one value for each."""
 
 
 class ReplayBatch:

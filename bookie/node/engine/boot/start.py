@@ -75,15 +75,15 @@ class Identity:
     bookie_id: str
     instance_id: str
     stamped_before: bool = False
-    """Whether the cookies existed before this start: then an index must exist, too."""
+    """True if the cookies existed before this start: then an index must exist, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class BootReport:
-    """What boot found, for the log."""
+    """The findings of a start, for the log."""
 
     clean: bool
-    """Whether the last process stopped in order."""
+    """True if the last process stopped in order."""
     operating_system_crashed: bool
     rebuilt: bool
     blocks: int
@@ -176,7 +176,7 @@ class Boot:
 
     def _start_from(self, index: Index, started: float, *, rebuilt: bool) -> Booted:
         if rebuilt:
-            # Whatever an interrupted rebuild left.
+            # Remove the rest of an interrupted rebuild.
             index.clear()
         clean = self._clean = index.meta(META_CLEAN) == b"1" and not rebuilt
         before = index.meta(META_BOOT_ID)
@@ -258,7 +258,7 @@ class Boot:
         )
 
     def _has_strange_files(self, index: Index) -> bool:
-        """Whether there are logs, or journals up to the mark, that the index has no row of.
+        """True if the index lacks the row of a log, or of a journal up to the mark.
 
         Such a file is uncommitted or holds only dead entries, and is removed. But if a page names
         it, its row was lost. So the start first checks all pages.

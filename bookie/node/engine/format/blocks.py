@@ -99,7 +99,7 @@ Ids = npt.NDArray[np.int64]
 
 
 class FileKind(enum.IntEnum):
-    """What a file of blocks is for."""
+    """The purpose of a file of blocks."""
 
     JOURNAL = 1
     ENTRY_LOG = 2
@@ -127,7 +127,7 @@ class FileHeader:
 
 
 class BlockHeader(NamedTuple):
-    """What a block says of itself."""
+    """A block's statement about itself."""
 
     sequence: int
     durable_upto: int
@@ -230,9 +230,9 @@ class BlockArrays:
     """
 
     starts: Ids
-    """Where its header begins, from the beginning of what was parsed."""
+    """The begin of the header, relative to the parsed data."""
     ends: Ids
-    """Where the next block begins."""
+    """The begin of the next block."""
     body_lengths: Ids
     record_counts: Ids
     sequences: npt.NDArray[np.uint64]

@@ -70,7 +70,7 @@ _FENCED, _LIMBO, _KEY_KNOWN, _DELETED = 1, 2, 4, 8
 
 
 class FileState(enum.IntEnum):
-    """Whether a file may still grow."""
+    """An open file may still grow."""
 
     OPEN = 0
     SEALED = 1
@@ -90,7 +90,7 @@ NOT_KNOWN = HeldIn()
 
 @dataclass(frozen=True, slots=True)
 class LedgerIndexRow:
-    """What the index keeps about one ledger.
+    """The index's row of one ledger.
 
     `key_digest` is None until a client has shown the ledger's key.
     """
@@ -109,7 +109,7 @@ class LedgerIndexRow:
     """Of a deleted ledger, whose counts are 0."""
 
     def counting(self, entries: int, payload_bytes: int) -> LedgerIndexRow:
-        """The same with other counts; faster than `dataclasses.replace`."""
+        """The same row with other counts; faster than `dataclasses.replace`."""
         return LedgerIndexRow(
             self.fenced,
             self.limbo,
@@ -126,7 +126,7 @@ class LedgerIndexRow:
 
 @dataclass(frozen=True, slots=True)
 class FileRow:
-    """What the index keeps about one journal or log file."""
+    """The index's row of one journal or log file."""
 
     kind: int
     state: FileState

@@ -1,4 +1,4 @@
-"""Index pages: where 64 neighbouring entries of a ledger are stored.
+"""Index pages: the places of 64 neighbouring entries of a ledger.
 
 Key of page ``entry id >> 6``: {ledger id u64, page number u64}, both big endian. So the pages of a
 ledger are adjacent and in id order.

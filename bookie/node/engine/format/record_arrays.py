@@ -1,14 +1,14 @@
 """The records of a body as arrays: a start reads millions of them without an object for each.
 
-The checks are those of `records`, made on whole columns. If a column fails, the records are parsed
-one by one, which raises the error for the wrong one.
+The checks are those of `records`, made on whole columns. If a column fails, `parse_records` raises
+the error of the first wrong record.
 """
 
 from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,6 @@ from bookie.errors import FormatError
 from bookie.ids import ENTRY_SIZE_BYTES_MAX
 from bookie.node.engine.format.records import (
     RECORD_HEADER_SIZE_BYTES,
-    EntriesRecord,
     Record,
     RecordType,
     parse_record_at,
@@ -53,7 +52,7 @@ _PACKET = np.dtype([("ledger_id", ">i8"), ("entry_id", ">i8"), ("lac", ">i8")])
 """The fields of a packet's header that are checked."""
 
 _LONE = np.dtype([("head", _HEAD), ("size", "<u4"), ("packet", _PACKET)])
-"""The same of an ENTRIES record with one entry, in one piece."""
+"""An ENTRIES record with one entry up to its packet's header, in one piece."""
 
 _LONE_FIXED_BYTES = _HEAD.itemsize + _U32.itemsize - RECORD_HEADER_SIZE_BYTES
 """The length of such a record without its packet."""
@@ -70,20 +69,20 @@ class RecordArrays:
     """All records of one body."""
 
     offsets: Ids
-    """Where each record starts in the body."""
+    """The begin of each record in the body."""
     ledger_ids: Ids
-    """This and what follows: one value for each entry, in the order of the body."""
+    """From here on one value for each entry, in the order of the body."""
     entry_ids: Ids
     sizes: Ids
     packets: Ids
-    """Where the packet starts in the body."""
+    """The begin of the packet in the body."""
     lacs: Ids
     """The LAC in the packet's header."""
     header_ledger_ids: Ids
     header_entry_ids: Ids
-    """What the packet's header says itself."""
+    """The ids in the packet's own header."""
     payloads: Ids
-    """This and what follows: one value for each ENTRIES record. Where its payload starts."""
+    """From here on one value for each ENTRIES record. This is the begin of its payload."""
     payload_sizes: Ids
     payload_crcs: npt.NDArray[np.uint32]
     """The checksum that came with the request."""
@@ -94,7 +93,7 @@ class RecordArrays:
 def parse_arrays(body: memoryview, count: int, offsets: Ids | None = None) -> RecordArrays:
     """The `count` records of a body whose CRC is right.
 
-    `offsets` is where they begin, if `walk_together` has found that out.
+    `offsets` are their begins, if `walk_together` has found them.
 
     Raises:
         FormatError: as `parse_records` does.
@@ -102,7 +101,7 @@ def parse_arrays(body: memoryview, count: int, offsets: Ids | None = None) -> Re
     if offsets is None:
         offsets = _record_offsets(body, count)
     if offsets is None:
-        return _one_by_one(body, count)
+        _refuse(body, count)
     kinds = np.frombuffer(body, np.uint8)[offsets]
     holds_entries = kinds == RecordType.ENTRIES
     at = offsets[holds_entries]
@@ -110,15 +109,14 @@ def parse_arrays(body: memoryview, count: int, offsets: Ids | None = None) -> Re
         others = tuple(parse_record_at(body, where) for where in offsets[~holds_entries].tolist())
     except FormatError:
         # An earlier record may be wrong, too.
-        return _one_by_one(body, count)
+        _refuse(body, count)
     if not len(at):
         return _without_entries(offsets, others)
-    parsed = _entries(body, offsets, at, others)
-    return parsed if parsed is not None else _one_by_one(body, count)
+    return _entries(body, offsets, at, others) or _refuse(body, count)
 
 
 def walk_together(data: memoryview, starts: Ids, ends: Ids, counts: Ids) -> Ids | None:
-    """Where the records of many blocks begin in `data`, block by block.
+    """The begins of the records of many blocks in `data`, block by block.
 
     Block *i* has ``counts[i]`` records between ``starts[i]`` and ``ends[i]``. All blocks are walked
     at once: first records, then second records, and so on. None if the blocks are too few for that,
@@ -319,14 +317,11 @@ def _gather(body: memoryview, at: Ids, dtype: np.dtype[T]) -> npt.NDArray[T]:
     return gathered
 
 
-def _one_by_one(body: memoryview, count: int) -> RecordArrays:
-    """The same from objects; raises what is wrong with a record."""
-    pairs = list(parse_records(body, count))
-    found = [(at, record) for at, record in pairs if isinstance(record, EntriesRecord)]
-    if found:
-        raise FormatError(f"{len(found)} records of entries do not add up")
-    offsets = np.array([at for at, _ in pairs], np.int64)
-    return _without_entries(offsets, tuple(record for _, record in pairs))
+def _refuse(body: memoryview, count: int) -> NoReturn:
+    """Raise the error of the first wrong record."""
+    for _ in parse_records(body, count):
+        pass
+    raise FormatError(f"the entries of {count} records do not add up")
 
 
 def _without_entries(offsets: Ids, others: tuple[Record, ...]) -> RecordArrays:

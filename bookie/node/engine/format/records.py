@@ -9,7 +9,7 @@ type name           body
 1    ENTRIES        ledger id, first entry id, count u32, CRC-32C of the payload u32,
                     payload length u32, reserved u32, sizes u32[count],
                     steps i64[count-1] unless flag CONTIGUOUS (1) is set, payload.
-                    Flag RECOVERY (2): a recovery add, which replaces what is stored
+                    Flag RECOVERY (2): a recovery add, which replaces stored entries
 2    LEDGER         ledger id, key length u16, key. In each file that has more of it
 3    FENCE          ledger id, key length u16, key. Suffices without a LEDGER record
 4    LAC            ledger id, packet length u16, explicit-LAC packet
@@ -77,7 +77,7 @@ class EntriesRecord:
     payload_crc32c: int
     recovery: bool
     payload_offset: int
-    """Where the payload starts in the block's body, in bytes."""
+    """The begin of the payload in the block's body, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class DeletedRecord:
 
 @dataclass(frozen=True, slots=True)
 class LinkRecord:
-    """Which file came before this one, and where it ended."""
+    """The file before this one, and its end."""
 
     predecessor_number: int
     predecessor_nonce: bytes
@@ -128,7 +128,7 @@ class LimboRecord:
     ledger_id: int
     in_limbo: bool
     fences: bool = True
-    """Whether entering limbo also fenced it; unused when it leaves."""
+    """True if entering limbo also fenced it; unused when it leaves."""
 
 
 Record = (

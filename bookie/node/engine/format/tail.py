@@ -1,4 +1,4 @@
-"""Torn or corrupt: what an invalid block at the end of the readable part of a file means.
+"""Torn or corrupt: the meaning of an invalid block behind the readable part of a file.
 
 Replay reads a file's blocks in order until one at offset X is invalid. If X was never synced, the
 bookie acknowledged nothing in it. That is a **torn** tail, and the file ends there. If X was
@@ -28,7 +28,7 @@ from dataclasses import dataclass
 
 
 class Verdict(enum.Enum):
-    """What the invalid block is."""
+    """The nature of the invalid block."""
 
     TORN = "torn"
     CORRUPT = "corrupt"
@@ -36,7 +36,7 @@ class Verdict(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class TailEvidence:
-    """What the witnesses say about an invalid block at X."""
+    """The answers of the witnesses about an invalid block at X."""
 
     mark_beyond: bool
     later_block_durable_beyond: bool
@@ -133,9 +133,8 @@ def gather_evidence(
             offset above its size.
         later_durable_upto: the highest `durable_upto` of the valid blocks after `invalid_at`, if
             any.
-        successor_end: where this file ended according to the next file's LINK record, if that can
-            be read.
-        left_by_no_crash: whether a misplaced block stands there or the file was cut.
+        successor_end: the end of this file by the next file's LINK record, if that can be read.
+        left_by_no_crash: True if a misplaced block stands there or the file was cut.
     """
     return TailEvidence(
         mark_beyond=mark_offset is not None and mark_offset > invalid_at,

@@ -1,1 +1,1 @@
-"""The index: where each entry is, in LMDB."""
+"""The index of all entries, in LMDB."""

@@ -1,4 +1,4 @@
-"""The index: where each entry is, what is known of each ledger and file, and the journal mark.
+"""The index: the place of each entry, the row of each ledger and file, and the journal mark.
 
 Derived state: it can be rebuilt from the files. Each checkpoint changes it in one write
 transaction, which also moves the mark (`commit`).
@@ -116,7 +116,7 @@ class LedgerChange:
 
 @dataclass(frozen=True, slots=True)
 class CommitResult:
-    """What the transaction found."""
+    """The findings of the transaction."""
 
     counts: dict[int, tuple[int, int]]
     """Ledger id → entries and bytes indexed."""
@@ -124,7 +124,7 @@ class CommitResult:
     """Sealed files below the mark that no slot points into."""
     pages: int
     deletions_left: bool
-    """Whether pages of deleted ledgers are left for a later transaction."""
+    """True if pages of deleted ledgers are left for a later transaction."""
     thinned: Sequence[int] = ()
     """Deleted ledgers that lost pages."""
 
@@ -177,7 +177,7 @@ class Index:
         return self.integrity() != INTEGRITY_SOUND
 
     def integrity(self) -> bytes:
-        """What is known about the durable data, an ``INTEGRITY_`` value.
+        """The verdict about the durable data, an ``INTEGRITY_`` value.
 
         An unknown value is suspect. So is a missing one in an index with a mark.
         """
@@ -188,7 +188,7 @@ class Index:
         return _INTEGRITY_OF.get(value or b"", INTEGRITY_SUSPECT)
 
     def check_format(self) -> bool:
-        """Whether the index has content of this format; False when it is new.
+        """True if the index has content of this format; False if it is new.
 
         Raises:
             FormatError: a newer version wrote it.
@@ -258,9 +258,9 @@ class Index:
             return look_up(txn, ledger_id, first_page, last_page)
 
     def must_have(self, ledger_id: int, entry_id: int) -> bool:
-        """Whether the entry has to be in a page: its ledger has one for each id around it.
+        """True if the entry has to be in a page: its ledger has one for each id around it.
 
-        Call it if the entry was not found. True means that its page was lost. It is always False
+        Call it if the entry was not found: its page was lost then. It is always False
         for a ledger that is striped over more bookies than its write quorum.
 
         Raises:
@@ -323,7 +323,7 @@ class Index:
 
         Raises:
             DiskFullError: no room; the change may be tried again.
-            OSError: the store failed; what is on disk is unknown and the process must end.
+            OSError: the store failed, the state on disk is unknown; the process must end.
             CorruptionError: a page or row to be changed is damaged, or the mark would move back;
                 the transaction changed nothing.
         """

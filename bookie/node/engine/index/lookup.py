@@ -1,4 +1,4 @@
-"""Where entries are, by the pages of the index.
+"""The look-up of entries in the pages of the index.
 
 A missing page counts as missing only if it does not stand beside its place under another key. The
 store finds a key by comparisons, so a flipped bit in a key can hide a page. The search then ends

@@ -51,7 +51,7 @@ def behind(pairs: Sequence[tuple[bytes, bytes]], start: bytes) -> bytes | None:
 
 
 def verify_all_pages(store: KeyValueStore, files: Container[int]) -> int:
-    """Check the CRC of every page, and what it names; returns how many pages there are.
+    """Check the CRC of every page, its ledger and its files; returns the number of pages.
 
     Raises:
         CorruptionError: a page is damaged, or its ledger has no row, or an entry is in a file

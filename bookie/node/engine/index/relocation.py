@@ -22,7 +22,7 @@ U32 = npt.NDArray[np.uint32]
 
 @dataclass(frozen=True, slots=True)
 class MovedEntries:
-    """Entries of one ledger, ascending by id, each id once: where they were and where they are."""
+    """Entries of one ledger, ascending by id, each id once: their old and new places."""
 
     ledger_id: int
     ids: Ids
@@ -45,7 +45,7 @@ class Relocation:
     """Ledgers that the log says are deleted."""
 
     def parts(self, entries_max: int) -> Iterator[Relocation]:
-        """The same in parts of about `entries_max` entries; at least one part."""
+        """Parts of about `entries_max` entries; at least one."""
         part: list[MovedEntries] = []
         entries, deleted = 0, self.deleted
         for item in self.moved:

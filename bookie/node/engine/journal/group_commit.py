@@ -2,9 +2,9 @@
 
 The thread writes one block with everything in its queue, syncs it once, and hands one completion
 back to the event loop. While it waits for the device, the next group gathers. Requests are written
-in the order of submission: what was submitted before a fence stands before it in the journal.
+in the order of submission, so a fence stands behind all requests before it.
 
-What a completion means, by kind and flag:
+The meaning of a completion, by kind and flag:
 
 =========  ================  =================================================================
 kind       synced            complete when
@@ -58,7 +58,7 @@ SMALL_FILES_BYTES = (16 * 1024 * 1024, 1024 * 1024, 64 * 1024)
 
 
 class RequestKind(enum.Enum):
-    """What a request asks of the journal thread."""
+    """The wish of a request."""
 
     APPEND = enum.auto()
     FORCE = enum.auto()
@@ -88,11 +88,11 @@ class JournalRequest:
     essential: bool = False
     """Fences and recovery adds: they may use the reserve of a full device."""
     introduces: bool = False
-    """Whether it begins with the LEDGER record of its ledger."""
+    """True if it begins with the LEDGER record of its ledger."""
     submitted_at: float = 0.0
     file_number: int = 0
     offset: int = 0
-    """Where the first record stands."""
+    """The place of the first record."""
     mark: Mark | None = None
     """For a BARRIER: the end of its block."""
     error: BookieError | None = None
@@ -101,7 +101,7 @@ class JournalRequest:
 
 @dataclass(slots=True, eq=False)
 class BlockFigures:
-    """What one block took."""
+    """Times and sizes of one block."""
 
     queue_seconds: float = 0.0
     """From the submission of the oldest request to the thread's taking it up."""
@@ -140,21 +140,21 @@ class BlockDone:
     created: tuple[tuple[int, str], ...] = ()
     """Number and path of files that exist since."""
     figures: BlockFigures = field(default_factory=BlockFigures)
-    """What the block took; the event loop notes it, to keep the thread free."""
+    """Noted by the event loop, to keep the thread free."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _OpenJournal(BlockFile):
     path: str
     size_bytes: int
-    """What is allocated; a write within it needs no new space."""
+    """The allocated size; a write within it needs no new space."""
     durable_upto: int = FILE_HEADER_SIZE_BYTES
     waits_for_first_block: bool = False
     """True after a roll: without its first block, the file must keep its reserved room."""
 
 
 class JournalWriter:
-    """What the journal thread does. Not thread-safe: one thread calls it.
+    """The work of the journal thread. Not thread-safe: one thread calls it.
 
     `next_number` gives a file number that was never used; `release_reserve` frees the space that is
     kept for a full device (both may be called from the journal thread).
@@ -221,7 +221,7 @@ class JournalWriter:
             self._commit(block, post)
 
     def close(self, *, in_order: bool = False) -> None:
-        """Close the file, giving back what was never used; the worker must have ended.
+        """Close the file and free its unused room; the worker must have ended.
 
         Trim to the last block only after a stop `in_order`, which the index notes. Otherwise the
         missing room would imply that another file follows, see `_roll`.
@@ -361,7 +361,7 @@ class JournalWriter:
         return size + _BESIDE_RECORDS_BYTES_MAX <= left or self._room_for(size) <= left
 
     def _room_for(self, size: int) -> int:
-        """What a block with records of `size` bytes takes, and the idle marker behind it.
+        """The room of a block with records of `size` bytes, and of the idle marker behind it.
 
         The marker must always fit, and leave room for one more block. That room shows a start that
         this is the last file.
@@ -413,7 +413,7 @@ class JournalWriter:
         journal.size_bytes = size
 
     def _first_allocation(self, needed: int) -> int:
-        """What a new file reserves, so that `needed` bytes of blocks go into it.
+        """The first size of a new file, so that `needed` bytes of blocks go into it.
 
         A block that is too large for any file gets a file of its own.
         """

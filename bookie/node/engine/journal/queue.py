@@ -20,11 +20,11 @@ class JournalQueue:
         self._clock = clock
         self.worker: BatchWorker[JournalRequest] | None = None
         self.pending: deque[JournalRequest] = deque()
-        """What the journal thread has and has not reported yet."""
+        """Requests that the journal thread has, oldest first."""
         self.postponed: list[JournalRequest] = []
         """Requests that are handed over before the next submitted one."""
         self.size_bytes = 0
-        """Of what is pending."""
+        """Of the pending requests."""
         self._failure: BookieError | None = None
 
     @property

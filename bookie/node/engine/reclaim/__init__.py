@@ -1,1 +1,1 @@
-"""Space given back: files that are mostly dead hand on what is alive, and go."""
+"""Compaction: live entries move out of mostly dead files, and the files go."""

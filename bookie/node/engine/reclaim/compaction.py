@@ -47,7 +47,7 @@ LOG_OVERHEAD_BYTES = 1024 * 1024
 """More than a log needs beside its entries."""
 
 LOG_PAYLOAD_BYTES = 64 * 1024 * 1024
-"""What is collected in memory, sorted, and becomes one log."""
+"""Collected in memory, sorted, and written as one log."""
 
 GARBAGE_BYTES_MIN = 64 * 1024
 """A file with less garbage than this is left alone."""
@@ -67,21 +67,21 @@ ROLL_GARBAGE_BYTES_MIN = 4 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class EngineCalls:
-    """What a compaction needs of the engine."""
+    """The calls of a compaction into the engine."""
 
     checkpoint: Callable[[], Awaitable[None]]
     roll: Callable[[], Awaitable[None]]
     failing: Callable[[], AbstractContextManager[None]]
     """Handles errors for the engine."""
     is_full: Callable[[], bool]
-    """Whether a device has no room for new entries."""
+    """True if a device has no room for new entries."""
     next_number: Callable[[], int]
     was_read: Callable[[int, int, int], None]
-    """Gets file, offset and size of what was read or written, for the page cache."""
+    """Gets file, offset and size of bytes that were read or written, for the page cache."""
 
 
 class CompactionStatus(NamedTuple):
-    """Whether a round is under way, and the sums over all rounds since the start."""
+    """The state of compaction, and the sums over all rounds since the start."""
 
     running: bool
     files: int
@@ -98,12 +98,12 @@ class RoundReport:
     moved_bytes: int = 0
     kept_files: int = 0
     full: bool = False
-    """Whether it gave up because a device is full."""
+    """True if it gave up because a device is full."""
 
 
 @dataclass(slots=True)
 class _Collected:
-    """What goes into the next log."""
+    """The content of the next log."""
 
     live: list[LiveEntries] = field(default_factory=list)
     ledgers: set[int] = field(default_factory=set)
@@ -147,7 +147,7 @@ class Compactor:
         """Files that are left alone because not all of them is readable."""
         self.files = 0
         self.moved_bytes = 0
-        """What all rounds did together."""
+        """The sums over all rounds."""
         self._seen: object = None
         self._not_before = 0.0
         self._beside_entries: dict[int, int] = {}
@@ -157,9 +157,9 @@ class Compactor:
         self.forgets_before = 0
         """Deletions from before this journal file may be forgotten; 0 means none."""
         self.suspended = False
-        """Whether an operator asked for no rounds."""
+        """True if an operator asked for no rounds."""
         self.running = False
-        """Whether a round is under way."""
+        """True while a round is under way."""
 
     def status(self) -> CompactionStatus:
         return CompactionStatus(self.running, self.files, self.moved_bytes, len(self.kept))
@@ -284,7 +284,7 @@ class Compactor:
     def _rows_and_mark(self) -> tuple[dict[int, FileRow], Mark | None]:
         return self._index.files(), self._index.mark()
 
-    # --- what to take --------------------------------------------------------------------
+    # --- the choice of files --------------------------------------------------------------------
 
     def _should_roll(self, rows: Mapping[int, FileRow], mark: Mark, *, force: bool) -> bool:
         """True if the open journal file should end now, because of its garbage."""
@@ -362,7 +362,7 @@ class Compactor:
     # --- the work ------------------------------------------------------------------------
 
     async def _empty(self, number: int, collected: _Collected, report: RoundReport) -> None:
-        """Collect what is alive in the file, writing logs as they fill."""
+        """Collect the live entries of the file, writing logs as they fill."""
         path = self._files.path(number)
         if path is None:
             return
@@ -406,7 +406,7 @@ class Compactor:
             return None
 
     async def _flush(self, collected: _Collected, report: RoundReport) -> None:
-        """Make a log of what was collected, and have the index follow."""
+        """Write the collected entries into a log, and have the index follow."""
         if not collected.live:
             # Records about ledgers are removed with the files.
             return
@@ -455,10 +455,10 @@ class Compactor:
     def _rows_of(
         self, ledger_ids: list[int], emptied: frozenset[int]
     ) -> list[tuple[int, LedgerIndexRow]]:
-        """What the log says of these ledgers.
+        """The rows of these ledgers for the log.
 
-        It omits old deletions that matter only for the `emptied` files. Otherwise a rebuild would
-        apply them to a later ledger of the same id.
+        Old deletions that matter only for the `emptied` files are omitted. Otherwise a rebuild
+        would apply them to a later ledger of the same id.
         """
         files, mark = self._rows_and_mark()
         others = {number: row for number, row in files.items() if number not in emptied}
@@ -478,7 +478,7 @@ class Compactor:
 
         await self._rest.wait(rest)
 
-    # --- what could not be moved ---------------------------------------------------------
+    # --- damaged files ---------------------------------------------------------
 
     async def _keep_damaged(self, report: RoundReport) -> None:
         """Keep files that were read whole and still have live bytes: those are damaged."""

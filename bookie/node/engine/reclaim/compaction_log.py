@@ -53,7 +53,7 @@ _NO_NONCE = bytes(16)
 
 @dataclass(frozen=True, slots=True)
 class LiveScan:
-    """What live scans of some files found; it goes into one log."""
+    """The findings of live scans of some files, for one log."""
 
     order: int
     """The newest file that it took entries from."""

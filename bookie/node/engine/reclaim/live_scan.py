@@ -43,14 +43,14 @@ class LiveEntries:
 
 @dataclass(slots=True)
 class Found:
-    """What one step of a scan found."""
+    """The findings of one step of a scan."""
 
     bytes_read: int = 0
     live: list[LiveEntries] = field(default_factory=list)
     ledgers: set[int] = field(default_factory=set)
     """Ledgers with other records in the file: keys, fences, LACs."""
     is_last: bool = False
-    """Whether the file was read to its end."""
+    """True if the file was read to its end."""
 
 
 def scan_live(disk: Disk, index: Index, number: int, path: str) -> Generator[Found, None, None]:

@@ -27,7 +27,7 @@ from bookie.node.engine.format.records import (
     encode_link,
     parse_records,
 )
-from bookie.node.engine.scan import ScannedBlock, blocks, grouped, runs
+from bookie.node.engine.scan import BlockRun, ScannedBlock, blocks, grouped, runs
 from tests.property.node.engine.format.test_storage_properties import RECORDS
 
 NONCE = bytes(range(16))
@@ -113,6 +113,24 @@ def one_by_one(data: bytes, sequence: int) -> Iterator[ScannedBlock]:
         offset, sequence = end, header.sequence
 
 
+def blocks_of(run: BlockRun) -> Iterator[ScannedBlock]:
+    """The blocks of a run as objects."""
+    found = run.headers
+    rows = zip(
+        found.starts.tolist(),
+        found.ends.tolist(),
+        found.sequences.tolist(),
+        found.durable_upto.tolist(),
+        found.body_lengths.tolist(),
+        found.record_counts.tolist(),
+        found.body_crcs.tolist(),
+        run.bodies,
+        strict=True,
+    )
+    for start, end, *fields, body in rows:
+        yield ScannedBlock(run.offset + start, run.offset + end, BlockHeader(*fields), body)
+
+
 @given(files(), st.sampled_from([1, 40, 600, 4096, 2**23]), st.booleans())
 def test_many_at_once_are_those_that_come_one_by_one(
     data: bytes, ahead: int, sequence_is_known: bool
@@ -124,7 +142,7 @@ def test_many_at_once_are_those_that_come_one_by_one(
         before = header.sequence - 1
     expected = list(one_by_one(data, before))
     found = list(runs(InMemory(data), HEADER, FILE_HEADER_SIZE_BYTES, before, ahead))
-    assert [block for run in found for block in run.blocks()] == expected
+    assert [block for run in found for block in blocks_of(run)] == expected
     assert [run.end for run in found[-1:]] == [block.end for block in expected[-1:]]
     assert [run.sequence for run in found[-1:]] == [b.header.sequence for b in expected[-1:]]
     assert list(blocks(InMemory(data), HEADER, FILE_HEADER_SIZE_BYTES, before)) == expected
