@@ -28,8 +28,8 @@ from bookie.ids import MAX_ID, NO_ENTRY, Status
 from bookie.node.budget import ByteBudget
 from bookie.node.engine.admission import UNAUTHORIZED
 from bookie.node.engine.engine import Engine
+from bookie.node.engine.format.arrays import IdRanges
 from bookie.node.engine.ledger_state import LocalLedger
-from bookie.node.engine.reader import IdRanges
 from bookie.node.lac_watch import LacCallback, LacWatches, lac_state
 from bookie.node.reads import EntryReads, problem_of
 from bookie.telemetry import Metrics, event_log

@@ -6,13 +6,11 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from bookie.ids import MAX_ID
 from bookie.ledger.metadata import LedgerMetadata
 from bookie.ledger.quorum import Quorum, Stripe
-
-Ids = npt.NDArray[np.int64]
+from bookie.node.engine.format.arrays import Ids
 
 
 @dataclass(frozen=True, slots=True)

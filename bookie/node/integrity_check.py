@@ -29,9 +29,6 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from typing import NoReturn, TypeVar
 
-import numpy as np
-import numpy.typing as npt
-
 from bookie.config import NodeSettings
 from bookie.entry.digest import digester_for_key
 from bookie.entry.entry import verify_batch
@@ -51,6 +48,7 @@ from bookie.ledger.metadata import LedgerMetadata
 from bookie.node.engine.admission import Waiter
 from bookie.node.engine.boot.start import Identity
 from bookie.node.engine.engine import Engine
+from bookie.node.engine.format.arrays import IdRanges
 from bookie.node.engine.index.entry_index import INTEGRITY_IN_LIMBO, INTEGRITY_SOUND
 from bookie.node.engine.ledger_state import LocalLedger
 from bookie.node.engine.reader import ReadResult
@@ -61,7 +59,6 @@ from bookie.telemetry import Metrics, event_log
 _log = event_log(__name__)
 
 R = TypeVar("R")
-Ranges = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 
 ENTRIES_PER_READ = 4096
 BYTES_PER_READ = 1024 * 1024
@@ -462,7 +459,7 @@ class IntegrityCheck:
             missing = missing.plus(await missing_of(holding, self._slowly(stored)))
         return missing
 
-    async def _slowly(self, listing: AsyncIterator[Ranges]) -> AsyncIterator[Ranges]:
+    async def _slowly(self, listing: AsyncIterator[IdRanges]) -> AsyncIterator[IdRanges]:
         async for firsts, lasts in listing:
             yield firsts, lasts
             await self._keep_to_the_rate(LOCATION_BYTES * int((lasts - firsts + 1).sum()))

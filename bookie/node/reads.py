@@ -14,8 +14,9 @@ from bookie.errors import BadRequestError, NoSuchLedgerError
 from bookie.ids import MAX_ID, NO_ENTRY, Status
 from bookie.ledger.quorum import EVERY_ID, Stripe
 from bookie.node.engine.engine import Engine
+from bookie.node.engine.format.arrays import IdRanges
 from bookie.node.engine.ledger_state import LocalLedger
-from bookie.node.engine.reader import IdRanges, ReadResult
+from bookie.node.engine.reader import ReadResult
 from bookie.wire.commands import LacReply, LedgerRow, ReadCommand, ReadReply
 
 LEDGERS_PER_PAGE = 1000

@@ -16,7 +16,7 @@ import numpy as np
 
 from bookie.entry.batch import PACKET_HEADER_SIZE_BYTES, EntryBatch, headers_of
 from bookie.entry.checksum import crc32c
-from bookie.env import File
+from bookie.env import Buffer, File
 from bookie.errors import FormatError
 from bookie.node.engine.files import read_header
 from bookie.node.engine.format.blocks import (
@@ -29,7 +29,6 @@ from bookie.node.engine.format.blocks import (
     parse_block_header,
 )
 from bookie.node.engine.format.records import EntriesRecord, parse_records
-from bookie.node.engine.window import Buffer
 
 LEDGERS_MAX = 100_000
 """Ledgers whose digest sizes are remembered."""

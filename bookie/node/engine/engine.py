@@ -27,6 +27,7 @@ from bookie.node.engine.checkpoint import Checkpointer
 from bookie.node.engine.directories import Directories
 from bookie.node.engine.duplicates import DuplicateAdds
 from bookie.node.engine.durable_values import DurableValues
+from bookie.node.engine.format.arrays import IdRanges
 from bookie.node.engine.format.index_rows import LedgerIndexRow
 from bookie.node.engine.hung_devices import DeviceWatch
 from bookie.node.engine.index.entry_index import INTEGRITY_SOUND, META_CLEAN
@@ -36,7 +37,7 @@ from bookie.node.engine.journal.queue import JournalQueue
 from bookie.node.engine.ledger_state import LedgerStates, LocalLedger, StoredLedger
 from bookie.node.engine.memtable import Memtable
 from bookie.node.engine.page_cache import PageCache
-from bookie.node.engine.reader import EntryReader, IdRanges, ReadResult
+from bookie.node.engine.reader import EntryReader, ReadResult
 from bookie.node.engine.reclaim.compaction import CompactionStatus, Compactor, EngineCalls
 from bookie.node.engine.removal import Removal
 from bookie.node.engine.scrub import Scrubber

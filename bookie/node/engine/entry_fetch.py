@@ -13,14 +13,16 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from bookie.entry.batch import EntryBatch, batch_of, headers_of
+from bookie.env import Buffer
 from bookie.ids import Status
 from bookie.node.engine.block_check import BlockCheck, DigestSizes
 from bookie.node.engine.files import FileTable
+from bookie.node.engine.format.arrays import Ids
 from bookie.node.engine.format.pages import SLOTS_PER_PAGE
 from bookie.node.engine.index.cached_pages import CachedPages
 from bookie.node.engine.index.entry_index import Index
 from bookie.node.engine.prefetch import SEQUEL_BYTES_MIN, Prefetcher
-from bookie.node.engine.window import Buffer, Extent, Ids, Window
+from bookie.node.engine.window import Extent, Window
 
 Choice = tuple[Ids, Status, int]
 """The ids to return, why there are no more, and the first wanted id left out."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from bookie.env import Environment
+from bookie.env import Buffer, Environment
 from bookie.node.engine.files import BlockFile, SealedFile, create_file, file_name, publish_file
 from bookie.node.engine.format.blocks import FileHeader, FileKind, block_size_on_disk
 from bookie.node.engine.format.index_rows import LedgerIndexRow
@@ -21,7 +21,6 @@ from bookie.node.engine.format.records import (
     encode_limbo,
     encode_link,
 )
-from bookie.node.engine.window import Buffer
 
 
 class EntryLogWriter:

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bookie.env import Disk, File, Readable, is_disk_full
+from bookie.env import Buffer, Disk, File, Readable, is_disk_full
 from bookie.errors import DiskFullError
 from bookie.node.engine.format.blocks import (
     BLOCK_HEADER_SIZE_BYTES,
@@ -27,7 +27,6 @@ from bookie.node.engine.format.blocks import (
     encode_block_header,
     padding,
 )
-from bookie.node.engine.window import Buffer
 
 TEMPORARY_SUFFIX = ".tmp"
 _SUFFIX = {FileKind.JOURNAL: ".journal", FileKind.ENTRY_LOG: ".log"}

@@ -15,19 +15,17 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from bookie.entry.batch import EntryBatch
-from bookie.node.engine.format.distinct import distinct
-from bookie.node.engine.window import Buffer, Window
+from bookie.env import Buffer
+from bookie.node.engine.format.arrays import U32, Ids, distinct
+from bookie.node.engine.window import Window
 
 FOLD_RUNS = 64
 """Written runs of one ledger that are folded into a table at once."""
 
 PART_ENTRIES = 32 * 1024
 """Entries that one step of a checkpoint works on."""
-
-U32 = npt.NDArray[np.uint32]
 
 
 class Location(NamedTuple):
@@ -43,12 +41,12 @@ class Location(NamedTuple):
 class LocationTable:
     """Locations of entries, ascending by id, each id once."""
 
-    ids: npt.NDArray[np.int64]
+    ids: Ids
     files: U32
     offsets: U32
     sizes: U32
 
-    def at(self, where: slice | npt.NDArray[np.int64]) -> LocationTable:
+    def at(self, where: slice | Ids) -> LocationTable:
         return LocationTable(
             self.ids[where], self.files[where], self.offsets[where], self.sizes[where]
         )
@@ -134,7 +132,7 @@ def table_of_runs(runs: Sequence[Run]) -> LocationTable:
     return merge_tables([LocationTable(ids, files, offsets.astype(np.uint32), sizes)])
 
 
-def _own(sizes: npt.NDArray[np.int64] | U32) -> U32:
+def _own(sizes: Ids | U32) -> U32:
     """A copy of the numbers, which keeps no message alive."""
     if sizes.base is None and sizes.dtype == np.uint32:
         return sizes  # type: ignore[return-value]  # mypy does not see what the comparison says
@@ -151,12 +149,12 @@ class Run:
         self.last = batch.last_entry_id
         self.batch_ids = None if batch.steps is None else batch.entry_ids()
         self.sizes = _own(batch.sizes)
-        self._starts: npt.NDArray[np.int64] | None = None
+        self._starts: Ids | None = None
         self.payload: Buffer | None = batch.payload
         self.file = 0
         self.offset = 0
 
-    def starts(self) -> npt.NDArray[np.int64]:
+    def starts(self) -> Ids:
         """Offset of each packet within the payload."""
         if self._starts is None:
             starts = np.zeros(len(self.sizes), np.int64)
@@ -164,7 +162,7 @@ class Run:
             self._starts = starts
         return self._starts
 
-    def ids(self) -> npt.NDArray[np.int64]:
+    def ids(self) -> Ids:
         if self.batch_ids is not None:
             return self.batch_ids
         return np.arange(len(self.sizes), dtype=np.int64) + self.first
@@ -276,7 +274,7 @@ class LedgerRuns:
                 return location
         return None
 
-    def entry_ids(self) -> npt.NDArray[np.int64]:
+    def entry_ids(self) -> Ids:
         """Every id, ascending and unique, written or not."""
         parts = [table.ids for table in self._tables] + [run.ids() for run in self._runs]
         return distinct(np.concatenate(parts)) if parts else np.zeros(0, np.int64)

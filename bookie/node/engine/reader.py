@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bookie.entry.batch import PACKET_HEADER_SIZE_BYTES, EntryBatch, sizes_of_one
-from bookie.env import Clock, Environment
+from bookie.env import Buffer, Clock, Environment
 from bookie.errors import CorruptionError
 from bookie.ids import MAX_ID, Status
 from bookie.ledger.quorum import EVERY_ID, Stripe
@@ -30,12 +30,12 @@ from bookie.node.engine.entry_fetch import (
     FetchSources,
 )
 from bookie.node.engine.files import FileTable
-from bookie.node.engine.format.distinct import distinct
+from bookie.node.engine.format.arrays import IdRanges, Ids, distinct
 from bookie.node.engine.format.pages import SLOTS_PER_PAGE, slot_of
 from bookie.node.engine.index.entry_index import Index
 from bookie.node.engine.memtable import Location, Memtable
 from bookie.node.engine.prefetch import Prefetcher
-from bookie.node.engine.window import Buffer, Ids, Window
+from bookie.node.engine.window import Window
 from bookie.telemetry import Metrics, event_log
 
 _log = event_log(__name__)
@@ -46,10 +46,6 @@ _IDS = struct.Struct(">qq")
 
 STRIPED_IDS_MAX = 128 * 1024
 """Ids that a striped read examines: 24 bytes each, and time of the event loop."""
-
-
-IdRanges = tuple[Ids, Ids]
-"""First and last ids of ranges: disjoint, ascending and not adjacent."""
 
 
 class ReadResult(NamedTuple):

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from bookie.entry.checksum import crc32c
 from bookie.env import Readable
 from bookie.errors import FormatError
+from bookie.node.engine.format.arrays import Ids
 from bookie.node.engine.format.blocks import (
     BLOCK_HEADER_SIZE_BYTES,
     BLOCK_MAGIC_WORD,
@@ -28,7 +29,7 @@ from bookie.node.engine.format.blocks import (
     parse_block_header,
     parse_block_headers,
 )
-from bookie.node.engine.format.record_arrays import Ids, RecordArrays, parse_arrays, walk_together
+from bookie.node.engine.format.record_arrays import RecordArrays, parse_arrays, walk_together
 from bookie.node.engine.format.records import LinkRecord, RecordType, encode_link, parse_records
 
 SCAN_BYTES = 8 * 1024 * 1024

@@ -26,8 +26,8 @@ from bookie.entry.checksum import crc32c
 from bookie.env import Buffer, Environment, File, Pause
 from bookie.errors import CorruptionError, DiskFullError
 from bookie.node.engine.files import FileTable, read_header
+from bookie.node.engine.format.arrays import distinct
 from bookie.node.engine.format.blocks import FILE_HEADER_SIZE_BYTES, FileHeader
-from bookie.node.engine.format.distinct import distinct
 from bookie.node.engine.format.index_rows import FileState, decode_ledger_row, parse_ledger_key
 from bookie.node.engine.index.entry_index import INTEGRITY_IN_LIMBO, INTEGRITY_SOUND, META_INTEGRITY
 from bookie.node.engine.index.page_walk import behind, some_of, sound_slots, values_of

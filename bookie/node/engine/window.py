@@ -14,13 +14,12 @@ from functools import partial
 from typing import Any, NamedTuple, cast
 
 import numpy as np
-import numpy.typing as npt
 
+from bookie.env import Buffer
+from bookie.node.engine.format.arrays import U32, Ids
 from bookie.node.engine.format.pages import COLUMNS, SLOTS_PER_PAGE
 
-Ids = npt.NDArray[np.int64]
-Sizes = npt.NDArray[np.int64] | npt.NDArray[np.uint32]
-Buffer = bytes | bytearray | memoryview
+Sizes = Ids | U32
 
 
 class Extent(NamedTuple):

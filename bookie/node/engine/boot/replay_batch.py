@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from bookie.node.engine.format.distinct import distinct
+from bookie.node.engine.format.arrays import Ids, distinct
 from bookie.node.engine.format.index_rows import LedgerIndexRow
-from bookie.node.engine.format.record_arrays import Ids, RecordArrays
+from bookie.node.engine.format.record_arrays import RecordArrays
 from bookie.node.engine.format.records import (
     DeletedRecord,
     EntriesRecord,

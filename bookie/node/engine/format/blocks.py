@@ -58,6 +58,7 @@ import numpy.typing as npt
 from bookie.entry.checksum import crc32c, crcs_of_rows
 from bookie.entry.digest import BytesLike
 from bookie.errors import FormatError, NewerFormatError
+from bookie.node.engine.format.arrays import U32, Ids
 
 FORMAT_VERSION = 1
 """The version this code writes, and the newest it reads."""
@@ -94,8 +95,6 @@ _HEADS = np.dtype(
 assert _HEADS.itemsize == BLOCK_HEADER_SIZE_BYTES
 BLOCK_MAGIC_WORD = int.from_bytes(BLOCK_MAGIC, "little")
 _SEQUENCE_BYTES = slice(16, 24)
-
-Ids = npt.NDArray[np.int64]
 
 
 class FileKind(enum.IntEnum):
@@ -237,8 +236,8 @@ class BlockArrays:
     record_counts: Ids
     sequences: npt.NDArray[np.uint64]
     durable_upto: npt.NDArray[np.uint64]
-    body_crcs: npt.NDArray[np.uint32]
-    body_seeds: npt.NDArray[np.uint32]
+    body_crcs: U32
+    body_seeds: U32
     """The checksum of nonce and sequence, with which that of the body begins."""
 
     def __len__(self) -> int:

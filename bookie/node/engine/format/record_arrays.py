@@ -16,6 +16,7 @@ import numpy.typing as npt
 from bookie.entry.batch import PACKET_HEADER_SIZE_BYTES
 from bookie.errors import FormatError
 from bookie.ids import ENTRY_SIZE_BYTES_MAX
+from bookie.node.engine.format.arrays import U32, Ids
 from bookie.node.engine.format.records import (
     RECORD_HEADER_SIZE_BYTES,
     Record,
@@ -60,7 +61,6 @@ _LONE_FIXED_BYTES = _HEAD.itemsize + _U32.itemsize - RECORD_HEADER_SIZE_BYTES
 _STEP_RECORDS = 25
 """One step through all blocks costs as much as reading this many records one by one."""
 
-Ids = npt.NDArray[np.int64]
 T = TypeVar("T", bound=np.generic)
 
 
@@ -84,7 +84,7 @@ class RecordArrays:
     payloads: Ids
     """From here on one value for each ENTRIES record. This is the begin of its payload."""
     payload_sizes: Ids
-    payload_crcs: npt.NDArray[np.uint32]
+    payload_crcs: U32
     """The checksum that came with the request."""
     others: tuple[Record, ...]
     """The records that hold no entries, in order."""

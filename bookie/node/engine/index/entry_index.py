@@ -19,12 +19,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from bookie.env import KeyValueStore, ReadTransaction, WriteTransaction
 from bookie.errors import CorruptionError, NewerFormatError
 from bookie.ids import NO_ENTRY
 from bookie.node.engine.files import SealedFile
+from bookie.node.engine.format.arrays import Ids
 from bookie.node.engine.format.blocks import FileKind
 from bookie.node.engine.format.index_rows import (
     NOT_KNOWN,
@@ -274,7 +274,7 @@ class Index:
             and row.entries == row.last_entry_id - row.first_entry_id + 1
         )
 
-    def entry_ids(self, ledger_id: int, first: int, last: int) -> tuple[npt.NDArray[np.int64], int]:
+    def entry_ids(self, ledger_id: int, first: int, last: int) -> tuple[Ids, int]:
         """Stored ids from `first` on, and the first id that was not examined.
 
         At most `PAGES_PER_READ` pages are read; call again from the returned id until it is above
@@ -298,7 +298,7 @@ class Index:
         with self._store.read() as txn:
             return bool(deletions(txn, 1))
 
-    def slots(self, ledger_id: int, ids: npt.NDArray[np.int64]) -> FoundSlots | None:
+    def slots(self, ledger_id: int, ids: Ids) -> FoundSlots | None:
         with self._store.read() as txn:
             return find_slots(txn, ledger_id, ids)
 

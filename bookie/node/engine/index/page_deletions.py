@@ -14,7 +14,7 @@ from bookie.entry.checksum import crc32c
 from bookie.env import ReadTransaction, WriteTransaction
 from bookie.errors import ChecksumError, CorruptionError
 from bookie.ids import MAX_ID
-from bookie.node.engine.format.distinct import distinct
+from bookie.node.engine.format.arrays import distinct
 from bookie.node.engine.format.index_rows import (
     FileRow,
     LedgerIndexRow,

@@ -8,7 +8,7 @@ import numpy as np
 
 from bookie.env import KeyValueStore
 from bookie.errors import CorruptionError
-from bookie.node.engine.format.distinct import distinct
+from bookie.node.engine.format.arrays import distinct
 from bookie.node.engine.format.index_rows import (
     LEDGER_KEY_SIZE_BYTES,
     ledger_keys_above,

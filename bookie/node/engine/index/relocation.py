@@ -13,11 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from bookie.env import ReadTransaction, WriteTransaction
-from bookie.node.engine.format.distinct import distinct
+from bookie.node.engine.format.arrays import U32, Ids, distinct
 from bookie.node.engine.format.pages import SLOTS_PER_PAGE, decode_pages, encode_pages, page_key
-
-Ids = npt.NDArray[np.int64]
-U32 = npt.NDArray[np.uint32]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bookie.env import WriteTransaction
+from bookie.node.engine.format.arrays import U32, Ids
 from bookie.node.engine.format.pages import (
     COLUMNS,
     SLOTS_PER_PAGE,
@@ -21,9 +22,6 @@ from bookie.node.engine.format.pages import (
     page_key,
 )
 from bookie.node.engine.memtable import PART_ENTRIES, LocationTable, concatenated
-
-Ids = npt.NDArray[np.int64]
-U32 = npt.NDArray[np.uint32]
 
 
 class SlotWriter:

@@ -29,7 +29,7 @@ from contextlib import suppress
 from dataclasses import astuple, dataclass, field
 
 from bookie.config import StorageSettings
-from bookie.env import Environment, File, is_disk_full
+from bookie.env import Buffer, Environment, File, is_disk_full
 from bookie.errors import BookieError, DiskFullError
 from bookie.node.engine.files import BlockFile, SealedFile, create_file, file_name
 from bookie.node.engine.format.blocks import (
@@ -42,7 +42,6 @@ from bookie.node.engine.format.blocks import (
 )
 from bookie.node.engine.format.index_rows import Mark
 from bookie.node.engine.format.records import LinkRecord, encode_link
-from bookie.node.engine.window import Buffer
 from bookie.telemetry import Metrics
 
 _LARGEST_ALIGNMENT_BYTES = 3 * max(ALIGNMENTS_BYTES)

@@ -18,7 +18,7 @@ import numpy as np
 
 from bookie.entry.batch import EntryBatch, batch_of
 from bookie.entry.checksum import crc32c
-from bookie.env import Disk, Environment, is_disk_full
+from bookie.env import Buffer, Disk, Environment, is_disk_full
 from bookie.errors import DiskFullError, FormatError
 from bookie.node.engine.entry_log import state_records
 from bookie.node.engine.files import (
@@ -35,7 +35,6 @@ from bookie.node.engine.format.records import encode_entries_head, encode_link
 from bookie.node.engine.index.relocation import MovedEntries, Relocation
 from bookie.node.engine.reclaim.live_scan import LiveEntries, gather
 from bookie.node.engine.scan import link_of
-from bookie.node.engine.window import Buffer
 
 RECORD_PAYLOAD_BYTES_MAX = 1024 * 1024
 RECORD_ENTRIES_MAX = 16 * 1024

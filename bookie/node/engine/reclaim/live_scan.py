@@ -17,6 +17,7 @@ import numpy as np
 from bookie.entry.batch import EntryBatch, batch_of
 from bookie.env import Disk, File
 from bookie.node.engine.files import read_header
+from bookie.node.engine.format.arrays import U32, Ids
 from bookie.node.engine.format.blocks import (
     BLOCK_HEADER_SIZE_BYTES,
     FILE_HEADER_SIZE_BYTES,
@@ -25,7 +26,6 @@ from bookie.node.engine.format.blocks import (
 )
 from bookie.node.engine.format.records import RECORD_HEADER_SIZE_BYTES, EntriesRecord, LinkRecord
 from bookie.node.engine.index.entry_index import Index
-from bookie.node.engine.index.relocation import U32, Ids
 from bookie.node.engine.scan import BlockGroup, BlockRun, next_valid, runs
 
 STEP_BYTES = 1024 * 1024

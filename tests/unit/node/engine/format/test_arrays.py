@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bookie.node.engine.format.distinct import distinct
+from bookie.node.engine.format.arrays import distinct
 
 
 @given(st.lists(st.integers(-4, 4) | st.integers(-(2**63), 2**63 - 1)))

@@ -1,4 +1,4 @@
-"""The distinct values of an array of integers."""
+"""Arrays of ids and of numbers in files, by which the engine speaks of many entries at once."""
 
 from __future__ import annotations
 
@@ -6,6 +6,13 @@ from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+Ids = NDArray[np.int64]
+U32 = NDArray[np.uint32]
+"""File numbers, offsets or sizes, as the index stores them."""
+
+IdRanges = tuple[Ids, Ids]
+"""First and last ids of ranges: disjoint, ascending and not adjacent."""
 
 IntegerT = TypeVar("IntegerT", bound=np.integer)
 
