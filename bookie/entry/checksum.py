@@ -3,7 +3,7 @@
 The library uses the processor's carry-less multiplication and does not copy. From 16 KiB on it
 releases the interpreter's lock, so a buffer must stay unchanged during the call.
 
-Who checks an LMDB file or reads metadata needs no numpy. Who has rows has loaded it.
+Only `crcs_of_rows` imports numpy, because checks of LMDB files and of metadata do without it.
 """
 
 from __future__ import annotations

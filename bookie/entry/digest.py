@@ -19,8 +19,8 @@ every process that may read a ledger's metadata (repair, the scrubber) can check
 The key is also the identity of a ledger's life. An id may be used twice: after a deletion, or
 because the metadata store came from a backup. Both lives have different creation tokens, so they
 have different keys, also without a password. A bookie compares the key of each request with the
-one that the ledger began with, so it never answers with the bytes of another life. Ledgers of
-versions that did not know lives have the key of :func:`derive_key`.
+first key of the ledger. So it never answers with the bytes of another life. Ledgers of versions
+before lives have the key of :func:`derive_key`.
 
 Source: Apache BookKeeper's digest managers; the ledger key is ours and stands where BookKeeper
 keeps the password.

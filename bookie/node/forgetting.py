@@ -6,8 +6,8 @@ collector have observed:
 
 1. A period begins with a record of that time, and of the newest journal file.
 2. After `deleted_ledger_retention_seconds`, rows of ledgers that were deleted before the period are
-   removed. The store must not list them, and no file may hold their entries
-   (`node/engine/index/tombstones.py`).
+   removed. The store must not list them, and all files with their entries must be
+   gone (`node/engine/index/tombstones.py`).
 3. Then the next period begins.
 
 A later add creates the ledger again. The collector then deletes it like every ledger that the store

@@ -277,7 +277,7 @@ class GarbageCollector:
         Durable when it returns.
 
         Raises:
-            BadRequestError: one of them is not waiting, or no ledger is.
+            BadRequestError: one of them does not wait, or all ledgers are present.
             DiskFullError: there is no room; a restart forgets it.
         """
         await self._load()

@@ -9,15 +9,15 @@ A check covers all ledgers of the metadata store. Missing entries put the bookie
 When every ledger is whole the doubt ends, durably.
 
 A bookie without doubt checks, too: soon after its start, and then from time to time. It may have
-been away while a writer went on without it, and nobody tells it. Such a check is slow, trusts the
+been away while a writer went on without it. Such a check is slow, trusts the
 counts of the ledgers' rows, and looks twice before it calls an entry missing.
 
 Missing entries alone put no ledger in limbo. This bookie may have been away when they were
 written. Each loss that it knows of put every ledger that named it in limbo before the next request.
-A ledger that named it later has no entries here from before the loss: a writer learns the
-incarnation of a newcomer after the ledger names it, and a recovery names it by a close that fails
-if the incarnation changed. So denials outside of limbo are true. Recovery needs them: it finds no
-end if too many bookies deny nothing. `_may_be_lost` has the exceptions.
+A ledger that named it later has no entries here from before the loss. A writer learns the
+incarnation of a newcomer after the ledger names it. A recovery names a newcomer by a close that
+fails if the incarnation changed. So denials outside of limbo are true. Recovery needs them: it
+finds an end only if enough bookies deny. `_may_be_lost` has the exceptions.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ async def move_directories(
 
     Args:
         environment: The machine that has the directories.
-        storage: Where the directories are now.
+        storage: The settings, which name the present directories.
         cookies: The cookies of the cluster, of a store that was synced.
         bookie_id: The bookie; the caller has checked that it is not registered.
         instance_id: The cluster.

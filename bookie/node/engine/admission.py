@@ -63,7 +63,7 @@ class Admission:
 
     def refusal(self, state: LocalLedger, key: bytes, *, recovery: bool) -> Reply | None:
         """The reason to refuse an add, without a look at its bytes; None to accept it."""
-        # The key first: another life of the same id was not deleted, nor is it fenced.
+        # The key first, because fence and deletion concern only the life with this key.
         if not state.accepts_key(key):
             return UNAUTHORIZED
         if state.deleted_at_ms is not None:

@@ -102,7 +102,7 @@ class LocalLedger:
 
     @property
     def key_tag(self) -> bytes:
-        """The tag of this life of the id; empty if it has no key, or none is known."""
+        """The tag of this life of the id; empty without a known key."""
         return (self.key_digest or b"")[:KEY_TAG_BYTES]
 
     def may_hold(self, batch: EntryBatch) -> bool:

@@ -219,7 +219,7 @@ class LedgerRuns:
         self._tables: list[LocationTable] = []
         self._runs: list[Run] = []
         self._firsts: list[int] = []
-        # Whether each run begins above the end of the one before it: then a read may bisect.
+        # True if each run begins above the end of the one before it: then a read may bisect.
         self._ordered = True
         self._written = 0
 
