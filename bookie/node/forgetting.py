@@ -7,7 +7,7 @@ collector have observed:
 1. A period begins with a record of that time, and of the newest journal file.
 2. After `deleted_ledger_retention_seconds`, rows of ledgers that were deleted before the period are
    removed. The store must not list them, and all files with their entries must be
-   gone (`node/engine/index/tombstones.py`).
+   gone (`node/engine/index/deleted_ledgers.py`).
 3. Then the next period begins.
 
 A later add creates the ledger again. The collector then deletes it like every ledger that the store

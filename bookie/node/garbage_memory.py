@@ -9,8 +9,8 @@ store, durably, until an operator confirms it. The record is JSON::
 
 **Absent ledgers** are stored here and absent from the store. Their deletion is not proven, so they
 wait for a grace. It counts the time in which the bookie observed their absence: consecutive
-complete rounds of its collector. Jumps of the wall clock and times between rounds are left out. After
-the loss of a record the ledger waits for a whole grace again.
+complete rounds of its collector. Jumps of the wall clock and times between rounds are left out.
+After the loss of a record the ledger waits for a whole grace again.
 
 A record of an absence has 16 bytes, little endian: the begin of the absence in observed seconds (a
 double), and by the wall clock (milliseconds since 1970).

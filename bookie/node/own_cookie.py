@@ -287,11 +287,5 @@ class OwnCookie:
         try:
             async with asyncio.timeout(STOP_SECONDS_MAX):
                 await self.advance(is_in_doubt=self.is_in_doubt_at_stop)
-        except (
-            TimeoutError,
-            MetadataError,
-            RequestError,
-            IdentityError,
-            DiskFullError,
-        ) as error:
+        except (TimeoutError, MetadataError, RequestError, IdentityError, DiskFullError) as error:
             _log.warning("state_number_not_advanced", reason=str(error))

@@ -16,6 +16,7 @@ from bookie.node.engine.format.blocks import FILE_HEADER_SIZE_BYTES
 from bookie.node.engine.format.index_rows import decode_mark, file_key, ledger_key
 from bookie.node.engine.format.pages import page_key
 from bookie.node.engine.format.records import EntriesRecord
+from bookie.node.engine.index.deleted_ledgers import META_DELETING, deletions, note_deletion
 from bookie.node.engine.index.entry_index import (
     META_BOOKIE,
     META_BOOT_ID,
@@ -26,7 +27,6 @@ from bookie.node.engine.index.entry_index import (
     META_MARK,
     TABLES,
 )
-from bookie.node.engine.index.page_deletions import META_DELETING, deletions, note_deletion
 from tests.matrix.places import (
     META_FIELDS,
     PAGE_BYTES,

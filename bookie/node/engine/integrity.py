@@ -13,7 +13,7 @@ from bookie.node.engine.index.entry_index import (
     META_INTEGRITY,
     Index,
 )
-from bookie.node.engine.index.page_walk import delete_values, values_of
+from bookie.node.engine.index.page_reads import delete_values, values_of
 from bookie.telemetry import Metrics
 
 P = ParamSpec("P")

@@ -30,7 +30,7 @@ from bookie.node.engine.format.arrays import distinct
 from bookie.node.engine.format.blocks import FILE_HEADER_SIZE_BYTES, FileHeader
 from bookie.node.engine.format.index_rows import FileState, decode_ledger_row, parse_ledger_key
 from bookie.node.engine.index.entry_index import INTEGRITY_IN_LIMBO, INTEGRITY_SOUND, META_INTEGRITY
-from bookie.node.engine.index.page_walk import behind, some_of, sound_slots, values_of
+from bookie.node.engine.index.page_reads import behind, some_of, sound_slots, values_of
 from bookie.node.engine.integrity import Integrity
 from bookie.node.engine.scan import BlockGroup, grouped, next_valid, runs
 from bookie.telemetry import Metrics, event_log

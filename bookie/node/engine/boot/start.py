@@ -60,7 +60,7 @@ from bookie.node.engine.index.entry_index import (
     Index,
 )
 from bookie.node.engine.index.opening import open_index
-from bookie.node.engine.index.page_walk import first_ledger_with_pages
+from bookie.node.engine.index.page_reads import first_ledger_with_pages
 from bookie.node.engine.journal.first_file import create_first_journal, remove_unused
 from bookie.node.engine.journal.group_commit import JournalWriter
 from bookie.node.engine.ledger_state import LocalLedger, highest_id

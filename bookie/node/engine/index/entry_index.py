@@ -48,15 +48,19 @@ from bookie.node.engine.format.index_rows import (
 from bookie.node.engine.format.pages import SLOTS_PER_PAGE, decode_pages
 from bookie.node.engine.hung_devices import CountedStore
 from bookie.node.engine.index.cached_pages import CachedPages
-from bookie.node.engine.index.lookup import look_up, stored_pages
-from bookie.node.engine.index.page_deletions import (
+from bookie.node.engine.index.deleted_ledgers import (
+    Limits,
     check_deletions,
     delete_pages,
     deletions,
+    find_due,
+    forget,
+    joined,
     note_deletion,
+    note_held,
     row_of,
 )
-from bookie.node.engine.index.page_walk import verify_all_pages
+from bookie.node.engine.index.page_reads import look_up, stored_pages, verify_all_pages
 from bookie.node.engine.index.relocation import (
     FoundSlots,
     MovedEntries,
@@ -65,7 +69,6 @@ from bookie.node.engine.index.relocation import (
     move_slots,
 )
 from bookie.node.engine.index.slot_writer import SlotWriter
-from bookie.node.engine.index.tombstones import Limits, find_due, forget, joined, note_held
 from bookie.node.engine.memtable import EMPTY_TABLE, LocationTable
 
 TABLES = ("locations", "ledgers", "files", "meta")
@@ -219,7 +222,7 @@ class Index:
     def find_forgettable(
         self, after: int, count_max: int, before_file: int
     ) -> tuple[list[int], int]:
-        """Deleted ledgers above `after` whose rows may go, see `tombstones.find_due`."""
+        """Deleted ledgers above `after` whose rows may go, see `deleted_ledgers.find_due`."""
         with self._store.read() as txn:
             return find_due(txn, after, count_max, Limits.of(_files(txn), before_file))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import closing
 
 from bookie.config import StorageSettings
 from bookie.env import Environment, is_disk_full
@@ -24,28 +25,20 @@ def make_index(
         StorageFailedError: the device failed.
     """
     try:
-        _make_index(environment, settings, directories)
+        try:
+            index = open_index(environment, settings, directories)
+        except CorruptionError:
+            for name in environment.disk.names(directories.index):
+                environment.disk.unlink(os.path.join(directories.index, name))
+            index = open_index(environment, settings, directories)
+        with closing(index):
+            index.put_meta({META_FORMAT: str(INDEX_FORMAT_VERSION).encode()})
     except (OSError, DiskFullError) as error:
         if is_disk_full(error):
             raise ConfigurationError(
                 f"the device of {directories.index} is full, the bookie cannot start: {error}"
             ) from error
         raise StorageFailedError(f"a disk failed during the first start: {error}") from error
-
-
-def _make_index(
-    environment: Environment, settings: StorageSettings, directories: Directories
-) -> None:
-    try:
-        index = open_index(environment, settings, directories)
-    except CorruptionError:
-        for name in environment.disk.names(directories.index):
-            environment.disk.unlink(os.path.join(directories.index, name))
-        index = open_index(environment, settings, directories)
-    try:
-        index.put_meta({META_FORMAT: str(INDEX_FORMAT_VERSION).encode()})
-    finally:
-        index.close()
 
 
 def open_index(

@@ -32,8 +32,8 @@ from bookie.node.engine.directories import Directories
 from bookie.node.engine.files import FileTable
 from bookie.node.engine.format.blocks import FILE_HEADER_SIZE_BYTES, FileKind
 from bookie.node.engine.format.index_rows import FileRow, FileState, LedgerIndexRow, Mark
+from bookie.node.engine.index.deleted_ledgers import Limits
 from bookie.node.engine.index.entry_index import Index
-from bookie.node.engine.index.tombstones import Limits
 from bookie.node.engine.reclaim.compaction_log import CompactionLog, LiveScan, order_of
 from bookie.node.engine.reclaim.live_scan import Found, LiveEntries, scan_live
 from bookie.telemetry import Metrics, event_log

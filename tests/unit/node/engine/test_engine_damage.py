@@ -21,8 +21,8 @@ from bookie.node.engine.files import read_header
 from bookie.node.engine.format.blocks import FILE_HEADER_SIZE_BYTES
 from bookie.node.engine.format.index_rows import file_key, ledger_key
 from bookie.node.engine.format.pages import page_key
+from bookie.node.engine.index.deleted_ledgers import META_DELETING
 from bookie.node.engine.index.entry_index import INTEGRITY_SOUND, META_FORMAT, META_MARK, TABLES
-from bookie.node.engine.index.page_deletions import META_DELETING
 from bookie.node.engine.journal.group_commit import JournalRequest, RequestKind
 from bookie.node.engine.scan import ScannedBlock, blocks
 from tests.unit.node.engine.machine import (

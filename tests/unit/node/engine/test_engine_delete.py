@@ -11,7 +11,7 @@ from bookie.errors import DiskFullError
 from bookie.ids import Status
 from bookie.node.engine.engine import Engine
 from bookie.node.engine.format.index_rows import FileState
-from bookie.node.engine.index.page_deletions import PAGES_DELETED_MAX
+from bookie.node.engine.index.deleted_ledgers import PAGES_DELETED_MAX
 from bookie.node.engine.index.relocation import MovedEntries, Relocation
 from tests.unit.node.engine.machine import (
     KIB,

@@ -24,6 +24,7 @@ from bookie.node.engine.format.index_rows import (
 )
 from bookie.node.engine.format.pages import page_key
 from bookie.node.engine.index import entry_index
+from bookie.node.engine.index.deleted_ledgers import META_DELETING, PAGES_DELETED_MAX
 from bookie.node.engine.index.entry_index import (
     INTEGRITY_IN_LIMBO,
     INTEGRITY_SOUND,
@@ -36,7 +37,6 @@ from bookie.node.engine.index.entry_index import (
     Index,
     LedgerChange,
 )
-from bookie.node.engine.index.page_deletions import META_DELETING, PAGES_DELETED_MAX
 from bookie.node.engine.index.relocation import Relocation
 from bookie.node.engine.memtable import LocationTable
 from bookie.node.engine.window import Window
