@@ -16,7 +16,7 @@ Deleting a ledger that is still needed loses data, so all steps must agree:
 
 Any error of the metadata store ends the round. A deletion is durable before it counts. Later adds
 of a writer are refused as if the ledger were fenced. A round ends with a sweep of old proofs, and
-removes rows of ledgers that were deleted long ago (`forgetting`).
+removes rows of ledgers that were deleted long ago (`deletion_expiry`).
 
 Source: BookKeeper's ScanAndCompareGarbageCollector, with `verifyMetadataOnGC` and two listings.
 """
@@ -42,8 +42,8 @@ from bookie.errors import (
 )
 from bookie.ids import MAX_ID, NO_ENTRY, Status
 from bookie.ledger.catalog.ledgers import LedgerManager
+from bookie.node.deletion_expiry import DeletionExpiry
 from bookie.node.engine.engine import Engine
-from bookie.node.forgetting import Forgetting
 from bookie.node.garbage_memory import Absence, Absences, StoreMemory
 from bookie.telemetry import Metrics, event_log
 
@@ -146,7 +146,7 @@ class GarbageCollector:
         self._forced_rounds = 0
         self._memory = StoreMemory(engine.durable_values(b"garbage/"))
         self._absences = Absences(engine.durable_values(b"absent/"))
-        self._forgetting = Forgetting(engine, engine.durable_values(b"forget/"))
+        self._expiry = DeletionExpiry(engine, engine.durable_values(b"forget/"))
         self._is_loaded = False
         self._loading = asyncio.Lock()
         self._complete_at: float | None = None
@@ -315,7 +315,7 @@ class GarbageCollector:
                 return
             await self._memory.load()
             await self._absences.load()
-            await self._forgetting.load()
+            await self._expiry.load()
             self._is_loaded = True
             self._show()
 
@@ -376,7 +376,7 @@ class GarbageCollector:
         step, self._complete_at = self._step(began), None
         local = await self._local_ids()
         await self._look_at_store()
-        old = await self._forgetting.find_due(self._memory.now.observed_seconds)
+        old = await self._expiry.find_due(self._memory.now.observed_seconds)
         missing, is_empty = set[int](), False
         if local or old:
             missing, is_empty = await self._not_listed([*local, *old])
@@ -398,7 +398,7 @@ class GarbageCollector:
         await self._save()
         self._complete_at = began
         if not reason and not is_empty:
-            await self._forgetting.forget(forgettable, self._memory.now.observed_seconds)
+            await self._expiry.forget(forgettable, self._memory.now.observed_seconds)
         await self._sweep()
         outcome = RoundOutcome.STOPPED if reason else RoundOutcome.DONE
         return GarbageReport(outcome, len(local), len(missing), deleted, len(waiting), reason)

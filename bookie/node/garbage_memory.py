@@ -124,13 +124,13 @@ OBSERVED_SECONDS_UNSAVED_MAX = 60.0
 class StoreMemory:
     """The memory, and the note that stores it."""
 
-    def __init__(self, notes: DurableValues) -> None:
-        self._notes = notes
+    def __init__(self, values: DurableValues) -> None:
+        self._values = values
         self._saved = self.now = GarbageMemory()
 
     async def load(self) -> None:
         """Load the record; a damaged one is a reason to doubt the store."""
-        notes = await self._notes.read()
+        notes = await self._values.read()
         if _NAME not in notes:
             return
         try:
@@ -155,7 +155,7 @@ class StoreMemory:
             StorageFailedError: the index failed; the process must end.
         """
         now = self.now
-        await self._notes.write({_NAME: encode_memory(now)})
+        await self._values.write({_NAME: encode_memory(now)})
         self._saved = now
 
     def observe(self, seconds: float) -> None:
@@ -238,8 +238,8 @@ NOTES_AT_ONCE = 1000
 class Absences:
     """The absent ledgers, longest absent first."""
 
-    def __init__(self, notes: DurableValues) -> None:
-        self._notes = notes
+    def __init__(self, values: DurableValues) -> None:
+        self._values = values
         self._of: dict[int, Absence] = {}
         self._changed: set[int] = set()
 
@@ -262,7 +262,7 @@ class Absences:
 
     async def load(self) -> None:
         found = []
-        for name, value in (await self._notes.read()).items():
+        for name, value in (await self._values.read()).items():
             try:
                 if value is not None:
                     found.append((parse_ledger_key(name), decode_absence(value)))
@@ -301,12 +301,12 @@ class Absences:
                 # The current state: with concurrent calls the last one counts.
                 noted = [one for one in ledger_ids if one in self._of]
                 if noted:
-                    await self._notes.write(
+                    await self._values.write(
                         {ledger_key(one): encode_absence(self._of[one]) for one in noted}
                     )
                 gone = [ledger_key(one) for one in ledger_ids if one not in self._of]
                 if gone:
-                    await self._notes.remove(gone)
+                    await self._values.remove(gone)
             except BaseException:
                 self._changed.update(ledger_ids)
                 raise

@@ -9,7 +9,7 @@ The order of steps; only they move the mark:
    would lose data.
 4. One index transaction writes slots, rows, file statistics and the mark.
 5. The old memtable is dropped; readers that hold it may finish.
-6. Files below the mark without a live byte are renamed, and removed in steps (`removal`).
+6. Files below the mark without a live byte are renamed, and removed in steps (`file_removal`).
 
 If the device is full at step 4, the transaction changes nothing and the memtable is kept. The step
 is tried again later. Meanwhile the bookie refuses new entries.
@@ -25,6 +25,7 @@ from functools import partial
 from bookie.env import Environment
 from bookie.errors import CorruptionError, DiskFullError
 from bookie.node.engine.admission import Admission
+from bookie.node.engine.file_removal import Removal
 from bookie.node.engine.files import FileTable, SealedFile
 from bookie.node.engine.format.index_rows import LedgerIndexRow, Mark
 from bookie.node.engine.index.entry_index import CheckpointChange, CommitResult, Index, LedgerChange
@@ -32,7 +33,6 @@ from bookie.node.engine.index.relocation import Relocation
 from bookie.node.engine.journal.group_commit import JournalRequest, RequestKind
 from bookie.node.engine.ledger_state import LocalLedger
 from bookie.node.engine.memtable import Memtable
-from bookie.node.engine.removal import Removal
 from bookie.telemetry import Metrics
 
 RELOCATED_ENTRIES = 2048

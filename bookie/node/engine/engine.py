@@ -27,6 +27,7 @@ from bookie.node.engine.checkpoint import Checkpointer
 from bookie.node.engine.directories import Directories
 from bookie.node.engine.duplicates import DuplicateAdds
 from bookie.node.engine.durable_values import DurableValues
+from bookie.node.engine.file_removal import Removal
 from bookie.node.engine.format.arrays import IdRanges
 from bookie.node.engine.format.index_rows import LedgerIndexRow
 from bookie.node.engine.hung_devices import DeviceWatch
@@ -39,7 +40,6 @@ from bookie.node.engine.memtable import Memtable
 from bookie.node.engine.page_cache import PageCache
 from bookie.node.engine.reader import EntryReader, ReadResult
 from bookie.node.engine.reclaim.compaction import CompactionStatus, Compactor, EngineCalls
-from bookie.node.engine.removal import Removal
 from bookie.node.engine.scrub import Scrubber
 from bookie.telemetry import Metrics, event_log
 from bookie.wire.commands import LacReply

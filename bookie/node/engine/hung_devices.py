@@ -18,8 +18,8 @@ from contextlib import AbstractContextManager, contextmanager
 
 from bookie.config import StorageSettings
 from bookie.env import Clock, KeyValueStore, ReadTransaction, WriteTransaction
+from bookie.node.engine.file_removal import Removal
 from bookie.node.engine.journal.queue import JournalQueue
-from bookie.node.engine.removal import Removal
 from bookie.telemetry import Metrics, event_log
 
 _log = event_log(__name__)

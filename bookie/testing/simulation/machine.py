@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from bookie.config import StorageSettings
 from bookie.env import Environment, Failpoints, KeyValueStore
-from bookie.node.engine import checkpoint, removal
+from bookie.node.engine import checkpoint, file_removal
 from bookie.node.engine.boot.start import Identity
 from bookie.node.engine.directories import locked_directories
 from bookie.node.engine.engine import Engine, open_engine
@@ -56,12 +56,12 @@ SETTINGS: dict[str, object] = {
 @contextmanager
 def small_steps() -> Iterator[None]:
     """Steps of reclaiming that suit files a thousand times smaller than real ones."""
-    before = removal.STEP_BYTES, checkpoint.RELOCATED_ENTRIES
-    removal.STEP_BYTES, checkpoint.RELOCATED_ENTRIES = 16 * KIB, 8
+    before = file_removal.STEP_BYTES, checkpoint.RELOCATED_ENTRIES
+    file_removal.STEP_BYTES, checkpoint.RELOCATED_ENTRIES = 16 * KIB, 8
     try:
         yield
     finally:
-        removal.STEP_BYTES, checkpoint.RELOCATED_ENTRIES = before
+        file_removal.STEP_BYTES, checkpoint.RELOCATED_ENTRIES = before
 
 
 class DiedError(Exception):

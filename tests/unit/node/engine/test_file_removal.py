@@ -10,7 +10,7 @@ import pytest
 
 from bookie.errors import DiskFullError, StorageFailedError
 from bookie.ids import Status
-from bookie.node.engine import removal
+from bookie.node.engine import file_removal
 from bookie.node.engine.engine import DEVICE_FULL, Engine
 from tests.unit.node.engine.machine import KIB, Machine, add, assert_holds, batch, ids_of, read
 from tests.unit.node.engine.test_engine_failure import failing_engine, until_failed
@@ -20,8 +20,8 @@ STEP_BYTES = 64 * KIB
 
 @pytest.fixture(name="machine")
 def _machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    monkeypatch.setattr(removal, "STEP_BYTES", STEP_BYTES)
-    monkeypatch.setattr(removal, "PAUSE_SECONDS_MAX", 0.0)
+    monkeypatch.setattr(file_removal, "STEP_BYTES", STEP_BYTES)
+    monkeypatch.setattr(file_removal, "PAUSE_SECONDS_MAX", 0.0)
     return Machine(tmp_path / "m")
 
 
@@ -120,8 +120,8 @@ async def test_where_room_is_short_it_is_back_at_once(
     machine: Machine, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A checkpoint of a full bookie ends when the space of what it freed is there."""
-    monkeypatch.setattr(removal, "PAUSE_SECONDS", 3600.0)
-    monkeypatch.setattr(removal, "PAUSE_SECONDS_MAX", 3600.0)
+    monkeypatch.setattr(file_removal, "PAUSE_SECONDS", 3600.0)
+    monkeypatch.setattr(file_removal, "PAUSE_SECONDS_MAX", 3600.0)
     await dead_but_for(machine, engine)
     engine.read_only_reasons.add(DEVICE_FULL)
     await engine.checkpoint()
@@ -132,8 +132,8 @@ async def test_nothing_is_paced_while_more_leaves_than_is_free(
     machine: Machine, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The device need not be full first."""
-    monkeypatch.setattr(removal, "PAUSE_SECONDS", 3600.0)
-    monkeypatch.setattr(removal, "PAUSE_SECONDS_MAX", 3600.0)
+    monkeypatch.setattr(file_removal, "PAUSE_SECONDS", 3600.0)
+    monkeypatch.setattr(file_removal, "PAUSE_SECONDS_MAX", 3600.0)
     await dead_but_for(machine, engine)
     machine.disk.free_bytes = 0
     await engine.checkpoint()
@@ -144,8 +144,8 @@ async def test_a_log_without_room_takes_what_is_on_its_way_out(
     machine: Machine, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before a compaction says that a device is full."""
-    monkeypatch.setattr(removal, "PAUSE_SECONDS", 3600.0)
-    monkeypatch.setattr(removal, "PAUSE_SECONDS_MAX", 3600.0)
+    monkeypatch.setattr(file_removal, "PAUSE_SECONDS", 3600.0)
+    monkeypatch.setattr(file_removal, "PAUSE_SECONDS_MAX", 3600.0)
     first = await dead_but_for(machine, engine, 1)
     await engine.checkpoint()
     machine.disk.fail("create", ".log.tmp", errno.ENOSPC)
@@ -158,8 +158,8 @@ async def test_a_stopped_engine_leaves_nothing_behind(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However slowly it would have gone."""
-    monkeypatch.setattr(removal, "PAUSE_SECONDS", 3600.0)
-    monkeypatch.setattr(removal, "PAUSE_SECONDS_MAX", 3600.0)
+    monkeypatch.setattr(file_removal, "PAUSE_SECONDS", 3600.0)
+    monkeypatch.setattr(file_removal, "PAUSE_SECONDS_MAX", 3600.0)
     async with machine.engine() as engine:
         await dead_but_for(machine, engine)
         await engine.checkpoint()

@@ -1,4 +1,4 @@
-"""Forgetting of deleted ledgers: the time at which a row is removed from the index.
+"""The expiry of deletions: the time at which the row of a deleted ledger leaves the index.
 
 Each row costs time in every round. But if a row goes too early, a late writer can store entries of
 the ledger again. A wall clock may be wrong, so only time counts that complete rounds of the
@@ -6,8 +6,8 @@ collector have observed:
 
 1. A period begins with a record of that time, and of the newest journal file.
 2. After `deleted_ledger_retention_seconds`, rows of ledgers that were deleted before the period are
-   removed. The store must not list them, and all files with their entries must be
-   gone (`node/engine/index/deleted_ledgers.py`).
+   removed. The store must not list them, and all files with their entries must be gone
+   (`node/engine/index/deleted_ledgers.py`).
 3. Then the next period begins.
 
 A later add creates the ledger again. The collector then deletes it like every ledger that the store
@@ -36,12 +36,12 @@ ROWS_AT_ONCE = 1000
 """Rows that one transaction of the index looks at or removes."""
 
 
-class Forgetting:
+class DeletionExpiry:
     """The period, and the position in its rows."""
 
-    def __init__(self, engine: Engine, notes: DurableValues) -> None:
+    def __init__(self, engine: Engine, values: DurableValues) -> None:
         self._engine = engine
-        self._notes = notes
+        self._values = values
         self._since: float | None = None
         self._before_file = 0
         self._after = NO_ENTRY
@@ -49,7 +49,7 @@ class Forgetting:
 
     async def load(self) -> None:
         """Load the period; without a valid record a new one begins."""
-        note = (await self._notes.read()).get(_NAME)
+        note = (await self._values.read()).get(_NAME)
         if note is not None and len(note) == _PERIOD.size:
             self._since, self._before_file = _PERIOD.unpack(note)
 
@@ -93,5 +93,5 @@ class Forgetting:
 
     async def _begin(self, observed_seconds: float) -> None:
         newest = self._engine.newest_journal
-        await self._notes.write({_NAME: _PERIOD.pack(observed_seconds, newest)})
+        await self._values.write({_NAME: _PERIOD.pack(observed_seconds, newest)})
         self._since, self._before_file, self._after = observed_seconds, newest, NO_ENTRY
