@@ -1,4 +1,4 @@
-"""What is missing of a ledger, counted in ranges, is what counting one by one finds."""
+"""Missing entries counted in ranges are the same as counted one by one."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def batch_of(
 
 
 def ids_and_packets(batch: EntryBatch) -> list[tuple[int, bytes]]:
-    """What a batch holds, entry by entry."""
+    """The content of a batch, entry by entry."""
     packets = [bytes(packet) for packet in batch.packets()]
     return list(zip(batch.entry_ids().tolist(), packets, strict=True))
 
@@ -179,7 +179,7 @@ def test_headers_are_gathered(sizes: list[int]) -> None:
 
 
 def test_check_headers_returns_the_highest_lac() -> None:
-    """What a good batch proves to a bookie is a LAC hint."""
+    """A good batch gives a bookie a LAC hint."""
     batch = merged([batch_of([3], lac=2), batch_of([4], lac=1)])
     assert check_headers(batch) == 2
     assert check_headers(batch_of([0])) == -1

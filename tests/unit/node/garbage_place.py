@@ -38,11 +38,11 @@ class MovedClock(MachineClock):
         self.ms = 20_000 * DAY_MS
 
     def now_ms(self) -> int:
-        """What the test says."""
+        """The values that the test sets."""
         return self.ms
 
     def monotonic(self) -> float:
-        """What the test says."""
+        """The values that the test sets."""
         return self.seconds
 
 
@@ -127,7 +127,7 @@ class Place:
             await self.store.delete(FLAT.key(ledger_id))
 
     async def count_ids_to(self, number: int) -> None:
-        """What the store's counter of ledger ids says from now on."""
+        """The value of the store's counter of ledger ids from now on."""
         await self.store.put(keys.id_bucket(0), b"%d" % number)
 
     async def stored(self) -> list[int]:

@@ -85,7 +85,7 @@ async def test_a_ledger_that_was_made_again_stays(place: Place) -> None:
 async def test_a_device_without_room_for_notes_gives_space_back(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What could not be noted is noted by a later round."""
+    """A later round repeats a failed record."""
 
     async def full(_values: object) -> None:
         raise DiskFullError("no room")
@@ -220,7 +220,7 @@ async def test_the_grace_survives_a_crash(place: Place) -> None:
 
 
 async def test_a_ledger_that_is_created_while_listing_is_not_looked_at(place: Place) -> None:
-    """What is stored here is listed first."""
+    """The ledgers stored here are listed first."""
     await place.create([1])
     place.ledgers.while_listing.append(metadata(9, LedgerState.OPEN, ("b1",)))
     await place.round()
@@ -350,7 +350,7 @@ async def test_new_ledgers_do_not_end_a_stop(place: Place) -> None:
 
 
 async def test_a_forced_round_needs_a_second_listing(place: Place) -> None:
-    """What is found absent only now goes with the next forced round."""
+    """Ledgers that are first found absent now go with the next forced round."""
     await place.create(range(1, 4))
     await place.lose([1, 2])
     assert (await place.round(force=True)).deleted == 0

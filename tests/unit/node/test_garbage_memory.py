@@ -1,4 +1,4 @@
-"""What garbage collection knows again after a restart."""
+"""The memory of garbage collection after a restart."""
 
 from __future__ import annotations
 

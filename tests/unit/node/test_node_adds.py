@@ -258,7 +258,7 @@ async def test_force_makes_deferred_adds_durable(room: Room) -> None:
 
 
 async def test_the_bytes_in_flight_are_bounded(tmp_path: Path) -> None:
-    """Whoever asks for more waits until an answer has left; order is kept."""
+    """A caller that asks for more waits until an answer has left; order is kept."""
     machine = Machine(tmp_path / "m")
     async with serving(machine, NodeSettings(in_flight_add_bytes_max=4096)) as room:
         await add(room.bookie, 7, [0])

@@ -19,7 +19,7 @@ OK = Status.OK
 
 
 class Heard:
-    """What a watcher was told."""
+    """The updates of a watcher."""
 
     def __init__(self) -> None:
         self.updates: list[LacState] = []

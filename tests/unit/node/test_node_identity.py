@@ -48,7 +48,7 @@ RECORDED: dict[str, Cookie | None] = {
 
 
 def by_the_table(recorded: str, roots: tuple[str, str]) -> Decision | None:
-    """What the table says, row by row; None to refuse."""
+    """The table, row by row; None to refuse."""
     equal = [name.startswith("equal") for name in roots]
     fresh = [name == "missing, empty" for name in roots]
     match recorded:
@@ -112,7 +112,7 @@ STEPS = [
 async def identify(
     machine: Machine, store: MetadataStore, *, bookie_id: str = "b1", instance: str = "i1"
 ) -> Decision:
-    """What a start does first."""
+    """The first steps of a start."""
     async with ThreadWorkers() as workers:
         environment = machine.environment(workers)
         with locked_directories(machine.disk, machine.settings) as directories:

@@ -62,7 +62,7 @@ async def test_what_has_lost_nothing_leaves_limbo_by_itself(
 async def test_what_is_missing_keeps_a_ledger_in_limbo(
     machine: Machine, store: MetadataStore
 ) -> None:
-    """What is there is served, what is not is unknown, and the report says how much that is."""
+    """Present entries are served, the others are unknown, and the report counts them."""
     manager = LedgerManager(store)
     await manager.create(metadata(1, CLOSED, ("b1", "b2", "b3"), last=29, write_quorum=2))
     await manager.create(metadata(2, CLOSED, ("b1",), last=9))
@@ -292,7 +292,7 @@ async def test_what_is_missing_on_a_sound_bookie_is_doubt(
 async def test_a_closed_fragment_of_an_open_ledger_is_checked(
     machine: Machine, store: MetadataStore
 ) -> None:
-    """Where the ledger ends is open, what lies before its last fragment is not."""
+    """The end of the ledger is open, the part before its last fragment is known."""
     await LedgerManager(store).create(metadata(1, OPEN, ("b1",), ("b2",)))
     async with started(machine, store) as one:
         await add(one.bookie, 1, range(98))

@@ -73,7 +73,7 @@ class Stopped:
                 setattr(self, name, self.path / target)
 
     async def move(self, *, accept_older: bool = False) -> Move:
-        """What the command does, with the settings that name the directories where they are."""
+        """The work of the command, with settings that name the present directories."""
         async with ThreadWorkers() as workers:
             environment = Environment(SystemClock(), self.disk, workers, open_lmdb, Failpoints())
             storage = StorageSettings(journal_dir=self.journal, ledgers_dir=self.ledgers)
@@ -233,7 +233,7 @@ class Started(CookieManager):
     """The bookie starts, and raises its number, between the look and the change."""
 
     async def read(self, bookie_id: str) -> Versioned[Cookie] | None:
-        """What was there before the start."""
+        """The state before the start."""
         found = await super().read(bookie_id)
         assert found is not None
         await super().write(replace(found.value, state_number=8), found.version)

@@ -156,7 +156,7 @@ async def test_a_ledger_that_is_deleted_or_moved_meanwhile_misses_nothing(
 async def test_an_open_ledger_misses_nothing_of_its_last_fragment(
     machine: Machine, store: MetadataStore
 ) -> None:
-    """Nobody knows its end. What lies before the last fragment is known."""
+    """Nobody knows its end. The part before the last fragment is known."""
     manager = LedgerManager(store)
     await manager.create(metadata(1, OPEN, ("b1",)))
     await manager.create(metadata(2, LedgerState.IN_RECOVERY, ("b2",), ("b1",)))

@@ -57,7 +57,7 @@ async def test_a_read_returns_up_to_a_hole_a_limit_or_the_end(room: Room) -> Non
 
 
 async def test_the_settings_bound_every_read(tmp_path: Path) -> None:
-    """Whatever the request asks for."""
+    """For any request."""
     settings = NodeSettings(read_entries_max=5, read_bytes_max=1000)
     async with serving(Machine(tmp_path / "m"), settings) as room:
         await add(room.bookie, 7, range(10))
@@ -80,7 +80,7 @@ async def test_a_stripe_is_read(room: Room) -> None:
 
 
 async def test_the_last_entry_is_asked_for_by_minus_one(room: Room) -> None:
-    """Whatever else the request says."""
+    """For any other field of the request."""
     assert (await read(room.bookie, 7, -1, -1)).status is Status.NO_SUCH_LEDGER
     await room.bookie.fence(8, KEY)
     assert (await read(room.bookie, 8, -1, -1)).status is NO_SUCH_ENTRY
@@ -134,7 +134,7 @@ async def test_a_negative_answer_is_about_the_first_wanted_id(room: Room) -> Non
 
 
 async def test_limbo_has_no_negative_answer(room: Room) -> None:
-    """What is there is served; about everything else it does not know."""
+    """Present entries are served; about everything else it does not know."""
     await add(room.bookie, 7, [0, 1, 4], lac=0)
     await limbo(room, 7)
     await limbo(room, 8)
@@ -388,7 +388,7 @@ async def test_a_bookie_describes_itself(room: Room) -> None:
 
 
 async def test_a_failed_engine_gives_no_negative_answer(tmp_path: Path) -> None:
-    """What was accepted and not acknowledged may be on the disk."""
+    """Accepted entries without an answer may be on the disk."""
     machine = Machine(tmp_path / "m")
     replies: list[Status] = []
     errors: list[BaseException] = []

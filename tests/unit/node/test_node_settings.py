@@ -97,7 +97,7 @@ async def test_a_scrubber_at_work_goes_faster_or_stops(one: StartedBookie) -> No
 
 
 async def test_a_slow_scrubber_can_be_asked_for_a_whole_pass(one: StartedBookie) -> None:
-    """What an operator asks for does not wait for the step that is under way."""
+    """An operator's request does not wait for the step under way."""
     await add(one.bookie, 1, range(1000))
     await one.engine.checkpoint()
     apply(one, storage={"scrub_bytes_per_second": 1})

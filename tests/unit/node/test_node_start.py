@@ -87,7 +87,7 @@ async def test_a_first_start_that_was_interrupted_has_lost_nothing(
 
 
 async def lose(machine: Machine, part: str) -> None:
-    """What a disk may do to a stopped bookie."""
+    """The damage that a disk may do to a stopped bookie."""
     match part:
         case "index":
             shutil.rmtree(machine.index)

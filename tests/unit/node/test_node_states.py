@@ -122,7 +122,7 @@ def as_a_copy_of(machine: Machine, copy: Path) -> None:
 async def test_an_older_copy_of_the_directories_is_noticed(
     machine: Machine, store: MetadataStore, tmp_path: Path, parts: str
 ) -> None:
-    """What was acknowledged after it is unknown here, not absent, and the incarnation is new."""
+    """Later acknowledged entries are unknown here, not absent, and the incarnation is new."""
     await stamped(machine, store)
     await LedgerManager(store).create(metadata(1, OPEN, ("b1",)))
     async with started(machine, store) as one:

@@ -71,7 +71,7 @@ sizes = st.sampled_from([20, 20, 20, 3 * KIB])
 
 @dataclass
 class Ledger:
-    """What a bookie knows of one ledger."""
+    """A bookie's state of one ledger."""
 
     entries: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Id → salt and size of the entry."""
@@ -92,7 +92,7 @@ class Request:
     ledger_id: int
     change: Callable[[Ledger], None]
     postponed: bool = False
-    """Whether it is answered before it is written, and written with whatever comes next."""
+    """True if it is answered before it is written, and written with the next request."""
 
     def apply(self, model: Model) -> None:
         """Change it."""
@@ -149,7 +149,7 @@ def limboing(ledger_id: int, in_limbo: bool) -> Request:
 
 
 async def observe(room: Room) -> Model:
-    """What the bookie says it has, every entry read and its digest verified."""
+    """The bookie's listing, with every entry read and its digest verified."""
     model: Model = {}
     for ledger_id in LEDGERS:
         state = await room.engine.load(ledger_id)
@@ -300,7 +300,7 @@ class BookieModel(RuleBasedStateMachine):
     # --- what clients do -----------------------------------------------------------------
 
     def ledger(self, ledger_id: int) -> Ledger:
-        """What the model knows, perhaps nothing."""
+        """The model's state of the ledger, perhaps empty."""
         return self.model.get(ledger_id, Ledger())
 
     def expected_add(
@@ -482,7 +482,7 @@ class BookieModel(RuleBasedStateMachine):
 
     @rule()
     def compact(self) -> None:
-        """What is alive moves, what is dead goes; a checkpoint comes first."""
+        """Live entries move, dead ones go; a checkpoint comes first."""
         self.checkpoint()
         self.run(self.room.engine.compactor.round(force=True))
 
@@ -517,7 +517,7 @@ class BookieModel(RuleBasedStateMachine):
             if ledger.entries:
                 assert found[ledger_id].entries == ledger.entries
                 assert not found[ledger_id].deleted
-        # What only dead files said is forgotten; whoever rebuilds puts open ledgers in limbo.
+        # Facts that stood only in dead files are forgotten; a rebuild puts open ledgers in limbo.
         self.model = found
         self.synced()
 
@@ -582,7 +582,7 @@ class BookieModel(RuleBasedStateMachine):
         machine = self.machine.without_power(name, kept) if power else self.machine.killed(name)
         hold.release()
         if not power:
-            # Whatever was answered before was written before, but for what waits for the next.
+            # Requests answered before were written before, except for postponed ones.
             candidates = self.written() + candidates[len(self.pending) :]
         self.go_on_with(machine, candidates)
 
@@ -613,7 +613,7 @@ class BookieModel(RuleBasedStateMachine):
 
     @rule(ledger_id=ledgers, ids=id_lists)
     def crash_after_adds_behind_a_barrier(self, ledger_id: int, ids: list[int]) -> None:
-        """What came behind a checkpoint's barrier is safe outside the index."""
+        """Requests behind a checkpoint's barrier are safe outside the index."""
         self.settle()
         deleted = self.ledger(ledger_id).deleted
 

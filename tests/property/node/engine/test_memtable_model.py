@@ -77,7 +77,7 @@ def locate(window: Window, entry_id: int) -> tuple[int, bytes | tuple[int, int]]
 
 
 def lone(memtable: Memtable, entry_id: int) -> tuple[int, bytes | tuple[int, int]] | None:
-    """What `locate` says, of one id and without a window."""
+    """The answer of `locate`, for one id and without a window."""
     place = memtable.location(LEDGER, entry_id)
     if place is None:
         return None
@@ -158,7 +158,7 @@ class MemtableModel(RuleBasedStateMachine):
         self.offset = 4096
 
     def expected(self, entry_id: int) -> tuple[int, bytes | tuple[int, int]] | None:
-        """What a window must say about an id."""
+        """The right answer of a window about an id."""
         if entry_id not in self.copies:
             return None
         run, packet = self.copies[entry_id][-1]

@@ -135,7 +135,7 @@ def the_mark_is_one_block_ahead(patch: pytest.MonkeyPatch) -> None:
 
 
 def duplicates_are_not_compared(patch: pytest.MonkeyPatch) -> None:
-    """Whatever is stored counts as equal."""
+    """Any stored bytes count as equal."""
 
     async def equal(self: DuplicateAdds, *_: object) -> tuple[bool, bool]:
         return True, False
@@ -193,7 +193,7 @@ NAMES = [
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("breakage", BREAKAGES, ids=NAMES)
 def test_a_broken_engine_does_not_pass(breakage: Break, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever it is that the model notices first, in the examples of an ordinary run."""
+    """The model notices something, in the examples of an ordinary run."""
     breakage(monkeypatch)
     with pytest.raises((AssertionError, BookieError, BaseExceptionGroup, TimeoutError)):
         run_state_machine_as_test(

@@ -48,7 +48,7 @@ class Fault:
     struck: int = 0
 
     def strikes(self, name: str, path: str) -> bool:
-        """Whether this call fails."""
+        """True if this call fails."""
         if self.times <= 0 or name != self.name or self.part not in path or self.but_not in path:
             return False
         if self.passes:
@@ -174,9 +174,9 @@ class FaultyDisk:
         self._disk = PosixDisk()
         self.calls: list[Call] = []
         self.cold = False
-        """Whether nothing is ever found in the page cache."""
+        """True if the page cache never has anything."""
         self.free_bytes: int | None = None
-        """What `usage` says is free; None for the truth."""
+        """The free bytes that `usage` reports; None for the truth."""
         self._faults: list[Fault] = []
         self._holds: list[Hold] = []
         self._unsynced: dict[str, list[_Overwritten]] = {}
@@ -254,7 +254,7 @@ class FaultyDisk:
                 raise OSError(fault.errno, os.strerror(fault.errno), call.path)
 
     def remember(self, path: str, file: PosixFile, offset: int, size: int) -> None:
-        """What stands where a write is about to go."""
+        """The bytes at the place of the next write."""
         before = _Overwritten(offset, file.pread(size, offset), file.size())
         self._unsynced.setdefault(path, []).append(before)
 

@@ -60,7 +60,7 @@ class MachineClock(SystemClock):
         return super().now_ms() + self.ahead_ms
 
     def boot_id(self) -> str:
-        """What the test says."""
+        """The values that the test sets."""
         return self.boot
 
 
@@ -78,7 +78,7 @@ class Moment(enum.Enum):
     LANDED = "everything is on the device"
 
     def left(self, before: bytes, after: bytes) -> bytes:
-        """What the file holds then, given what it held before and after the commit."""
+        """The content of the file then, given its content before and after the commit."""
         if self is Moment.LANDED:
             return after
         meta_bytes = META_PAGES * INDEX_PAGE_BYTES
@@ -144,7 +144,7 @@ class FaultyStore:
 
 @dataclass(slots=True)
 class StoreFaults:
-    """What happens to the next write transactions, at the very end of each."""
+    """The fate of the next write transactions, at the very end of each."""
 
     errors: list[BaseException] = field(default_factory=list)
     moment: Moment = Moment.BEFORE
@@ -171,7 +171,7 @@ class StoreFaults:
         self.retried += self.left is not None
 
     def next_error(self) -> BaseException | None:
-        """What the commit of the transaction that ends comes to."""
+        """The outcome of the commit that ends the transaction."""
         if self.errors and self.passes == 0:
             self.struck += 1
             return self.errors.pop(0)
@@ -316,7 +316,7 @@ class Machine:
 
 
 def body(ledger_id: int, entry_id: int, size: int = 40, salt: int = 0) -> bytes:
-    """What entry `entry_id` of `ledger_id` contains."""
+    """The content of entry `entry_id` of `ledger_id`."""
     text = f"{ledger_id}/{entry_id}/{salt}:".encode()
     return (text * (size // len(text) + 1))[: max(size, len(text))]
 

@@ -75,7 +75,7 @@ async def denied(engine: Engine, ledger_id: int) -> list[int]:
 
 @pytest.mark.parametrize("page", range(PAGES))
 async def test_no_entry_is_denied(machine: Machine, engine: Engine, page: int) -> None:
-    """Whatever bit of a page's key it was: errors, and findings of the scrubber, but no denial."""
+    """For any bit of a page's key: errors, and findings of the scrubber, but no denial."""
     index = await indexed(machine, engine)
     for bit in range(2 * len(BITS)):
         with flipped(index, page_key(LEDGER, page), bit):

@@ -63,7 +63,7 @@ async def test_what_gathers_behind_a_sync_is_one_block(machine: Machine, engine:
 
 
 async def test_what_is_acknowledged_survives_a_power_cut(machine: Machine, engine: Engine) -> None:
-    """What was not may be gone; deferred adds are durable only after a force."""
+    """Unsynced ones may be gone; deferred adds are durable only after a force."""
     await add(engine, 1, range(3))
     await add(engine, 2, range(3), deferred_sync=True)
     await add(engine, 3, range(3), deferred_sync=True)
@@ -321,7 +321,7 @@ async def test_a_duplicate_of_a_refused_add_is_not_acknowledged(
 async def test_concurrent_adds_of_one_entry_leave_one_of_them(
     machine: Machine, engine: Engine
 ) -> None:
-    """Whoever is accepted first; equal ones are acknowledged, the other is refused."""
+    """The first accepted request decides; equal ones are acknowledged, the other is refused."""
     await add(engine, 7, [9])
     for size in (40, 10_000):
         async with asyncio.TaskGroup() as tasks:
@@ -430,7 +430,7 @@ async def test_the_highest_lac_in_packets_survives(machine: Machine) -> None:
 
 
 async def test_keys_survive_a_refused_first_sight(machine: Machine, engine: Engine) -> None:
-    """Whatever request brought the key, and even if it was refused: entries keep their key."""
+    """For any request that brought the key, even a refused one: entries keep their key."""
     await fill_journal(machine, engine)
     refused = await start_add(engine, batch(7, [0], size=200 * KIB))
     state = await engine.load(7)

@@ -63,7 +63,7 @@ class KillAt(Failpoints):
 
 
 class Promises:
-    """What has been acknowledged so far; it must hold after any crash."""
+    """The entries acknowledged so far; it must hold after any crash."""
 
     def __init__(self) -> None:
         self.entries: dict[int, dict[int, int]] = {}
@@ -175,7 +175,7 @@ BOOT_FAILPOINTS = [name for name in FAILPOINTS if name.startswith("boot.")]
 async def test_two_kills_during_starts_lose_nothing(
     machine: Machine, first: str, second: str
 ) -> None:
-    """Whatever the first interrupted start left, the next one begins again from the old files."""
+    """After an interrupted start, the next one begins again from the old files."""
     promises = Promises()
     async with machine.engine() as engine:
         for entry_id in range(0, 60, 6):
@@ -281,7 +281,7 @@ async def test_what_a_crash_left_over_is_removed(machine: Machine) -> None:
 
 
 async def test_replayed_entries_are_written_anew_before_they_are_served(machine: Machine) -> None:
-    """What the page cache showed may never have reached the device."""
+    """Bytes in the page cache may never have reached the device."""
     async with machine.engine() as engine:
         await add(engine, 7, range(20))
         killed = machine.killed("kill")

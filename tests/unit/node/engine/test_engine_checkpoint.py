@@ -338,7 +338,7 @@ async def test_a_reader_that_holds_a_dead_file_finishes(machine: Machine, engine
 
 
 def is_open(path: Path) -> bool:
-    """Whether this process has the file open, which may be unlinked."""
+    """True if this process has the file open, which may be unlinked."""
     for link in Path("/proc/self/fd").iterdir():
         try:
             if str(link.readlink()).startswith(str(path)):

@@ -42,7 +42,7 @@ async def begin_to_read(engine: Engine, machine: Machine, what: str) -> Hold:
 
 @pytest.mark.parametrize("what", ["compaction", "scrub", "listing"])
 async def test_the_index_is_closed_when_nobody_reads_it(machine: Machine, what: str) -> None:
-    """What was cancelled goes on in its thread; the engine waits until it has ended."""
+    """A cancelled read goes on in its thread; the engine waits until it has ended."""
     gates: list[Hold] = []
     loop = asyncio.get_running_loop()
 

@@ -101,7 +101,7 @@ async def write_blocks(engine: Engine, ledger_id: int = 7) -> None:
 
 
 async def mark_idle(engine: Engine) -> None:
-    """What an idle second does."""
+    """The work of an idle second."""
     request = JournalRequest(RequestKind.MARKER, lambda request: None)
     engine._queue.submit(request)
     await engine.force()
@@ -678,7 +678,7 @@ async def test_stamped_directories_without_index_and_files_have_lost_everything(
 
 
 async def test_a_truncated_journal_file_is_not_extended_with_holes(machine: Machine) -> None:
-    """What a start gives back to the file system is nothing that anybody needs."""
+    """A start gives only unused room back to the file system."""
     async with machine.engine() as engine:
         waiter = await start_add(engine, batch(7, range(10)))
         assert (await waiter).status is Status.OK

@@ -311,7 +311,7 @@ async def test_a_start_that_fails_says_so_and_changes_nothing(
 async def test_a_start_on_a_full_device_takes_the_reserve(
     machine: Machine, fill: Callable[[Machine], object]
 ) -> None:
-    """What was acknowledged must be reachable again, room or no room."""
+    """Acknowledged entries must be readable again, also without room."""
     machine.changes = {"reserve_bytes": 64 * KIB}
     async with machine.engine() as engine:
         await add(engine, 7, range(10))
@@ -450,7 +450,7 @@ async def test_a_directory_that_does_not_answer_ends_the_engine(machine: Machine
 
 
 async def test_a_full_journal_never_outgrows_its_file(machine: Machine) -> None:
-    """What was allocated is all there is: one byte more would fail, and end the process."""
+    """There is only the allocated room: one byte more would fail, and end the process."""
     machine.changes = {"idle_marker_seconds": 0.01}
     async with machine.engine() as engine:
         machine.disk.fail("create", ".journal", errno.ENOSPC, times=1_000_000)
@@ -474,7 +474,7 @@ async def test_a_full_journal_never_outgrows_its_file(machine: Machine) -> None:
 async def test_a_start_on_a_full_journal_device_makes_do_with_a_small_file(
     machine: Machine,
 ) -> None:
-    """What is stored is served and ledgers are fenced, though nothing new fits."""
+    """Stored entries are served and ledgers fenced, though nothing new fits."""
     async with machine.engine() as engine:
         await add(engine, 7, range(10))
         killed = machine.killed("kill")

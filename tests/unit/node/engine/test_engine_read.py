@@ -56,7 +56,7 @@ async def test_a_range_is_returned_in_order(engine: Engine, place: str) -> None:
 
 
 async def test_a_hole_ends_a_read(engine: Engine, place: str) -> None:
-    """What stands behind it is not returned, and the answer is about the hole itself."""
+    """Entries behind it are not returned, and the answer is about the hole itself."""
     await store(engine, place, 7, [0, 1, 2, 5, 6, 200])
     result = await read(engine, 7, 0, 200)
     assert (ids_of(result), result.stopped_by, result.next_entry_id) == (

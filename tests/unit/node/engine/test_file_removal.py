@@ -105,7 +105,7 @@ async def test_a_reader_of_a_file_that_is_cut_looks_once_more(
     async with asyncio.TaskGroup() as tasks:
         reading = tasks.create_task(read(engine, 1, 0, last))
         await asyncio.to_thread(hold.wait_reached)
-        # What the compaction reads itself must not wait for the reader.
+        # The compaction's own reads must not wait for the reader.
         machine.disk._holds.clear()
         await engine.compactor.round(force=True)
         await until_gone(machine)

@@ -29,7 +29,7 @@ def header(number: int) -> FileHeader:
 @pytest.mark.parametrize("kind", FileKind)
 @pytest.mark.parametrize("number", [1, 7, 12345678, 2**32 - 1])
 def test_names_and_numbers_belong_together(kind: FileKind, number: int) -> None:
-    """Whatever the number of digits."""
+    """For any number of digits."""
     assert parse_file_name(file_name(kind, number)) == (kind, number)
 
 
@@ -126,7 +126,7 @@ def test_the_reserve_is_made_if_there_is_room_to_spare(machine: Machine) -> None
 
 
 def test_a_disk_that_fails_under_a_directory_is_no_wrong_setting(machine: Machine) -> None:
-    """What a person has to look at is another thing."""
+    """An error that needs a person is another thing."""
     machine.disk.fail("lock", "ledgers/LOCK", errno.EIO)
     with (
         pytest.raises(StorageFailedError, match="ledgers failed"),
@@ -148,7 +148,7 @@ def test_word_of_a_failure_is_left_as_well_as_can_be(machine: Machine) -> None:
 
 
 def test_directories_that_hold_nothing_of_a_bookie_are_empty(machine: Machine) -> None:
-    """What a file system or an interrupted first start leaves does not count."""
+    """Remains of a file system or of an interrupted first start do not count."""
     with locked_directories(machine.disk, machine.settings) as directories:
         (machine.journal / "lost+found").mkdir()
         for root in directories.roots():

@@ -153,7 +153,7 @@ def test_a_machine_on_which_every_look_is_late_still_notices(watched: Watched) -
 
 
 def test_a_request_after_the_stop_has_all_its_time(watched: Watched) -> None:
-    """What was submitted behind a stop is not credited with it either."""
+    """A request that came behind a stop is not credited with it either."""
     watched.look_after(STOPPED_SECONDS)
     watched.hold("journal")
     assert watched.seconds_until_failure() <= SYNC_FAIL_SECONDS + watched.watch.interval_seconds

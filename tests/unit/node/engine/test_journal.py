@@ -61,7 +61,7 @@ class Journal:
         self.reserve_released += 1
 
     def handle(self, *items: JournalRequest) -> None:
-        """What the thread does with everything it found in its queue."""
+        """The thread's work on everything in its queue."""
         self.writer.handle(list(items), self.done.append)
 
     def scan(self, number: int) -> list[ScannedBlock]:
@@ -332,7 +332,7 @@ def test_essential_records_take_the_reserve(journal: Journal) -> None:
 
 
 def test_a_file_of_the_reserve_may_be_small(journal: Journal) -> None:
-    """Where 16 MiB do not fit, 1 MiB suffices. A block stays within the allocated bytes."""
+    """If 16 MiB do not fit, 1 MiB suffices. A block stays within the allocated bytes."""
     fill(journal)
     journal.disk.fail("create", ".journal", errno.ENOSPC, times=2)
     fence = append(9000, essential=True)
@@ -422,7 +422,7 @@ def test_a_failed_write_or_sync_ends_the_thread_and_is_not_retried(
 def test_a_roll_that_fails_acknowledges_nothing(
     journal: Journal, break_it: Callable[[FaultyDisk], object]
 ) -> None:
-    """Whatever step of it fails."""
+    """For each step that may fail."""
     fill(journal)
     journal.handle(append(synced=False))
     journal.done.clear()

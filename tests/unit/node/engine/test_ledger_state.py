@@ -127,7 +127,7 @@ def test_a_state_keeps_what_its_row_says() -> None:
 
 @pytest.mark.parametrize("key", [b"", b"k", b"k" * 64])
 def test_a_key_is_adopted_once_and_never_kept_in_the_clear(key: bytes) -> None:
-    """What is stored is its digest; the empty key is bound like any other."""
+    """Only its digest is stored; the empty key is bound like any other."""
     state = LocalLedger(7, None)
     assert state.accepts_key(b"anything")
     state.adopt_key(key)
@@ -183,7 +183,7 @@ async def test_a_ledger_above_all_in_the_index_is_not_looked_up() -> None:
 
 
 async def test_what_was_stored_and_let_go_is_looked_up_again() -> None:
-    """What was only asked for and let go is still known not to be in the index."""
+    """A ledger that was only asked for and evicted is still known to be absent from the index."""
     rows = Rows()
     states = rows.states()
     states.begin(100)

@@ -47,7 +47,7 @@ class Rows:
 
     @property
     def in_limbo(self) -> int:
-        """What the count has to be."""
+        """The right count."""
         return sum(self.limbo.values())
 
 

@@ -28,7 +28,7 @@ def test_entries_of_other_ledgers_may_stand_between() -> None:
 
 
 def test_a_sequence_is_asked_for_once() -> None:
-    """Whatever misses or hits: each byte behind the first two requests, and none twice."""
+    """For all misses and hits: each byte behind the first two requests, and none twice."""
     prefetcher = Prefetcher()
     asked: list[tuple[int, int]] = []
     for number, offset in enumerate(range(0, 64 * MIB, MIB)):

@@ -68,7 +68,7 @@ async def test_a_finding_whose_place_is_none_is_no_finding(machine: Machine, siz
 
 
 async def test_damage_is_found_reported_once_and_remembered(machine: Machine) -> None:
-    """What lies behind it is read all the same."""
+    """The part behind it is read all the same."""
     async with machine.engine() as engine:
         await live(engine)
         first, second = machine.journals()[:2]

@@ -1,4 +1,4 @@
-"""What the log says of reads that fail: no flood."""
+"""The log lines about failed reads: no flood."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class _Clock(SystemClock):
     now = 100.0
 
     def monotonic(self) -> float:
-        """What the test says."""
+        """The values that the test sets."""
         return self.now
 
 

@@ -109,7 +109,7 @@ def test_the_first_that_is_wrong_ends_them(data: bytearray, draw: st.DataObject)
 
 @given(file_of_blocks(), st.data())
 def test_unknown_flags_end_them_with_a_right_checksum(data: bytearray, draw: st.DataObject) -> None:
-    """What a newer version wrote is none of ours; `parse_block_header` has the words."""
+    """A block of a newer version is none of ours; `parse_block_header` has the words."""
     starts = [at for at, *_ in expected(bytes(data))]
     if starts:
         at = draw.draw(st.sampled_from(starts))

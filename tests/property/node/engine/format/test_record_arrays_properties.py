@@ -99,7 +99,7 @@ def test_more_records_than_fit_are_not_looked_for() -> None:
 
 
 def walked(body: memoryview, blocks: list[tuple[int, int, int]]) -> list[int] | None:
-    """Where the records of each block begin, one after the other; None if they leave a rest."""
+    """The begins of the records of each block, one after the other; None if they leave a rest."""
     offsets = []
     for start, end, count in blocks:
         at = start

@@ -140,7 +140,7 @@ def test_records_round_trip(records: list[bytes]) -> None:
 def test_damaged_bodies_parse_or_are_format_errors(
     records: list[bytes], data: st.DataObject
 ) -> None:
-    """Whatever stands in a body: records, or a format error."""
+    """For any body: records, or a format error."""
     body = bytearray(b"".join(records))
     for _ in range(data.draw(st.integers(0, 3))):
         if body:

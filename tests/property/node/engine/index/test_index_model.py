@@ -45,7 +45,7 @@ id_lists = st.one_of(
 
 @dataclass
 class LedgerModel:
-    """What is stored of one ledger."""
+    """The stored state of one ledger."""
 
     base: int
     slots: dict[int, Slot] = field(default_factory=dict)
@@ -191,7 +191,7 @@ class IndexModel(RuleBasedStateMachine):
 
     @invariant()
     def live_bytes_are_those_of_the_slots(self) -> None:
-        """What decides about unlinking a file is exact after every commit."""
+        """The counts that decide about unlinking a file are exact after every commit."""
         files = self.index.files()
         live = self.live()
         assert {n: row.live_bytes for n, row in files.items() if row.live_bytes} == live

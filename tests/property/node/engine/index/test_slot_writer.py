@@ -30,7 +30,7 @@ COMMITS = st.lists(st.dictionaries(st.integers(1, 12), IDS, max_size=8), min_siz
 def test_slots_live_bytes_and_counts_are_those_of_a_dictionary(
     commits: list[dict[int, set[int]]], entries_at_once: int, ledgers_at_once: int
 ) -> None:
-    """Whatever fits into one step of a commit, and whichever pages exist already."""
+    """For any size of a commit's step, and any pages that exist already."""
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as directory:
         patch.setattr(slot_writer, "PART_ENTRIES", entries_at_once)
         patch.setattr(memtable, "PART_ENTRIES", entries_at_once)

@@ -64,7 +64,7 @@ def entries_record(batch: EntryBatch, recovery: bool = False) -> bytes:
 
 @pytest.mark.parametrize(("data", "record"), SIMPLE)
 def test_simple_records_round_trip(data: bytes, record: Record) -> None:
-    """What was encoded is what is parsed."""
+    """A parser gives back the encoded records."""
     assert parse_one(data) == record
 
 
@@ -146,6 +146,6 @@ def entries(count: int, payload: int, body: bytes, flags: int = 1, reserved: int
     ],
 )
 def test_malformed_bodies_are_refused(body: bytes, count: int, message: str) -> None:
-    """Whatever does not add up is a format error."""
+    """Numbers that do not add up are a format error."""
     with pytest.raises(FormatError, match=message):
         list(parse_records(memoryview(body), count))

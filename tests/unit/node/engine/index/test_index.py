@@ -176,7 +176,7 @@ def test_a_damaged_row_is_an_error(
 def test_a_commit_decodes_no_row_of_a_file_again(
     index: Index, faults: StoreFaults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is kept in memory is what is stored, also after a commit that failed."""
+    """The rows in memory equal the stored ones, also after a failed commit."""
     index.commit(change(7, range(3)))
     with monkeypatch.context() as patch:
         patch.setattr(entry_index, "decode_file_row", None)

@@ -73,7 +73,7 @@ def test_too_many_that_may_wait_do_not(queue: JournalQueue, thread: Thread) -> N
 
 
 def test_a_failure_completes_everything_in_order(queue: JournalQueue, thread: Thread) -> None:
-    """What is pending, what waits, and whatever comes after it, with the error."""
+    """Pending, postponed and later requests end with the error."""
     completed: list[JournalRequest] = []
     items = [request(completed) for _ in range(4)]
     queue.submit(items[0])

@@ -268,7 +268,7 @@ async def test_everything_survives_a_restart_and_a_crash(machine: Machine) -> No
 async def test_a_crash_at_any_step_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, power: bool, parts: int
 ) -> None:
-    """Whatever the process was doing, the next one has every entry, and can compact."""
+    """After a kill at any step the next process has every entry, and can compact."""
     monkeypatch.setattr(checkpoint, "RELOCATED_ENTRIES", 80 // parts)
     machine = Machine(tmp_path / "m")
     copies: dict[str, Machine] = {}
@@ -411,7 +411,7 @@ async def test_a_full_device_gives_up_cleanly(machine: Machine, engine: Engine, 
 async def test_a_file_that_does_not_fit_does_not_keep_others_waiting(
     machine: Machine, engine: Engine
 ) -> None:
-    """Where room is short each file is tried.
+    """If room is short, each file is tried.
 
     One that does not fit stays undamaged in the books.
     """

@@ -1,4 +1,4 @@
-"""What a log carries beside entries."""
+"""The content of a log beside entries."""
 
 from __future__ import annotations
 

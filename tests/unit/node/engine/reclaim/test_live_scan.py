@@ -28,7 +28,7 @@ async def fill(machine: Machine, engine: Engine) -> Path:
     following = dict.fromkeys(range(1, 6), 0)
     for _ in range(60):
         waiters = []
-        # What is submitted while a block is written becomes one block.
+        # Requests that come while a block is written become one block.
         for _ in range(choose.choice((1, 1, 1, 20))):
             ledger_id = choose.randint(1, 5)
             ids = range(following[ledger_id], following[ledger_id] + choose.choice((1, 3, 30)))
