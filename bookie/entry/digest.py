@@ -49,7 +49,7 @@ Headers: TypeAlias = "NDArray[np.uint8]"
 """Packet headers, one a row, with what payloads share behind them; contiguous in memory."""
 
 LEDGER_KEY_SIZE_BYTES = 32
-"""Bytes of the key of a ledger, but of one without password from before there were lives."""
+"""Bytes of a ledger's key. It is empty for a ledger from before lives without a password."""
 
 KEY_TAG_BYTES = 8
 

@@ -117,7 +117,6 @@ class Entries(Sequence[Entry]):
     ) -> None:
         """`batch` holds the packets; in each of them `prefix_size` bytes precede the payload."""
         self.ids = ids
-        """The entry ids."""
         self.payloads = payloads
         """The payloads, as the user gave them, one for each id."""
         self._batch = batch

@@ -56,12 +56,12 @@ class GarbageMemory:
 
 @dataclass(frozen=True, slots=True)
 class Absence:
-    """The begin of the absence of a ledger that is stored here from the metadata store."""
+    """The absence from the metadata store of a ledger that is stored here."""
 
     since_seconds: float
-    """In observed seconds."""
+    """The begin, in observed seconds."""
     since_ms: int
-    """By the wall clock, for people."""
+    """The begin by the wall clock, for people; milliseconds since 1970."""
 
 
 def encode_memory(memory: GarbageMemory) -> bytes:
@@ -122,7 +122,7 @@ OBSERVED_SECONDS_UNSAVED_MAX = 60.0
 
 
 class StoreMemory:
-    """The memory, and the note that stores it."""
+    """The memory, and its durable copy."""
 
     def __init__(self, values: DurableValues) -> None:
         self._values = values
@@ -231,8 +231,8 @@ class StoreMemory:
         return reason
 
 
-NOTES_AT_ONCE = 1000
-"""Absent ledgers that one transaction of the index notes."""
+RECORDS_AT_ONCE = 1000
+"""Absent ledgers whose records one transaction writes."""
 
 
 class Absences:
@@ -313,5 +313,5 @@ class Absences:
 
 
 def _chunks(ledger_ids: list[int]) -> Iterator[list[int]]:
-    for start in range(0, len(ledger_ids), NOTES_AT_ONCE):
-        yield ledger_ids[start : start + NOTES_AT_ONCE]
+    for start in range(0, len(ledger_ids), RECORDS_AT_ONCE):
+        yield ledger_ids[start : start + RECORDS_AT_ONCE]

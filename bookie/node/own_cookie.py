@@ -51,7 +51,7 @@ from bookie.node.engine.directories import Directories
 from bookie.telemetry import event_log
 
 ADVANCE_SECONDS = 10.0
-"""The interval in which the number rises while entries are written, or the cookie is read."""
+"""The interval at which the store's cookie is read; after new entries the number rises, too."""
 
 LOOK_SECONDS = 1.0
 """The time until the cookie records the begin or end of a doubt."""

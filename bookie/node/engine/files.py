@@ -31,7 +31,6 @@ from bookie.node.engine.format.blocks import (
 TEMPORARY_SUFFIX = ".tmp"
 _SUFFIX = {FileKind.JOURNAL: ".journal", FileKind.ENTRY_LOG: ".log"}
 OPEN_FILES_MAX = 256
-"""Files kept open for reading."""
 
 
 @dataclass(frozen=True, slots=True)

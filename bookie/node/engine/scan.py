@@ -229,13 +229,11 @@ class BlockGroup:
     starts: Ids
     """The begin of each block's records in `body`; blocks without records are left out."""
     counts: Ids
-    """The number of records of each of them."""
     places: Ids
     """The begin of each block's records in the file."""
     end: int
     """The begin of the next block in the file."""
     sequence: int
-    """The sequence of the last block."""
     offsets: Ids | None = None
     """The begins of the records in `body`, if they are known."""
 

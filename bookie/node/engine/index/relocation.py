@@ -34,7 +34,6 @@ class Relocation:
     """Everything that one new log copied from older files."""
 
     number: int
-    """The log's file number."""
     path: str
     size_bytes: int
     moved: Sequence[MovedEntries]
