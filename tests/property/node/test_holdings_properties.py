@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from bookie.ledger.metadata import Fragment, LedgerMetadata, LedgerState
 from bookie.ledger.quorum import Quorum
-from bookie.node.holdings import Ids, Missing, holdings, missing_of
+from bookie.node.engine.format.arrays import Ids
+from bookie.node.holdings import Missing, holdings, missing_of
 
 NAMES = tuple("abcdefg")
 
