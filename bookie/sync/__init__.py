@@ -32,24 +32,24 @@ clients of its own at first use, and an object that was made before the fork rai
 ClientClosedError there. If the parent had opened any client before, `connect` in the child raises
 ConfigurationError: gRPC does not survive the fork, and would hang. Start such children with spawn.
 
-**Wrapping more.** An async handle becomes a synchronous one as a subclass of `SyncHandle`: a method
-that awaits is ``return self._run(self._handle.verb(...))``, and one that iterates is
-``return self._iterate(self._handle.verb(...), ahead=...)``. An async context manager, such as
-a consumer, is entered and left by a `Resident`: one task of the loop does both, as task groups and
-timeouts inside it need.
+**Wrapping more.** An async handle becomes a synchronous one as a subclass of `SyncHandle`, which
+keeps it as ``self._handle``. A method that awaits is ``verb = forwarded(Handle.verb)``; with a
+timeout it is ``return self._run(self._handle.verb(...), timeout)``. One that iterates is
+``return self._iterate(self._handle.verb(...), ahead=...)``. An async context manager, such as a
+consumer, is entered and left by a `Resident`. One task of the loop does both, because task groups
+and timeouts inside it need that.
 
 | module | what it holds |
 |---|---|
 | `loop_thread` | the loop of this process, forks, `Resident` |
 | `iterator` | async generators as plain iterators |
 | `handles` | `SyncHandle`, writers and readers of ledgers |
-| `log_handles` | writers and publishers of logs, cursors |
+| `forwarding` | verbs with the arguments of their async ones |
+| `log_handles` | writers and publishers of logs, cursors, surveys |
 | `given_records` | records of batches, one by one |
 | `log_reader` | readers of logs |
-| `log_survey` | where their records are |
 | `consumers` | consumers and members of groups |
-| `maintenance` | listings, audits, repairs |
-| `client` | `connect`, `shared_client` |
+| `client` | `connect`, `shared_client`; maintenance |
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ from bookie.sync.iterator import SyncIterator
 from bookie.sync.log_handles import (
     SyncCursors,
     SyncLogPublisher,
+    SyncLogSurvey,
     SyncLogWriter,
     SyncRangeWriter,
 )
 from bookie.sync.log_reader import SyncLogReader
-from bookie.sync.log_survey import SyncLogSurvey
 
 __all__ = [
     "SyncBookKeeper",

@@ -10,7 +10,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from bookie.errors import BookieError, CursorLostError
@@ -20,12 +19,12 @@ from bookie.log.consume.group import GroupMember, GroupRecord
 from bookie.log.record.log_record import LogPosition, LogRecord
 from bookie.sync.given_records import GivenRecords
 from bookie.sync.handles import SyncHandle
-from bookie.sync.loop_thread import LoopThread, Resident, check_timeout
+from bookie.sync.loop_thread import Closing, LoopThread, Resident, check_timeout
 
 R = TypeVar("R", LogRecord, GroupRecord)
 
 
-class _Consuming(SyncHandle, Generic[R]):
+class _Consuming(SyncHandle, Closing, Generic[R]):
     """What consumers and members have in common. Use one from one thread at a time."""
 
     def __init__(
@@ -56,14 +55,6 @@ class _Consuming(SyncHandle, Generic[R]):
 
     def __enter__(self) -> Self:
         return self.open()
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def open(self, *, timeout: float | None = None) -> Self:
         """Enter it, as `with` does; to be followed by `close`."""

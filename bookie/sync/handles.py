@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Sequence
 from itertools import chain
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from bookie.entry.entry import Entry
 from bookie.errors import BookieError
@@ -14,7 +13,7 @@ from bookie.ledger.metadata import LedgerMetadata
 from bookie.ledger.read.handle import ReaderHandle
 from bookie.ledger.write.handle import WriterHandle
 from bookie.sync.iterator import Pump, SyncIterator
-from bookie.sync.loop_thread import LoopThread, check_timeout
+from bookie.sync.loop_thread import Closing, LoopThread, check_timeout
 
 T = TypeVar("T")
 
@@ -55,7 +54,7 @@ class SyncHandle:
         return pump
 
 
-class SyncWriter(SyncHandle):
+class SyncWriter(SyncHandle, Closing):
     """`bookie.api.WriterHandle` without an event loop; made by `SyncBookKeeper.create_ledger`.
 
     `with` closes the ledger at the end. Errors are those of the async writer. Appends of several
@@ -128,17 +127,6 @@ class SyncWriter(SyncHandle):
     def close(self, *, timeout: float | None = None) -> LedgerMetadata:
         """Confirm what is pending, then close the ledger; see `WriterHandle.close`."""
         return self._run(self._handle.close(), timeout)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class SyncReader(SyncHandle):

@@ -8,10 +8,9 @@ import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Iterator
 from concurrent.futures import Future
-from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, TypeVar
 
-from bookie.sync.loop_thread import LoopThread, late
+from bookie.sync.loop_thread import Closing, LoopThread, late
 
 T = TypeVar("T")
 
@@ -138,7 +137,7 @@ class Pump(Generic[T]):
                 self._room.clear()
 
 
-class SyncIterator(Iterator[T]):
+class SyncIterator(Iterator[T], Closing):
     """A plain iterator over what an async generator yields, read ahead by a bounded amount.
 
     It ends with `close`, at the end of its `with` block, or when it is dropped; each cancels the
@@ -163,14 +162,3 @@ class SyncIterator(Iterator[T]):
         self._pump.cancel()
         self._pump.wait_for_end()
         self._items = iter(())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -1,4 +1,4 @@
-"""Handles of what writes to logs without an event loop, and of their cursors."""
+"""Writers, publishers, cursors and surveys of logs without an event loop."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from bookie.env import Moment
 from bookie.env.checked import checked
 from bookie.errors import BookieError
 from bookie.ledger.connection.arguments import Payload
-from bookie.log.catalog.log_cursor import LogCursor
 from bookie.log.catalog.log_metadata import LogDefinition
-from bookie.log.consume.cursors import Cursors, CursorStatus
-from bookie.log.publish.publisher import LogPublisher, RecordBounds
+from bookie.log.consume.cursors import Cursors
+from bookie.log.publish.publisher import LogPublisher
 from bookie.log.publish.range_writer import PendingRange, RangeWriter
-from bookie.log.read.places import LogStart
+from bookie.log.read.survey import LogSurvey
 from bookie.log.record.log_record import NO_HEADERS, LogPosition
 from bookie.log.record.positions import LogPositions
 from bookie.log.record.record_encoder import NewRecord, checked_records
 from bookie.log.write.writer import LogWriter
+from bookie.sync.forwarding import forwarded
 from bookie.sync.handles import SyncHandle
-from bookie.sync.loop_thread import LoopThread
+from bookie.sync.loop_thread import Closing, LoopThread
 
 
 class SyncLogWriter(SyncHandle):
@@ -123,7 +123,7 @@ class SyncLogWriter(SyncHandle):
         self._run(self._handle.__aexit__(exc_type, exc, traceback))
 
 
-class SyncRangeWriter(SyncHandle):
+class SyncRangeWriter(SyncHandle, Closing):
     """`bookie.api.RangeWriter` without an event loop; made by `SyncBookKeeper.open_range_writer`.
 
     `with` closes its ledger at the end. What `cut` returns may be published afterwards.
@@ -174,17 +174,6 @@ class SyncRangeWriter(SyncHandle):
         """Close the ledger; what was not cut is dropped. Closing twice is no error."""
         self._run(self._handle.aclose(), timeout)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
 
 class SyncLogPublisher(SyncHandle):
     """`bookie.api.LogPublisher` without an event loop; made by `SyncBookKeeper.publisher`."""
@@ -193,17 +182,9 @@ class SyncLogPublisher(SyncHandle):
         super().__init__(home)
         self._handle = handle
 
-    def definition(self) -> LogDefinition:
-        """What the log is; see `LogPublisher.definition`."""
-        return self._run(self._handle.definition())
-
-    def bounds(self) -> RecordBounds:
-        """What records of the log may be; see `LogPublisher.bounds`."""
-        return self._run(self._handle.bounds())
-
-    def last_batch(self, application_id: str) -> int:
-        """The last batch that an application published; -1 before any."""
-        return self._run(self._handle.last_batch(application_id))
+    definition = forwarded(LogPublisher.definition)
+    bounds = forwarded(LogPublisher.bounds)
+    last_batch = forwarded(LogPublisher.last_batch)
 
     @checked
     def publish(self, application_id: str, batch: int, ranges: Iterable[PendingRange]) -> bool:
@@ -213,9 +194,7 @@ class SyncLogPublisher(SyncHandle):
         """
         return self._run(self._handle.publish(application_id, batch, ranges))
 
-    def forget(self, application_id: str) -> None:
-        """Delete the record of an application; see `LogPublisher.forget`."""
-        self._run(self._handle.forget(application_id))
+    forget = forwarded(LogPublisher.forget)
 
     @checked
     def abort(self, ranges: Iterable[PendingRange]) -> list[int]:
@@ -230,48 +209,31 @@ class SyncCursors(SyncHandle):
         super().__init__(home)
         self._handle = handle
 
-    def create(
-        self,
-        cursor: str,
-        start: LogStart = None,
-        *,
-        time: Moment | None = None,
-        protected: bool = True,
-    ) -> None:
-        """Make a cursor on each partition; see `Cursors.create`."""
-        self._run(self._handle.create(cursor, start, time=time, protected=protected))
+    create = forwarded(Cursors.create)
+    commit = forwarded(Cursors.commit)
+    reset = forwarded(Cursors.reset)
+    protect = forwarded(Cursors.protect)
+    delete = forwarded(Cursors.delete)
+    all = forwarded(Cursors.all)
+    status = forwarded(Cursors.status)
+    lag = forwarded(Cursors.lag)
 
-    def commit(self, cursor: str, offset: int, *, partition: int = 0) -> None:
-        """The next consumer begins at `offset`; see `Cursors.commit`."""
-        self._run(self._handle.commit(cursor, offset, partition=partition))
 
-    def reset(
-        self,
-        cursor: str,
-        start: LogStart = None,
-        *,
-        time: Moment | None = None,
-        partition: int | None = None,
-    ) -> Mapping[int, int]:
-        """Move a cursor anywhere; returns the offsets by partition. See `Cursors.reset`."""
-        return self._run(self._handle.reset(cursor, start, time=time, partition=partition))
+class SyncLogSurvey(SyncHandle):
+    """`bookie.log.read.survey.LogSurvey`; made by `SyncBookKeeper.survey_log`."""
 
-    def protect(self, cursor: str, *, protected: bool = True) -> None:
-        """Whether retention keeps what the cursor has not consumed; see `Cursors.protect`."""
-        self._run(self._handle.protect(cursor, protected=protected))
+    def __init__(self, home: LoopThread, handle: LogSurvey) -> None:
+        super().__init__(home)
+        self._handle = handle
 
-    def delete(self, cursor: str) -> None:
-        """Delete a cursor on all partitions; see `Cursors.delete`."""
-        self._run(self._handle.delete(cursor))
+    @property
+    def definition(self) -> LogDefinition:
+        """What the log is."""
+        return self._handle.definition
 
-    def all(self) -> Mapping[str, Mapping[int, LogCursor]]:
-        """All cursors by name, each by partition."""
-        return self._run(self._handle.all())
+    def bounds(self, *, timeout: float | None = None) -> Sequence[tuple[int, int]]:
+        """By partition: the earliest offset and the end; see `LogSurvey.bounds`."""
+        return self._run(self._handle.bounds(), timeout)
 
-    def status(self, cursor: str | None = None) -> list[CursorStatus]:
-        """All cursors, or one, with their lag; see `Cursors.status`."""
-        return self._run(self._handle.status(cursor))
-
-    def lag(self, cursor: str) -> int:
-        """How many entries of all partitions the cursor has not consumed; see `Cursors.lag`."""
-        return self._run(self._handle.lag(cursor))
+    locate = forwarded(LogSurvey.locate)
+    spans = forwarded(LogSurvey.spans)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from types import TracebackType
-from typing import Self
 
 from bookie.env import Moment
 from bookie.errors import BadRequestError
@@ -15,10 +13,10 @@ from bookie.log.record.log_record import LogPosition, LogRecord
 from bookie.sync.given_records import GivenRecords
 from bookie.sync.handles import BATCHES_AHEAD, SyncHandle
 from bookie.sync.iterator import Pump
-from bookie.sync.loop_thread import LoopThread, check_timeout
+from bookie.sync.loop_thread import Closing, LoopThread, check_timeout
 
 
-class SyncLogReader(SyncHandle):
+class SyncLogReader(SyncHandle, Closing):
     """A reader of a log without an event loop; made by `SyncBookKeeper.log_reader`.
 
     Iterate it, or its `batches`, in one thread at a time. A loop that was left goes on with the
@@ -103,17 +101,6 @@ class SyncLogReader(SyncHandle):
         if batches is not None:
             batches.stop()
         self._given.drop_rest()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _fetch(self) -> Sequence[LogRecord]:
         if self._is_closed:

@@ -8,10 +8,11 @@ import math
 import os
 import sys
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Coroutine
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, suppress
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from bookie.env.forks import grpc_use
 from bookie.errors import (
@@ -166,10 +167,22 @@ class Resident(Generic[T]):
 
 
 class Closeable(Protocol):
-    """What the end of the process closes."""
+    """Closed at the end of the process, within `timeout` seconds."""
 
-    def close(self, *, timeout: float | None = None) -> None:
-        """Close it, within `timeout` seconds."""
+    def close(self, *, timeout: float | None = None) -> None: ...
+
+
+class Closing(ABC):
+    """Closed at the end of its `with` block."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    @abstractmethod
+    def close(self) -> object: ...
 
 
 class ThisProcess:

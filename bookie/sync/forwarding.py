@@ -1,0 +1,53 @@
+"""Verbs of an async handle as verbs of its synchronous one: the same arguments, errors and text.
+
+Type checkers and `help` see the arguments. A verb with a ``timeout`` is written by hand, because a
+ParamSpec takes no further keyword.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Coroutine
+from functools import wraps
+from inspect import signature
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+
+from bookie.sync.loop_thread import LoopThread
+
+P = ParamSpec("P")
+H = TypeVar("H")
+R = TypeVar("R")
+S = TypeVar("S")
+
+_AWAITING = re.compile(r"\n *Await it, or enter it(.+\n)+")
+"""A paragraph that speaks to callers with an event loop."""
+
+
+def forwarded(
+    verb: Callable[Concatenate[H, P], Coroutine[Any, Any, R]],
+) -> Callable[Concatenate[Any, P], R]:
+    """A method that runs `verb` of ``self._handle`` in the loop and waits for its result."""
+    return _method(verb, lambda self, work: self._run(work))
+
+
+def opened(
+    verb: Callable[Concatenate[H, P], Coroutine[Any, Any, R]], kind: Callable[[LoopThread, R], S]
+) -> Callable[Concatenate[Any, P], S]:
+    """The same, for a verb that returns a handle: the method returns a `kind` around it."""
+    method: Any = _method(verb, lambda self, work: kind(self._home, self._run(work)))
+    method.__signature__ = signature(verb).replace(return_annotation=kind)
+    method.__annotations__ = method.__annotations__ | {"return": kind}
+    method.__doc__ = _AWAITING.sub("", method.__doc__ or "")
+    return cast("Callable[Concatenate[Any, P], S]", method)
+
+
+def _method(verb: Callable[..., Any], wait: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    @wraps(verb)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return wait(self, verb(self._handle, *args, **kwargs))
+
+    owner = sys._getframe(2)
+    method.__module__ = owner.f_globals["__name__"]
+    method.__qualname__ = f"{owner.f_locals['__qualname__']}.{verb.__name__}"
+    return method

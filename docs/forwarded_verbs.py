@@ -1,0 +1,47 @@
+"""Shows verbs that `bookie.sync` forwards as the methods that they are; an extension of griffe.
+
+A site is made from the text of the code, where such a verb is ``verb = forwarded(Handle.verb)``.
+"""
+
+from __future__ import annotations
+
+import inspect
+from importlib import import_module
+from typing import Any
+
+import griffe
+
+MAKERS = ("forwarded", "opened")
+
+
+class ForwardedVerbs(griffe.Extension):
+    """Puts a function into the place of each such attribute."""
+
+    def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
+        """Look through the classes of `bookie.sync`."""
+        if pkg.path != "bookie":
+            return
+        for module in pkg["sync"].modules.values():
+            for cls in module.classes.values():
+                for name, member in list(cls.attributes.items()):
+                    if isinstance(member.value, griffe.ExprCall):
+                        self._put(cls, name, member, member.value)
+
+    def _put(
+        self, cls: griffe.Class, name: str, member: griffe.Attribute, made: griffe.ExprCall
+    ) -> None:
+        if str(made.function) not in MAKERS:
+            return
+        verb, *kind = made.arguments
+        original = cls.modules_collection[verb.canonical_path]
+        method = getattr(getattr(import_module(cls.module.path), cls.name), name)
+        shown = griffe.Function(
+            name,
+            parameters=original.parameters,
+            returns=kind[0] if kind else original.returns,
+            docstring=griffe.Docstring(inspect.getdoc(method) or "", lineno=member.lineno),
+            lineno=member.lineno,
+            endlineno=member.endlineno,
+            parent=cls,
+        )
+        cls.set_member(name, shown)
