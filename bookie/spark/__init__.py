@@ -4,27 +4,27 @@
 
     spark.read.format("bookkeeper").option("metadata", "etcd://…").option("log", "orders").load()
 
-Spark calls this package in several processes. The driver's script never runs it: planners, the
-runner of a stream, and workers do. So nothing starts at import, and each process has one client
-(`bookie.sync.shared_client`), made at first use.
+Spark calls this package in several processes: planners, the runner of a stream, and workers. The
+driver's script never runs it. So an import starts nothing, and each process makes one client
+(`bookie.sync.shared_client`) at first use.
 
 | module | what it holds |
 |---|---|
-| `source` | what Spark finds under the name ``bookkeeper`` |
+| `source` | the source with the name ``bookkeeper`` |
 | `options` | options as Spark gives them, checked |
 | `connecting` | the client of this process |
-| `source_options`, `selection`, `places` | what a read asks for: of what, from where to where |
-| `columns` | the columns of what is read; records → Arrow |
+| `source_options`, `selection`, `places` | the options of a read: its logs, its begin and end |
+| `columns` | the columns of a read; records → Arrow |
 | `splits`, `stream_offsets` | cutting the work; offsets in one form |
-| `batch_source`, `stream_source` | what Spark calls to plan and to read |
-| `sink_options`, `sink_rows` | what a write asks for; rows → records |
+| `batch_source`, `stream_source` | readers that Spark calls to plan and to read |
+| `sink_options`, `sink_rows` | the options of a write; rows → records |
 | `sink_task`, `task_writers` | one attempt of a task; ledgers that stay open between tasks |
-| `batch_sink`, `stream_sink`, `sink_publishing` | what Spark calls to write, publish and abort |
+| `batch_sink`, `stream_sink`, `sink_publishing` | writers that Spark calls; publish and abort |
 | `tables` | tables about the cluster |
-| `jobs`, `session` | jobs, and the sessions that the command line runs them in |
-| `executors` | what a job looks at before it starts |
+| `jobs`, `session` | jobs, and the sessions of the command line |
+| `executors` | checks before a job starts |
 | `package` | this package as a zip |
-| `requirements` | which of Spark's libraries it needs; checked when it is imported |
+| `requirements` | the libraries of Spark that an import checks |
 """
 
 from bookie.spark.requirements import require_spark

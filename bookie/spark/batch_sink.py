@@ -46,5 +46,4 @@ class BatchSink(DataSourceArrowWriter):
             forget_application(self.settings, self.application, published)
 
     def abort(self, messages: Messages) -> None:
-        """Give the write up."""
         abort_batch(self.settings, messages)

@@ -1,7 +1,7 @@
 """The batch source: logs between two places, or ledgers.
 
-What is read is decided once, when Spark plans the frame. It stays so for each action on that frame;
-load it again to see later records.
+The range is decided once, when Spark plans the frame. It stays the same for each action on that
+frame. Load it again to see later records.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from bookie.sync import SyncLogReader
 
 @dataclass
 class LogSplit(InputPartition):
-    """What one task reads of a log."""
+    """One task's part of a log."""
 
     slice: LogSlice
     log_id: str
@@ -40,7 +40,7 @@ class LogSplit(InputPartition):
 
 @dataclass
 class LedgerSplit(InputPartition):
-    """What one task reads of a ledger."""
+    """One task's part of a ledger."""
 
     ledger_id: int
     first_entry_id: int

@@ -76,7 +76,7 @@ def _carried(schema: StructType) -> dict[str, str]:
 
 
 def options_of_read(given: Mapping[str, str], schema: StructType) -> dict[str, str]:
-    """What a read asks for: the options of its table, and those of the query, which go before.
+    """The options of a read: those of its table, and those of the query, which win.
 
     Raises:
         BadRequestError: the table has no options.
@@ -96,7 +96,7 @@ def options_of_read(given: Mapping[str, str], schema: StructType) -> dict[str, s
 
 
 def options_of_write(given: Mapping[str, str], schema: StructType) -> tuple[dict[str, str], bool]:
-    """What a write asks for, and whether it is an ``INSERT INTO`` a table.
+    """The options of a write, and True for an ``INSERT INTO`` a table.
 
     Options of the table that concern reads alone are left out.
 

@@ -33,7 +33,7 @@ def collected(frame: DataFrame) -> list[Row]:
 
 
 def is_socket_error(error: BaseException | None) -> bool:
-    """Whether an error, or one that it hides, is that the driver got no connection."""
+    """True if an error, or one that it hides, says that the driver got no connection."""
     while error is not None:
         if isinstance(error, PySparkException) and error.getCondition() == "CANNOT_OPEN_SOCKET":
             return True

@@ -72,7 +72,7 @@ class SourceColumns:
 
     names: tuple[str, ...]
     log_name: str = "log"
-    """What the column with the log's name is called: ``topic`` for jobs that come from Kafka."""
+    """The name of the column with the log's name: ``topic`` for jobs that come from Kafka."""
 
     def schema(self) -> StructType:
         """For Spark."""
@@ -81,7 +81,7 @@ class SourceColumns:
         return StructType([StructField(renamed.get(one, one), kinds[one]) for one in self.names])
 
     def arrow_schema(self) -> pa.Schema:
-        """What Spark wants exactly."""
+        """The exact schema that Spark wants."""
         return to_arrow_schema(self.schema(), timezone="UTC")
 
 
@@ -250,7 +250,7 @@ def _plain_columns(records: PlainRecords, names: Sequence[str]) -> dict[str, Any
 
 
 def _keys_and_values(columns: RecordColumns) -> tuple[pa.Array | None, pa.Array]:
-    """Copied by Arrow out of the memory in which the records came."""
+    """Keys and values, which Arrow copies out of the memory of the records."""
     _, _, has_key, _, keys_at, values_at, ends = columns
     strings = _strings(columns.data, keys_at, values_at, ends)
     places = np.arange(2, len(strings), 3)

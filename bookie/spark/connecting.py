@@ -15,7 +15,7 @@ from bookie.sync import SyncBookKeeper, shared_client
 
 @dataclass(frozen=True, slots=True)
 class SparkConnection:
-    """Where the cluster is, and what its ledgers are opened with. It travels to the executors.
+    """The cluster's URI, and what opens its ledgers. It travels to the executors.
 
     Secrets travel as paths of files, which each machine reads for itself.
     """

@@ -1,4 +1,4 @@
-"""What a job asks of its executors before it starts: how many cores, and which bookie they have."""
+"""Questions to the executors before a job starts: their cores, and their version of bookie."""
 
 from __future__ import annotations
 

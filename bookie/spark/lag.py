@@ -45,5 +45,5 @@ def rows_read(query: Any) -> int:
 
 
 def _offsets(given: Any) -> LogOffsets:
-    """Spark gives them as text or as what the text says."""
+    """Offsets, which Spark gives as text or as parsed JSON."""
     return from_json(json.loads(given) if isinstance(given, str) else given or {}).offsets

@@ -1,7 +1,7 @@
 """Options as Spark passes them: text by names in any case; checked, each used once.
 
-Spark lowers the case of names. Errors here come when the frame is made: they name the option as the
-documentation spells it. An option that nobody knows is an error, with the nearest known name.
+Spark lowers the case of names. Errors come when the frame is made, and name the option as the
+documentation spells it. An unknown option is an error, which names the nearest known one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from bookie.errors import BadRequestError
 T = TypeVar("T")
 
 SPARKS_OWN = ("checkpointlocation", "provider", "owner", "queryname")
-"""What Spark adds by itself."""
+"""Options that Spark adds by itself."""
 
 _BYTE_UNITS = {"": 1, "b": 1, "k": 1 << 10, "kb": 1 << 10, "kib": 1 << 10}
 _BYTE_UNITS |= {"m": 1 << 20, "mb": 1 << 20, "mib": 1 << 20}
@@ -99,7 +99,7 @@ class SparkOptions:
         return names
 
     def take_one(self, names: Iterable[str]) -> str | None:
-        """Which of several options is given; None if none is.
+        """The one option of several that is given; None if none is.
 
         Raises:
             BadRequestError: two are.
@@ -110,7 +110,7 @@ class SparkOptions:
         return given[0] if given else None
 
     def refuse_others(self) -> None:
-        """Refuse what no `take` has asked for.
+        """Refuse options that no `take` has asked for.
 
         Raises:
             BadRequestError: there is such an option.

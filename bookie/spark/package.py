@@ -30,6 +30,6 @@ def write_package(directory: Path) -> Path:
 
 
 def requirements() -> list[str]:
-    """What pip has to install on every executor: a zip cannot hold libraries that are compiled."""
+    """Libraries that pip installs on every executor: a zip cannot hold compiled ones."""
     declared = [one for one in requires("bookie") or () if "extra ==" not in one]
     return sorted([*declared, "pyarrow>=18"])

@@ -32,10 +32,10 @@ def patiently(
     sleep: Callable[[float], object] = pause,
     now: Callable[[], float] = SystemClock.monotonic,
 ) -> T:
-    """What `look` returns. Errors that may pass are logged, and it is called again.
+    """The result of `look`. Errors that may pass are logged, and it is called again.
 
     Raises:
-        BookieError: what `look` raises, if it cannot pass or has not passed for too long.
+        BookieError: an error of `look` that cannot pass, or that lasts too long.
     """
     give_up_at = now() + OUTAGE_SECONDS_MAX
     while True:

@@ -1,4 +1,4 @@
-"""Where reading begins and ends, as options say it, and as offsets.
+"""The begin and the end of a read, as options and as offsets.
 
 ======================= ================================ ===========================================
 option                  values                           meaning
@@ -46,7 +46,7 @@ class ReadPlace:
 
 
 def take_start(options: SparkOptions, default: int) -> ReadPlace:
-    """Where reading begins.
+    """The begin of a read.
 
     Raises:
         BadRequestError: that is no place.
@@ -56,7 +56,7 @@ def take_start(options: SparkOptions, default: int) -> ReadPlace:
 
 
 def take_end(options: SparkOptions) -> ReadPlace:
-    """Where a batch ends.
+    """The end of a batch read.
 
     Raises:
         BadRequestError: that is no place, or a batch cannot end there.
@@ -115,7 +115,7 @@ def _moment(option: str, text: str) -> Moment:
 
 
 def _parse_times(option: str, text: str) -> dict[tuple[str, int], Moment]:
-    """Times by log and partition, each as ms since 1970 or as ISO 8601."""
+    """Times by log and partition, each in ms since 1970 or in ISO 8601."""
     wrong = BadRequestError(
         f'the option {option} is a time or JSON such as {{"orders": {{"0": 1700000000000}}}}'
     )

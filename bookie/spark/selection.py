@@ -1,4 +1,4 @@
-"""What is read: logs by name or pattern, some of their partitions, or ledgers.
+"""The selection of a read: logs by name or pattern, some of their partitions, or ledgers.
 
 ====================== ========================== ==================================================
 option                 Kafka's name               what it selects
@@ -43,10 +43,10 @@ class LogSelection:
     partitions: Mapping[str, tuple[int, ...]] | None = None
     """By log: only these partitions; None for all of them."""
     is_kafkas: bool = False
-    """Whether one of Kafka's options selected them."""
+    """True if one of Kafka's options selected them."""
 
     def has(self, log: str) -> bool:
-        """Whether a log of this name is selected, or would be if it existed."""
+        """True if a log of this name is selected, or would be if it existed."""
         if self.pattern:
             return re.fullmatch(self.pattern, log) is not None
         return log in self.names
@@ -91,7 +91,7 @@ class Surveys:
         }
 
     def log_ids(self) -> dict[str, str]:
-        """By log: its id, which a later log of its name does not have."""
+        """Ids by log. A later log of the same name has another id."""
         return {log: one.definition.log_id for log, one in self.by_log.items()}
 
     def require_named(self) -> None:
@@ -128,7 +128,7 @@ class Surveys:
 
 
 def take_selection(options: SparkOptions) -> LogSelection | LedgerSelection:
-    """What the options select.
+    """The selection that the options describe.
 
     Raises:
         BadRequestError: nothing, or not one thing.

@@ -32,7 +32,7 @@ RECOMMENDED = {
     # Jobs count the rows of all their batches; by default only the last 100 are remembered.
     "spark.sql.streaming.numRecentProgressUpdates": "100000",
 }
-"""What jobs run with unless ``--conf`` says otherwise."""
+"""Spark's settings for jobs, unless ``--conf`` gives others."""
 
 LOCAL = {
     # Nothing listens for others.
@@ -44,7 +44,7 @@ LOCAL = {
     # A shuffle of a job has a row for each bookie, log or damaged ledger.
     "spark.sql.shuffle.partitions": "8",
 }
-"""For a Spark in this process alone, likewise."""
+"""Spark's settings in one process, unless ``--conf`` gives others."""
 
 JAVA_LEAST = 17
 
@@ -124,7 +124,7 @@ _MISSING = re.compile(r"ModuleNotFoundError: (No module named .+)")
 
 
 def plain_error(error: Exception) -> BookieError | None:
-    """What an error of Spark's comes to in one sentence; None if it is not Spark's.
+    """An error of Spark in one sentence; None if it is not Spark's.
 
     An error of ours in another process arrives as the last line of a traceback.
     """

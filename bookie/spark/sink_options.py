@@ -1,4 +1,4 @@
-"""What a writing query asks for: its options and its columns, checked when the frame is made.
+"""The options and columns of a writing query, checked when the frame is made.
 
 ================ ============================= =====================================================
 column           type                          meaning
@@ -38,7 +38,7 @@ COLUMN_TYPES = {
     "log": ("string",),
     "partition": ("int",),
 }
-"""What the sink takes; any other column is an error."""
+"""The columns that the sink takes; any other one is an error."""
 
 ALIASES = {"topic": "log"}
 """Kafka's names."""
@@ -46,7 +46,7 @@ ALIASES = {"topic": "log"}
 
 @dataclass(frozen=True, slots=True)
 class SinkColumns:
-    """Where each column stands in a row; None if it is missing."""
+    """The index of each column in a row; None if it is missing."""
 
     value: int
     key: int | None = None
@@ -65,7 +65,7 @@ class SinkSettings:
     connection: SparkConnection
     columns: SinkColumns
     log: str | None
-    """Where all rows go; None if the column says it."""
+    """The log of all rows; None if the column says it."""
     creates_logs: bool = False
     partitions: int | None = None
     """How many a log gets that is made; None leaves it to the policy."""
@@ -83,7 +83,7 @@ def take_sink(
     is_stream: bool,
     filled_by_log: Collection[str] = (),
 ) -> SinkSettings:
-    """What the options and the columns of a frame ask for.
+    """The write that the options and the columns of a frame describe.
 
     The columns `filled_by_log`, in lower case, are there and must be empty.
 

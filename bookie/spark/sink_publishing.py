@@ -1,4 +1,4 @@
-"""What the driver does with the ranges of all tasks: publish them, or delete their ledgers.
+"""The driver's part of a write: it publishes the ranges of all tasks, or deletes their ledgers.
 
 Each log is published by a transaction of its own, under the same number. If the driver dies between
 two logs, the batch comes again: the first log drops it, and the second one publishes it.
@@ -23,7 +23,7 @@ _log = event_log(__name__)
 
 @dataclass(frozen=True)
 class WrittenRanges(WriterCommitMessage):
-    """What a task has written. It has numbers and names only."""
+    """The ranges that a task has written. It has numbers and names only."""
 
     application: str
     ranges: LogRanges

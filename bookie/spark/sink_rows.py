@@ -36,7 +36,7 @@ class SinkRows:
     log: pa.Array | None = None
     partition: pa.Array | None = None
     place: pa.Array | None = None
-    """Where each row stands in its batch, for errors."""
+    """The number of each row in its batch, for errors."""
 
     def take(self, places: NDArray[np.int64]) -> SinkRows:
         """The rows at these places, in this order."""
@@ -172,7 +172,7 @@ def encode_rows(rows: SinkRows, now_ms: int, greatest_ms: int) -> tuple[list[byt
 
 
 def _nothing() -> pa.Scalar:
-    """Empty bytes. Arrow imports pandas for the first value, so none is made by an import."""
+    """Empty bytes. Arrow imports pandas for its first value, so no import makes one."""
     return pa.scalar(b"", pa.binary())
 
 
@@ -217,7 +217,7 @@ def _milliseconds(rows: SinkRows, now_ms: int) -> NDArray[np.int64]:
 
 
 def _pack_headers(column: pa.Array) -> tuple[NDArray[np.int64], pa.Array]:
-    """How many headers each row has, and their bytes."""
+    """The number of headers of each row, and their bytes."""
     given = column.to_pylist()
     counts = np.array([len(one or ()) for one in given], np.int64)
     return counts, pa.array(list(map(_packed, given)), pa.binary())

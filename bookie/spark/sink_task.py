@@ -35,25 +35,25 @@ from bookie.spark.task_writers import TaskWriters, WriterKey, close_quietly
 from bookie.sync import SyncBookKeeper, SyncRangeWriter
 
 UNDER_WAY_BYTES_MAX = 16 << 20
-"""What a task has written and not confirmed; enough for all bookies to be busy."""
+"""Unconfirmed records of a task; enough for all bookies to be busy."""
 
 PIECE_ROWS = 4096
 """Rows that are encoded and sent at once, so that encoding and sending overlap."""
 
 PIECE_BYTES = 900 << 10
-"""Likewise the bytes of their values: with its headers a piece fits into one batch of a ledger."""
+"""The bytes of their values: with its headers a piece fits into one batch of a ledger."""
 
 TASK_RANGES_MAX = 256
 """Each has a ledger that is open at the same time."""
 
 LogRanges = dict[str, list[PendingRange]]
-"""What was written, by log."""
+"""The ranges that were written, by log."""
 
 
 def find_log(
     client: SyncBookKeeper, name: str, *, creates: bool, partitions: int | None = None
 ) -> LogDefinition:
-    """What a transactional log is; made if it is missing and `creates` says so.
+    """The definition of a transactional log. The log is made if it is missing and `creates` is set.
 
     `partitions` is how many it gets then; None leaves it to the policy.
 
@@ -97,7 +97,7 @@ class SinkTask:
         client: SyncBookKeeper,
         turn: int,
     ) -> None:
-        """`turn` is where rows without a key begin; other tasks and batches have others."""
+        """`turn` is the partition of the first row without a key; it differs by task and batch."""
         self._settings = settings
         self._application = application
         self._writers = writers
@@ -215,7 +215,7 @@ class SinkTask:
             )
 
     def _named(self, rows: SinkRows, place: int, to: _OpenRange, log: str) -> str:
-        """Where a row is, as errors say it; rows of a task count from 1."""
+        """The place of a row, as errors name it; rows of a task count from 1."""
         assert rows.place is not None
         number = self._rows + rows.place[place].as_py() + 1
         key = None if rows.key is None else rows.key[place].as_py()

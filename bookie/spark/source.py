@@ -1,4 +1,4 @@
-"""What Spark finds under the name ``bookkeeper``."""
+"""The source that Spark finds under the name ``bookkeeper``."""
 
 from __future__ import annotations
 
@@ -29,13 +29,12 @@ class BookKeeperSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The name of the format."""
         return "bookkeeper"
 
     def schema(self) -> StructType:
         """The columns that the options ask for.
 
-        Spark asks when the frame is made. So what does not exist is an error then.
+        Spark asks when the frame is made. A missing log or ledger is an error then.
         """
         kept = options_at_creation(self.options)
         options = self.options if kept is None else kept
@@ -48,7 +47,6 @@ class BookKeeperSource(DataSource):
         return columns if kept is None else carrying(columns, kept)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """What reads a batch."""
         options = options_of_read(self.options, schema)
         if (table := take_table(SparkOptions(options))) is not None:
             return TableReader(table)
@@ -58,18 +56,15 @@ class BookKeeperSource(DataSource):
         return LogBatchReader(source)
 
     def streamReader(self, schema: StructType) -> LogStreamReader:
-        """What reads a stream."""
         options = options_of_read(self.options, schema)
         source = take_source(SparkOptions(options), is_stream=True)
         assert isinstance(source, LogSource), "a stream reads logs"
         return LogStreamReader(source)
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchSink:
-        """What writes a frame."""
         return BatchSink(self._sink(schema, overwrite=overwrite, is_stream=False))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamSink:
-        """What writes the batches of a stream."""
         return StreamSink(self._sink(schema, overwrite=overwrite, is_stream=True))
 
     def _sink(self, schema: StructType, *, overwrite: bool, is_stream: bool) -> SinkSettings:

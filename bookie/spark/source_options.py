@@ -1,4 +1,4 @@
-"""What a reading query asks for, checked when the frame is made; it travels to the tasks."""
+"""The options of a reading query, checked when the frame is made; they travel to the tasks."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from bookie.spark.selection import LedgerSelection, LogSelection, take_selection
 from bookie.spark.stream_offsets import EARLIEST, LATEST
 
 SPLIT_BYTES = 64 << 20
-"""What a task reads at most, by default."""
+"""A task reads so much at most, by default."""
 
 READ_SECONDS_MAX = 120.0
-"""A task that gets no record for so long fails, and is tried again."""
+"""A task that gets no record for so long fails. Spark tries it again."""
 
 
 DELAY_SECONDS = 900.0
@@ -63,7 +63,7 @@ class LedgerSource:
 
 
 def take_source(options: SparkOptions, *, is_stream: bool) -> LogSource | LedgerSource:
-    """What the options ask for.
+    """The query that the options describe.
 
     Raises:
         BadRequestError, ConfigurationError: something is wrong; the message says what to write.

@@ -39,9 +39,9 @@ class StreamOffset:
         return sorted({log for log, _ in self.offsets})
 
     def is_other(self, log: str, definition: LogDefinition) -> bool:
-        """Whether the log of this definition is another one, of the same name.
+        """True if the log of this definition is another one, of the same name.
 
-        Without an id only a partition that is missing tells: a log keeps its partitions.
+        Without an id only a missing partition tells: a log keeps its partitions.
         """
         known = self.log_ids.get(log)
         if known is not None:
@@ -100,11 +100,11 @@ def parse_offsets(option: str, text: str) -> StreamOffset:
 
 
 def begins_of(start: StreamOffset, end: StreamOffset) -> LogOffsets:
-    """Where a batch goes on, by partition. Others of its end begin at their earliest record.
+    """The offsets where a batch goes on, by partition. Others begin at their earliest record.
 
     These are partitions that were not known at its start, and those of a log that was deleted and
-    made anew before its end. Where `start` has no id of a log, a partition tells that is missing
-    from `end`, or ends before what was read.
+    made anew before its end. If `start` has no id of a log, a partition tells: it is missing from
+    `end`, or ends before the records that were read.
     """
     return {
         key: offset

@@ -41,7 +41,6 @@ class StreamSink(DataSourceStreamArrowWriter):
         publish_batch(self.settings, batchId, messages)
 
     def abort(self, messages: Messages, batchId: int) -> None:
-        """Give up a batch."""
         abort_batch(self.settings, messages)
 
 

@@ -73,13 +73,13 @@ BEHIND_PAUSE_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What the logs are at one time, as a batch of a stream sees them."""
+    """The logs at one time, as a batch of a stream sees them."""
 
     surveys: Surveys
     begins: LogOffsets
-    """Where the batch goes on; a partition that is new, or of a log made anew, is not there."""
+    """The begin of the batch; without new partitions, and without those of a log made anew."""
     end: StreamOffset
-    """Where it ends without a limit."""
+    """The end of the batch without a limit."""
 
 
 class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -92,19 +92,20 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._behind_since: dict[tuple[str, int], float] = {}
         """When a partition was first seen to end before what was read of it."""
         self._target: StreamOffset | None = None
-        """Where a query of ``availableNow`` ends."""
+        """The end of a query of ``availableNow``."""
         self._ends: StreamOffset | None = None
-        """Where the partitions ended at the last look."""
+        """The ends of the partitions at the last look."""
         self._due_at: float | None = SystemClock.monotonic()
         """When waiting records become a batch, however few; None while none waits.
 
-        What waits when the query starts may have waited for long, so it is due at once.
+        Records that wait at the start of the query may have waited for long, so they are due at
+        once.
         """
 
     # ---- in the driver
 
     def initialOffset(self) -> Kept:
-        """Where a new query starts; always the same in one run.
+        """The begin of a new query; always the same in one run.
 
         Raises:
             NoSuchLogError: a log that is named does not exist.
@@ -118,7 +119,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = _patiently(lambda: self._look_at_ends(self._survey()))
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """What the options say. Spark takes one limit; the others are kept by this source."""
+        """The limit that Spark takes, of those in the options. This source keeps the others."""
         limits = self.source.batch_limits
         if limits.rows_max is not None:
             return ReadMaxRows(limits.rows_max)
@@ -127,7 +128,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def latestOffset(self, start: Given, limit: ReadLimit) -> Kept:
-        """Where the next batch ends.
+        """The end of the next batch.
 
         Raises:
             LogTruncatedError: a log was deleted, perhaps made anew, and `failOnDataLoss` is set.
@@ -139,7 +140,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return as_json(_patiently(lambda: self._end_of_batch(begin, limit)))
 
     def reportLatestOffset(self) -> Kept | None:
-        """Where the logs ended when they were last looked at, for the lag of the query."""
+        """The ends of the logs at the last look, for the lag of the query."""
         return None if self._ends is None else as_json(self._ends)
 
     def partitions(self, start: Given, end: Given) -> Sequence[InputPartition]:
@@ -166,7 +167,6 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # ---- in a task
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The records of a split."""
         return read_split(self.source, partition)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -199,14 +199,14 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if self._is_too_little(begin, look):
                 return begin
         while look.end == begin and self._target is not None and self._behind_since:
-            # The query would end, and nobody would be told.
+            # The query would end without an error.
             pause(BEHIND_PAUSE_SECONDS)
             look = self._look(begin)
         self._due_at = None
         return self._within(look, limit)
 
     def _is_too_little(self, begin: StreamOffset, look: Look) -> bool:
-        """Whether a batch is put off: records are fewer than it needs, and none waited too long."""
+        """True if a batch has to wait: it has too few records, and none of them is due."""
         limits, now = self.source.batch_limits, SystemClock.monotonic()
         end = look.end.offsets
         rows = rows_between(_starts(look), end)
@@ -216,7 +216,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._due_at = now + limits.delay_seconds
         if limits.rows_min is None or self._due_at is None or now >= self._due_at:
             return False
-        # What was lost since is told at once.
+        # A loss since then is told at once.
         is_whole = all(
             key in look.begins and offset <= end.get(key, -1)
             for key, offset in begin.offsets.items()
@@ -224,7 +224,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return is_whole and rows < limits.rows_min
 
     def _await_records(self, look: Look) -> None:
-        """Wait for a record, or until waiting ones are due; the next look sees new logs."""
+        """Wait for a record, or until a waiting one is due. The next look sees new logs."""
         known = look.surveys.bounds()
         begin = {key: at for key, at in look.end.offsets.items() if key in known}
         if not begin:
@@ -242,7 +242,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             pause(min(seconds, GATHER_SECONDS))
 
     def _look(self, begin: StreamOffset) -> Look:
-        """Look at the logs, and where a batch from `begin` on would end without a limit."""
+        """Look at the logs, and at the end of a batch from `begin` on without a limit."""
         surveys = self._survey()
         begins = self._still_there(begin, surveys)
         if self.source.fail_on_data_loss:
@@ -308,7 +308,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return lost
 
     def _within(self, look: Look, limit: ReadLimit) -> StreamOffset:
-        """The end of the batch, such that it keeps the limits."""
+        """The end of a batch that keeps the limits."""
         surveys, end = look.surveys, look.end.offsets
         if isinstance(limit, ReadAllAvailable):
             return look.end
@@ -326,7 +326,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _starts(look: Look) -> LogOffsets:
-    """Where a batch begins; partitions that are new begin at their earliest record."""
+    """The begin of a batch; new partitions begin at their earliest record."""
     return {key: earliest for key, (earliest, _) in look.surveys.bounds().items()} | look.begins
 
 
@@ -341,12 +341,12 @@ def _bytes_between(start: LogOffsets, end: LogOffsets, surveys: Surveys) -> int:
 
 
 def _patiently(look: Callable[[], T]) -> T:
-    """What `look` returns; it is repeated for errors that may pass.
+    """The result of `look`, which is repeated for errors that may pass.
 
     A log may be deleted between two steps of a look. The next one sees that at its beginning.
 
     Raises:
-        BookieError: what `look` raises.
+        BookieError: an error of `look` that does not pass.
     """
 
     def twice() -> T:

@@ -1,7 +1,7 @@
 """The range writers of a worker process, which stay open from one micro-batch to the next.
 
 Without them each task of each batch would make a ledger. A worker runs one task after the other.
-A task takes the writers that it needs and gives them back; those that nobody takes are closed.
+A task takes the writers that it needs and gives them back. Unused ones are closed after a while.
 Spark ends idle workers after a minute, and does not tell them. So they are closed before.
 """
 
@@ -25,7 +25,7 @@ IDLE_WRITERS_MAX = 256
 """A process keeps no more; those that were given back first are closed."""
 
 CLOSE_SECONDS_MAX = 10.0
-"""A ledger that is not closed by then stays open. What was cut in it may be published."""
+"""A ledger that is not closed by then stays open. Its cut ranges may be published."""
 
 
 class WriterKey(NamedTuple):
@@ -39,7 +39,7 @@ class WriterKey(NamedTuple):
 
 
 class ClosesItsLedger(Protocol):
-    """What this module needs of a writer."""
+    """The part of a writer that this module needs."""
 
     def close(self, *, timeout: float | None = None) -> None:
         """Close its ledger; what was not cut is dropped."""
@@ -91,7 +91,7 @@ class TaskWriters:
             close_quietly(one.writer)
 
     def close_idle(self) -> None:
-        """Close what nobody took for too long."""
+        """Close writers that were unused for too long."""
         due: list[_Idle] = []
         with self._lock:
             self._timer = None

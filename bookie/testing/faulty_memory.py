@@ -67,11 +67,9 @@ class FaultyMemoryStore(MemoryStore):
 
     @property
     def is_session_certain(self) -> bool:
-        """See `MetadataStore.is_session_certain`."""
         return super().is_session_certain and self._outage is None
 
     async def transaction(self, operations: Sequence[Operation]) -> list[Stat | None]:
-        """See `MetadataStore.transaction`."""
         if self.lost_requests > 0:
             self.lost_requests -= 1
             raise MetadataUnavailableError("the metadata store does not answer")

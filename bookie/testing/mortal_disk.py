@@ -52,56 +52,44 @@ class MortalFile:
         self._mortality = mortality
 
     def pwritev(self, buffers: Sequence[Buffer], offset: int) -> int:
-        """See `File.pwritev`."""
         self._mortality.require_alive()
         return self._file.pwritev(buffers, offset)
 
     def pread(self, size: int, offset: int) -> bytes:
-        """See `File.pread`."""
         return self._file.pread(size, offset)
 
     def pread_cached(self, size: int, offset: int) -> Buffer | None:
-        """See `File.pread_cached`."""
         return self._file.pread_cached(size, offset)
 
     def prefetch(self, size: int, offset: int) -> None:
-        """See `File.prefetch`."""
         self._file.prefetch(size, offset)
 
     def pread_uncached(self, size: int, offset: int) -> Buffer:
-        """See `File.pread_uncached`."""
         return self._file.pread_uncached(size, offset)
 
     def fdatasync(self) -> None:
-        """See `File.fdatasync`."""
         self._mortality.require_alive()
         if self._mortality.fsync:
             self._file.fdatasync()
 
     def size(self) -> int:
-        """See `File.size`."""
         return self._file.size()
 
     def allocate(self, offset: int, size: int) -> None:
-        """See `File.allocate`."""
         self._mortality.require_alive()
         self._file.allocate(offset, size)
 
     def truncate(self, size: int) -> None:
-        """See `File.truncate`."""
         self._mortality.require_alive()
         self._file.truncate(size)
 
     def drop_cache(self) -> None:
-        """See `File.drop_cache`."""
         self._file.drop_cache()
 
     def forget(self, offset: int, size: int) -> None:
-        """See `File.forget`."""
         self._file.forget(offset, size)
 
     def close(self) -> None:
-        """See `File.close`."""
         self._file.close()
 
 
@@ -116,31 +104,25 @@ class MortalDisk:
         self.usage = self._disk.usage
 
     def create(self, path: str, allocate_bytes: int) -> MortalFile:
-        """See `Disk.create`."""
         self._mortality.require_alive()
         return MortalFile(self._disk.create(path, allocate_bytes), self._mortality)
 
     def open(self, path: str, *, writable: bool = False) -> MortalFile:
-        """See `Disk.open`."""
         return MortalFile(self._disk.open(path, writable=writable), self._mortality)
 
     def rename(self, source: str, target: str) -> None:
-        """See `Disk.rename`."""
         self._mortality.require_alive()
         self._disk.rename(source, target)
 
     def unlink(self, path: str) -> None:
-        """See `Disk.unlink`."""
         self._mortality.require_alive()
         self._disk.unlink(path)
 
     def make_directory(self, path: str) -> None:
-        """See `Disk.make_directory`."""
         self._mortality.require_alive()
         self._disk.make_directory(path)
 
     def sync_directory(self, path: str) -> None:
-        """See `Disk.sync_directory`."""
         self._mortality.require_alive()
         if self._mortality.fsync:
             self._disk.sync_directory(path)
@@ -155,20 +137,17 @@ class MortalStore:
 
     @contextmanager
     def read(self) -> Iterator[ReadTransaction]:
-        """See `KeyValueStore.read`."""
         with self._store.read() as transaction:
             yield transaction
 
     @contextmanager
     def write(self) -> Iterator[WriteTransaction]:
-        """See `KeyValueStore.write`."""
         self._mortality.require_alive()
         with self._store.write() as transaction:
             yield transaction
             self._mortality.require_alive()
 
     def close(self) -> None:
-        """See `KeyValueStore.close`."""
         self._store.close()
 
 

@@ -28,7 +28,7 @@ DAMAGED_ROWS_SHOWN = 50
 
 @dataclass(frozen=True, slots=True)
 class VerdictCount:
-    """What one verdict comes to on one bookie."""
+    """The copies of one bookie with one verdict."""
 
     bookie: str
     verdict: str
@@ -51,7 +51,7 @@ class DamagedCopy:
 
 @dataclass(frozen=True, slots=True)
 class AuditSummary:
-    """What an audit found."""
+    """The result of an audit."""
 
     report: str
     ledgers: int
@@ -63,17 +63,17 @@ class AuditSummary:
 
     @property
     def has_damage(self) -> bool:
-        """Whether something is damaged."""
+        """True if a copy is damaged."""
         return any(one.verdict in DAMAGE for one in self.counts)
 
     @property
     def is_complete(self) -> bool:
-        """Whether every copy could be judged."""
+        """True if every copy was judged."""
         return not any(one.verdict == "unreachable" for one in self.counts)
 
     @property
     def is_whole(self) -> bool:
-        """Whether every copy was judged, and none is damaged."""
+        """True if every copy was judged, and none is damaged."""
         return self.is_complete and not self.has_damage
 
     @property
@@ -92,7 +92,7 @@ class AuditSummary:
 
     @property
     def sentence(self) -> str:
-        """What it comes to, in one sentence."""
+        """The result in one sentence."""
         checked = (
             f"{self.verified_entries} copies of entries of {self.ledgers} ledgers are right "
             f"({pictures.size_text(self.verified_bytes)})"
@@ -149,7 +149,7 @@ def verdicts(
 
 
 def summarize(spark: SparkSession, report: str) -> AuditSummary:
-    """Count what an audit has written."""
+    """Count the verdicts that an audit has written."""
     found = spark.read.parquet(f"{report}/{VERDICTS}")
     damage = F.col("verdict").isin(*DAMAGE)
     ((ledgers, damaged),) = collected(

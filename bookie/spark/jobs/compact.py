@@ -28,7 +28,7 @@ COPIES = "number BIGINT, copied BINARY, reason STRING"
 
 @dataclass(frozen=True, slots=True)
 class CompactionSummary:
-    """What a compaction did."""
+    """The outcome of a compaction."""
 
     ledgers_before: int
     ledgers_after: int
@@ -118,7 +118,7 @@ def _copy(
 def _copying(
     connection: SparkConnection, log: str
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """What each task runs. It travels to the executors."""
+    """The function that each task runs. It travels to the executors."""
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         maintenance = connection.client().maintenance()

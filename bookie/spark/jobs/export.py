@@ -50,7 +50,7 @@ ORIGIN = ("log", "partition", "offset", "timestamp", "key")
 
 @dataclass(frozen=True, slots=True)
 class ExportPlan:
-    """What is written where."""
+    """The columns, format and target of an export."""
 
     target: str
     """A directory of any file system that Spark knows: ``data`` and ``quarantine`` are below it."""

@@ -37,14 +37,14 @@ from bookie.spark.jobs.marks import (
 from bookie.spark.jobs.small_files import SmallFiles, load_if_there, small_files
 
 DIRECTORIES = ("data", "quarantine")
-"""What an export writes, below its target."""
+"""The directory of an export's data, below its target."""
 
 ENDING = ".parquet"
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenOffsets:
-    """What one batch of an older version has written of one partition."""
+    """The records of one partition in one batch of an older version."""
 
     batch: int
     log: str
@@ -87,7 +87,7 @@ def claim_target(spark: SparkSession, mark: JobMark, *, takes_over: bool = False
 
 
 def is_written_by(progress: Progress, log: str, written: list[WrittenOffsets]) -> bool:
-    """Whether the records of each batch are those that the checkpoint says it has read.
+    """True if each batch has the records that its checkpoint names.
 
     Spark forgets the offsets of old batches; one at least must be known.
     """
@@ -174,7 +174,7 @@ def _check_used(
 
 
 def _written(spark: SparkSession, target: str) -> list[WrittenOffsets]:
-    """What the batches of a target hold, from the columns that say where a row came from."""
+    """The records in the batches of a target, by the columns of their origin."""
     found: list[WrittenOffsets] = []
     for directory in DIRECTORIES:
         frame = load_if_there(spark, f"{target}/{directory}", "parquet", ENDING)
@@ -198,7 +198,7 @@ def _number(text: int | str) -> int:
 
 
 def _origin(frame: DataFrame, name: str) -> Column:
-    """Where a row came from: a column of the export, or a directory of ``--partition-by``."""
+    """A row's origin: a column of the export, or a directory of ``--partition-by``."""
     for one in (f"_{name}", name):
         if one in frame.columns:
             return frame[one]

@@ -51,12 +51,12 @@ _AS_JSON = {
 _NOT_BLANK = r"[^\x00-\x20]"
 
 _MANY_DIGITS = r"[0-9][0-9.]{38,}|[0-9][0-9.]{15,}[eE]"
-"""What may be a number that loses digits when its text is written anew."""
+"""A number that may lose digits when its text is written anew."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """What all reads of a batch share."""
+    """The settings that all reads of a batch share."""
 
     spark: SparkSession
     plan: IngestPlan

@@ -22,7 +22,7 @@ from bookie.spark.jobs.moving import (
 )
 
 FOUND = "path STRING, modificationTime TIMESTAMP, length BIGINT, content BINARY"
-"""What Spark says of a file. Only its path is asked for, so no content is read."""
+"""Spark's column about a file. Only its path is asked for, so no content is read."""
 
 
 def ingest_files(spark: SparkSession, plan: IngestPlan, target: MoveTarget) -> Moved:

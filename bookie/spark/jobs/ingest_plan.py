@@ -20,7 +20,7 @@ HEADER = "header"
 """The kind of rows whose file, or object, has other columns than it should."""
 
 BATCH_BYTES = 1 << 30
-"""What one batch reads by default; a larger file is a batch of its own."""
+"""A batch reads so much by default; a larger file is a batch of its own."""
 
 _FINDING = [
     "maxFilesPerTrigger",
@@ -73,7 +73,7 @@ class IngestPlan:
     options: Mapping[str, str] = field(default_factory=dict)
     """Spark's, for this format."""
     max_bytes: int | None = None
-    """What one batch reads; None is `BATCH_BYTES`."""
+    """A batch reads so much; None is `BATCH_BYTES`."""
 
     def validate(self) -> None:
         """Check it before anything is read.
@@ -109,12 +109,12 @@ class IngestPlan:
 
     @property
     def has_header(self) -> bool:
-        """Whether the first row of a file names its columns."""
+        """True if the first row of a file names its columns."""
         return self.reading().get("header", "true").lower() == "true"
 
     @property
     def is_multiline(self) -> bool:
-        """Whether a row of a file may have several lines."""
+        """True if a row of a file may have several lines."""
         return self.reading().get("multiLine", "false").lower() == "true"
 
     def finding(self) -> dict[str, str]:

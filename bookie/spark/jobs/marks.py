@@ -1,8 +1,8 @@
-"""Whose a directory is: a small file in the target of a job, and in its checkpoint.
+"""The owner of a directory: a small file in a job's target, and in its checkpoint.
 
-Spark binds neither to anything. A job that is given another one's directory would replace its
-batches, and one that is given another one's checkpoint would leave out what that one has done. So
-a job marks what is its own before it writes a row, and refuses what is not.
+Spark binds neither to anything. A job with the directory of another one would replace its batches.
+A job with the checkpoint of another one would leave out what that one has done. So a job marks its
+directories before it writes a row, and refuses those of others.
 
 A mark is one line of JSON below ``_bookie``. Readers of data ignore such names.
 """
@@ -27,14 +27,14 @@ MARK = "_bookie"
 
 @dataclass(frozen=True, slots=True)
 class JobMark:
-    """What a directory belongs to."""
+    """The job that a directory belongs to."""
 
     job: str
     """The command: ``export``, ``ingest``, …"""
     id: str
     """Random: the same in the checkpoint and in the target of one job."""
     target: str = ""
-    """Where the job writes, for people: a directory, or a log; empty for a log for each topic."""
+    """The job's target, for people: a directory or a log; empty for a log for each topic."""
     checkpoint: str = ""
     """Its checkpoint, for people."""
     logs: Mapping[str, str] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class JobMark:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What Spark keeps in a checkpoint."""
+    """Spark's files in a checkpoint."""
 
     query_id: str | None
     """None before the first start."""
@@ -92,7 +92,7 @@ def write_mark(files: SmallFiles, directory: str, mark: JobMark, *, replaces: bo
 
 
 def read_progress(files: SmallFiles, checkpoint: str) -> Progress:
-    """What a checkpoint says of its query."""
+    """The query of a checkpoint, as its files describe it."""
     ids = [json.loads(text)["id"] for text in files.texts(f"{checkpoint}/metadata").values()]
     if not ids:
         return Progress(None, {}, -1)

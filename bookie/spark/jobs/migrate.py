@@ -57,7 +57,7 @@ _HEADER_NAME_BYTES_MAX = _HEADERS_MAX = 2**16 - 1
 
 @dataclass(frozen=True, slots=True)
 class MigratePlan:
-    """What is moved, and how."""
+    """The topics, the target and the rules of a migration."""
 
     brokers: str
     """``HOST:PORT,…``."""

@@ -1,4 +1,4 @@
-"""Whose the checkpoint of an ingest or a migration is.
+"""The owner of the checkpoint of an ingest or a migration.
 
 It belongs to the logs that it has written to. For another log, or one that was made anew, it would
 leave out what it wrote before. So it has a mark, as `bookie.spark.jobs.marks` says. Older versions

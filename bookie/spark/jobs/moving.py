@@ -30,7 +30,7 @@ TASKS_MAX = 32
 PLAIN_HEADER_BYTES = 16
 LATE_BYTES = 8
 HEADERS_BYTES, HEADER_BYTES = 4, 6
-"""What a record has besides its key, headers and value (`bookie.log.record.log_record`)."""
+"""Bytes of a record besides its key, headers and value (`bookie.log.record.log_record`)."""
 
 OURS = "__bookie_"
 """How columns begin that stand beside those of files for a while."""
@@ -41,12 +41,12 @@ TOO_LARGE = "too large"
 """The kind of rows that no record can hold."""
 
 ON_BAD = ("fail", "quarantine")
-"""What may be done with bad rows of a kind."""
+"""The choices for bad rows of a kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class MoveTarget:
-    """Where rows go."""
+    """The target of rows."""
 
     metadata: str
     """The URI of the metadata store, as the executors reach it."""
@@ -87,7 +87,7 @@ class MoveTarget:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """What a run has done, over the batches that Spark remembers."""
+    """The outcome of a run, over the batches that Spark remembers."""
 
     rows: int
     """Published."""
@@ -181,7 +181,7 @@ def size_verdict(row: Mapping[str, Column], size_bytes_max: Column, *, may_be_la
 
 
 def bounds_of(target: MoveTarget, logs: list[str]) -> dict[str, RecordBounds]:
-    """What records of these logs may be; called in a process of the driver."""
+    """The bounds of records of these logs; called in a process of the driver."""
     client = SparkConnection(target.metadata).client()
     return {log: client.publisher(log).bounds() for log in logs}
 

@@ -15,10 +15,10 @@ BAD = "#c92a2a"
 OPEN = "#e67700"
 
 Part = tuple[float, str]
-"""How long a part of a bar is, and its colour."""
+"""The length of a part of a bar, and its colour."""
 
 Bar = tuple[str, Sequence[Part], str]
-"""What a bar is about, its parts, and what is written behind it."""
+"""The label of a bar, its parts, and the text behind it."""
 
 _STYLE = (
     "body{font-family:sans-serif;margin:2em;max-width:60em}"
@@ -42,7 +42,7 @@ def bars(rows: Sequence[Bar]) -> str:
             f"{escape(label)}</text>"
         )
         for size, colour in parts:
-            # What is there stays visible, however small it is.
+            # A small part stays visible.
             length = max(2.0, BARS_WIDTH * size / longest) if size else 0.0
             shapes.append(
                 f"<rect x='{left:.1f}' y='{top}' width='{length:.1f}' height='{BAR_HEIGHT}' "

@@ -9,7 +9,7 @@ from pyspark.sql import functions as F  # noqa: N812  (the field's name for it)
 from pyspark.sql.types import DecimalType, StringType, StructField, StructType
 
 CORRUPT = "_corrupt_record"
-"""What Spark's parsers fill in when a text does not fit the schema."""
+"""The column that Spark's parsers fill if a text does not fit the schema."""
 
 _SHOWN = 60
 """Letters of a text that a reason shows."""
@@ -69,7 +69,7 @@ def json_parts(
 
 
 def is_one_value(text: Column) -> Column:
-    """Whether a text is one value of JSON, with nothing behind it."""
+    """True if a text is one value of JSON, with nothing behind it."""
     # Spark's parsers do not look behind the first value.
     count = F.json_array_length(F.concat(F.lit("["), text, F.lit("]")))
     return F.coalesce(count == 1, F.lit(False))

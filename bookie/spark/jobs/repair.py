@@ -41,7 +41,7 @@ OUTCOMES = (
 
 @dataclass(frozen=True, slots=True)
 class RepairSummary:
-    """What became of all damage."""
+    """The outcome of a repair."""
 
     copies: Mapping[str, int]
     """Copies by outcome: see `RepairOutcome`."""
@@ -52,12 +52,12 @@ class RepairSummary:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every copy that the report names is whole now, and none is unknown."""
+        """True if every copy that the report names is whole now, and none is unknown."""
         return not self.left and not self.copies.keys() - _DONE
 
     @property
     def sentence(self) -> str:
-        """What is left, in one sentence; empty if nothing is."""
+        """The damage that is left, in one sentence; empty if there is none."""
         if self.is_whole:
             return ""
         unlike = {name: count for name, count in self.copies.items() if name not in _DONE}
@@ -114,7 +114,7 @@ def damages_of(rows: Sequence[Mapping[str, Any]]) -> list[CopyDamage]:
 def _repairing(
     connection: SparkConnection,
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """What each task runs. It travels to the executors."""
+    """The function that each task runs. It travels to the executors."""
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         maintenance = connection.client().maintenance()

@@ -27,7 +27,7 @@ class SmallFiles(ABC):
 
     @abstractmethod
     def has_any(self, path: str, ending: str) -> bool:
-        """Whether a directory has files whose names end so, at any depth."""
+        """True if a directory has files whose names end so, at any depth."""
 
     @abstractmethod
     def write(self, path: str, text: str, *, replaces: bool = False) -> None:

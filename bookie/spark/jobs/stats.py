@@ -1,6 +1,7 @@
 """Statistics: sizes, rates, skew, and copies by bookie and rack. Metadata only; no bookie is asked.
 
-Bytes are payload bytes of closed ledgers. What open ledgers hold is unknown to the metadata store.
+Bytes are payload bytes of closed ledgers. The metadata store does not know the size
+of open ledgers.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ LOGS_SHOWN = 30
 
 @dataclass(frozen=True, slots=True)
 class BookieShare:
-    """What one bookie should store."""
+    """The share of one bookie, by the metadata."""
 
     bookie: str
     state: str
@@ -36,7 +37,7 @@ class BookieShare:
 
 @dataclass(frozen=True, slots=True)
 class LogShare:
-    """What the ledgers of one log hold; an empty name stands for ledgers of no log."""
+    """The ledgers of one log; an empty name stands for ledgers of no log."""
 
     log: str
     ledgers: int
@@ -46,7 +47,7 @@ class LogShare:
 
 @dataclass(frozen=True, slots=True)
 class DayShare:
-    """What the ledgers that were created on one day hold."""
+    """The closed ledgers that were created on one day."""
 
     day: str
     ledgers: int
@@ -55,7 +56,7 @@ class DayShare:
 
 @dataclass(frozen=True, slots=True)
 class ClusterStats:
-    """What a cluster holds."""
+    """The contents of a cluster."""
 
     ledgers: int
     open_ledgers: int
@@ -71,7 +72,7 @@ class ClusterStats:
 
     @property
     def skew(self) -> float:
-        """How much the fullest bookie stores, as a multiple of the mean; 1 is even."""
+        """The fullest bookie's bytes as a multiple of the mean; 1 is even."""
         return skew_of([one.stored_bytes for one in self.bookies])
 
     @property
@@ -90,7 +91,7 @@ def skew_of(sizes: Sequence[int]) -> float:
 
 
 def stats(spark: SparkSession, metadata: str) -> ClusterStats:
-    """Count what the cluster holds."""
+    """Count the contents of the cluster."""
     ledgers = _table(spark, metadata, "ledgers").cache()
     closed = ledgers.where("length IS NOT NULL")
     sizes = ledgers.agg(

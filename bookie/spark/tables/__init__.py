@@ -7,6 +7,6 @@ changes.
 | module | what it holds |
 |---|---|
 | `columns` | the columns of each table |
-| `rows` | rows from what the store has; pure |
-| `reading` | what Spark calls |
+| `rows` | rows from the records of the store; pure |
+| `reading` | the reader that Spark calls |
 """

@@ -1,4 +1,4 @@
-"""What Spark calls to read a table about the cluster."""
+"""The reader that Spark calls for a table about the cluster."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROWS_OF_A_PARTITION = 20_000
 """Rows that one task turns into Arrow. A task costs as much as these."""
 
 BYTES_OF_A_PARTITION = 256 * 1024 * 1024
-"""What one task of an audit reads, all copies together."""
+"""A task of an audit reads so much, all copies together."""
 
 ITEMS_AT_ONCE = 512
 """Items of an audit whose verdicts are made into one batch."""
@@ -43,7 +43,7 @@ class TableOptions:
     partitions_min: int
 
     def wants(self, ledger_id: int) -> bool:
-        """Whether a ledger is asked for."""
+        """True if a ledger is asked for."""
         if self.ledgers is None:
             return True
         return any(first <= ledger_id <= last for first, last in self.ledgers)

@@ -172,7 +172,6 @@ class SimulatedFile:
         """Nothing is nearer here than anything else."""
 
     def pread_uncached(self, size: int, offset: int) -> bytes:
-        """Read, as from the cache."""
         return self.pread(size, offset)
 
     def fdatasync(self) -> None:

@@ -345,15 +345,12 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self.unhandled.append(context)
 
     def default_exception_handler(self, context: dict[str, Any]) -> None:
-        """As `call_exception_handler`."""
         self.unhandled.append(context)
 
     def is_running(self) -> bool:
-        """Whether `run` is on its way."""
         return self._running
 
     def is_closed(self) -> bool:
-        """Whether it was closed."""
         return self._closed
 
     def get_debug(self) -> bool:

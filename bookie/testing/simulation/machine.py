@@ -109,11 +109,9 @@ class Left:
     """Whether the bookie's cookie, which is elsewhere, says that it is ready."""
 
     def after_power_cut(self, cut: Cut) -> Left:
-        """The power went."""
         return replace(self, image=power_cut(self.image, cut), boots=self.boots + 1)
 
     def after_kill(self, choose: random.Random | None = None) -> Left:
-        """The process was killed."""
         return replace(self, image=kill(self.image, choose))
 
 

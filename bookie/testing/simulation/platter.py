@@ -133,7 +133,6 @@ class Image:
 
     @property
     def is_settled(self) -> bool:
-        """Whether everything is durable."""
         return not self.changes and not any(item.pending for item in self.contents.values())
 
 

@@ -101,7 +101,6 @@ class SimulatedChannel:
             self._connect()
 
     def end(self, call: ClientCall) -> None:
-        """Forget `call`."""
         self._calls.pop(call, None)
 
     def _connect(self) -> None:
@@ -202,7 +201,6 @@ class ClientCall:
     # --- as gRPC has it ------------------------------------------------------------------
 
     def done(self) -> bool:
-        """Whether the call has ended, at this end."""
         return self._is_done
 
     def cancelled(self) -> bool:
@@ -296,7 +294,6 @@ class ClientCall:
         self._wake()
 
     def fail(self, code: grpc.StatusCode, details: str) -> None:
-        """End with an error."""
         if not self._is_done:
             self._messages.clear()
             if code is grpc.StatusCode.DEADLINE_EXCEEDED and self._up is not None:
@@ -305,7 +302,6 @@ class ClientCall:
 
     @property
     def is_sending_adds(self) -> bool:
-        """Whether adds are under way."""
         return self.method.endswith("/AddStream") and self._up is not None and self._up.is_busy
 
     def delay(self, seconds: float) -> None:
@@ -383,7 +379,6 @@ class ServerCall:
         return self._metadata
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
-        """Call back when the call is over."""
         self._callbacks.append(callback)
 
     async def abort(self, code: grpc.StatusCode, details: str) -> None:

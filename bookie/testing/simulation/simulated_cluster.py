@@ -136,7 +136,6 @@ class SimulatedSession(FaultyMemoryStore):
             super().reconnect()
 
     async def get(self, key: str) -> Record | None:
-        """See `MetadataStore.get`."""
         record = await super().get(key)
         wanted = self._unsure.pop(key, None)
         if wanted is not None:
@@ -145,7 +144,6 @@ class SimulatedSession(FaultyMemoryStore):
         return record
 
     async def transaction(self, operations: Sequence[Operation]) -> list[Stat | None]:
-        """See `MetadataStore.transaction`."""
         share = self._cluster.lost_replies
         draw = self._cluster.metadata_chance.random() if share else 1.0
         if draw < share / 2:
@@ -209,7 +207,6 @@ class SimulatedBookie:
 
     @property
     def is_running(self) -> bool:
-        """Whether a process of it lives."""
         return self._task is not None and not self._task.done()
 
     def start(self) -> None:
@@ -254,7 +251,6 @@ class SimulatedBookie:
             self.kill()
 
     async def until_ended(self) -> None:
-        """Wait until the process is gone."""
         if self._task is not None:
             await asyncio.wait([self._task])
 

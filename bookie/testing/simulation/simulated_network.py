@@ -100,7 +100,6 @@ class Pipe:
 
     @property
     def is_busy(self) -> bool:
-        """Whether anything is under way."""
         return bool(self._queue)
 
     def delay(self, seconds: float) -> None:
@@ -109,7 +108,6 @@ class Pipe:
         self._last_due += seconds
 
     def resume(self) -> None:
-        """The link was healed."""
         self._arm()
 
     def _arm(self) -> None:
@@ -148,12 +146,10 @@ class Connection:
 
     @property
     def hosts(self) -> frozenset[str]:
-        """Both ends."""
         return frozenset((self.client.host, self.server.host))
 
     @property
     def carries_adds(self) -> bool:
-        """Whether adds are under way."""
         return any(call.is_sending_adds for call in self.client_calls)
 
     def has_successor(self, method: str) -> bool:
@@ -230,7 +226,6 @@ class SimulatedNetwork:
         """What handlers of living processes raised."""
 
     def listen(self, address: str, port: SimulatedPort) -> None:
-        """Take connections to `address`."""
         self._ports[address] = port
 
     def find(self, address: str) -> SimulatedPort | None:

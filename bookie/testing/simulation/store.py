@@ -35,7 +35,6 @@ class SimulatedTransaction:
         self._mine: set[str] = set()
 
     def get(self, table: str, key: bytes) -> bytes | None:
-        """The value of a key."""
         return self.tables[table].rows.get(key)
 
     def range(
@@ -56,11 +55,9 @@ class SimulatedTransaction:
         return [(near, found.rows[near]) for near in keys[max(at - 1, 0) : at + 1]]
 
     def count(self, table: str) -> int:
-        """How many keys there are."""
         return len(self.tables[table].rows)
 
     def get_many(self, table: str, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The value of each key."""
         return list(map(self.tables[table].rows.get, keys))
 
     def put(self, table: str, key: bytes, value: bytes) -> None:

@@ -147,13 +147,11 @@ class SimulatedWorkers:
         done: Callable[[R], None],
         failed: Callable[[BaseException], None],
     ) -> SimulatedWorker[T, R]:
-        """See `bookie.env.Workers.batch_worker`."""
         return SimulatedWorker(self, handle, done, failed)
 
     async def run(
         self, pool: str, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs
     ) -> R:
-        """See `bookie.env.Workers.run`."""
         thread = self._pools.get(pool)
         if thread is None:
             thread = self._pools[pool] = _Pool(self.loop.new_lane(), self.loop.new_lane())
@@ -174,18 +172,15 @@ class SimulatedWorkers:
     async def run_through(
         self, pool: str, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs
     ) -> R:
-        """See `bookie.env.Workers.run_through`; nobody accounts for memory here."""
         return await self.run(pool, function, *args, **kwargs)
 
     async def drained(self) -> None:
-        """See `bookie.env.Workers.drained`."""
         while not self.is_idle:
             for pool in sorted(self._pools):
                 await self.run(pool, int)
 
     @property
     def is_idle(self) -> bool:
-        """See `bookie.env.Workers.is_idle`."""
         return not any(thread.active or thread.queue for thread in self._pools.values())
 
     def _work(self, thread: _Pool) -> None:
