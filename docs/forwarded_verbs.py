@@ -1,6 +1,6 @@
-"""Shows verbs that `bookie.sync` forwards as the methods that they are; an extension of griffe.
+"""Shows forwarded verbs as the methods that they are; an extension of griffe.
 
-A site is made from the text of the code, where such a verb is ``verb = forwarded(Handle.verb)``.
+The site is made from the text of the code. There such a verb is ``verb = forwarded(Handle.verb)``.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 
 import griffe
 
+PACKAGES = ("sync", "testing")
 MAKERS = ("forwarded", "opened")
 
 
@@ -18,14 +19,17 @@ class ForwardedVerbs(griffe.Extension):
     """Puts a function into the place of each such attribute."""
 
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
-        """Look through the classes of `bookie.sync`."""
-        if pkg.path != "bookie":
-            return
-        for module in pkg["sync"].modules.values():
-            for cls in module.classes.values():
-                for name, member in list(cls.attributes.items()):
-                    if isinstance(member.value, griffe.ExprCall):
-                        self._put(cls, name, member, member.value)
+        """Look through the classes of the packages that forward."""
+        modules = [
+            module
+            for package in PACKAGES
+            if pkg.path == "bookie"
+            for module in pkg[package].modules.values()
+        ]
+        for cls in [cls for module in modules for cls in module.classes.values()]:
+            for name, member in list(cls.attributes.items()):
+                if isinstance(member.value, griffe.ExprCall):
+                    self._put(cls, name, member, member.value)
 
     def _put(
         self, cls: griffe.Class, name: str, member: griffe.Attribute, made: griffe.ExprCall

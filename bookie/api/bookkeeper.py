@@ -1,7 +1,6 @@
 """The client of a cluster: ledgers and logs.
 
-Its methods check arguments, and say what each call promises. What they do is in `bookie.ledger` and
-`bookie.log`.
+Its methods check arguments and state the promises. `bookie.ledger` and `bookie.log` do the work.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ class BookKeeper(ClusterConnection):
             ensemble_size: bookies that the ledger is spread over.
             write_quorum_size: bookies that each entry is written to.
             ack_quorum_size: bookies that must have stored an entry before `append` returns.
-            password: admits readers and recovery; stored as a derived key only.
+            password: admits readers and recovery; only a derived key is stored.
             digest_type: ``crc32c``, ``crc32``, ``hmac`` or ``dummy``.
             custom_metadata: kept with the ledger, for the user.
             ledger_id: an id that no ledger ever had; None takes a fresh one.
@@ -144,7 +143,7 @@ class BookKeeper(ClusterConnection):
             NoSuchLedgerError: it does not exist.
             UnauthorizedError: the password is wrong.
             NotEnoughBookiesError: too few bookies answered to tell where the ledger ends.
-            LedgerRecoveryError: likewise, while recovering; it may be tried again.
+            LedgerRecoveryError: too few answered a recovery; it may be tried again.
             MetadataError: the metadata store failed.
         """
         return await self._ledgers_here.open(ledger_id, password, recover=recover)
@@ -186,7 +185,7 @@ class BookKeeper(ClusterConnection):
 
     @checked
     async def explain_ledger(self, ledger_id: int) -> LedgerExplanation:
-        """What a recovery of the ledger would decide now. Nothing is fenced or written.
+        """Explain the decision of a recovery of the ledger now. Nothing is fenced or written.
 
         It asks the bookies of the last ensemble and tells what each of them says.
 
@@ -239,7 +238,7 @@ class BookKeeper(ClusterConnection):
         patience_seconds: float = 30.0,
         create: bool = True,
     ) -> LogWriter:
-        """Own a log, and return its writer. Whoever owned it gets LogTakenOverError.
+        """Own a log, and return its writer. The former owner gets LogTakenOverError.
 
         Await it, or enter it: ``async with bk.open_log("orders") as log`` closes the log at the end
         of the block.
@@ -248,7 +247,7 @@ class BookKeeper(ClusterConnection):
             name: ``log``, or ``namespace/log``.
             partition: own this partition only; None owns all.
             password: of all ledgers of the log.
-            owner: what others are told about this owner; host and process by default.
+            owner: the name of this owner in the errors of others; host and process by default.
             patience_seconds: how long the writer waits for bookies, the metadata store or another
                 owner that opens the log at the same time. After that it ends.
             create: make the log if it does not exist.
@@ -460,7 +459,7 @@ class BookKeeper(ClusterConnection):
 
     @checked
     async def group_status(self, group: str, *, password: bytes = b"") -> GroupStatus:
-        """What a group does now: its members, their partitions, and what they have not consumed.
+        """The state of a group: its members, their partitions and their lag.
 
         Raises:
             NoSuchKeyError: there never was such a group.
@@ -482,16 +481,17 @@ class BookKeeper(ClusterConnection):
 
     @checked
     def publisher(self, name: str) -> LogPublisher:
-        """Publishes batches of ranges to a transactional log, each once."""
+        """A publisher of batches to a transactional log, each once."""
         return LogPublisher(self._logs, LogName.parse(name))
 
     @checked
     async def open_range_writer(
         self, name: str, application: str, *, partition: int = 0, password: bytes = b""
     ) -> RangeWriter:
-        """Writes records of one partition of a transactional log, for a later `publisher.publish`.
+        """A writer of records of one partition, for a later `publisher.publish`.
 
-        Nobody reads them before that. Enter it to close its ledger at the end of the block.
+        The log is transactional. Readers see the records after the publication. Enter the writer
+        to close its ledger at the end of the block.
 
         Args:
             name: ``log``, or ``namespace/log``.
@@ -509,12 +509,12 @@ class BookKeeper(ClusterConnection):
     # -- keeping house -----------------------------------------------------------------------------
 
     def maintenance(self) -> Maintenance:
-        """Listings of all that the cluster has, audits and repairs of copies."""
+        """Lists of all ledgers and logs, audits and repairs of copies."""
         return Maintenance(self._logs)
 
     @checked
     async def log_status(self, name: str, *, password: bytes = b"") -> LogStatus:
-        """What a log is, and how far each of its partitions goes, as of now.
+        """A log's definition, and the ends of its partitions as of now.
 
         Raises:
             NoSuchLogError: there is no such log.
@@ -524,7 +524,7 @@ class BookKeeper(ClusterConnection):
 
     @checked
     async def survey_log(self, name: str, *, password: bytes = b"") -> LogSurvey:
-        """Where the records of a log are, for those who split the work of reading it.
+        """The places of a log's records, for readers that split the work.
 
         Raises:
             NoSuchLogError: there is no such log.

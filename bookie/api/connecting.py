@@ -41,13 +41,13 @@ def connect(
 
     Args:
         metadata_uri: ``local:///directory``, ``zk://host:2181/scope``, ``etcd://host:2379/scope``
-            or ``memory://name``. What servers need besides, TLS and credentials, comes from the
-            settings of the section [metadata].
+            or ``memory://name``. TLS and credentials come from the settings of the section
+            [metadata].
         session_timeout_seconds: of the session with the metadata store.
         rpc: message sizes and keepalive; those of the section ``[rpc]`` when None.
-        settings: of the section ``[client]``, such as ``add_timeout_seconds=10``. What is not given
-            comes from variables such as ``BOOKIE_CLIENT__ADD_TIMEOUT_SECONDS``, from the file that
-            ``BOOKIE_CONFIG`` names, or has its default.
+        settings: of the section ``[client]``, such as ``add_timeout_seconds=10``. Others
+            come from variables such as ``BOOKIE_CLIENT__ADD_TIMEOUT_SECONDS``, from the file that
+            ``BOOKIE_CONFIG`` names, or have their defaults.
 
     Raises:
         ConfigurationError: a setting or the URI is wrong. Entering the client may raise it, too.

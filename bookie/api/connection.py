@@ -140,7 +140,7 @@ class ClusterConnection:
 
     @property
     def _logs_here(self) -> LogClient:
-        """For what awaits: the same, in the event loop of the client only."""
+        """The logs, for calls that await: only in the event loop of the client."""
         logs = self._logs
         logs.require_here()
         return logs

@@ -1,4 +1,4 @@
-"""What keeps a cluster well: lists of all it has, audits, repairs, compactions. For jobs and tools.
+"""Maintenance of a cluster: lists, audits, repairs and compactions. For jobs and tools.
 
 Listings read metadata only, and ask no bookie. `BookKeeper.maintenance` makes one.
 """
@@ -59,7 +59,7 @@ class ListedCursor:
 
 
 class Maintenance:
-    """Lists, compacts, audits and repairs what a cluster has."""
+    """Lists, compacts, audits and repairs the ledgers and logs of a cluster."""
 
     def __init__(self, client: LogClient) -> None:
         self._client = client
@@ -137,7 +137,7 @@ class Maintenance:
 
     @checked
     async def plan_compaction(self, log: str, limits: CompactionLimits) -> CompactionPlan:
-        """What is worth joining in a log; see `bookie.log.compact.compaction`."""
+        """The ranges of a log that are worth joining; see `bookie.log.compact.compaction`."""
         return await plan_compaction(self._client, LogName.parse(log), limits)
 
     @checked
@@ -149,7 +149,7 @@ class Maintenance:
     async def publish_compaction(
         self, partition: LogPartition, copies: Sequence[CopiedGroup]
     ) -> PublishedCompaction:
-        """Name the new ledgers of a partition in place of the old ones, and delete those."""
+        """Name the new ledgers of a partition in place of the old ones, which are deleted."""
         return await publish_compaction(self._client, partition, copies)
 
     # -- audits and repairs ------------------------------------------------------------------------
@@ -182,7 +182,7 @@ class Maintenance:
 
     @checked
     async def repair(self, ledger_id: int, damages: Sequence[CopyDamage]) -> list[RepairOutcome]:
-        """Give bookies back what they lack of one ledger; see `ReplicaRepair`."""
+        """Give bookies their missing copies of one ledger; see `ReplicaRepair`."""
         return await self._repair().run(ledger_id, damages)
 
     def _repair(self) -> ReplicaRepair:

@@ -18,19 +18,19 @@
             for record in consumer:
                 consumer.commit()
 
-Each process has one daemon thread with one event loop (uvloop, if it is installed). It begins with
-the first use; importing this module starts nothing. Every object may be used from many threads.
+Each process has one daemon thread with one event loop (uvloop, if it is installed). The first use
+starts it; an import starts nothing. Many threads may use one object.
 
 **Waiting.** Ctrl-C in a waiting call cancels the call in the loop and raises KeyboardInterrupt. A
 call with ``timeout=`` (seconds) raises OperationTimeoutError when the time is over. After either,
 the outcome is unknown, as after every error of an append. A thread with a running event loop must
-not wait: there every call raises BadRequestError. The kernel of a notebook is the exception,
-because each cell blocks its loop anyway.
+not wait: every call there raises BadRequestError. The kernel of a notebook is the exception: each
+cell blocks its loop anyway.
 
 **Forks.** Connect after the fork, as the workers of Spark do. The child makes a thread, a loop and
-clients of its own at first use, and an object that was made before the fork raises
-ClientClosedError there. If the parent had opened any client before, `connect` in the child raises
-ConfigurationError: gRPC does not survive the fork, and would hang. Start such children with spawn.
+clients of its own at first use. Objects from before the fork raise ClientClosedError there. If the
+parent had opened any client before, `connect` in the child raises ConfigurationError: gRPC does not
+survive the fork, and would hang. Start such children with spawn.
 
 **Wrapping more.** An async handle becomes a synchronous one as a subclass of `SyncHandle`, which
 keeps it as ``self._handle``. A method that awaits is ``verb = forwarded(Handle.verb)``; with a

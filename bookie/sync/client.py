@@ -78,14 +78,14 @@ class SyncBookKeeper(SyncHandle, Closing):
 
     @property
     def is_open(self) -> bool:
-        """Whether it is connected, in this process."""
+        """True while it is connected, in this process."""
         return self._resident.is_open
 
     def __enter__(self) -> Self:
         return self.open()
 
     def open(self, *, timeout: float | None = None) -> Self:
-        """Connect, as `with` does; to be followed by `close`.
+        """Connect, as `with` does. End it with `close`.
 
         Raises:
             BadRequestError: the client is connected already, or was closed.
@@ -135,7 +135,7 @@ class SyncBookKeeper(SyncHandle, Closing):
         return self._run(self._handle.ledger_metadata(ledger_id), timeout)
 
     def explain_ledger(self, ledger_id: int, *, timeout: float | None = None) -> LedgerExplanation:
-        """What a recovery would decide now; see `BookKeeper.explain_ledger`."""
+        """The decision of a recovery now; see `BookKeeper.explain_ledger`."""
         return self._run(self._handle.explain_ledger(ledger_id), timeout)
 
     # -- logs --------------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ class SyncBookKeeper(SyncHandle, Closing):
         timeout: float | None = None,
         **place: Unpack[ReaderKeywords],
     ) -> SyncLogReader:
-        """A reader of a log; see `BookKeeper.log_reader`. `timeout` bounds each wait of it."""
+        """A reader of a log; see `BookKeeper.log_reader`. `timeout` bounds each of its waits."""
         check_timeout(timeout)
         opening = self._handle.log_reader(name, partition=partition, **place)
         return SyncLogReader(self._home, self._run(opening, timeout), timeout)
@@ -194,7 +194,7 @@ class SyncBookKeeper(SyncHandle, Closing):
         on_truncated: OnTruncated = "raise",
         timeout: float | None = None,
     ) -> SyncLogConsumer:
-        """A consumer of one partition, to be entered; see `BookKeeper.consume`.
+        """A consumer of one partition; enter it with `with`. See `BookKeeper.consume`.
 
         `timeout` bounds each wait for records.
         """
@@ -227,7 +227,7 @@ class SyncBookKeeper(SyncHandle, Closing):
         on_truncated: OnTruncated = "raise",
         timeout: float | None = None,
     ) -> SyncGroupMember:
-        """A member of a group, to be entered; see `BookKeeper.join_group`.
+        """A member of a group; enter it with `with`. See `BookKeeper.join_group`.
 
         `on_change` is called in the thread of the loop, and must not wait. `timeout` bounds each
         wait for records.
@@ -261,19 +261,19 @@ class SyncBookKeeper(SyncHandle, Closing):
         return self._iterate(self._handle.list_logs(namespace), timeout=timeout)
 
     def publisher(self, name: str) -> SyncLogPublisher:
-        """Publishes batches of ranges to a transactional log, each once."""
+        """A publisher of batches to a transactional log, each once."""
         return SyncLogPublisher(self._home, self._handle.publisher(name))
 
     open_range_writer = opened(BookKeeper.open_range_writer, SyncRangeWriter)
 
     def maintenance(self) -> SyncMaintenance:
-        """Listings of all that the cluster has, audits and repairs of copies."""
+        """Lists of all ledgers and logs, audits and repairs of copies."""
         return SyncMaintenance(self._home, self._handle.maintenance())
 
     def log_status(
         self, name: str, *, password: bytes = b"", timeout: float | None = None
     ) -> LogStatus:
-        """What a log is, and how far each of its partitions goes; see `BookKeeper.log_status`."""
+        """A log's definition and the ends of its partitions; see `BookKeeper.log_status`."""
         return self._run(self._handle.log_status(name, password=password), timeout)
 
     survey_log = opened(BookKeeper.survey_log, SyncLogSurvey)
@@ -313,9 +313,9 @@ def shared_client(
 ) -> SyncBookKeeper:
     """The connected client that this process shares for these arguments, for executors.
 
-    The first call connects. The end of the process closes it; do not enter or close it otherwise.
-    One that was closed all the same is replaced at the next call. Arguments and errors are those
-    of `connect`, and of its `with`.
+    The first call connects. The end of the process closes the client; do not enter or close it
+    yourself. The next call replaces a client that was closed. Arguments and errors are those of
+    `connect`, and of its `with`.
     """
     key = repr((metadata_uri, session_timeout_seconds, rpc, sorted(settings.items())))
     with this_process.lock:

@@ -1,8 +1,8 @@
 """Consumers and members of groups without an event loop.
 
-Records cross the threads in whole batches. What counts as given out is what the caller was given of
-the batch: that is what `commit` commits. With automatic commits a record is finished when the
-caller asks for the next one, so that records cross one by one.
+Records cross the threads in whole batches. Only records that the caller was given count as given
+out: `commit` commits those. With automatic commits a record is finished when the caller asks for
+the next one, so records cross one by one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ R = TypeVar("R", LogRecord, GroupRecord)
 
 
 class _Consuming(SyncHandle, Closing, Generic[R]):
-    """What consumers and members have in common. Use one from one thread at a time."""
+    """Base of consumers and members. Use one from one thread at a time."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class _Consuming(SyncHandle, Closing, Generic[R]):
         by_record: bool,
         timeout: float | None,
     ) -> None:
-        """`timeout` bounds each wait for records, with `by_record` of one at a time."""
+        """`timeout` bounds each wait for records. With `by_record` they cross one at a time."""
         super().__init__(home)
         check_timeout(timeout)
         self._resident = Resident(home, manager)
@@ -43,21 +43,19 @@ class _Consuming(SyncHandle, Closing, Generic[R]):
         self._timeout = timeout
         self._given: GivenRecords[R] = GivenRecords(self._fetch)
         self._arrived: Sequence[R] = ()
-        """What the loop has handed over, and this thread has not taken."""
+        """Records that the loop has handed over, and this thread has not taken."""
 
     @abstractmethod
-    async def _next_record(self) -> R:
-        """The next record."""
+    async def _next_record(self) -> R: ...
 
     @abstractmethod
-    async def _next_records(self) -> Sequence[R]:
-        """The records of the next batch."""
+    async def _next_records(self) -> Sequence[R]: ...
 
     def __enter__(self) -> Self:
         return self.open()
 
     def open(self, *, timeout: float | None = None) -> Self:
-        """Enter it, as `with` does; to be followed by `close`."""
+        """Enter it, as `with` does. End it with `close`."""
         self._resident.open(timeout)
         return self
 
@@ -66,7 +64,7 @@ class _Consuming(SyncHandle, Closing, Generic[R]):
         self._resident.close(timeout)
 
     def __iter__(self) -> Iterator[R]:
-        """The records one by one; it waits for them, and ends only with an error.
+        """The records one by one. It waits for them, and ends only with an error.
 
         With a timeout, OperationTimeoutError says that no record came for so long. The next loop
         waits again.
@@ -79,7 +77,7 @@ class _Consuming(SyncHandle, Closing, Generic[R]):
         return arrived
 
     async def _arrive(self) -> None:
-        # A wait that was given up may have ended just before; what it brought comes first.
+        # A wait that was given up may have ended just before. Its records come first.
         if not self._arrived:
             self._arrived = (
                 [await self._next_record()] if self._by_record else await self._next_records()
@@ -97,7 +95,7 @@ class SyncLogConsumer(_Consuming[LogRecord]):
 
     @property
     def partition(self) -> LogPartition:
-        """What is consumed."""
+        """The consumed partition."""
         return self._handle.partition
 
     @property
@@ -112,12 +110,12 @@ class SyncLogConsumer(_Consuming[LogRecord]):
 
     @property
     def position(self) -> int:
-        """The offset after the last record that was given out: what `commit` commits."""
+        """The offset after the last record that was given out; `commit` commits it."""
         last = self._given.last
         return self._handle.committed if last is None else last.offset + 1
 
     def lag(self, *, timeout: float | None = None) -> int:
-        """How many entries of the partition were not given out yet; see `LogConsumer.lag`."""
+        """Entries of the partition that were not given out yet; see `LogConsumer.lag`."""
         return self._run(self._handle.lag(), timeout) + len(self._given.rest)
 
     def commit(
@@ -126,7 +124,7 @@ class SyncLogConsumer(_Consuming[LogRecord]):
         *,
         timeout: float | None = None,
     ) -> None:
-        """Mark records as consumed: all that were given out, or those up to a record, and it.
+        """Mark records as consumed: all that were given out, or all up to `up_to`, included.
 
         See `LogConsumer.commit`.
         """
@@ -134,7 +132,7 @@ class SyncLogConsumer(_Consuming[LogRecord]):
         self._run(self._handle.commit(wanted), timeout)
 
     def batches(self) -> Iterator[Sequence[LogRecord]]:
-        """The same records in batches, which is faster; no batch is empty."""
+        """The records in batches, which is faster; no batch is empty."""
         return self._given.batches()
 
     async def _next_record(self) -> LogRecord:
@@ -157,7 +155,7 @@ class SyncGroupMember(_Consuming[GroupRecord]):
 
     @property
     def name(self) -> str:
-        """Its name in the group."""
+        """This member's name in the group."""
         return self._handle.name
 
     @property
@@ -176,7 +174,7 @@ class SyncGroupMember(_Consuming[GroupRecord]):
         return self._handle.tokens
 
     def commit(self, up_to: GroupRecord | None = None, *, timeout: float | None = None) -> None:
-        """Mark records as consumed: all that were given out, or those up to this one.
+        """Mark records as consumed: all that were given out, or all up to `up_to`, included.
 
         See `GroupMember.commit`.
         """
@@ -184,7 +182,7 @@ class SyncGroupMember(_Consuming[GroupRecord]):
         self._run(work, timeout)
 
     def batches(self) -> Iterator[Sequence[GroupRecord]]:
-        """The same records in batches, each of one partition, which is faster."""
+        """The records in batches, each of one partition, which is faster."""
         return self._given.batches()
 
     async def _commit_given(self) -> None:

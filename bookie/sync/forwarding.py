@@ -21,7 +21,7 @@ R = TypeVar("R")
 S = TypeVar("S")
 
 _AWAITING = re.compile(r"\n *Await it, or enter it(.+\n)+")
-"""A paragraph that speaks to callers with an event loop."""
+"""A paragraph for callers with an event loop."""
 
 
 def forwarded(
@@ -34,7 +34,7 @@ def forwarded(
 def opened(
     verb: Callable[Concatenate[H, P], Coroutine[Any, Any, R]], kind: Callable[[LoopThread, R], S]
 ) -> Callable[Concatenate[Any, P], S]:
-    """The same, for a verb that returns a handle: the method returns a `kind` around it."""
+    """A method that runs such a `verb`, and returns a `kind` around the handle that it opens."""
     method: Any = _method(verb, lambda self, work: kind(self._home, self._run(work)))
     method.__signature__ = signature(verb).replace(return_annotation=kind)
     method.__annotations__ = method.__annotations__ | {"return": kind}

@@ -11,17 +11,17 @@ R = TypeVar("R")
 
 
 class GivenRecords(Generic[R]):
-    """Gives the records of batches out one by one, and knows which one it gave out last.
+    """Gives out the records of batches one by one, and remembers the last one.
 
-    `fetch` gives the next batch, which is not empty, or raises StopIteration at the end. It is all
-    the Python that runs, once for each batch. For one thread at a time.
+    `fetch` returns the next batch, which is not empty, or raises StopIteration at the end. No other
+    Python runs, and `fetch` runs once for each batch. For one thread at a time.
     """
 
     def __init__(self, fetch: Callable[[], Sequence[R]]) -> None:
         self._fetch = fetch
         self._batch: Sequence[R] = ()
         self._rest: Iterator[R] = iter(())
-        """What of `_batch` was not given out; loops take from it directly."""
+        """The rest of `_batch`; loops take from it directly."""
         self._last: R | None = None
         """The last record before `_batch`."""
 
@@ -30,7 +30,7 @@ class GivenRecords(Generic[R]):
         return chain.from_iterable(chain((self._rest,), iter(self._next_rest, None)))
 
     def batches(self) -> Iterator[Sequence[R]]:
-        """The same records in batches; what is left of one comes first."""
+        """The records in batches; the rest of the current one comes first."""
         return iter(self._next_batch, ())
 
     @property
@@ -41,12 +41,12 @@ class GivenRecords(Generic[R]):
 
     @property
     def rest(self) -> Sequence[R]:
-        """What was fetched and not given out yet."""
+        """Records that were fetched and not given out yet."""
         left = length_hint(self._rest)
         return self._batch[-left:] if left else ()
 
     def drop_rest(self) -> Sequence[R]:
-        """Never give out what is left of the batch; returns it. A loop goes on with the next."""
+        """Drop the rest of the batch; returns it. A loop goes on with the next batch."""
         self._last = self.last
         self._batch = ()
         return tuple(self._rest)

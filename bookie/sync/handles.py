@@ -21,17 +21,17 @@ BATCHES_AHEAD = 2
 """Whole batches that are read before they are asked for; the reader itself has more under way."""
 
 ITEMS_AHEAD = 1024
-"""Likewise single entries of a tail, and ledger ids."""
+"""Single entries of a tail, and ledger ids, that are read before they are asked for."""
 
 
 class SyncHandle:
-    """What synchronous handles have in common: the loop in which their async handle lives."""
+    """Base of synchronous handles: it knows the loop in which their async handle lives."""
 
     def __init__(self, home: LoopThread) -> None:
         self._home = home
 
     def _run(self, work: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
-        """Run `work` in the loop and wait for its result; raises what it raises."""
+        """Run `work` in the loop, wait for its result, and raise its error."""
         return self._home.run(work, timeout)
 
     def _iterate(
@@ -95,17 +95,17 @@ class SyncWriter(SyncHandle, Closing):
 
     @property
     def is_closed(self) -> bool:
-        """Whether the ledger was closed by this writer."""
+        """True once this writer has closed the ledger."""
         return self._handle.is_closed
 
     @property
     def is_under_replicated(self) -> bool:
-        """Whether a bookie of the ensemble is skipped, so that entries get fewer copies."""
+        """True if a bookie of the ensemble is skipped: entries get fewer copies."""
         return self._handle.is_under_replicated
 
     @property
     def failure(self) -> BookieError | None:
-        """Why the writer takes no appends, also after `close`; None while it does."""
+        """The reason why the writer takes no appends, also after `close`; None while it does."""
         return self._handle.failure
 
     def append(self, payload: Payload, *, timeout: float | None = None) -> int:
@@ -121,11 +121,11 @@ class SyncWriter(SyncHandle, Closing):
         return self._run(self._handle.append_many(checked_payloads(payloads)), timeout)
 
     def force(self, *, timeout: float | None = None) -> None:
-        """Make durable what was appended with deferred sync; see `WriterHandle.force`."""
+        """Make all returned deferred-sync appends durable; see `WriterHandle.force`."""
         self._run(self._handle.force(), timeout)
 
     def close(self, *, timeout: float | None = None) -> LedgerMetadata:
-        """Confirm what is pending, then close the ledger; see `WriterHandle.close`."""
+        """Confirm pending appends, then close the ledger; see `WriterHandle.close`."""
         return self._run(self._handle.close(), timeout)
 
 
@@ -151,7 +151,7 @@ class SyncReader(SyncHandle):
 
     @property
     def is_closed(self) -> bool:
-        """Whether the ledger's end is decided."""
+        """True once the ledger's end is decided."""
         return self._handle.is_closed
 
     @property
@@ -187,7 +187,7 @@ class SyncReader(SyncHandle):
         *,
         timeout: float | None = None,
     ) -> SyncIterator[Sequence[Entry]]:
-        """The same entries, some at a time, for speed; see `ReaderHandle.read_batches`."""
+        """Entries, some at a time, for speed; see `ReaderHandle.read_batches`."""
         source = self._handle.read_batches(first_entry_id, last_entry_id)
         return self._iterate(source, ahead=BATCHES_AHEAD, timeout=timeout)
 

@@ -18,7 +18,7 @@ T = TypeVar("T")
 class Pump(Generic[T]):
     """Moves the items of an async generator into a buffer, from which another thread takes them.
 
-    The buffer holds about `ahead` items. Nothing in the loop refers to whoever takes them.
+    The buffer holds about `ahead` items. The loop holds no reference to the taker.
     """
 
     def __init__(self, home: LoopThread, source: AsyncGenerator[T, None], ahead: int) -> None:
@@ -34,7 +34,7 @@ class Pump(Generic[T]):
         self._is_full = False
         self._is_closed = False
         self.is_spent = False
-        """Whether the end of the generator was raised where its items are taken."""
+        """True once the taker has seen the end of the generator."""
         self._error: BaseException | None = None
         self._ended = threading.Event()
         self._task: asyncio.Task[Any] | None = None
@@ -70,7 +70,7 @@ class Pump(Generic[T]):
             raise error or StopIteration
         self.home.require_caller()
         self._ready.clear()
-        # What was put before the flag went down would not set it again.
+        # An item from before the flag went down would not set it again.
         if not (self._items or self._ended.is_set() or self._ready.wait(self.timeout)):
             raise late(self.timeout)
 
@@ -81,7 +81,7 @@ class Pump(Generic[T]):
             self.home.loop.call_soon_threadsafe(self._cancel_task)
 
     def wait_for_end(self) -> None:
-        """Wait until the generator has ended, then forget the items that nobody took."""
+        """Wait until the generator has ended, then drop the items that are left."""
         if not self.home.is_here:
             self.home.require_caller()
             self._ended.wait()
@@ -89,7 +89,7 @@ class Pump(Generic[T]):
         self._error = None
 
     def stop(self) -> list[T]:
-        """End the generator; returns the items that nobody took."""
+        """End the generator; returns the items that are left."""
         self.cancel()
         self.home.require_caller()
         self._ended.wait()
@@ -101,7 +101,7 @@ class Pump(Generic[T]):
 
     @property
     def waiting(self) -> deque[T]:
-        """The items that nobody has taken; for the thread of the loop, which adds to them."""
+        """The items that are left. Call it in the thread of the loop, which adds to them."""
         return self._items.copy()
 
     def _cancel_task(self) -> None:

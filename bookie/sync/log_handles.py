@@ -52,7 +52,7 @@ class SyncLogWriter(SyncHandle):
 
     @property
     def error(self) -> BookieError | None:
-        """Why some partition takes no more records; None while all do."""
+        """The reason why a partition takes no more records; None while all do."""
         return self._handle.error
 
     def next_offset(self, partition: int | None = None) -> int:
@@ -60,7 +60,7 @@ class SyncLogWriter(SyncHandle):
         return self._handle.next_offset(partition)
 
     def epoch(self, partition: int | None = None) -> int:
-        """The fencing token of this owner: greater than that of every owner before."""
+        """The fencing token of this owner: greater than those of all earlier owners."""
         return self._handle.epoch(partition)
 
     def append(
@@ -108,7 +108,7 @@ class SyncLogWriter(SyncHandle):
         self._run(self._handle.roll(), timeout)
 
     def close(self, *, timeout: float | None = None) -> None:
-        """Confirm what is pending, then give the log up; see `LogWriter.close`."""
+        """Confirm pending appends, then give the log up; see `LogWriter.close`."""
         self._run(self._handle.close(), timeout)
 
     def __enter__(self) -> Self:
@@ -126,7 +126,7 @@ class SyncLogWriter(SyncHandle):
 class SyncRangeWriter(SyncHandle, Closing):
     """`bookie.api.RangeWriter` without an event loop; made by `SyncBookKeeper.open_range_writer`.
 
-    `with` closes its ledger at the end. What `cut` returns may be published afterwards.
+    `with` closes its ledger at the end. A range that `cut` returned may be published afterwards.
     """
 
     def __init__(self, home: LoopThread, handle: RangeWriter) -> None:
@@ -149,14 +149,14 @@ class SyncRangeWriter(SyncHandle, Closing):
     def append_many(
         self, records: Iterable[Payload | NewRecord], *, timeout: float | None = None
     ) -> int:
-        """Write records in order, and return how many; see `RangeWriter.append_many`."""
+        """Write records in order, and return their number; see `RangeWriter.append_many`."""
         return self._run(self._handle.append_many(checked_records(records)), timeout)
 
     def append_encoded(self, payloads: list[bytes], greatest_ms: int) -> Future[None]:
         """Begin to write encoded records; see `RangeWriter.append_encoded`.
 
-        It waits for nothing. The future ends when they are durable. The caller bounds how many
-        calls are under way; `cut` waits for all of them.
+        It returns at once. The future ends when they are durable. The caller bounds the number of
+        calls under way; `cut` waits for all of them.
         """
         self._home.require_caller()
         appending = self._handle.append_encoded(payloads, greatest_ms)
@@ -167,11 +167,11 @@ class SyncRangeWriter(SyncHandle, Closing):
         return self._run(self._handle.cut(), timeout)
 
     def discard(self) -> None:
-        """Drop what was written since the last cut, also after a failure."""
+        """Drop the records since the last cut, also after a failure."""
         self._handle.discard()
 
     def close(self, *, timeout: float | None = None) -> None:
-        """Close the ledger; what was not cut is dropped. Closing twice is no error."""
+        """Close the ledger and drop the records since the last cut. Twice is no error."""
         self._run(self._handle.aclose(), timeout)
 
 
@@ -228,7 +228,7 @@ class SyncLogSurvey(SyncHandle):
 
     @property
     def definition(self) -> LogDefinition:
-        """What the log is."""
+        """The log's definition."""
         return self._handle.definition
 
     def bounds(self, *, timeout: float | None = None) -> Sequence[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""Readers of logs without an event loop: they read ahead, and yet know where the caller is."""
+"""Readers of logs without an event loop. They read ahead, and know the caller's place."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from bookie.sync.loop_thread import Closing, LoopThread, check_timeout
 class SyncLogReader(SyncHandle, Closing):
     """A reader of a log without an event loop; made by `SyncBookKeeper.log_reader`.
 
-    Iterate it, or its `batches`, in one thread at a time. A loop that was left goes on with the
-    next record in the next loop, also after an error. Batches are read ahead; `position`, `lag` and
-    `seek` speak about what the caller was given. It ends with `close`, at the end of its `with`
+    Iterate it, or its `batches`, in one thread at a time. The next loop begins with the record
+    after the last one, also after an error. Batches are read ahead; `position`, `lag` and `seek`
+    count only records that the caller was given. It ends with `close`, at the end of its `with`
     block, or when it is dropped.
     """
 
@@ -47,12 +47,12 @@ class SyncLogReader(SyncHandle, Closing):
 
     @property
     def log_id(self) -> str:
-        """The id of the log that it reads; see `LogReader.log_id`."""
+        """The id of the log that it reads."""
         return self._reader.log_id
 
     @property
     def position(self) -> LogPosition | None:
-        """Where the record is that was given out last; None before the first one."""
+        """The position of the record that was given out last; None before the first one."""
         last = self._given.last
         return None if last is None else last.position
 
@@ -65,16 +65,16 @@ class SyncLogReader(SyncHandle, Closing):
         return iter(self._given)
 
     def batches(self) -> Iterator[Sequence[LogRecord]]:
-        """The same records, some at a time, for speed; no batch is empty."""
+        """The records, some at a time, for speed; no batch is empty."""
         return self._given.batches()
 
     def seek(
         self, to: LogStart = None, *, time: Moment | None = None, partition: int | None = None
     ) -> None:
-        """The next record comes from there, also in a loop that goes on; see `LogReader.seek`.
+        """Go on with the record at `to`, also in a running loop; see `LogReader.seek`.
 
         Raises:
-            BadRequestError: that is no place in a log, or there is no such partition.
+            BadRequestError: `to` is no place in a log, or there is no such partition.
         """
         self._home.require_caller()
         self._put_back()
@@ -86,7 +86,7 @@ class SyncLogReader(SyncHandle, Closing):
             raise BadRequestError(f"{self._reader.partition} alone is read, not {partition}")
 
     def lag(self, *, timeout: float | None = None) -> int:
-        """How many entries the caller was not given yet; see `LogReader.lag`."""
+        """Entries that the caller was not given yet; see `LogReader.lag`."""
         return self._run(self._find_lag(), timeout)
 
     async def _find_lag(self) -> int:
@@ -115,7 +115,7 @@ class SyncLogReader(SyncHandle, Closing):
                 self._batches = None
 
     def _put_back(self) -> None:
-        """Stop reading ahead; what was read ahead of the caller is to be read again."""
+        """Stop reading ahead, and go back to the caller's place."""
         batches, self._batches = self._batches, None
         unread = [self._given.drop_rest(), *(() if batches is None else batches.stop())]
         firsts: dict[int, int] = {}

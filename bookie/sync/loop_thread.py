@@ -1,4 +1,4 @@
-"""The thread that runs all synchronous clients of a process, and what a fork does to it."""
+"""The thread that runs all synchronous clients of a process, before and after a fork."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class LoopThread:
 
     @property
     def is_here(self) -> bool:
-        """Whether the calling thread is this one."""
+        """True if the calling thread is this one."""
         return threading.get_ident() == self._thread.ident
 
     def require_caller(self) -> None:
@@ -93,7 +93,7 @@ class LoopThread:
             raise
 
     def end(self) -> None:
-        """Stop the loop; what runs in it is dropped."""
+        """Stop the loop and drop its tasks."""
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(END_SECONDS_MAX)
 
@@ -109,12 +109,12 @@ class Resident(Generic[T]):
 
     @property
     def is_open(self) -> bool:
-        """Whether it was entered and not left, in this process."""
+        """True while it is entered, in this process."""
         life = self._life
         return life is not None and not life.done() and self._home.pid == os.getpid()
 
     def open(self, timeout: float | None = None) -> T:
-        """Enter it, once; returns what entering gives and raises what it raises.
+        """Enter it, once; returns its value and raises its error.
 
         Raises:
             BadRequestError: it was entered before.
@@ -139,7 +139,7 @@ class Resident(Generic[T]):
             raise
 
     def close(self, timeout: float | None = None) -> None:
-        """Leave it, and wait until it is left; twice is no error. Raises what leaving raises.
+        """Leave it, wait until it is left, and raise the error of leaving. Twice is no error.
 
         Raises:
             OperationTimeoutError: it took too long, and goes on.
@@ -191,7 +191,7 @@ class ThisProcess:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.shared: dict[str, Closeable] = {}
-        """What is closed at the end of the process."""
+        """Closed at the end of the process."""
         self._home: LoopThread | None = None
         self._is_watching = False
 
@@ -218,7 +218,7 @@ class ThisProcess:
         self.shared = {}
 
     def _end(self) -> None:
-        """Close what is shared, then stop the loop."""
+        """Close the shared clients, then stop the loop."""
         home = self._home
         if home is None:
             return
@@ -241,7 +241,7 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 
 def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Log what a callback raised, except for one complaint of gRPC.
+    """Log an error of a callback, except for one of gRPC.
 
     All loops of a process share its queue of events. An event for a loop that its owner has closed,
     as `asyncio.run` does, raises in whichever loop takes it. Each other event wakes a loop again.
@@ -252,7 +252,7 @@ def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
 
 
 def _has_running_loop() -> bool:
-    """Whether waiting here would block an event loop that is not the kernel's of a notebook."""
+    """True if waiting here would block an event loop; a notebook's kernel does not count."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -261,7 +261,7 @@ def _has_running_loop() -> bool:
 
 
 def check_timeout(timeout: Any) -> None:
-    """Refuse a timeout that is no number of seconds, and not None.
+    """Refuse a timeout that is neither a number of seconds nor None.
 
     Raises:
         BadRequestError: it is neither.
@@ -274,7 +274,7 @@ def check_timeout(timeout: Any) -> None:
 
 
 def late(timeout: float | None) -> OperationTimeoutError:
-    """The error of a call that was given up."""
+    """The error of a call that took too long."""
     return OperationTimeoutError(
         f"the call did not end within {timeout} seconds; its outcome is unknown"
     )

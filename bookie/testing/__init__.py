@@ -12,9 +12,9 @@
                 await writer.append(b"after")
 
 Each bookie has the real node, engine and gRPC server, on loopback and in a temporary directory. The
-metadata is in memory. What is simulated is the network of each bookie, by a relay, and its end:
-see the verbs of `BookieCluster`. `sync_cluster` is the same for `bookie.sync`. With pytest there
-are the fixtures `bookie_cluster` and `sync_bookie_cluster`.
+metadata is in memory. A relay stands for the network of each bookie, and the end of a bookie is
+simulated: see the verbs of `BookieCluster`. `sync_cluster` is the same for `bookie.sync`. With
+pytest there are the fixtures `bookie_cluster` and `sync_bookie_cluster`.
 
 | module | what it holds |
 |---|---|
@@ -27,10 +27,10 @@ are the fixtures `bookie_cluster` and `sync_bookie_cluster`.
 | `torture` | real processes that are broken under a log: ``bookie torture`` |
 | `pytest_plugin` | the fixtures |
 
-`simulate` runs code of yours in a cluster that is simulated as a whole: in virtual time, with
-faults that follow from a seed.
+`simulate` runs your code in a wholly simulated cluster: in virtual time, with faults that follow
+from a seed.
 
-Names are loaded at their first use: pytest loads this package for everybody who has installed it.
+Names are loaded at their first use, because pytest loads this package in every project.
 """
 
 from __future__ import annotations

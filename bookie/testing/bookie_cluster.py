@@ -49,19 +49,19 @@ class BookieCluster:
         return tuple(one.bookie_id for one in self._lives)
 
     def is_running(self, number: int) -> bool:
-        """Whether the bookie is between a start and its end, paused or not."""
+        """True between a start of the bookie and its end, paused or not."""
         return self._at(number).is_running
 
     def connect(self, **options: Unpack[ClientOptions]) -> BookKeeper:
-        """A client to be entered, as of `bookie.connect`; short timeouts make short tests."""
+        """A client as of `bookie.connect`, to be entered; short timeouts make short tests."""
         return connect_client(self.uri, **options)
 
     async def kill(self, number: int) -> None:
         """End a bookie at once, as SIGKILL does.
 
-        Its connections are reset and no answer leaves any more. What it held in memory is lost;
-        what it had written to its files stays there, synced or not. Unlike after a real kill, its
-        registration goes at once, because its session ends with it.
+        Its connections are reset and no answer leaves any more. Its memory is lost; the bytes in
+        its files stay, synced or not. Its registration goes at once, because its session ends with
+        it. After a real kill it stays until the session times out.
         """
         await self._at(number).kill()
 
@@ -70,7 +70,7 @@ class BookieCluster:
         await self._at(number).stop()
 
     async def restart(self, number: int) -> None:
-        """Start a bookie on what its last life left; one that runs is stopped in order before.
+        """Start a bookie on the files of its last life. A running one is stopped in order before.
 
         It listens on another port then, as its registration says.
         """
@@ -83,12 +83,12 @@ class BookieCluster:
         """Let a bookie hang, as SIGSTOP does for less than its session's timeout.
 
         Connections stay and are silent, and the bookie stays registered. Entries that it had
-        received may be stored meanwhile; nobody hears of it before `resume`.
+        received may be stored meanwhile; their answers come after `resume`.
         """
         self._at(number).pause()
 
     async def resume(self, number: int) -> None:
-        """End a pause: what was sent to the bookie meanwhile arrives."""
+        """End a pause: requests from meanwhile arrive."""
         self._at(number).resume()
 
     async def partition(self, number: int) -> None:
@@ -105,7 +105,8 @@ class BookieCluster:
     async def wipe(self, number: int) -> None:
         """Kill a bookie, replace its disks by empty ones and delete its cookie.
 
-        `restart` begins its next life. It has a new incarnation and does not deny what it had.
+        `restart` begins its next life. It has a new incarnation, and does not deny that its former
+        entries exist.
         """
         await self._at(number).wipe(self._cookies)
 

@@ -32,7 +32,7 @@ _RPC = RpcSettings(drain_seconds=0.5)
 
 @cache
 def _metrics() -> Metrics:
-    """The metrics of all bookies: nobody looks at them, and making some takes 50 ms."""
+    """Unread metrics that all bookies share: making them takes 50 ms."""
     return Metrics()
 
 
@@ -63,7 +63,7 @@ class BookieLives:
 
     @property
     def is_running(self) -> bool:
-        """Whether it is between a start and its end."""
+        """True between a start and its end."""
         return self._task is not None
 
     async def start(self) -> None:

@@ -12,7 +12,7 @@ class NetworkLink:
     """Listens on a port of the loopback device and relays its connections to a bookie's port.
 
     While it is silent nothing comes through: open connections hang, and a new one gets no answer.
-    What was sent meanwhile arrives afterwards, as TCP would deliver it. Its tasks are those of
+    Bytes sent meanwhile arrive afterwards, as TCP would deliver them. Its tasks are those of
     `tasks`.
     """
 

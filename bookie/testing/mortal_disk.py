@@ -1,7 +1,7 @@
 """A disk that a killed bookie cannot reach any more, and that may lie about its syncs.
 
-What was written before the kill stays in the files, as the page cache keeps it for a process that
-died. What the bookie still held in memory never gets there.
+Bytes from before the kill stay in the files, as the page cache keeps them for a process that died.
+Bytes in the bookie's memory are lost.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from bookie.env import (
     File,
     KeyValueStore,
     PosixDisk,
-    ReadTransaction,
     SystemClock,
     Workers,
     WriteTransaction,
@@ -26,7 +25,7 @@ from bookie.env import (
 
 
 class Mortality:
-    """Whether one life of a bookie has ended, and whether its syncs wait for the device."""
+    """The state of one life of a bookie: its end, and if its syncs wait for the device."""
 
     def __init__(self, *, fsync: bool) -> None:
         self.fsync = fsync
@@ -45,35 +44,26 @@ class Mortality:
 class MortalFile:
     """An open file of one life."""
 
-    __slots__ = ("_file", "_mortality")
-
     def __init__(self, file: File, mortality: Mortality) -> None:
         self._file = file
         self._mortality = mortality
+        self.pread = file.pread
+        self.pread_cached = file.pread_cached
+        self.pread_uncached = file.pread_uncached
+        self.prefetch = file.prefetch
+        self.size = file.size
+        self.drop_cache = file.drop_cache
+        self.forget = file.forget
+        self.close = file.close
 
     def pwritev(self, buffers: Sequence[Buffer], offset: int) -> int:
         self._mortality.require_alive()
         return self._file.pwritev(buffers, offset)
 
-    def pread(self, size: int, offset: int) -> bytes:
-        return self._file.pread(size, offset)
-
-    def pread_cached(self, size: int, offset: int) -> Buffer | None:
-        return self._file.pread_cached(size, offset)
-
-    def prefetch(self, size: int, offset: int) -> None:
-        self._file.prefetch(size, offset)
-
-    def pread_uncached(self, size: int, offset: int) -> Buffer:
-        return self._file.pread_uncached(size, offset)
-
     def fdatasync(self) -> None:
         self._mortality.require_alive()
         if self._mortality.fsync:
             self._file.fdatasync()
-
-    def size(self) -> int:
-        return self._file.size()
 
     def allocate(self, offset: int, size: int) -> None:
         self._mortality.require_alive()
@@ -82,15 +72,6 @@ class MortalFile:
     def truncate(self, size: int) -> None:
         self._mortality.require_alive()
         self._file.truncate(size)
-
-    def drop_cache(self) -> None:
-        self._file.drop_cache()
-
-    def forget(self, offset: int, size: int) -> None:
-        self._file.forget(offset, size)
-
-    def close(self) -> None:
-        self._file.close()
 
 
 class MortalDisk:
@@ -134,11 +115,8 @@ class MortalStore:
     def __init__(self, store: KeyValueStore, mortality: Mortality) -> None:
         self._store = store
         self._mortality = mortality
-
-    @contextmanager
-    def read(self) -> Iterator[ReadTransaction]:
-        with self._store.read() as transaction:
-            yield transaction
+        self.read = store.read
+        self.close = store.close
 
     @contextmanager
     def write(self) -> Iterator[WriteTransaction]:
@@ -146,9 +124,6 @@ class MortalStore:
         with self._store.write() as transaction:
             yield transaction
             self._mortality.require_alive()
-
-    def close(self) -> None:
-        self._store.close()
 
 
 def mortal_environment(workers: Workers, mortality: Mortality) -> Environment:

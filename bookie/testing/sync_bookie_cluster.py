@@ -10,6 +10,7 @@ from typing import Unpack
 import bookie.sync
 from bookie.api import ClientOptions
 from bookie.sync.client import SyncBookKeeper
+from bookie.sync.forwarding import forwarded
 from bookie.sync.handles import SyncHandle
 from bookie.sync.loop_thread import LoopThread, Resident, this_process
 from bookie.testing.bookie_cluster import BookieCluster, cluster
@@ -33,44 +34,21 @@ class SyncBookieCluster(SyncHandle):
         return self._handle.bookie_ids
 
     def is_running(self, number: int) -> bool:
-        """See `BookieCluster.is_running`."""
+        """True between a start of the bookie and its end, paused or not."""
         return self._handle.is_running(number)
 
     def connect(self, **options: Unpack[ClientOptions]) -> SyncBookKeeper:
-        """A client to be entered, as of `bookie.sync.connect`."""
+        """A client as of `bookie.sync.connect`, to be entered."""
         return bookie.sync.connect(self.uri, **options)
 
-    def kill(self, number: int) -> None:
-        """See `BookieCluster.kill`."""
-        self._run(self._handle.kill(number))
-
-    def stop(self, number: int) -> None:
-        """See `BookieCluster.stop`."""
-        self._run(self._handle.stop(number))
-
-    def restart(self, number: int) -> None:
-        """See `BookieCluster.restart`."""
-        self._run(self._handle.restart(number))
-
-    def pause(self, number: int) -> None:
-        """See `BookieCluster.pause`."""
-        self._run(self._handle.pause(number))
-
-    def resume(self, number: int) -> None:
-        """See `BookieCluster.resume`."""
-        self._run(self._handle.resume(number))
-
-    def partition(self, number: int) -> None:
-        """See `BookieCluster.partition`."""
-        self._run(self._handle.partition(number))
-
-    def heal(self, number: int) -> None:
-        """See `BookieCluster.heal`."""
-        self._run(self._handle.heal(number))
-
-    def wipe(self, number: int) -> None:
-        """See `BookieCluster.wipe`."""
-        self._run(self._handle.wipe(number))
+    kill = forwarded(BookieCluster.kill)
+    stop = forwarded(BookieCluster.stop)
+    restart = forwarded(BookieCluster.restart)
+    pause = forwarded(BookieCluster.pause)
+    resume = forwarded(BookieCluster.resume)
+    partition = forwarded(BookieCluster.partition)
+    heal = forwarded(BookieCluster.heal)
+    wipe = forwarded(BookieCluster.wipe)
 
 
 @contextmanager

@@ -87,7 +87,7 @@ def claim_target(spark: SparkSession, mark: JobMark, *, takes_over: bool = False
 
 
 def is_written_by(progress: Progress, log: str, written: list[WrittenOffsets]) -> bool:
-    """True if each batch has the records that its checkpoint names.
+    """True if each batch of a target has the records that the checkpoint names.
 
     Spark forgets the offsets of old batches; one at least must be known.
     """

@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from bookie.env import ThreadWorkers
+from bookie.env import PosixDisk, ThreadWorkers
 from bookie.testing.mortal_disk import MortalDisk, MortalFile, Mortality, mortal_environment
 
 
 class CountedFile(MortalFile):
-    """A file that stands in for the one below and counts its syncs."""
+    """A file that counts its syncs."""
 
-    def __init__(self) -> None:
+    def __init__(self, path: Path) -> None:
+        super().__init__(PosixDisk().create(str(path), 0), Mortality(fsync=True))
         self.syncs = 0
 
     def fdatasync(self) -> None:
@@ -75,8 +76,9 @@ def test_a_kill_undoes_a_transaction_of_the_index(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fsync", [True, False])
-def test_syncs_can_be_left_out(*, fsync: bool) -> None:
+def test_syncs_can_be_left_out(tmp_path: Path, *, fsync: bool) -> None:
     """Only by the explicit option."""
-    below = CountedFile()
+    below = CountedFile(tmp_path / "file")
     MortalFile(below, Mortality(fsync=fsync)).fdatasync()
     assert below.syncs == int(fsync)
+    below.close()
