@@ -143,7 +143,7 @@ class BookieLives:
         session.expire_session()
 
     async def _live(self) -> None:
-        """From start to end. The end of a killed bookie is no error."""
+        """Live from start to end. The end of a killed bookie is no error."""
         try:
             await self._serve()
         except BaseException:
@@ -154,7 +154,7 @@ class BookieLives:
             self._begun.set()
 
     async def _serve(self) -> None:
-        """As `bookie.daemon.daemon` does it."""
+        """Serve as `bookie.daemon.daemon` does."""
         storage, metrics = self._storage(), _metrics()
         async with (
             hold_port("127.0.0.1", 0, _RPC) as held,

@@ -55,9 +55,9 @@ class FaultyMemoryStore(MemoryStore):
         if clock is not None:
             self._tree.clock = clock
         self._outage: SessionMachine | None = None
-        """Counts for as long as the connection is cut."""
+        """The session's machine while the connection is cut."""
         self._server_deadline = float("inf")
-        """When the server ends the session of a store that is cut off."""
+        """The time at which the server ends the session of a cut-off store."""
         self._alarm: asyncio.TimerHandle | None = None
         self._held: list[Commit] | None = None
 
@@ -108,7 +108,7 @@ class FaultyMemoryStore(MemoryStore):
         self._come_back()
 
     def let_time_pass(self) -> None:
-        """Act on what the clock shows now."""
+        """Act on the clock's time."""
         self._end_overdue_sessions()
         if self._outage is not None:
             self._step(Tick())
@@ -118,7 +118,7 @@ class FaultyMemoryStore(MemoryStore):
         self._held = [] if self._held is None else self._held
 
     def release_watches(self) -> None:
-        """Deliver what was held."""
+        """Deliver the held events."""
         held, self._held = self._held or [], None
         for commit in held:
             self.deliver(commit)
@@ -142,7 +142,7 @@ class FaultyMemoryStore(MemoryStore):
         self._end_overdue_sessions()
 
     def _end_overdue_sessions(self) -> None:
-        """Do what the server does to all stores of this name that are cut off."""
+        """End the sessions of all cut-off stores whose time is over, as the server does."""
         with self._tree.lock:
             for store in list(self._tree.stores):
                 if isinstance(store, FaultyMemoryStore) and store._is_overdue():
@@ -155,7 +155,7 @@ class FaultyMemoryStore(MemoryStore):
         return SessionMachine(self.session_timeout_seconds, self._clock.monotonic(), lambda: 0.0)
 
     def _come_back(self) -> None:
-        """The server answers again: what becomes of the session, and of the outage."""
+        """The server answers again: settle the session, and end the outage."""
         assert self._outage is not None
         self._server_deadline = float("inf")
         with self._tree.lock:
@@ -171,7 +171,7 @@ class FaultyMemoryStore(MemoryStore):
         self._set_alarm(None)
 
     def _step(self, event: MonitorEvent) -> None:
-        """Let the machine of an outage take `event`, and see to it that it gets its ticks."""
+        """Step the machine of an outage with `event`, and set the alarm for its next tick."""
         machine = self._outage
         assert machine is not None
         now = self._clock.monotonic()

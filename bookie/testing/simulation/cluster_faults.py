@@ -1,7 +1,7 @@
 """Faults of a simulated cluster: each begins, lasts, and is healed, whatever ends it.
 
-The budget of losses keeps the promise in reach: fewer bookies than the smallest ack quorum ever
-lose what they stored. Everything else may happen at any time, in any number.
+A budget of losses keeps the promise possible: fewer bookies than the smallest ack quorum ever lose
+their data. Everything else may happen at any time, in any number.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class ClusterFaults:
         losses_max: int,
         on_destroyed: Callable[[SimulatedBookie], None] = lambda _: None,
     ) -> None:
-        """`on_destroyed` hears of each bookie whose promises end, because its disks are gone."""
+        """`on_destroyed` is called with each bookie whose promises end with its disks."""
         self.cluster = cluster
         self.kinds = kinds
         self.pause_seconds = pause_seconds
@@ -79,14 +79,14 @@ class ClusterFaults:
         self._destroyed = on_destroyed
         self.choose = random.Random(f"faults/{cluster.seed}")
         self.lost: dict[str, None] = {}
-        """Bookies that lost what they stored, or went back to an older state."""
+        """Bookies that lost their data, or went back to an older state."""
         self._under_way: set[asyncio.Task[None]] = set()
         self._keepers: list[asyncio.Task[None]] = []
         self._held: dict[str, asyncio.Event] = {}
         """Bookies that no supervisor may start now."""
 
     async def run(self) -> None:
-        """One fault after the other, each as long as it lasts."""
+        """Begin one fault after the other; several may last at the same time."""
         while True:
             await asyncio.sleep(self.choose.expovariate(1 / self.pause_seconds))
             kind = self.choose.choice(self.kinds)
@@ -110,7 +110,7 @@ class ClusterFaults:
             self._keepers.append(self.cluster.loop.create_task(self._supervise(bookie), name=name))
 
     async def end(self) -> None:
-        """Start nothing any more, and end all bookies."""
+        """End the supervisors and all bookies."""
         for keeper in self._keepers:
             keeper.cancel()
         for bookie in self.cluster.bookies:
@@ -179,16 +179,16 @@ class ClusterFaults:
             bookie.kill(power=True)
 
     async def _power_after_fence(self, seconds: float) -> None:
-        """The power of a bookie goes as soon as it has answered a fence."""
+        """Cut the power of a bookie as soon as it has answered a fence."""
         self._cut_power(await self._next_fenced(seconds))
 
     async def _blackout_after_fence(self, seconds: float) -> None:
-        """The power of all bookies goes as soon as one of them has answered a fence."""
+        """Cut the power of all bookies as soon as one has answered a fence."""
         await self._next_fenced(seconds)
         self._cut_all_power(self.cluster.bookies)
 
     async def _next_fenced(self, seconds: float) -> SimulatedBookie:
-        """Wait for the next answer to a fence, and until it may have arrived."""
+        """Wait for the next answer to a fence, and a little longer for its arrival."""
         fenced: asyncio.Future[SimulatedBookie] = self.cluster.loop.create_future()
         self.cluster.awaited_fences.append(fenced)
         async with asyncio.timeout(seconds):
@@ -198,7 +198,7 @@ class ClusterFaults:
         return bookie
 
     async def _blackout(self, _: float) -> None:
-        """The power of several machines goes at the same moment, perhaps of all."""
+        """Cut the power of several machines, perhaps of all, at the same moment."""
         bookies = list(self.cluster.bookies)
         if self.choose.random() < 0.5:
             bookies = self.choose.sample(bookies, self.choose.randint(2, len(bookies)))
@@ -233,7 +233,7 @@ class ClusterFaults:
             held.set()
 
     async def _wipe(self, seconds: float) -> None:
-        """The disks are exchanged, and the operator has the bookie's cookie deleted."""
+        """Exchange the disks, and delete the bookie's cookie as the operator does."""
         bookie = self._bookie()
         if not self._may_lose(bookie):
             return
@@ -246,7 +246,7 @@ class ClusterFaults:
                 await asyncio.sleep(seconds)
                 await asyncio.shield(deleting)
             finally:
-                # Whoever loses a disk finishes what the operator has to do.
+                # The operator's part goes on to its end, also when the fault is healed.
                 bookie.left = Left(boots=bookie.left.boots + 1, lives=bookie.lives)
                 self._destroyed(bookie)
                 while not deleting.done():
@@ -256,7 +256,7 @@ class ClusterFaults:
                 self.cluster.count("wiped bookie returned")
 
     async def _forget_cookie(self, bookie_id: str) -> None:
-        """`bookie cookie delete --force`, again and again until it works."""
+        """Repeat `bookie cookie delete --force` until it works."""
         admin = SimulatedProcess("admin")
         PROCESS.set(admin)
         while True:
@@ -275,7 +275,7 @@ class ClusterFaults:
                 await asyncio.sleep(0.2)
 
     async def _older(self, seconds: float) -> None:
-        """A copy that was made of a stopped bookie is put back later."""
+        """Copy a stopped bookie, and put the copy back later."""
         bookie = self._bookie()
         if not bookie.is_serving or not self._may_lose(bookie):
             return
@@ -328,7 +328,7 @@ class ClusterFaults:
                 network.heal(source, target)
 
     async def _pause(self, seconds: float) -> None:
-        """Nothing goes to or from a bookie, its session included."""
+        """Cut a bookie off from everything, its session included."""
         bookie = self._bookie()
         self.cluster.note(f"pause {bookie.host} for {seconds:.3f} s")
         others = [host for host in self._hosts() if host != bookie.host]
@@ -367,13 +367,13 @@ class ClusterFaults:
             await asyncio.sleep(seconds)
 
     async def _slow_network(self, seconds: float) -> None:
-        """Every link is slow, so that answers come in any order."""
+        """Slow every link, so that answers come in any order."""
         hosts = [bookie.host for bookie in self.cluster.bookies]
         with self.cluster.network.slow(hosts, self.choose.choice((0.1, 0.4))):
             await asyncio.sleep(seconds)
 
     async def _late_requests(self, seconds: float) -> None:
-        """Clients give their connections up while requests are on a slow way, and come again."""
+        """Let clients give up connections with slow requests under way, and connect again."""
         bookie = self._bookie()
         process = bookie.process
         with self.cluster.network.slow([bookie.host], 0.2):
@@ -460,5 +460,5 @@ class ClusterFaults:
 
 
 def _arm(machine: SimulatedMachine, fault: Fault) -> None:
-    """Before those that always strike."""
+    """Arm `fault` before those that always strike."""
     machine.disk.faults.insert(0, fault)

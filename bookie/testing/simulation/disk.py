@@ -2,7 +2,7 @@
 
 It starts from an `Image` and gives one back at any moment. Each call that changes something passes
 `moments` first, where a test looks at the image, and `pause`, where a simulated thread lets others
-run. After `die` every call fails: what a dropped task does in its `finally` blocks reaches nothing.
+run. After `die` every call fails, so the `finally` blocks of dropped tasks change nothing.
 """
 
 from __future__ import annotations
@@ -37,12 +37,11 @@ from bookie.testing.simulation.platter import (
 )
 
 
-def _nothing(*_: object) -> None:
-    """Nobody looks."""
+def _nothing(*_: object) -> None: ...
 
 
 class Inode:
-    """One file in the page cache, and what the device has of it."""
+    """One file in the page cache and on the device."""
 
     __slots__ = ("_data", "base", "durable", "earlier", "number", "path", "pending", "tables")
 
@@ -58,7 +57,6 @@ class Inode:
 
     @property
     def data(self) -> bytes | bytearray:
-        """The bytes as readers see them."""
         return self._data
 
     def frozen(self) -> Content:
@@ -84,7 +82,7 @@ class Inode:
         self.durable = bytes(durable)
 
     def astray(self, offset: int, data: bytes) -> None:
-        """A write that was meant for another place lands here; no file gets longer by that."""
+        """Take a write that was meant for another place; the file gets no longer."""
         start, stop = max(offset, 0), min(offset + len(data), len(self.durable))
         if start < stop:
             self.on_device(FileWrite(start, data[start - offset : stop - offset]))
@@ -112,7 +110,7 @@ class Inode:
         self.pending = ()
 
     def drop(self) -> None:
-        """Forget the cache: readers see what the device has."""
+        """Forget the cache: readers see the device's bytes."""
         self._data = self.base = self.durable
 
 
@@ -127,7 +125,6 @@ class SimulatedFile:
         self.locked = False
 
     def pwritev(self, buffers: Sequence[Buffer], offset: int) -> int:
-        """Write into the cache."""
         data = b"".join(buffers)
         inode = self.inode
         fault = self._disk.enter("pwritev", inode.path, f"{offset} {crc32(data)}")
@@ -156,7 +153,6 @@ class SimulatedFile:
         return len(data)
 
     def pread(self, size: int, offset: int) -> bytes:
-        """Read from the cache."""
         self._disk.look("pread", self.inode.path)
         return bytes(self.inode.data[offset : offset + size])
 
@@ -169,7 +165,7 @@ class SimulatedFile:
         return data if len(data) == size else None
 
     def prefetch(self, size: int, offset: int) -> None:
-        """Nothing is nearer here than anything else."""
+        """Do nothing: all bytes are equally near."""
 
     def pread_uncached(self, size: int, offset: int) -> bytes:
         return self.pread(size, offset)
@@ -210,7 +206,7 @@ class SimulatedFile:
         self._disk.entered(self.inode)
 
     def drop_cache(self) -> None:
-        """Sync, then show what the device has."""
+        """Sync, then show the device's bytes."""
         fault = self._disk.enter("drop_cache", self.inode.path)
         if fault is not None:
             self.inode.lose(revert=fault.kind == "revert")
@@ -220,7 +216,7 @@ class SimulatedFile:
             self.inode.drop()
 
     def forget(self, offset: int, size: int) -> None:
-        """Show what the device has of a file without unwritten changes."""
+        """Show the device's bytes of a file without unwritten changes."""
         self._disk.look("forget", self.inode.path)
         if not self.inode.pending:
             self.inode.drop()
@@ -233,7 +229,7 @@ class SimulatedFile:
 
 @dataclass(slots=True)
 class SimulatedDisk:
-    """See the module."""
+    """A disk in memory."""
 
     image: Image = field(default_factory=Image)
     rooms: tuple[Room, ...] = (Room(""),)
@@ -246,18 +242,18 @@ class SimulatedDisk:
     """Lets time pass for the calling thread."""
     note: Callable[[str], None] = _nothing
     lied: Callable[[str], None] = _nothing
-    """Called when a write goes wrong and nobody is told."""
+    """Called when a write goes wrong without an error."""
     lands_in: Callable[[str], str] = str
-    """In which file a write to a path lands that is misdirected."""
+    """The file in which a misdirected write to a path lands."""
     old_room: random.Random | None = None
-    """Set where room that is reserved shows what stood there before; else it is zeros."""
+    """If set, reserved room shows older bytes; else it is zeros."""
     refused: int = 0
-    """How often the device had no room."""
+    """Number of calls for which the device had no room."""
     cold: Callable[[], bool] = bool
-    """Whether a read finds nothing in the page cache."""
+    """True if a read finds nothing in the page cache."""
     faults: list[Fault] = field(default_factory=list)
     sync_files: bool = True
-    """False for a device that says that it synced and did not."""
+    """False for a device that lies about its syncs."""
     sync_directories: bool = True
     locks: set[str] = field(default_factory=set)
     calls: int = 0
@@ -293,17 +289,16 @@ class SimulatedDisk:
         )
 
     def die(self) -> None:
-        """The process is gone: nothing that it still does reaches the disk."""
+        """Cut the process off: none of its later calls reaches the disk."""
         self.dead = True
 
     def fail(self, name: str, part: str, kind: str = "error", **more: int | float) -> Fault:
-        """Arm a fault."""
         fault = Fault(name, part, kind, **more)  # type: ignore[arg-type]  # the fields' own types
         self.faults.append(fault)
         return fault
 
     def look(self, name: str, path: str) -> None:
-        """A call that changes nothing; it may fail, take time, or find the process dead."""
+        """Begin a call that changes nothing; it may fail, take time, or find the process dead."""
         if self.dead:
             raise OSError(errno.EIO, "the process is dead", path)
         for fault in self.faults:
@@ -314,7 +309,7 @@ class SimulatedDisk:
                     raise OSError(fault.errno, os.strerror(fault.errno), path)
 
     def enter(self, name: str, path: str, detail: str = "") -> Fault | None:
-        """A call that changes something begins; returns what goes wrong with it."""
+        """Begin a call that changes something; returns the fault that hits it."""
         if self.dead:
             raise OSError(errno.EIO, "the process is dead", path)
         self.calls += 1
@@ -342,17 +337,17 @@ class SimulatedDisk:
         self.pause()
 
     def fits(self, inode: Inode, more: int) -> bool:
-        """Whether the device of the file has room for `more` bytes."""
+        """True if the device of the file has room for `more` bytes."""
         room = self._room(inode.path)
         fits = more == 0 or self._used(room) + more <= room.total_bytes
         self.refused += not fits
         return fits
 
     def left_in_room(self, owner: Inode, size: int) -> bytes:
-        """What stands in new room: often just what another file has or had from its start.
+        """The bytes in new room: often those of another file, now or before.
 
-        Bytes of `owner` itself are left out. One of its blocks elsewhere in the file is what a
-        misplaced write leaves, and a start must never take that for a crash.
+        Bytes of `owner` itself are left out. One of its blocks elsewhere in the file would look
+        like a misplaced write, and a start must never take that for a crash.
         """
         choose = self.old_room
         if choose is None or choose.random() < 0.3:
@@ -401,7 +396,7 @@ class SimulatedDisk:
         inode.tables = tables
 
     def forgets(self, path: str, operation: Operation) -> None:
-        """Damage: the device has something else than it was given, and the cache is cold."""
+        """Damage the device by `operation`; the cache is cold afterwards."""
         inode = self.inode_of(path)
         inode.on_device(operation)
         inode.drop()

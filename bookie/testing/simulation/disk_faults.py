@@ -1,4 +1,4 @@
-"""What goes wrong in calls of a simulated disk, and how much its devices hold."""
+"""Faults in calls of a simulated disk, and the sizes of its devices."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ GIB = 1024**3
 
 @dataclass(slots=True)
 class Fault:
-    """Something that goes wrong in calls of `name` on paths that contain `part`.
+    """A fault in calls of `name` on paths that contain `part`.
 
     Kinds:
 
@@ -35,7 +35,7 @@ class Fault:
     struck: int = 0
 
     def strikes(self, name: str, path: str) -> bool:
-        """Whether this call is hit."""
+        """True if it hits this call; counts the call."""
         if self.times <= 0 or name != self.name or self.part not in path:
             return False
         if self.passes:
@@ -48,7 +48,7 @@ class Fault:
 
 @dataclass(slots=True)
 class Room:
-    """A device: the directories whose paths begin with `prefix`, and how much goes into them."""
+    """A device: the directories whose paths begin with `prefix`, and its size."""
 
     prefix: str
     total_bytes: int = GIB

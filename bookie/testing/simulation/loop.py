@@ -42,10 +42,10 @@ PRIORITY_CHANGES = 12
 """Times at which the running lane falls to the lowest priority, within `PRIORITY_SPAN` steps."""
 PRIORITY_SPAN = 2000
 PRIORITY_STEPS_MAX = 64
-"""Steps in a row after which a lane falls, so that one that waits by spinning starves nobody."""
+"""Steps in a row after which a lane falls, so that a spinning lane starves no other."""
 
 STEPS_MAX = 2_000_000
-"""A run that takes more is taken to go round in circles."""
+"""A run with more steps counts as endless."""
 
 
 class Mode(enum.Enum):
@@ -91,12 +91,12 @@ class _Task(asyncio.Task[T]):
 
 def simulated_loop(seed: int = 0, mode: Mode = Mode.FIFO) -> SimulatedLoop:
     """A loop at virtual time 0."""
-    # What it does not have (sockets, signals, processes) raises NotImplementedError.
+    # Sockets, signals and processes raise NotImplementedError.
     return SimulatedLoop(seed, mode)  # type: ignore[abstract]
 
 
 class SimulatedLoop(asyncio.AbstractEventLoop):
-    """See the module; made by `simulated_loop`."""
+    """An event loop in virtual time; made by `simulated_loop`."""
 
     def __init__(self, seed: int, mode: Mode) -> None:
         self._random = random.Random(f"loop/{seed}")
@@ -112,20 +112,19 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self._same_lane_steps = 0
         self._last_lane = -1
         self._entered: list[int] = []
-        """The lanes that are in the middle of a callback, innermost last."""
+        """Lanes within a callback, innermost last."""
         self._running = False
         self._closed = False
         self._tasks: dict[int, asyncio.Task[Any]] = {}
         self.steps = 0
         self.trace = 0
-        """A running checksum of every step and of what was noted with `note`."""
+        """A running checksum of all steps and of all notes (`note`)."""
         self.unhandled: list[dict[str, Any]] = []
-        """What reached the exception handler; `run` raises the first."""
+        """Contexts that reached the exception handler; `run` raises the first."""
 
     # --- for the simulation --------------------------------------------------------------
 
     def note(self, text: str) -> None:
-        """Make `text` part of the trace."""
         self.trace = crc32(text.encode(), self.trace)
 
     def new_lane(self) -> int:
@@ -149,10 +148,10 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         return self.call_at(when, callback, *args, context=context)
 
     def step_other(self) -> bool:
-        """Run one ready callback of a lane that is not in the middle of one, within this one.
+        """Run one ready callback of another lane within the running one.
 
-        What a thread sees of the event loop while it is in a system call. Whether there was one; a
-        task waits for nobody.
+        So a thread sees the event loop during a system call. Returns True if there was one. In a
+        task there is none.
         """
         candidates = [lane for lane in self._ready if lane not in self._entered]
         if not candidates or asyncio.current_task(self) is not None:
@@ -174,10 +173,10 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self._now = max(self._now, until)
 
     def run(self, main: Coroutine[Any, Any, T]) -> T:
-        """Run `main` to its end and return what it returns.
+        """Run `main` to its end and return its result.
 
         Raises:
-            SimulationStuckError: everything waits for something that will never happen.
+            SimulationStuckError: every task waits, and no timer is set.
         """
         previous = events._get_running_loop()
         assert previous is None or not self._running
@@ -187,7 +186,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         try:
             while not task.done():
                 self._turn()
-            # What is ready now would run in any loop before it stops.
+            # Ready callbacks would run in any loop before it stops.
             for _ in range(1000):
                 if not self._ready:
                     break
@@ -305,10 +304,9 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         return handle
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """Cancelled timers are skipped when their time comes."""
+        """Do nothing: a cancelled timer is skipped when its time comes."""
 
     def create_future(self) -> asyncio.Future[Any]:
-        """A future of this loop."""
         self._numbers += 1
         return _Future(self._numbers, self)
 
@@ -341,7 +339,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         return task
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Remember what nobody handled."""
+        """Remember an unhandled error."""
         self.unhandled.append(context)
 
     def default_exception_handler(self, context: dict[str, Any]) -> None:
@@ -354,7 +352,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         return self._closed
 
     def get_debug(self) -> bool:
-        """Never: asyncio's own checks look at the real clock."""
+        """False, because asyncio's own checks look at the real clock."""
         return False
 
     def close(self) -> None:
@@ -364,4 +362,4 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self._timers.clear()
 
     async def shutdown_asyncgens(self) -> None:
-        """Nothing is kept about them."""
+        """Do nothing: the loop keeps no list of them."""

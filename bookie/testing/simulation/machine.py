@@ -65,7 +65,7 @@ def small_steps() -> Iterator[None]:
 
 
 class DiedError(Exception):
-    """The process was killed, or the machine lost its power; nobody inside may handle it."""
+    """The process was killed, or the machine lost its power. No code inside may handle it."""
 
 
 @dataclass(slots=True)
@@ -76,7 +76,7 @@ class SimulatedClock:
     choose: random.Random
     boot: str
     started: float
-    """What the wall clock showed at the loop's time 0, in seconds since `EPOCH_MS`."""
+    """The wall clock at the loop's time 0, in seconds since `EPOCH_MS`."""
 
     def monotonic(self) -> float:
         """Virtual seconds of the loop, which machines may share."""
@@ -91,22 +91,22 @@ class SimulatedClock:
         return self.choose.randbytes(16)
 
     def boot_id(self) -> str:
-        """The same until the power goes."""
+        """An id that changes only with the power."""
         return self.boot
 
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """What one life leaves to the next."""
+    """The state that one life leaves to the next."""
 
     image: Image = field(default_factory=Image)
     boots: int = 1
-    """How often the machine was switched on."""
+    """Number of times that the machine was switched on."""
     seconds: float = 0.0
-    """How long it ran, all lives together."""
+    """Its running time, all lives together."""
     lives: int = 0
     stamped: bool = False
-    """Whether the bookie's cookie, which is elsewhere, says that it is ready."""
+    """True if the bookie's cookie, which is elsewhere, says that it is ready."""
 
     def after_power_cut(self, cut: Cut) -> Left:
         return replace(self, image=power_cut(self.image, cut), boots=self.boots + 1)
@@ -129,7 +129,7 @@ def settings_with(**changes: object) -> StorageSettings:
 
 
 def shared_metrics() -> Metrics:
-    """Metrics that nobody looks at: making them takes longer than a start."""
+    """Unread metrics for all machines: making them takes longer than a start."""
     if not _metrics:
         _metrics.append(Metrics())
     return _metrics[0]
@@ -175,8 +175,6 @@ class SimulatedMachine:
 
     @property
     def environment(self) -> Environment:
-        """The seam."""
-
         def open_kv(
             directory: str, map_bytes: int, tables: tuple[str, ...], trusted: bool
         ) -> KeyValueStore:
@@ -186,7 +184,7 @@ class SimulatedMachine:
 
     @asynccontextmanager
     async def engine(self) -> AsyncIterator[Engine]:
-        """The real engine on this machine, which gets what a new bookie gets before its cookie."""
+        """The real engine on this machine; a new bookie gets its index before its cookie."""
         identity = Identity(BOOKIE_ID, INSTANCE_ID, stamped_before=self.left.stamped)
         with small_steps(), locked_directories(self.disk, self.settings) as directories:
             if not self.stamped:
@@ -213,7 +211,7 @@ class SimulatedMachine:
     def die_after(self, life: Callable[[Engine], Awaitable[T]]) -> T:
         """Open the engine, do `life`, and be killed: nothing after it reaches the disk.
 
-        What raises before that is raised.
+        An earlier error is raised.
         """
         results: list[T] = []
 
@@ -233,7 +231,7 @@ class SimulatedMachine:
         return results[0]
 
     def leaves(self) -> Left:
-        """What the next life would find if this one ended now, with all of its page cache."""
+        """The state for the next life if this one ended now, with all of its page cache."""
         return Left(
             self.disk.freeze(),
             self.left.boots,

@@ -1,4 +1,4 @@
-"""What a simulated device holds: contents, names, and what nobody made durable yet.
+"""A simulated device: its contents, its names, and changes that are not durable yet.
 
 An `Image` is a frozen picture of a whole file system. Of each file it keeps the bytes on the device
 (`durable`) and the operations since the last sync in their order. It also keeps the bytes that the
@@ -16,7 +16,7 @@ thousands are cheap.
 * Of the unsynced operations on names either the first few are there, as a journaling file system
   writes them in order; or any of them. One that needs another only comes with it.
 
-What a *kill* leaves is simpler: the page cache and all names as they were.
+A *kill* is simpler: it leaves the page cache and all names.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ROOT = 0
 GARBAGE_BYTES_MAX = 64 * 1024
 
 FORMER_MAX = 8
-"""How many files that are gone the device remembers, and older states of a file."""
+"""The device remembers so many deleted files, and older states of a file."""
 
 
 class Table:
@@ -52,7 +52,7 @@ class Table:
         return self._order
 
     def changed(self) -> None:
-        """The keys are others now."""
+        """Note that the keys have changed."""
         self._order = None
 
 
@@ -95,7 +95,7 @@ class Content:
     pending: tuple[Operation, ...] = ()
     tables: Tables | None = None
     earlier: tuple[bytes, ...] = ()
-    """What the device had of it before, oldest first: a sector may come back from there."""
+    """Older states on the device, oldest first: a sector may come back from there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class Image:
     """Operations on names since, in order."""
     next_inode: int = 1
     former: tuple[bytes, ...] = ()
-    """What the device still holds of files that are gone."""
+    """Bytes of deleted files that the device still holds."""
 
     @property
     def is_settled(self) -> bool:
@@ -137,7 +137,7 @@ class Image:
 
 
 def apply(data: bytearray, operation: Operation) -> None:
-    """Do `operation` to the bytes of a file."""
+    """Apply `operation` to the bytes of a file."""
     if isinstance(operation, FileWrite):
         end = operation.offset + len(operation.data)
         if len(data) < operation.offset:
@@ -162,7 +162,7 @@ def cached(content: Content) -> bytes:
 
 
 def rename(names: Names, change: NameChange) -> None:
-    """Do `change` to `names`, which share their inner dictionaries with nobody."""
+    """Apply `change` to `names`, which own their inner dictionaries."""
     entries = names.setdefault(change.directory, {})
     if change.former:
         entries.pop(change.former, None)
@@ -184,7 +184,7 @@ def live_names(image: Image) -> Names:
 
 
 def kill(image: Image, choose: random.Random | None = None) -> Image:
-    """What a killed process leaves to the next: everything that it wrote.
+    """The image that a killed process leaves to the next: everything that it wrote.
 
     A commit on its way is kept or not.
     """
@@ -214,7 +214,7 @@ def tear_last_write(image: Image, inode: int, share: float) -> Image:
 
 
 class Cut:
-    """How one power cut decides about each unsynced operation."""
+    """The decisions of one power cut about unsynced operations."""
 
     def __init__(self, choose: random.Random, kept: str = "any") -> None:
         """`kept` is ``nothing``, ``everything``, ``prefix``, ``sectors`` or ``any`` of them."""
@@ -226,7 +226,7 @@ class Cut:
         self.names_in_order = choose.random() < 0.5
 
     def garbage_of(self, others: Sequence[bytes]) -> bytes:
-        """What stood where a file grew: old bytes of `others` from a sector on, or anything."""
+        """Garbage in new room of a file: old bytes of `others` from a sector on, or anything."""
         if others and self.choose.random() < 0.7:
             old = self.choose.choice(others)
             start = self.choose.randrange(len(old) // SECTOR) * SECTOR
@@ -234,7 +234,7 @@ class Cut:
         return self.choose.randbytes(SECTOR)
 
     def operations(self, pending: tuple[Operation, ...]) -> Iterator[Operation]:
-        """What reached the device of `pending`, in order, as operations on the durable bytes."""
+        """The part of `pending` that reached the device, in order."""
         choose = self.choose
         if self.kept == "nothing":
             return
@@ -280,7 +280,7 @@ class Cut:
             at = following
 
     def changes(self, changes: tuple[NameChange, ...]) -> Iterator[NameChange]:
-        """Which operations on names reached the device."""
+        """The operations on names that reached the device."""
         if self.kept == "nothing":
             return
         if self.kept == "everything":
@@ -333,7 +333,7 @@ def _reached(number: int, image: Image, cut: Cut) -> Content:
 
 
 def _of_others(number: int, image: Image) -> list[bytes]:
-    """What the device holds of other files, of those as well that are gone."""
+    """The bytes of other files on the device, deleted ones included."""
     others = [
         content.durable
         for other, content in image.contents.items()
@@ -343,7 +343,7 @@ def _of_others(number: int, image: Image) -> list[bytes]:
 
 
 def power_cut(image: Image, cut: Cut) -> Image:
-    """What the device may hold after the power went in the state `image`."""
+    """A state that the device may have after a power cut in the state `image`."""
     names = {number: dict(entries) for number, entries in image.names.items()}
     for change in cut.changes(image.changes):
         rename(names, change)

@@ -1,4 +1,4 @@
-"""Everything random or timed that the product takes from Python itself, from a seed instead.
+"""Chance and time of the product, which it takes from Python, from a seed instead.
 
 The client draws jitter from `random`, the cluster takes ids from `secrets`, `uuid` and the kernel,
 and clocks come from `time`. Within `seeded_world` all of it depends on the seed and on virtual
@@ -63,11 +63,9 @@ class LoopClock:
         self._choose = choose
 
     def monotonic(self) -> float:
-        """Virtual seconds."""
         return self._loop.time()
 
     def now_ms(self) -> int:
-        """Virtual milliseconds since 1970."""
         return EPOCH_MS + round(self._loop.time() * 1000)
 
     def nonce(self) -> bytes:
@@ -75,7 +73,7 @@ class LoopClock:
         return self._choose.randbytes(16)
 
     def boot_id(self) -> str:
-        """Clients have none."""
+        """Empty: clients have none."""
         return ""
 
 
@@ -85,7 +83,7 @@ def seeded_world(
 ) -> Iterator[LoopClock]:
     """Replace chance, clocks, channels and metadata sessions while the block lasts.
 
-    The garbage collector is off meanwhile: what it ends, it would end at moments of its own.
+    The garbage collector is off meanwhile, because it would end objects at moments of its own.
     """
     choose = random.Random(f"world/{seed}")
     clock = LoopClock(loop, choose)
@@ -122,7 +120,7 @@ def seeded_world(
         (bookie.api.connection, "open_store", open_store),
     ]
     was_enabled = gc.isenabled()
-    # What earlier seeds left must not end in the middle of this one.
+    # Garbage of earlier seeds must not end in the middle of this one.
     gc.collect()
     gc.disable()
     try:

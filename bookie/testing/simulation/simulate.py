@@ -28,19 +28,19 @@ T = TypeVar("T")
 Workload = Callable[[BookKeeper], Awaitable[T]]
 
 STORY_LINES_MAX = 30
-"""How much of the story stands in a failure."""
+"""Lines of the story that a failure shows."""
 
 
 @dataclass(frozen=True, slots=True)
 class SimulationOutcome(Generic[T]):
-    """What came of a workload, and what happened meanwhile."""
+    """The result of a workload, and the story of its run."""
 
     result: T
-    """What the workload returned."""
+    """The value that the workload returned."""
     trace: int
     """A checksum of every step: equal in all processes, as long as the code is the same."""
     virtual_seconds: float
-    """How long it took on the simulated clock."""
+    """The duration on the simulated clock."""
     story: tuple[str, ...]
     """The faults, each with its virtual time."""
 
@@ -56,31 +56,31 @@ def simulate(
     losses_max: int = 1,
     seconds_max: float = 300.0,
 ) -> SimulationOutcome[T]:
-    """Run `workload` with a client of a simulated cluster, in virtual time: to wait takes no time.
+    """Run `workload` with a client of a simulated cluster, in virtual time: waits take no time.
 
     Faults come while the workload runs, for `fault_seconds`. Then everything is healed, and stays
     so. The same arguments give the same run, also in another process, if the workload itself
     depends on nothing else: see docs/testing-your-code.md.
 
-    Call it from the main thread, with nothing else of `bookie` at work in the process: for as long
-    as it runs, clocks, chance and channels of `bookie` are the simulated ones.
+    Call it from the main thread, while the process uses `bookie` for nothing else. During the run
+    the clocks, chance and channels of `bookie` are the simulated ones.
 
     Args:
         seed: chooses the order of all steps, the faults and their moments.
         workload: gets a connected client. `bookie.connect(SIMULATED_URI)` in it makes others.
-        bookies: how many there are.
+        bookies: their number.
         faults: the kinds that may come, of `FAULTS`; none for a cluster that works.
         fault_seconds: for how many virtual seconds.
         fault_pause_seconds: from one fault to the next, on average.
-        losses_max: how many bookies may lose what they stored. Entries survive as long as it is
-            less than the ack quorum of their ledgers.
+        losses_max: so many bookies may lose their data. Entries survive as long as it is less than
+            the ack quorum of their ledgers.
         seconds_max: the workload must end within so many virtual seconds.
 
     Raises:
         BadRequestError: an argument is wrong.
         TimeoutError: the workload did not end in time.
         AssertionError: a bookie failed in a way that it never should.
-        Exception: whatever the workload raised. A note of each error names the seed, and tells the
+        Exception: the error of the workload. A note of each error names the seed, and tells the
             end of the story.
     """
     unknown = [kind for kind in faults if kind not in FAULTS]
@@ -90,7 +90,7 @@ def simulate(
     run = _Simulation(seed, bookies)
     chaos = _Chaos(kinds, fault_seconds, fault_pause_seconds, losses_max)
     try:
-        # What it sets for the simulated processes stays in there.
+        # Its context variables stay in the copy.
         return copy_context().run(run.run, workload, chaos, seconds_max)
     except BaseException as error:
         error.add_note(f"simulate(seed={seed}) shows it again; at its end:")
@@ -135,7 +135,7 @@ class _Simulation:
         )
 
     def run(self, workload: Workload[T], chaos: _Chaos, seconds_max: float) -> SimulationOutcome[T]:
-        """From the start of the bookies to their end."""
+        """Run from the start of the bookies to their end."""
         loop, cluster = self.loop, self.cluster
         PROCESS.set(SimulatedProcess("director"))
         with (
@@ -181,7 +181,7 @@ class _Simulation:
 
 
 async def _go_wrong(faults: ClusterFaults, chaos: _Chaos) -> None:
-    """Faults, and then none for ever."""
+    """Bring about faults, then heal them for good."""
     if not chaos.kinds:
         return
     with suppress(TimeoutError):
@@ -193,7 +193,7 @@ async def _go_wrong(faults: ClusterFaults, chaos: _Chaos) -> None:
 
 @contextmanager
 def _seeded_chance(seed: int) -> Iterator[None]:
-    """Let Python's own random numbers follow from the seed, while the block lasts."""
+    """Seed Python's own random numbers while the block lasts."""
     before = random.getstate()
     random.seed(f"workload/{seed}")
     try:

@@ -1,4 +1,4 @@
-"""What stands in for gRPC: channels and calls as `grpc.aio` has them, on a `SimulatedNetwork`.
+"""Simulated gRPC: channels and calls as `grpc.aio` has them, on a `SimulatedNetwork`.
 
 The real client opens channels here, and the handlers of the real service are called with the bytes
 that it sent. Calls fail as those of gRPC do: UNAVAILABLE for a broken or refused connection,
@@ -36,7 +36,7 @@ def failed(code: grpc.StatusCode, details: str) -> aio.AioRpcError:
 
 @dataclass(frozen=True, slots=True)
 class _CallDetails:
-    """What a generic handler looks at."""
+    """The details that a generic handler looks at."""
 
     method: str
     invocation_metadata: tuple[tuple[str, Any], ...]
@@ -80,7 +80,6 @@ class SimulatedChannel:
         return begin
 
     async def close(self) -> None:
-        """Cancel all calls."""
         self._is_closed = True
         for call in list(self._calls):
             call.cancel()
@@ -110,7 +109,7 @@ class SimulatedChannel:
         _Handshake(self, self.network, self._connect_timeout_seconds).begin()
 
     def connected(self, connection: Connection | None, reason: str = "") -> None:
-        """An attempt to connect is over."""
+        """End an attempt to connect: start the waiting calls, or fail them."""
         self._is_connecting = False
         waiting, self._waiting = self._waiting, []
         self._connection = connection
@@ -204,7 +203,7 @@ class ClientCall:
         return self._is_done
 
     def cancelled(self) -> bool:
-        """Whether this end cancelled it."""
+        """True if this end cancelled it."""
         return isinstance(self._outcome, asyncio.CancelledError)
 
     def cancel(self) -> bool:
@@ -217,7 +216,7 @@ class ClientCall:
         return True
 
     async def initial_metadata(self) -> Any:
-        """What the bookie offers; empty for a call that failed."""
+        """The bookie's offer; empty for a call that failed."""
         while self._initial is None and not self._is_done:
             await self._change()
         if self.cancelled():
@@ -225,7 +224,6 @@ class ClientCall:
         return self._initial or ()
 
     async def write(self, message: bytes) -> None:
-        """Send one message."""
         if self._is_done:
             raise asyncio.InvalidStateError("the call has ended")
         if self._up is None:
@@ -264,7 +262,7 @@ class ClientCall:
     # --- below ---------------------------------------------------------------------------
 
     def start(self, connection: Connection) -> None:
-        """The connection stands: send what there is."""
+        """Send the request and early messages on `connection`."""
         if self._is_done:
             return
         self._connection = connection
@@ -278,7 +276,7 @@ class ClientCall:
         self._early.clear()
 
     def take(self, item: tuple[str, Any]) -> None:
-        """Something arrived from the server."""
+        """Take a message from the server."""
         if self._is_done:
             return
         kind, value = item
@@ -305,12 +303,12 @@ class ClientCall:
         return self.method.endswith("/AddStream") and self._up is not None and self._up.is_busy
 
     def delay(self, seconds: float) -> None:
-        """Let the requests that are under way arrive later."""
+        """Let requests under way arrive later."""
         if self._up is not None:
             self._up.delay(seconds)
 
     def on_broken(self, reason: str) -> None:
-        """The connection broke, as far as this end knows."""
+        """End the call, because this end has seen the connection break."""
         self.fail(grpc.StatusCode.UNAVAILABLE, reason)
 
     def _finish(self, outcome: BaseException | None) -> None:
@@ -352,7 +350,6 @@ class ServerCall:
     # --- as gRPC has it ------------------------------------------------------------------
 
     async def read(self) -> Any:
-        """The next message."""
         while not self._messages:
             if self._is_over:
                 return aio.EOF
@@ -361,35 +358,32 @@ class ServerCall:
         return self._messages.popleft()
 
     async def write(self, message: bytes) -> None:
-        """Send one message."""
         if self._is_over:
             raise aio.UsageError("the call has ended")
         self._down.send(("message", bytes(message)))
         await asyncio.sleep(0)
 
     async def send_initial_metadata(self, metadata: tuple[tuple[str, str], ...]) -> None:
-        """Tell the client what is offered."""
+        """Send the bookie's offer to the client."""
         if self._is_over:
             raise aio.UsageError("the call has ended")
         self._down.send(("initial", tuple(metadata)))
         await asyncio.sleep(0)
 
     def invocation_metadata(self) -> tuple[tuple[str, Any], ...]:
-        """What the client sent with the call."""
         return self._metadata
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
         self._callbacks.append(callback)
 
     async def abort(self, code: grpc.StatusCode, details: str) -> None:
-        """End with an error."""
         self._down.send(("error", (code, details)))
         raise aio.AbortError
 
     # --- below ---------------------------------------------------------------------------
 
     def take(self, item: tuple[str, Any]) -> None:
-        """Something arrived from the client."""
+        """Take a message from the client."""
         if self._is_over or not self._connection.is_server_open:
             return
         kind, value = item
@@ -405,7 +399,7 @@ class ServerCall:
             self.on_broken("the client cancelled")
 
     def on_broken(self, reason: str) -> None:
-        """The connection broke, as far as this end knows, or the client has gone."""
+        """End the call: this end has seen the connection break, or the client cancel."""
         del reason
         self._is_over = True
         if self._task is not None:

@@ -56,10 +56,10 @@ SIMULATED_URI = f"memory://{STORE_NAME}"
 
 SESSION_SECONDS = 3.0
 METADATA_SECONDS, SLOW_METADATA_SECONDS = (0.0002, 0.003), (0.05, 0.8)
-"""How long a request to the metadata store takes, at least and at most."""
+"""The least and the greatest duration of a request to the metadata store."""
 
 SILENCE_SECONDS_MAX = 2.0
-"""How long a client waits for a reply that is lost, until it knows that."""
+"""A client waits at most so long for a lost reply."""
 
 DRAIN_SECONDS = 1.0
 BOOKIE_PORT = 3181
@@ -108,9 +108,9 @@ class SimulatedSession(FaultyMemoryStore):
         self._cluster = cluster
         self._process = process
         self.is_entered = False
-        """Whether the process lives and has begun its session."""
+        """True while the process lives and has a session."""
         self._unsure: dict[str, bytes] = {}
-        """Keys of ledgers whose compare-and-set got no reply, and what it would have written."""
+        """Keys of ledgers whose compare-and-set got no reply, and the value of each."""
 
     async def __aenter__(self) -> Self:
         await super().__aenter__()
@@ -190,12 +190,12 @@ class SimulatedBookie:
         self.session: SimulatedSession | None = None
         self.is_serving = False
         self.wipes = 0
-        """How often its disks were exchanged."""
+        """Number of times that its disks were exchanged."""
         self.incarnations: list[str] = []
         self.node: Bookie | None = None
-        """While it serves: what answers requests."""
+        """The node, while it serves."""
         self.garbage: GarbageCollector | None = None
-        """While it serves."""
+        """The garbage collector, while it serves."""
         self._task: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
         self._died = asyncio.Event()
@@ -210,7 +210,7 @@ class SimulatedBookie:
         return self._task is not None and not self._task.done()
 
     def start(self) -> None:
-        """Begin a life on what the last one left."""
+        """Begin a life on the state of the last one."""
         assert not self.is_running
         self.lives += 1
         cluster = self.cluster
@@ -235,14 +235,13 @@ class SimulatedBookie:
         )
 
     def kill(self, *, power: bool = False) -> None:
-        """End the process now; with `power` what was not synced may be lost."""
+        """End the process now; with `power` unsynced bytes may be lost."""
         if not self.is_running or self.machine is None or self.process is None:
             return
         self._leave_image(power=power)
         self._died.set()
 
     async def stop(self) -> None:
-        """Stop in order."""
         if self._task is None:
             return
         self._stop.set()
@@ -290,7 +289,7 @@ class SimulatedBookie:
             self._leave_image()
 
     async def _serve(self, machine: SimulatedMachine) -> None:
-        """As `bookie.daemon.daemon` does it."""
+        """Serve as `bookie.daemon.daemon` does."""
         cluster, process = self.cluster, self.process
         assert process is not None
         gate, metrics, readiness = _Gate(), metrics_of(self.host), Readiness()
@@ -389,14 +388,14 @@ class SimulatedClient:
         return await self.bookkeeper.__aenter__()
 
     async def read_with_key(self, bookie_id: str, ledger_id: int, key: bytes) -> ReadReply:
-        """Ask a bookie for the first entry of a ledger, as somebody who has another key."""
+        """Ask a bookie for the first entry of a ledger, with another key."""
         assert self.bookkeeper is not None
         channel = self.bookkeeper._connected.pool.connection(bookie_id).channel()
         command = ReadCommand(ledger_id, 0, 0, master_key=key)
         return await channel.read(command, timeout=1.0)
 
     def vanish(self) -> None:
-        """The process is gone: nothing that it sends from now on arrives."""
+        """End the process: none of its later messages arrives."""
         for session in self.sessions:
             if session.is_entered:
                 session.disconnect()
@@ -404,7 +403,7 @@ class SimulatedClient:
         self.cluster.live_processes.pop(self.host, None)
 
     async def aclose(self) -> None:
-        """Close what is left, which nobody notices if it has vanished."""
+        """Close the client; other processes do not notice it if it has vanished."""
         if self.bookkeeper is not None:
             await self.bookkeeper.aclose()
         if self.process.is_alive:
@@ -413,7 +412,7 @@ class SimulatedClient:
 
 
 class SimulatedCluster:
-    """What the processes of one seed share, and what happened in it."""
+    """The processes of one seed, their surroundings and their story."""
 
     def __init__(
         self,
@@ -436,27 +435,27 @@ class SimulatedCluster:
         self.sync_seconds = sync_seconds
         self.clock: Clock | None = None
         self.slow_metadata = 0
-        """How many faults slow the metadata store down now."""
+        """Number of faults that slow the metadata store down now."""
         self.lost_replies = 0.0
         """Share of transactions with the metadata store that get no reply."""
         self.counts: Counter[str] = Counter()
         self.notes: list[str] = []
         self.unexpected: list[BaseException] = []
-        """What ended a bookie and is no error of the product's own."""
+        """Errors that ended a bookie and are not the product's own."""
         self.live_processes: dict[str, SimulatedProcess] = {}
         self.sessions: dict[str, SimulatedSession] = {}
         self.clients: list[SimulatedClient] = []
         self.awaited_fences: list[asyncio.Future[SimulatedBookie]] = []
-        """Done with the bookie that answers a fence next."""
+        """Futures that get the next bookie that answers a fence."""
         self.bookies = [SimulatedBookie(self, number) for number in range(bookies)]
         self._clients_begun = 0
 
     def count(self, name: str) -> None:
-        """Something interesting happened."""
+        """Count an interesting event."""
         self.counts[name] += 1
 
     def fenced(self, host: str) -> None:
-        """A bookie has answered a fence."""
+        """Note that a bookie has answered a fence."""
         waiting, self.awaited_fences = self.awaited_fences, []
         bookie = next(bookie for bookie in self.bookies if bookie.host == host)
         for future in waiting:
@@ -464,7 +463,7 @@ class SimulatedCluster:
                 future.set_result(bookie)
 
     async def deleted_leftovers(self, ledger_ids: set[int]) -> list[str]:
-        """Which bookies still store ledgers of these, or cannot tell; they collect garbage now."""
+        """Copies of these ledgers that bookies still store; wakes their garbage collectors."""
         left = []
         for bookie in self.bookies:
             if bookie.node is None or bookie.garbage is None:
@@ -482,12 +481,12 @@ class SimulatedCluster:
         return left
 
     def note(self, text: str) -> None:
-        """A line of the seed's story, which is part of its trace."""
+        """Add a line to the seed's story, which is part of its trace."""
         self.loop.note(text)
         self.notes.append(f"{self.loop.time():10.4f}  {text}")
 
     def open_store(self, uri: str, **_: Any) -> SimulatedSession:
-        """What stands in for `bookie.metadata.connect.open_store`."""
+        """Stand in for `bookie.metadata.connect.open_store`."""
         process = PROCESS.get()
         assert uri == SIMULATED_URI
         session = SimulatedSession(self, process)
@@ -506,7 +505,6 @@ class SimulatedCluster:
     def run_in_process(
         self, process: SimulatedProcess, work: Coroutine[Any, Any, None], name: str
     ) -> asyncio.Task[None]:
-        """A task of `process`."""
         return self.loop.create_task(work, name=name, context=run_in(process))
 
     async def initialize(self) -> None:
@@ -524,7 +522,7 @@ class SimulatedCluster:
             await asyncio.sleep(0.05)
 
     def forget(self) -> None:
-        """Drop the records of this seed."""
+        """Drop the metadata records of this seed."""
         forget_tree(STORE_NAME)
 
 

@@ -10,9 +10,9 @@ cut (one way)      messages wait and arrive late, after `heal`; a connection tha
                    longer than `KEEPALIVE_SECONDS` breaks at both ends
 reset              both ends notice, one of them later; requests under way still take effect, and
                    their answers are lost
-late requests      the client notices a broken connection, and the server does not: what was under
-                   way arrives late, as from a kernel's buffers, beside a newer connection. Answers
-                   to it are lost
+late requests      the client notices a broken connection, and the server does not: requests under
+                   way arrive late, as from a kernel's buffers, beside a newer connection. Their
+                   answers are lost
 slow link          each message takes longer
 crash of a process its connections break; messages that it sent before may still arrive
 =================  =================================================================================
@@ -32,7 +32,7 @@ from typing import Any
 from bookie.testing.simulation.loop import SimulatedLoop
 
 DELAY_SECONDS = (0.0001, 0.002)
-"""How long a message takes, without a fault."""
+"""Duration of a message without a fault."""
 
 KEEPALIVE_SECONDS = 6.0
 """A connection that is cut off for so long breaks."""
@@ -42,11 +42,11 @@ NOTICE_SECONDS_MAX = 0.3
 
 
 LATE_SECONDS = (0.3, 4.0)
-"""How much later the last requests of an old connection arrive."""
+"""Delay of the last requests of an old connection."""
 
 
 class SimulatedProcess:
-    """One life of a process on a host: what is lost by a crash."""
+    """One life of a process on a host; a crash ends it."""
 
     def __init__(self, host: str, life: int = 0) -> None:
         self.host = host
@@ -85,7 +85,7 @@ class Pipe:
         self._is_closed = False
 
     def send(self, item: Any) -> None:
-        """Have `item` delivered, unless the source is dead or the pipe is closed."""
+        """Deliver `item` later, unless the source is dead or the pipe is closed."""
         if self._is_closed or not self._source.is_alive:
             return
         due = self._network.arrival(self._source.host, self._target.host)
@@ -94,7 +94,7 @@ class Pipe:
         self._arm()
 
     def close(self) -> None:
-        """Drop what is under way."""
+        """Drop the messages under way."""
         self._is_closed = True
         self._queue.clear()
 
@@ -103,7 +103,7 @@ class Pipe:
         return bool(self._queue)
 
     def delay(self, seconds: float) -> None:
-        """Let what is under way arrive later."""
+        """Let messages under way arrive later."""
         self._queue = deque((due + seconds, item) for due, item in self._queue)
         self._last_due += seconds
 
@@ -153,7 +153,7 @@ class Connection:
         return any(call.is_sending_adds for call in self.client_calls)
 
     def has_successor(self, method: str) -> bool:
-        """Whether the client has given it up, and calls `method` on another one to the server."""
+        """True if the client has given it up, and calls `method` on another connection."""
         return not self.is_client_open and any(
             call.method == method
             for other in self.client.connections
@@ -162,7 +162,7 @@ class Connection:
         )
 
     def leave_behind(self, seconds: float) -> None:
-        """The client notices that it is broken; the server goes on with what arrives late."""
+        """Break the client's end; the server's end takes late messages for a while."""
         loop = self.network.loop
         lane = loop.new_lane()
         for call in self.client_calls:
@@ -172,7 +172,7 @@ class Connection:
         loop.call_in_lane_at(lane, later, self._break_server, "keepalive found no peer")
 
     def break_up(self, reason: str) -> None:
-        """Both ends notice that it is broken, in any order, one of them later."""
+        """Break both ends, in any order, one of them later."""
         network = self.network
         first, second = self._break_client, self._break_server
         if network.choose.random() < 0.5:
@@ -209,7 +209,7 @@ class SimulatedPort:
 
 
 class SimulatedNetwork:
-    """See the module."""
+    """The links between hosts, their faults, and the ports."""
 
     def __init__(self, loop: SimulatedLoop, seed: int) -> None:
         self.loop = loop
@@ -218,27 +218,27 @@ class SimulatedNetwork:
         self._cuts: dict[tuple[str, str], int] = {}
         self._held: dict[tuple[str, str], dict[Pipe, None]] = {}
         self._slow: dict[str, list[float]] = {}
-        """By host: what each message to or from it may take besides; the longest counts."""
+        """Extra seconds of messages to or from each host; the longest counts."""
         self.resets = 0
         self.late_adds = 0
         """Messages of adds that arrived on an old connection, beside a newer one."""
         self.unexpected: list[BaseException] = []
-        """What handlers of living processes raised."""
+        """Errors of handlers in living processes."""
 
     def listen(self, address: str, port: SimulatedPort) -> None:
         self._ports[address] = port
 
     def find(self, address: str) -> SimulatedPort | None:
-        """Who listens there now."""
+        """The port that listens there now; None without one."""
         port = self._ports.get(address)
         return port if port is not None and port.process.is_alive else None
 
     def ports(self) -> list[SimulatedPort]:
-        """All addresses on which somebody listened."""
+        """All ports, those of dead processes included."""
         return list(self._ports.values())
 
     def arrival(self, source: str, target: str) -> float:
-        """When a message that is sent now arrives."""
+        """The arrival time of a message that is sent now."""
         low, high = DELAY_SECONDS
         seconds = low + (high - low) * self.choose.random() ** 2
         extra = sum(max(self._slow.get(host) or (0.0,)) for host in (source, target))
@@ -261,7 +261,7 @@ class SimulatedNetwork:
                 self._slow[host].remove(seconds)
 
     def is_cut(self, source: str, target: str) -> bool:
-        """Whether messages from `source` to `target` wait."""
+        """True if messages from `source` to `target` wait."""
         return (source, target) in self._cuts
 
     def cut(self, source: str, target: str) -> None:
@@ -273,7 +273,7 @@ class SimulatedNetwork:
             self.loop.call_in_lane_at(self.loop.new_lane(), later, self._lose, link)
 
     def heal(self, source: str, target: str) -> None:
-        """Take one `cut` back; what waited arrives soon."""
+        """Take one `cut` back; waiting messages arrive soon."""
         link = (source, target)
         left = self._cuts.get(link, 0) - 1
         if left > 0:
@@ -284,14 +284,14 @@ class SimulatedNetwork:
             pipe.resume()
 
     def holds(self, source: str, target: str, pipe: Pipe) -> bool:
-        """Whether `pipe` has to wait; it is resumed when the link is healed."""
+        """True if `pipe` has to wait; it is resumed when the link is healed."""
         if not self.is_cut(source, target):
             return False
         self._held.setdefault((source, target), {})[pipe] = None
         return True
 
     def reset(self, host: str, other: str, connections: list[Connection]) -> int:
-        """Break those of `connections` that join two hosts; returns how many."""
+        """Break those of `connections` that join two hosts; returns their number."""
         found = [item for item in connections if item.hosts == {host, other}]
         for connection in found:
             connection.break_up("the connection was reset")
@@ -299,7 +299,7 @@ class SimulatedNetwork:
         return len(found)
 
     def crash(self, process: SimulatedProcess) -> None:
-        """The process is gone; whoever has a connection to it notices soon."""
+        """End a process; its peers notice soon."""
         process.is_alive = False
         for connection in list(process.connections):
             connection.break_up("the peer is gone")

@@ -3,8 +3,8 @@
 A thread is a lane of the loop. In each call of the disk (`pause`) the seed may let callbacks of
 other lanes run before the call goes on. Real threads look like this to each other. Adds are
 accepted between the write and the sync of a block, or an index transaction stands still while the
-journal goes on. What is interleaved so nests like a stack: a call goes on when the ones that came
-between have ended. Results are handed to the loop in order, sometimes at once and sometimes late.
+journal goes on. Interleaved calls nest like a stack: a call goes on when the ones that came between
+have ended. Results are handed to the loop in order, sometimes at once and sometimes late.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 START_SECONDS_MAX = 0.001
-"""A thread starts to work at most this much after it was given something."""
+"""A thread starts to work at most so long after it was given work."""
 
 
 class SimulatedWorker(Generic[T, R]):
@@ -46,7 +46,6 @@ class SimulatedWorker(Generic[T, R]):
         self._scheduled = self._active = self._ended = self._abandoned = False
 
     def submit(self, item: T) -> None:
-        """Queue it."""
         self._queue.append(item)
         if not self._scheduled and not self._ended:
             self._scheduled = True
@@ -113,7 +112,7 @@ class _Pool:
 
 
 class SimulatedWorkers:
-    """See the module. `interleaving` is how often a call of the disk lets other lanes run."""
+    """Simulated threads. `interleaving` is the share of disk calls that let other lanes run."""
 
     def __init__(self, loop: SimulatedLoop, seed: int, interleaving: float = 0.0) -> None:
         self.loop = loop
@@ -122,14 +121,14 @@ class SimulatedWorkers:
         self._pools: dict[str, _Pool] = {}
 
     def pause(self) -> None:
-        """A thread is in a system call: others may run."""
+        """Let other lanes run, as during a system call of a thread."""
         if self._interleaving and self._random.random() < self._interleaving:
             for _ in range(self._random.randint(1, 4)):
                 if not self.loop.step_other():
                     return
 
     def start(self, lane: int, work: Callable[[], None]) -> None:
-        """Have a thread begin, now or a little later."""
+        """Start a thread, now or a little later."""
         if self._interleaving and self._random.random() < 0.5:
             delay = self._random.random() * START_SECONDS_MAX
             self.loop.call_later(delay, self.loop.call_in_lane, lane, work)
@@ -137,7 +136,7 @@ class SimulatedWorkers:
             self.loop.call_in_lane(lane, work)
 
     def hands_back_at_once(self) -> bool:
-        """Whether the event loop sees a result in the moment in which it is posted."""
+        """True if the event loop is to see a result at the moment of its posting."""
         return not self._interleaving or self._random.random() < 0.5
 
     def batch_worker(
