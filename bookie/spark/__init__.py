@@ -19,7 +19,7 @@ driver's script never runs it. So an import starts nothing, and each process mak
 | `batch_source`, `stream_source` | readers that Spark calls to plan and to read |
 | `sink_options`, `sink_rows` | the options of a write; rows → records |
 | `sink_task`, `task_writers` | one attempt of a task; ledgers that stay open between tasks |
-| `batch_sink`, `stream_sink`, `sink_publishing` | writers that Spark calls; publish and abort |
+| `sinks`, `sink_publishing` | writers that Spark calls; publish and abort |
 | `tables` | tables about the cluster |
 | `jobs`, `session` | jobs, and the sessions of the command line |
 | `executors` | checks before a job starts |

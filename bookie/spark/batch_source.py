@@ -33,10 +33,6 @@ class LogSplit(InputPartition):
     log_id: str
     """Of the log that was planned; a later one of its name has other records."""
 
-    def __init__(self, part: LogSlice, log_id: str) -> None:
-        self.slice = part
-        self.log_id = log_id
-
 
 @dataclass
 class LedgerSplit(InputPartition):
@@ -45,11 +41,6 @@ class LedgerSplit(InputPartition):
     ledger_id: int
     first_entry_id: int
     last_entry_id: int
-
-    def __init__(self, ledger_id: int, first_entry_id: int, last_entry_id: int) -> None:
-        self.ledger_id = ledger_id
-        self.first_entry_id = first_entry_id
-        self.last_entry_id = last_entry_id
 
 
 class LogBatchReader(DataSourceReader):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pyspark.sql.datasource import DataSource, DataSourceReader
 from pyspark.sql.types import StructType
 
-from bookie.spark.batch_sink import BatchSink
 from bookie.spark.batch_source import LedgerBatchReader, LogBatchReader, check_exists
 from bookie.spark.catalog import (
     POSITIONS,
@@ -17,8 +16,8 @@ from bookie.spark.catalog import (
 from bookie.spark.options import SparkOptions
 from bookie.spark.sink_options import SinkSettings, take_sink
 from bookie.spark.sink_task import find_log
+from bookie.spark.sinks import BatchSink, StreamSink
 from bookie.spark.source_options import LedgerSource, LogSource, take_source
-from bookie.spark.stream_sink import StreamSink
 from bookie.spark.stream_source import LogStreamReader
 from bookie.spark.tables.columns import table_schema
 from bookie.spark.tables.reading import TableReader, take_table

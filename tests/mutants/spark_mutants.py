@@ -37,7 +37,7 @@ SPARK_MUTANTS = (
     ),
     Mutant(
         "a write that happens once is forgotten",
-        "bookie/spark/batch_sink.py",
+        "bookie/spark/sinks.py",
         "        if self.settings.application is None:  #",
         "        if True:  #",
         (f"{PUBLISHING}a_write_with_an_application_happens_once",),
@@ -45,7 +45,7 @@ SPARK_MUTANTS = (
     ),
     Mutant(
         "every write has version 0",
-        "bookie/spark/batch_sink.py",
+        "bookie/spark/sinks.py",
         "publish_batch(self.settings, self.settings.version or 0,",
         "publish_batch(self.settings, 0,",
         (f"{PUBLISHING}a_write_with_an_application_happens_once",),

@@ -27,8 +27,8 @@ from pyspark.sql.types import StructType
 
 from bookie.spark.sink_options import SinkSettings
 from bookie.spark.sink_publishing import Messages, WrittenRanges
+from bookie.spark.sinks import BATCH_PROPERTY, StreamSink, task_context
 from bookie.spark.source import BookKeeperSource
-from bookie.spark.stream_sink import BATCH_PROPERTY, StreamSink, task_context
 
 
 class PlantedError(Exception):

@@ -10,12 +10,12 @@ from pyspark.sql import DataFrame, SparkSession
 
 from bookie.spark.jobs.file_rows import rows_of_files
 from bookie.spark.jobs.ingest_plan import HEADER, IngestPlan
-from bookie.spark.jobs.move_claim import claim_moves
 from bookie.spark.jobs.moving import (
     TOO_LARGE,
     Moved,
     MoveTarget,
     bounds_of,
+    claim_moves,
     move_batch,
     note_batch,
     run_moves,

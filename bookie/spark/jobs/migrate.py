@@ -22,7 +22,6 @@ from pyspark.sql import functions as F  # noqa: N812  (the field's name for it)
 
 from bookie.env import SystemClock
 from bookie.errors import BadRequestError, ConfigurationError
-from bookie.spark.jobs.move_claim import claim_moves
 from bookie.spark.jobs.moving import (
     ON_BAD,
     SKIPPED,
@@ -31,6 +30,7 @@ from bookie.spark.jobs.moving import (
     MoveTarget,
     bounds_of,
     check_choice,
+    claim_moves,
     first_of,
     judged,
     move_batch,

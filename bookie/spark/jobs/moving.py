@@ -12,7 +12,7 @@ not. `run_moves` runs the batches of a stream up to now. Each batch does this, i
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
@@ -21,8 +21,12 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the field's name for it)
 
 from bookie.errors import BadRequestError
+from bookie.log.catalog.logs import LogName
 from bookie.log.publish.publisher import PARTITIONS_TOUCHED_MAX, RecordBounds
 from bookie.spark.connecting import SparkConnection
+from bookie.spark.jobs.marks import claim_checkpoint, new_mark, read_progress
+from bookie.spark.jobs.small_files import small_files
+from bookie.spark.sink_task import find_log
 
 TASKS_MAX = 32
 """Tasks that write a batch: each makes a range in each partition, and some 4000 fit into one."""
@@ -178,6 +182,34 @@ def size_verdict(row: Mapping[str, Column], size_bytes_max: Column, *, may_be_la
         size_bytes_max.cast("string"),
     )
     return F.when(size > size_bytes_max, says)
+
+
+def claim_moves(spark: SparkSession, job: str, names: Sequence[str], target: MoveTarget) -> None:
+    """Mark the checkpoint for a job that writes to these logs, or see that it is marked for it.
+
+    A checkpoint belongs to the logs that it has written to: for another log, or one that was made
+    anew, it would leave rows out (`bookie.spark.jobs.marks`). Older versions wrote no mark. Then a
+    log knows the query that has published to it. Missing logs are made, if the target says so.
+
+    Raises:
+        NoSuchLogError, BadRequestError: a log is missing, or no job can write to it.
+        BadRequestError: the checkpoint belongs to another job or log.
+    """
+    client = SparkConnection(target.metadata).client()
+    logs = {
+        str(LogName.parse(name)): find_log(
+            client, name, creates=target.create, partitions=target.partitions
+        ).log_id
+        for name in names
+    }
+    mark = new_mark(job, target.log or "", target.checkpoint, logs)
+    files = small_files(spark)
+    progress = read_progress(files, mark.checkpoint)
+    query = progress.query_id
+    is_proven = query is None or progress.last_commit < 0
+    if query is not None and not is_proven:
+        is_proven = any(client.publisher(log).last_batch(query) >= 0 for log in mark.logs)
+    claim_checkpoint(files, mark, is_proven=is_proven, takes_over=target.takes_over)
 
 
 def bounds_of(target: MoveTarget, logs: list[str]) -> dict[str, RecordBounds]:

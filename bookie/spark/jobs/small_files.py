@@ -65,7 +65,6 @@ class FrameFiles(SmallFiles):
         self._spark = spark
 
     def texts(self, path: str) -> dict[str, str]:
-        """See `SmallFiles`."""
         try:
             frame = self._spark.read.text(path, wholetext=True)
             rows = frame.select(F.col("_metadata.file_name"), F.col("value")).collect()
@@ -76,12 +75,10 @@ class FrameFiles(SmallFiles):
         return {row["file_name"]: row["value"] for row in rows}
 
     def has_any(self, path: str, ending: str) -> bool:
-        """See `SmallFiles`."""
         frame = load_if_there(self._spark, path, "binaryFile", ending)
         return frame is not None and bool(frame.select("path").limit(1).collect())
 
     def write(self, path: str, text: str, *, replaces: bool = False) -> None:
-        """See `SmallFiles`."""
         line = self._spark.range(0, 1, 1, 1).select(F.lit(text).alias("value"))
         try:
             line.write.mode("overwrite" if replaces else "error").text(path)

@@ -9,11 +9,11 @@ import pyarrow as pa
 import pytest
 
 from bookie.errors import NoSuchLogError
-from bookie.spark.batch_sink import BatchSink
 from bookie.spark.connecting import SparkConnection
 from bookie.spark.sink_options import SinkColumns, SinkSettings
 from bookie.spark.sink_publishing import WrittenRanges, abort_batch, publish_batch
 from bookie.spark.sink_task import SinkTask, write_rows
+from bookie.spark.sinks import BatchSink
 from bookie.spark.task_writers import TaskWriters
 from bookie.sync import SyncBookKeeper
 from bookie.testing import sync_cluster

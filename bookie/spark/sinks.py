@@ -1,24 +1,57 @@
-"""The sink of streams: each micro-batch is published once, under the id of the query.
+"""The sinks of plain writes and of streams.
 
-Spark does not tell `write` which batch it writes. The local properties of the task do.
+With `txnAppId` and `txnVersion` a plain write happens once, however often it is repeated. This is
+for `foreachBatch` and for jobs that may run again. A stream publishes each micro-batch once, under
+the id of the query. Spark does not tell `write` which batch it writes; the task's properties do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+from uuid import uuid4
 
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceStreamArrowWriter
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter
 
 from bookie.errors import BadRequestError
 from bookie.spark.sink_options import SinkSettings
-from bookie.spark.sink_publishing import Messages, WrittenRanges, abort_batch, publish_batch
+from bookie.spark.sink_publishing import (
+    Messages,
+    WrittenRanges,
+    abort_batch,
+    forget_application,
+    publish_batch,
+)
 from bookie.spark.sink_task import SinkTask, write_rows
 from bookie.spark.task_writers import task_writers
 
 QUERY_PROPERTY = "sql.streaming.queryId"
 BATCH_PROPERTY = "streaming.sql.batchId"
+
+
+class BatchSink(DataSourceArrowWriter):
+    """Writes one frame. The same object, pickled, serves tasks and commit."""
+
+    def __init__(self, settings: SinkSettings) -> None:
+        self.settings = settings
+        self.application = settings.application or f"write-{uuid4().hex}"
+
+    def write(self, iterator: Iterator[Any]) -> WrittenRanges:
+        """Write the rows of a task, on an executor."""
+        turn = task_context().partitionId() + (self.settings.version or 0)
+        client = self.settings.connection.client()
+        task = SinkTask(self.settings, self.application, task_writers(), client, turn)
+        return WrittenRanges(self.application, write_rows(task, iterator))
+
+    def commit(self, messages: Messages) -> None:
+        """Publish the write, in a process of the driver."""
+        published = publish_batch(self.settings, self.settings.version or 0, messages)
+        if self.settings.application is None:  # no other write has this id
+            forget_application(self.settings, self.application, published)
+
+    def abort(self, messages: Messages) -> None:
+        abort_batch(self.settings, messages)
 
 
 class StreamSink(DataSourceStreamArrowWriter):
