@@ -95,7 +95,7 @@ class BookKeeper(ClusterConnection):
 
         Raises:
             NotEnoughBookiesError: fewer writable bookies than `ensemble_size`, or than
-                `allow_degraded` needs, or `placement.enforce` forbids what there is.
+                `allow_degraded` needs, or `placement.enforce` forbids all choices.
             LedgerExistsError: `ledger_id` is taken, or was.
             StoreWentBackError: the metadata store is older than a bookie: it would use ids again.
             BadRequestError: sizes or digest type are wrong.
@@ -187,7 +187,7 @@ class BookKeeper(ClusterConnection):
     async def explain_ledger(self, ledger_id: int) -> LedgerExplanation:
         """Explain the decision of a recovery of the ledger now. Nothing is fenced or written.
 
-        It asks the bookies of the last ensemble and tells what each of them says.
+        It asks the bookies of the last ensemble, and shows each answer.
 
         Raises:
             NoSuchLedgerError: it does not exist.
@@ -214,7 +214,7 @@ class BookKeeper(ClusterConnection):
             name: ``log``, or ``namespace/log``.
             partitions: how many; None leaves it to the policy. It never changes.
             transactional: the log takes published ranges (`publish`), and has no writer.
-            policy: what this log decides itself; its namespace decides the rest.
+            policy: the settings of this log; its namespace decides the others.
 
         Raises:
             LogExistsError: the name is taken.

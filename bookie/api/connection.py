@@ -1,4 +1,4 @@
-"""The life of a client: what it opens when it connects, and how it ends."""
+"""The life of a client: its parts from connect to close."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class ClusterConnection:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Do what the end of the context does. It has no effect before the client is connected."""
+        """End as the context does. It has no effect before the client is connected."""
         entered, self._entered = self._entered, None
         if entered is None:
             return

@@ -54,7 +54,7 @@ class LogBatchReader(DataSourceReader):
 
         Raises:
             BadRequestError, LogTruncatedError: a place is wrong.
-            BookieError: what a survey raises.
+            BookieError: a log cannot be surveyed.
         """
         source = self.source
         assert source.end is not None, "a batch has an end"
@@ -70,10 +70,10 @@ class LogBatchReader(DataSourceReader):
 
 
 def plan(source: LogSource, surveys: Surveys, start: LogOffsets, end: LogOffsets) -> list[LogSplit]:
-    """Cut what lies between two offsets into tasks; what `start` leaves out begins at 0.
+    """Cut the records between two offsets into tasks; a partition not in `start` begins at 0.
 
     Raises:
-        LogTruncatedError: something of it was truncated, and `failOnDataLoss` is set.
+        LogTruncatedError: some of them were truncated, and `failOnDataLoss` is set.
     """
     spans = {}
     for (log, partition), last in sorted(end.items()):
@@ -98,7 +98,7 @@ def read_split(source: LogSource, partition: InputPartition) -> Iterator[pa.Reco
     Raises:
         LogTruncatedError: they were truncated meanwhile, or their log was deleted, and
             `failOnDataLoss` is set.
-        BookieError: what a read raises; Spark tries the task again.
+        BookieError: a read failed; Spark tries the task again.
     """
     if not isinstance(partition, LogSplit):
         return  # Spark makes one task although there is nothing to read
@@ -144,7 +144,7 @@ def _open_reader(source: LogSource, split: LogSplit) -> SyncLogReader | None:
 
 
 class LedgerBatchReader(DataSourceReader):
-    """Reads ledgers; of an open one, what is confirmed when the frame is planned."""
+    """Reads ledgers; an open one up to its last confirmed entry as of the planning."""
 
     def __init__(self, source: LedgerSource) -> None:
         self.source = source
@@ -154,7 +154,7 @@ class LedgerBatchReader(DataSourceReader):
 
         Raises:
             NoSuchLedgerError: a ledger that is named alone does not exist.
-            BookieError: what opening a ledger raises.
+            BookieError: a ledger cannot be opened.
         """
         source, connection = self.source, self.source.connection
         found = find_ledgers(connection.client(), source.selection, connection.password())
@@ -183,7 +183,7 @@ class LedgerBatchReader(DataSourceReader):
 
 
 def check_exists(source: LogSource | LedgerSource) -> None:
-    """Look for what the options name.
+    """Refuse logs and ledgers that do not exist.
 
     A stream without `failOnDataLoss` may go on without a log that was deleted. So a missing log is
     told later then: by the first action of a batch, or at the start of a new stream.

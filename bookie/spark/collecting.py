@@ -20,7 +20,7 @@ def collected(frame: DataFrame) -> list[Row]:
     """All rows of a frame whose tasks may run again; asked for again if no socket was open.
 
     Raises:
-        Exception: what Spark raises.
+        Exception: an error of Spark.
     """
     for _ in range(TRIES - 1):
         try:

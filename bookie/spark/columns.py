@@ -1,4 +1,4 @@
-"""The columns of what is read, and Arrow batches of them.
+"""The columns of a read, and Arrow batches of them.
 
 Spark does not tell a Python source which columns a query uses. So the options do it: ``columns``
 and ``includeValue``.
@@ -75,7 +75,7 @@ class SourceColumns:
     """The name of the column with the log's name: ``topic`` for jobs that come from Kafka."""
 
     def schema(self) -> StructType:
-        """For Spark."""
+        """The columns in Spark's types."""
         kinds = LOG_COLUMNS | LEDGER_COLUMNS
         renamed = {"log": self.log_name}
         return StructType([StructField(renamed.get(one, one), kinds[one]) for one in self.names])

@@ -1,4 +1,4 @@
-"""How the processes of Spark reach the cluster: by one client for each process."""
+"""The connection of Spark's processes to the cluster: one client for each process."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def check_executors(spark: SparkSession) -> None:
 
 
 def package_problem(where: str, problem: str) -> str:
-    """A sentence about a process that cannot load the package; `problem` is what Python says."""
+    """A sentence about a process that cannot load the package; `problem` is Python's error."""
     if "'bookie'" in problem:
         return (
             f"{where} has no package bookie; pass --py-files with the zip of `bookie spark package`"

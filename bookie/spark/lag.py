@@ -1,4 +1,4 @@
-"""How far a stream has come and is behind its logs, from what Spark reports of the query."""
+"""The progress of a stream and its lag behind the logs, from Spark's report of the query."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bookie.spark.stream_offsets import LogOffsets, from_json
 
 @dataclass(frozen=True, slots=True)
 class StreamLag:
-    """Offsets between what a query has read and the ends of its partitions."""
+    """Offsets between the reads of a query and the ends of its partitions."""
 
     min_offsets_behind_latest: int
     max_offsets_behind_latest: int
@@ -39,7 +39,7 @@ def stream_lag(progress: Any, source: int = 0) -> StreamLag | None:
 
 
 def rows_read(query: Any) -> int:
-    """How many rows a query has read, over the batches that Spark remembers."""
+    """The rows that a query has read, over the batches that Spark remembers."""
     # The item of the same name is empty in Spark Connect; the property is not.
     return sum(int(one.numInputRows) for one in query.recentProgress)
 

@@ -1,4 +1,4 @@
-"""Which ledgers a selection names, and how large they are."""
+"""The ledgers of a selection, and their sizes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def find_ledgers(
 
     Raises:
         NoSuchLedgerError: one that is named alone does not exist.
-        BookieError: what opening a ledger raises.
+        BookieError: a ledger cannot be opened.
     """
     named = _named(selection)
 

@@ -1,4 +1,4 @@
-"""Records that a query was to read and that are gone: an error, or a line in the log of events.
+"""Lost records that a query was to read: an error, or a line in the log of events.
 
 The option ``failOnDataLoss`` decides. The errors say how to go on.
 """
@@ -27,7 +27,7 @@ def lose(source: LogSource, what: str, remedy: str = "go on without it") -> None
 
 
 def lose_deleted(source: LogSource, log: str) -> None:
-    """Report a log that is not there any more.
+    """Report a deleted log.
 
     Raises:
         LogTruncatedError: ``failOnDataLoss`` is set.
@@ -36,7 +36,7 @@ def lose_deleted(source: LogSource, log: str) -> None:
 
 
 def lose_made_anew(source: LogSource, what: str) -> None:
-    """Report a log in whose place is another one; `what` ends with that.
+    """Report a log that was replaced by another one of its name; `what` says so.
 
     Raises:
         LogTruncatedError: ``failOnDataLoss`` is set.
@@ -53,7 +53,7 @@ def lose_made_anew(source: LogSource, what: str) -> None:
 
 @contextmanager
 def telling_of_loss() -> Iterator[None]:
-    """Records that are gone are an error, which says how to go on without them."""
+    """Lost records are an error, which says how to go on without them."""
     try:
         yield
     except LogTruncatedError as error:

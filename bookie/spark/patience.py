@@ -1,4 +1,4 @@
-"""Waiting for what may pass, because one error of a source ends Spark's query."""
+"""Waiting out errors that may pass, because one error of a source ends Spark's query."""
 
 from __future__ import annotations
 

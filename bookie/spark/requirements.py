@@ -1,4 +1,4 @@
-"""Which of Spark's libraries this package needs."""
+"""The libraries of Spark that this package needs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from bookie.errors import ConfigurationError
 
 PYSPARK_LEAST = (4, 3)
-"""The first one that tells streams what they need: limits, and the end of ``availableNow``."""
+"""The first version that gives streams their limits, and the end of ``availableNow``."""
 
 
 def require_spark() -> None:

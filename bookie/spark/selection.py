@@ -73,11 +73,11 @@ class Surveys:
     _bounds: dict[str, Sequence[tuple[int, int]]] = field(default_factory=dict)
 
     def bounds(self) -> Mapping[tuple[str, int], tuple[int, int]]:
-        """By log and partition: the earliest offset, and where it ends; asked for once.
+        """By log and partition: the earliest offset and the end; asked for once.
 
         Raises:
             BadRequestError: a partition that is named does not exist.
-            BookieError: what `SyncLogSurvey.bounds` raises.
+            BookieError: an error of `SyncLogSurvey.bounds`.
         """
         self.check_partitions()
         if self.by_log and not self._bounds:
@@ -95,7 +95,7 @@ class Surveys:
         return {log: one.definition.log_id for log, one in self.by_log.items()}
 
     def require_named(self) -> None:
-        """Ask for all that the options name.
+        """Refuse a log or a partition that the options name and that does not exist.
 
         Raises:
             NoSuchLogError: a log does not exist.

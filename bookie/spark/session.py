@@ -105,7 +105,7 @@ def _open_remote(url: str, conf: Mapping[str, str]) -> SparkSession:
 
 
 def java_problem(reason: str) -> str:
-    """Why Spark did not start, as one sentence; `reason` is what Spark says."""
+    """The reason why Spark did not start, as one sentence; `reason` is Spark's error."""
     needed = f"it needs Java {JAVA_LEAST} or newer, found by JAVA_HOME or the path"
     home = os.environ.get("JAVA_HOME")
     java = os.path.join(home, "bin", "java") if home else "java"

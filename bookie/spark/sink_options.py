@@ -68,7 +68,7 @@ class SinkSettings:
     """The log of all rows; None if the column says it."""
     creates_logs: bool = False
     partitions: int | None = None
-    """How many a log gets that is made; None leaves it to the policy."""
+    """Their number for a log that is made; None leaves it to the policy."""
     application: str | None = None
     """The id whose batches are published once each; None leaves it to the query or the write."""
     version: int | None = None

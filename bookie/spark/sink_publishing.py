@@ -34,7 +34,7 @@ Messages = Iterable[WriterCommitMessage | None]
 
 
 def publish_batch(settings: SinkSettings, batch: int, messages: Messages) -> list[str]:
-    """Publish what all tasks wrote, once; what was published before is dropped.
+    """Publish the ranges of all tasks, once; a repeated batch is dropped.
 
     Returns the logs that were written to.
 
@@ -55,7 +55,7 @@ def publish_batch(settings: SinkSettings, batch: int, messages: Messages) -> lis
 
 
 def forget_application(settings: SinkSettings, application: str, logs: Iterable[str]) -> None:
-    """Delete what the logs keep of an application that publishes nothing more.
+    """Delete the logs' records of an application that publishes nothing more.
 
     A record that stays does no harm, so an error is only logged.
     """

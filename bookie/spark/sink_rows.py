@@ -119,7 +119,7 @@ def by_log(rows: SinkRows) -> Iterator[tuple[str, SinkRows]]:
 
 
 def choose_partitions(rows: SinkRows, partitions: int, turn: int) -> NDArray[np.int64]:
-    """The partition of each row: what its column says, or its key. The others take `turn`.
+    """The partition of each row, by its column or its key. The others take `turn`.
 
     Raises:
         BadRequestError: the column names a partition that the log does not have.

@@ -1,4 +1,4 @@
-"""One attempt of a task of the sink: rows → ranges that nobody sees yet.
+"""One attempt of a task of the sink: rows → ranges that no reader sees yet.
 
 All that an attempt writes is in ranges of its own. An attempt that fails leaves records behind that
 no range names, so a second attempt doubles nothing.
@@ -106,7 +106,7 @@ class SinkTask:
         self._logs: dict[str, LogDefinition] = {}
         self._bounds: dict[str, RecordBounds] = {}
         self._rows = 0
-        """How many rows the batches before this one had."""
+        """Rows of the earlier batches."""
         self._ranges: dict[tuple[str, int], _OpenRange] = {}
         self._under_way: deque[tuple[Future[None], int]] = deque()
         self._under_way_bytes = 0
@@ -140,7 +140,7 @@ class SinkTask:
         return cut
 
     def fail(self) -> None:
-        """Drop what was written. No later range may begin among its last entries."""
+        """Drop the written records. No later range may begin among the last entries."""
         for one in self._ranges.values():
             close_quietly(one.writer)
         self._ranges.clear()
@@ -223,7 +223,7 @@ class SinkTask:
         return f"the row {number} of its task (log {log}, partition {to.key.partition}{with_key})"
 
     def _settle(self) -> None:
-        """Wait for the oldest write; raises what it raised."""
+        """Wait for the oldest write; raises its error."""
         sent, size_bytes = self._under_way.popleft()
         self._under_way_bytes -= size_bytes
         sent.result()

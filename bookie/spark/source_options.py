@@ -20,12 +20,12 @@ READ_SECONDS_MAX = 120.0
 
 
 DELAY_SECONDS = 900.0
-"""How long records wait for others by default; Kafka's source has the same."""
+"""Records wait so long for others by default, as in Kafka's source."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """How large the batches of a stream are; None is no limit."""
+    """The bounds of a stream's batches; None is no limit."""
 
     rows_max: int | None = None
     bytes_max: int | None = None

@@ -1,4 +1,4 @@
-"""Cut what is to be read into tasks: few, large, and of about the same size.
+"""Cut a read into tasks: few, large, and of about the same size.
 
 A task costs Spark some 50 ms, so one should have at least a second of work. Too few leave cores
 idle.
@@ -24,7 +24,7 @@ class LogSlice:
 
 
 def task_bytes(total_bytes: int, bytes_max: int, tasks_min: int | None) -> int:
-    """How many bytes a task gets; at most `bytes_max`.
+    """The bytes of a task; at most `bytes_max`.
 
     With `tasks_min` there are at least so many tasks, however little they read. Without it there
     are as few as possible, all of about the same size.
@@ -32,7 +32,7 @@ def task_bytes(total_bytes: int, bytes_max: int, tasks_min: int | None) -> int:
     tasks = tasks_min or -(-total_bytes // bytes_max)
     share = -(-total_bytes // max(1, tasks))
     if tasks_min is None:
-        share += share // 64  # else what is rounded off would be one more task
+        share += share // 64  # else the remainder would be one more task
     return max(1, min(bytes_max, share))
 
 

@@ -23,12 +23,12 @@ EARLIEST, LATEST = -2, -1
 
 
 ID = "id"
-"""Stands among the partitions of a log in Spark's form, and is none."""
+"""A key among the partitions of a log in Spark's form; no partition."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamOffset:
-    """How far a stream has come, and in which logs."""
+    """The progress of a stream in its logs."""
 
     offsets: LogOffsets
     log_ids: Mapping[str, str] = field(default_factory=dict)
@@ -125,7 +125,7 @@ def _is_anew(log: str, start: StreamOffset, end: StreamOffset) -> bool:
 def limited(
     start: Mapping[tuple[str, int], int], end: Mapping[tuple[str, int], int], rows: int
 ) -> LogOffsets:
-    """Offsets with about `rows` records before them, shared in proportion to what waits.
+    """Offsets with about `rows` records before them, in proportion to the waiting records.
 
     Each partition with records advances by one at least, so a long backlog elsewhere starves none.
     So there are at most `rows` records, or one for each such partition if those are more.
@@ -145,5 +145,5 @@ def limited(
 
 
 def rows_between(start: Mapping[tuple[str, int], int], end: Mapping[tuple[str, int], int]) -> int:
-    """How many records lie between two offsets; a partition that `start` leaves out begins at 0."""
+    """The number of records between two offsets; a partition not in `start` begins at 0."""
     return sum(max(0, last - start.get(key, 0)) for key, last in end.items())

@@ -2,7 +2,7 @@
 
 One process of the driver has one `LogStreamReader` for as long as the query runs.
 
-**The first batch is pinned.** Spark does not keep where a new query starts. If its first batch
+**The first batch is pinned.** Spark does not keep the start of a new query. If its first batch
 failed, the query would start again at another ``latest``, and records between the two would be
 lost. So the first offset that this source reports is the start itself. Spark keeps it with an empty
 batch, and all records come in later ones.
@@ -10,8 +10,8 @@ batch, and all records come in later ones.
 **Which log.** An offset has the id of its log. A log that was deleted and made anew is another one,
 although it has the name. A batch that ends in it begins at its earliest record.
 
-**Waiting.** Spark asks for the latest offset again and again. When there is nothing new, the answer
-waits until the bookies or the metadata store tell of a record, for two seconds at most.
+**Waiting.** Spark asks for the latest offset again and again. Without a new record the answer waits
+until the bookies or the metadata store tell of one, for two seconds at most.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ Kept = dict[str, dict[str, int | str]]
 """Offsets as Spark keeps them."""
 
 POLL_SECONDS = 2.0
-"""How long a stream waits for a record before Spark asks again."""
+"""A stream waits so long for a record before Spark asks again."""
 
 GATHER_SECONDS = 0.2
 """Between two looks while a batch waits for more records."""
@@ -65,7 +65,7 @@ PATTERN_SECONDS = 1.0
 """Between two looks at a pattern that matches nothing yet."""
 
 BEHIND_SECONDS = 60.0
-"""A partition that ends before what was read of it for so long has lost it."""
+"""A partition that ends before its read offset for so long has lost records."""
 
 BEHIND_PAUSE_SECONDS = 1.0
 """Between two looks at such a partition, by a query that would end."""
@@ -90,13 +90,13 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._initial: StreamOffset | None = None
         self._is_pinned = False
         self._behind_since: dict[tuple[str, int], float] = {}
-        """When a partition was first seen to end before what was read of it."""
+        """By partition: the time when it was first seen to end before its read offset."""
         self._target: StreamOffset | None = None
         """The end of a query of ``availableNow``."""
         self._ends: StreamOffset | None = None
         """The ends of the partitions at the last look."""
         self._due_at: float | None = SystemClock.monotonic()
-        """When waiting records become a batch, however few; None while none waits.
+        """The time at which waiting records become a batch, however few; None while none waits.
 
         Records that wait at the start of the query may have waited for long, so they are due at
         once.
@@ -115,7 +115,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return as_json(self._initial)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """End with what is there now."""
+        """End with the records that are there now."""
         self._target = _patiently(lambda: self._look_at_ends(self._survey()))
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -289,10 +289,10 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _lost_ends(
         self, begin: StreamOffset, begins: LogOffsets, ends: LogOffsets
     ) -> set[tuple[str, int]]:
-        """The partitions that have ended for long before what was read of them.
+        """The partitions that have ended before their read offset for long.
 
-        The bookies that know an end may be away. If that lasts, the records are lost. If nobody
-        knows the id of the log that was read, it was another one.
+        The bookies that know an end may be away. If that lasts, the records are lost. Without
+        the id of the log that was read, it counts as another one.
         """
         now, since = SystemClock.monotonic(), self._behind_since
         behind = {key for key, offset in begins.items() if ends.get(key, offset) < offset}

@@ -29,7 +29,7 @@ CLOSE_SECONDS_MAX = 10.0
 
 
 class WriterKey(NamedTuple):
-    """Which writers serve one another's tasks."""
+    """Writers of one key serve one another's tasks."""
 
     metadata_uri: str
     application: str
@@ -42,7 +42,7 @@ class ClosesItsLedger(Protocol):
     """The part of a writer that this module needs."""
 
     def close(self, *, timeout: float | None = None) -> None:
-        """Close its ledger; what was not cut is dropped."""
+        """Close its ledger; records after the last cut are dropped."""
 
 
 @dataclass(slots=True)

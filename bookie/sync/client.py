@@ -89,7 +89,7 @@ class SyncBookKeeper(SyncHandle, Closing):
 
         Raises:
             BadRequestError: the client is connected already, or was closed.
-            BookieError: what entering `bookie.api.connect` raises.
+            BookieError: an error of entering `bookie.api.connect`.
         """
         self._resident.open(timeout)
         return self

@@ -138,7 +138,7 @@ class Pump(Generic[T]):
 
 
 class SyncIterator(Iterator[T], Closing):
-    """A plain iterator over what an async generator yields, read ahead by a bounded amount.
+    """A plain iterator over an async generator, which reads ahead by a bounded amount.
 
     It ends with `close`, at the end of its `with` block, or when it is dropped; each cancels the
     generator in the loop. With a timeout, a wait for the next item that takes longer raises

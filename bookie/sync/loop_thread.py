@@ -25,7 +25,7 @@ from bookie.errors import (
 T = TypeVar("T")
 
 END_SECONDS_MAX = 5.0
-"""How long the end of the process waits for shared clients to close."""
+"""The end of the process waits so long for shared clients to close."""
 
 
 class LoopThread:

@@ -22,7 +22,7 @@ pytest there are the fixtures `bookie_cluster` and `sync_bookie_cluster`.
 | `bookie_lives` | one bookie over all of its lives |
 | `link` | the relay in front of a bookie |
 | `mortal_disk` | files that a killed bookie cannot reach |
-| `faulty_memory` | the metadata store in memory, with what networks do to a session |
+| `faulty_memory` | the metadata store in memory, with faults of its sessions |
 | `simulation` | whole clusters in virtual time |
 | `torture` | real processes that are broken under a log: ``bookie torture`` |
 | `pytest_plugin` | the fixtures |

@@ -26,7 +26,7 @@ class BookieCluster:
     """Bookies 0, 1, … and what can happen to them; made by `cluster`.
 
     Each verb returns when the bookie is in its new state. Clients learn of it as they would of a
-    real one, so tests should wait for what they expect, and not for a time.
+    real one, so tests should wait for a condition, and not for a time.
 
     Raises:
         BadRequestError: (all verbs) there is no such bookie, or it does not run, or runs already.

@@ -1,4 +1,4 @@
-"""The store in memory with what servers and networks do to a session.
+"""The store in memory with faults of servers and networks.
 
 ====================== ===========================================================================
 ``expire_session``     the server ends the session at once

@@ -3,14 +3,14 @@
 | module | what it does |
 |---|---|
 | `audit` | reads and verifies every copy of every entry |
-| `repair` | copies what an audit found missing or corrupt |
-| `export` | what is new in a log as Parquet |
+| `repair` | copies entries that an audit found missing or corrupt |
+| `export` | new records of a log as Parquet |
 | `ingest` | files into a transactional log |
-| `ingest_plan` | which files it reads, and how |
+| `ingest_plan` | the files that it reads, and the options for them |
 | `file_rows` | their rows, each file by its own header or schema |
 | `migrate` | topics of Kafka into transactional logs |
-| `moving` | what both share: batches, the quarantine, counts |
-| `reasons` | why a text does not fit a schema |
+| `moving` | their common part: batches, the quarantine, counts |
+| `reasons` | reasons why a text does not fit a schema |
 | `compact` | joins many small ledgers of a log into few |
 | `stats` | sizes, rates and skew |
 | `pictures` | pages and pictures of reports; pure |

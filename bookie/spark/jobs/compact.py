@@ -39,7 +39,7 @@ class CompactionSummary:
     overtaken: int
     """Runs that were truncated, or joined by another compaction, meanwhile."""
     left: tuple[str, ...]
-    """Why other small ranges stay as they are."""
+    """The reasons why other small ranges stay as they are."""
 
 
 def compact(
@@ -56,7 +56,7 @@ def compact(
         spark: the session.
         metadata: the URI of the metadata store, as the executors reach it.
         log: the log's name.
-        limits: what is joined; None for the defaults.
+        limits: the ranges to join; None for the defaults.
         password_file: a file on every machine that holds the password of the log's ledgers.
 
     Raises:

@@ -1,6 +1,6 @@
 """Export: the records of a log as Parquet, each once, and only what is new.
 
-A checkpoint keeps how far the export has come. Each run reads what was published since, as
+A checkpoint keeps the progress of the export. Each run reads the records since then, as
 batches, and ends. A batch is written below ``data/batch=N``, and a batch that is repeated replaces
 its own directory. So a run that was cut off leaves nothing double and nothing out. This holds for
 one log, one checkpoint and one target: see `bookie.spark.jobs.export_target`.
@@ -83,7 +83,7 @@ def export_log(
     password_file: str | None = None,
     takes_over: bool = False,
 ) -> int:
-    """Export what is new in a log; returns the number of rows that were read.
+    """Export the new records of a log; returns the number of rows that were read.
 
     The target and the checkpoint belong to each other and to the log, from the first run on.
 
@@ -91,7 +91,7 @@ def export_log(
         spark: the session.
         metadata: the URI of the metadata store, as the executors reach it.
         log: the log's name.
-        plan: what is written where.
+        plan: the columns, format and target.
         checkpoint: a directory that belongs to this export alone.
         password_file: a file on every machine that holds the password of the log's ledgers.
         takes_over: let a target without a mark belong to a checkpoint that was used before.
@@ -122,7 +122,7 @@ def export_log(
 
 
 def quarantined_rows(spark: SparkSession, target: str) -> int:
-    """How many rows the exports into a directory have set aside so far."""
+    """The rows that the exports into a directory have set aside so far."""
     try:
         return spark.read.parquet(quarantine_of(target)).count()
     except AnalysisException:
@@ -160,7 +160,7 @@ def write_batch(frame: DataFrame, batch: int, plan: ExportPlan) -> None:
     good = parsed.where(~bad).select("_parsed.*", *origin).drop(CORRUPT)
     _write(good, f"{plan.target}/data/batch={batch}", plan.partition_by)
     aside = _with_reasons(parsed.where(bad), plan).drop("_parsed", "_texts")
-    # An empty quarantine replaces what a repeated batch has left.
+    # An empty quarantine replaces the rows that a repeated batch has left.
     _write(aside, f"{quarantine_of(plan.target)}/batch={batch}", ())
     parsed.unpersist()
 

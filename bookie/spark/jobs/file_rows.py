@@ -82,7 +82,7 @@ class _Source:
         verdicts: Mapping[str, Column],
         key: Column | None = None,
     ) -> DataFrame:
-        """Rows as `moving.judged` returns them; `raw` is what is set aside."""
+        """Rows as `moving.judged` returns them; `raw` is set aside for a bad row."""
         row = {"value": value.cast("binary")}
         if key is not None:
             row["key"] = key.cast("string").cast("binary")
@@ -141,7 +141,7 @@ def _partition_columns(
 
 
 def header_problem(names: Sequence[str], partitions: Sequence[str], plan: IngestPlan) -> str | None:
-    """Why a file with these columns may not go; None if it may."""
+    """The reason why a file with these columns may not go; None if it may."""
     folded = [name.lower() for name in (*names, *partitions)]
     for name in names:
         if not name:
@@ -379,7 +379,7 @@ def _elements(frame: DataFrame) -> DataFrame:
 
 
 def _with_partitions(partitions: Sequence[str], keys: Column) -> Column:
-    """The object with what its path says before its own fields, whose text stays as it is."""
+    """The object with the columns of its path before its own fields, whose text stays."""
     added = _object({name: quoted(name) for name in partitions})
     comma = F.when(F.size(keys) > 0, F.lit(",")).otherwise(F.lit(""))
     rest = F.substr(F.ltrim("value"), F.lit(2))

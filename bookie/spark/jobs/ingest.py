@@ -26,7 +26,7 @@ FOUND = "path STRING, modificationTime TIMESTAMP, length BIGINT, content BINARY"
 
 
 def ingest_files(spark: SparkSession, plan: IngestPlan, target: MoveTarget) -> Moved:
-    """Write what is new in a directory of files to a log.
+    """Write the new files of a directory to a log.
 
     Lines of text, whole binary files and lines of JSON become values as they are. A row of CSV or
     Parquet becomes a JSON object.

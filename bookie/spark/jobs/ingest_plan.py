@@ -1,4 +1,4 @@
-"""Which files an ingest reads, and how."""
+"""The files that an ingest reads, and the options for them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _READING: dict[str, list[str]] = {
 
 @dataclass(frozen=True, slots=True)
 class IngestPlan:
-    """Which files are read, and how."""
+    """The files of an ingest, and the options for them."""
 
     files: str
     """A directory or pattern of any file system that Spark knows."""
@@ -69,7 +69,7 @@ class IngestPlan:
     schema: StructType | None = None
     """The columns that files must have, by their names; None takes those of each file."""
     header_check: str = "fail"
-    """Of `HEADER_CHECKS`: what is done with files that have other columns."""
+    """Of `HEADER_CHECKS`: the choice for files that have other columns."""
     options: Mapping[str, str] = field(default_factory=dict)
     """Spark's, for this format."""
     max_bytes: int | None = None

@@ -1,7 +1,7 @@
 """The owner of a directory: a small file in a job's target, and in its checkpoint.
 
 Spark binds neither to anything. A job with the directory of another one would replace its batches.
-A job with the checkpoint of another one would leave out what that one has done. So a job marks its
+A job with the checkpoint of another one would leave out the rows of that one. So a job marks its
 directories before it writes a row, and refuses those of others.
 
 A mark is one line of JSON below ``_bookie``. Readers of data ignore such names.

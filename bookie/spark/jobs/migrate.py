@@ -66,9 +66,9 @@ class MigratePlan:
     keeps_partitions: bool = False
     """A record keeps the number of its partition, which the log must have."""
     tombstones: str = "fail"
-    """Of `TOMBSTONES`: what is done with records whose value is null."""
+    """Of `TOMBSTONES`: the choice for records whose value is null."""
     times_ahead: str = "fail"
-    """Of `ON_BAD`: what is done with records whose time is further ahead than the log allows."""
+    """Of `ON_BAD`: the choice for records whose time is further ahead than the log allows."""
     options: Mapping[str, str] = field(default_factory=dict)
     """Of Spark's source for Kafka, such as ``kafka.security.protocol``."""
 
@@ -86,7 +86,7 @@ class MigratePlan:
 
 
 def migrate_from_kafka(spark: SparkSession, plan: MigratePlan, target: MoveTarget) -> Moved:
-    """Write what is new in topics of Kafka to logs. Offsets begin at 0 in the log.
+    """Write the new records of Kafka's topics to logs. Offsets begin at 0 in the log.
 
     `spark` is a session with Kafka's package. With `target.log` of None, each topic has a log of
     its name.

@@ -37,7 +37,7 @@ HEADERS_BYTES, HEADER_BYTES = 4, 6
 """Bytes of a record besides its key, headers and value (`bookie.log.record.log_record`)."""
 
 OURS = "__bookie_"
-"""How columns begin that stand beside those of files for a while."""
+"""Prefix of columns that stand beside those of files for a while."""
 
 SKIPPED = "skipped"
 """The kind of rows that are counted, and neither published nor set aside."""
@@ -61,11 +61,11 @@ class MoveTarget:
     create: bool = False
     """Make logs that do not exist."""
     partitions: int | None = None
-    """How many they get; None leaves it to the policy."""
+    """Their number for a log that is made; None leaves it to the policy."""
     quarantine: str | None = None
     """A directory for bad rows; None for one below the checkpoint."""
     too_large: str = "fail"
-    """Of `ON_BAD`: what is done with rows that no record can hold."""
+    """Of `ON_BAD`: the choice for rows that no record can hold."""
     takes_over: bool = False
     """Go on with a checkpoint that was used for another log, or a former one."""
 
@@ -130,7 +130,7 @@ def judged(
     place: Column,
     verdicts: Mapping[str, Column],
 ) -> DataFrame:
-    """Rows with what becomes of them.
+    """Rows with a verdict on each.
 
     Args:
         frame: the rows.
@@ -249,13 +249,13 @@ def _notes(target: MoveTarget) -> str:
 
 
 def move_batch(rows: DataFrame, batch: int, target: MoveTarget, fatal: Mapping[str, str]) -> None:
-    """Publish and set aside what `judged` has said of a batch.
+    """Publish or set aside the rows of a batch, as `judged` has decided.
 
     Args:
-        rows: what `judged` returned.
+        rows: the result of `judged`.
         batch: its number.
         target: where rows go.
-        fatal: by kind, what a user can do about rows of it; a row of such a kind fails the run.
+        fatal: kinds that fail the run, each with the advice to a user.
 
     Raises:
         BadRequestError: there is a row of a fatal kind; nothing was written.
@@ -288,7 +288,7 @@ def note_batch(
     quarantined: int = 0,
     skipped: int = 0,
 ) -> None:
-    """Keep what became of a batch, for the process that started the query."""
+    """Keep the counts of a batch, for the process that started the query."""
     counts = {"rows": rows, "quarantined": quarantined, "skipped": skipped}
     note = spark.range(1).select(*(F.lit(count).alias(name) for name, count in counts.items()))
     note.coalesce(1).write.mode("overwrite").json(f"{_notes(target)}/batch={batch}")
@@ -306,7 +306,7 @@ def _set_aside(rows: DataFrame, count: int, path: str) -> None:
 
 
 def publish(rows: DataFrame, batch: int, target: MoveTarget) -> None:
-    """Publish rows under the id of the query; what was published before is dropped."""
+    """Publish rows under the id of the query; a repeated batch is dropped."""
     options = {
         "metadata": target.metadata,
         "txnAppId": query_id(rows.sparkSession, target.checkpoint),

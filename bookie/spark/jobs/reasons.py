@@ -1,4 +1,4 @@
-"""Why a text does not fit a schema, as one sentence for its row in the quarantine."""
+"""Reasons why a text does not fit a schema, each one sentence for a row in the quarantine."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def csv_texts(text: Column, fields: Sequence[StructField], options: Mapping[str,
 def csv_misfit(
     text: Column, texts: Column, fields: Sequence[StructField], value: Callable[[str], Column]
 ) -> Column:
-    """Why a text of CSV does not fit; null if the text is null.
+    """The reason why a text of CSV does not fit; null if the text is null.
 
     Args:
         text: the text of a row that did not fit, else null.
-        texts: what `csv_texts` found in it.
+        texts: the result of `csv_texts` for it.
         fields: the columns that it should have.
         value: the value that Spark has found for a column; null if it found none.
     """
@@ -76,7 +76,10 @@ def is_one_value(text: Column) -> Column:
 
 
 def json_misfit(text: Column, found: Column, texts: Column, schema: StructType) -> Column:
-    """Why a text of JSON does not fit; null if it does. `json_parts` has found the others."""
+    """The reason why a text of JSON does not fit; null if it fits.
+
+    `json_parts` has found the other arguments.
+    """
     return F.when(
         found.isNull() | found.getField(CORRUPT).isNotNull(),
         F.coalesce(
@@ -92,7 +95,7 @@ def json_misfit(text: Column, found: Column, texts: Column, schema: StructType) 
 
 
 def decimal_misfit(text: Column, name: str, kind: DecimalType) -> Column:
-    """Why a text is no decimal of this type without a loss; null if it is, or is null."""
+    """The reason why a text loses digits as this decimal; null if it does not, or is null."""
     fraction = F.regexp_extract(text, r"\.([0-9]*?)0*\s*$", 1)
     says = F.lit(f"{name} has more digits than {kind.simpleString()}: ")
     shown = F.substr(text, F.lit(1), F.lit(_SHOWN))

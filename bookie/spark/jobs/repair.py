@@ -1,9 +1,8 @@
-"""Repair: give bookies back what an audit found missing, misplaced or corrupt.
+"""Repair: give bookies the entries that an audit found missing, misplaced or corrupt.
 
-Each task repairs some ledgers, one after the other, under the lock that repair workers share. What
-was mended meanwhile is left alone. So a run that was cut off is simply repeated, and two runs at
-once do no harm. Bookies that are gone for good are not replaced: that changes ensembles, and is no
-copy.
+Each task repairs some ledgers, one after the other, under the lock that repair workers share.
+Copies that were mended meanwhile are left alone. So simply repeat a run that was cut off; two runs
+at once do no harm. Lost bookies are not replaced, because that would change ensembles.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class RepairSummary:
     entries: int
     packet_bytes: int
     left: Mapping[str, int] = field(default_factory=dict)
-    """How often the report has each verdict that no copy mends, such as ``unreachable``."""
+    """The number of each verdict that no copy mends, such as ``unreachable``."""
 
     @property
     def is_whole(self) -> bool:
@@ -66,7 +65,7 @@ class RepairSummary:
 
 
 def repair(spark: SparkSession, metadata: str, report: str) -> RepairSummary:
-    """Repair what the report of an audit names; the outcomes replace those of a former run.
+    """Repair the damage in the report of an audit; the outcomes replace those of a former run.
 
     Raises:
         BadRequestError: an operator has disabled repairs, or the report is of another cluster.

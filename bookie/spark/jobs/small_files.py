@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the field's name for it)
 
 _NOT_THERE = ("PATH_NOT_FOUND", "UNABLE_TO_INFER_SCHEMA")
-"""How Spark calls it when a directory is missing or empty."""
+"""Spark's names of the error that a directory is missing or empty."""
 
 
 class SmallFiles(ABC):

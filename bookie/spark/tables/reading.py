@@ -32,7 +32,7 @@ ITEMS_AT_ONCE = 512
 
 @dataclass(frozen=True, slots=True)
 class TableOptions:
-    """Which table is read, and how."""
+    """The table of a read, and its options."""
 
     connection: SparkConnection
     table: str

@@ -1,4 +1,4 @@
-"""Rows of the tables, from what the metadata store has. Pure; a row is a tuple in column order.
+"""Rows of the tables, from records of the metadata store. Pure; a row is a tuple by column.
 
 Moments are microseconds since 1970, as Arrow takes them.
 """
@@ -86,7 +86,7 @@ def replica_rows(metadata: LedgerMetadata, states: Mapping[str, str]) -> Iterato
 
 
 def stripe_count(stripe: Stripe, first: int, last: int) -> int:
-    """How many ids of a stripe lie between `first` and `last`, both inclusive."""
+    """The number of ids of a stripe from `first` to `last`, both included."""
     if last < first:
         return 0
     if stripe.modulus == 0:

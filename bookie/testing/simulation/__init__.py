@@ -8,7 +8,7 @@ workloads and checkers of their own.
 |---|---|
 | `simulate` | one function of a user, run on a cluster with faults |
 | `loop`, `workers` | an event loop in virtual time, in an order of the seed; threads |
-| `platter`, `disk`, `disk_faults`, `store` | what a device holds and loses; files; the index |
+| `platter`, `disk`, `disk_faults`, `store` | a device and its losses; files; the index |
 | `machine` | one life of a process: clock, nonces, boot id |
 | `simulated_network`, `simulated_calls` | connections, cuts and resets; calls as gRPC has them |
 | `simulated_cluster` | bookies as the daemon starts them, clients, sessions that lose replies |

@@ -514,7 +514,7 @@ class SimulatedDisk:
         return file
 
     def usage(self, directory: str) -> DiskUsage:
-        """How full the device is."""
+        """The used and free bytes of the device."""
         self.look("usage", directory)
         room = self._room(directory)
         free = max(0, room.total_bytes - self._used(room))
@@ -572,6 +572,6 @@ class SimulatedDisk:
 
 
 def store_bytes(tables: Tables) -> int:
-    """About what a state of a key-value store takes on the device."""
+    """The approximate bytes of a key-value store's state on the device."""
     pairs = [pair for table in tables.values() for pair in table.rows.items()]
     return 32 * 1024 + 2 * sum(len(key) + len(value) for key, value in pairs)

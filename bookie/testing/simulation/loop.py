@@ -1,4 +1,4 @@
-"""An event loop in virtual time that runs what is ready in an order that a seed chooses.
+"""An event loop in virtual time that runs ready callbacks in an order of the seed.
 
 It works without selector, threads and signals. When nothing is ready the clock jumps to the next
 timer. Without a timer the simulation is stuck and says where. Callbacks belong to *lanes*: one for
@@ -8,7 +8,7 @@ may expect; between lanes it is the seed's, in one of three modes:
 ========  ====================================================================================
 mode      which lane runs next
 ========  ====================================================================================
-FIFO      the one that waits longest: what asyncio itself does
+FIFO      the one that waits longest, as in asyncio
 UNIFORM   any, each with the same probability
 PRIORITY  the one with the highest random priority; at a few random steps the running one falls
           to the lowest. Finds races that need few, but particular, changes of turn.
@@ -49,7 +49,7 @@ STEPS_MAX = 2_000_000
 
 
 class Mode(enum.Enum):
-    """How the next lane is chosen."""
+    """The choice of the next lane."""
 
     FIFO = "fifo"
     UNIFORM = "uniform"

@@ -1,7 +1,7 @@
 """A simulated machine: loop, clock, disk, key-value store and workers of one life of a process.
 
 A life begins on an image and ends in order, or by a kill, or by a power cut; the next life is
-another `SimulatedMachine` on what the last one left. The engine inside is the real one.
+another `SimulatedMachine` on the state of the last one. The engine inside is the real one.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ def simulate(
 
 @dataclass(frozen=True, slots=True)
 class _Chaos:
-    """Which faults come, and for how long."""
+    """The faults of a run, and their time."""
 
     kinds: tuple[str, ...]
     seconds: float

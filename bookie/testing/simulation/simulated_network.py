@@ -17,7 +17,7 @@ slow link          each message takes longer
 crash of a process its connections break; messages that it sent before may still arrive
 =================  =================================================================================
 
-A `SimulatedProcess` is what sends and receives. `PROCESS` says which one runs the current task.
+A `SimulatedProcess` sends and receives. `PROCESS` is the one that runs the current task.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A key-value store on a simulated disk, with what LMDB promises and how LMDB fails.
+"""A key-value store on a simulated disk, with the promises and the failures of LMDB.
 
 Its contents are a value that hangs on the file ``data.mdb``: readers keep the one they began with,
 a commit replaces it. A commit is durable when it returns; a crash before leaves the old one or the

@@ -52,7 +52,7 @@ class SimulatedWorker(Generic[T, R]):
             self._threads.start(self._lane, self._work)
 
     def close(self) -> None:
-        """Handle what is queued, then end."""
+        """Handle the queue, then end."""
         assert not self._active, "closed in the middle of a block"
         self._work()
         self._ended = True
