@@ -88,7 +88,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="session")
 def connect_address(spark: SparkSession) -> str:
-    """Where Spark Connect listens, with its token. Its clients are processes of their own."""
+    """The address of Spark Connect, with its token. Its clients are processes of their own."""
     port = spark.sparkContext.getConf().get("spark.connect.grpc.binding.port")
     # Clients send a token without TLS to this name alone.
     return f"sc://localhost:{port}/;token={CONNECT_TOKEN}"

@@ -93,7 +93,7 @@ def plant(faults: Path, point: str, action: str = "raise") -> None:
 
 
 def meet(faults: Path, point: str) -> None:
-    """What is planted at a point happens now."""
+    """Bring about the fault that is planted at a point."""
     try:
         action, *pids = (faults / point).read_text().split()
         (faults / point).unlink()

@@ -19,7 +19,7 @@ Notebook = dict[str, Any]
 """As the file has it, in version 4 of the format."""
 
 MIME_TYPES = {"_repr_svg_": "image/svg+xml", "_repr_html_": "text/html"}
-"""What an object shows of itself, by the method that Jupyter asks."""
+"""The text that an object shows of itself, by the method that Jupyter asks."""
 
 
 def read(path: Path) -> Notebook:

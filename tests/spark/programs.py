@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def run_program(*words: str, **variables: str) -> str:
-    """What a Python program prints to its end; fails with its errors if it fails."""
+    """The output of a Python program to its end; raises its errors if it fails."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAVA_HOME": "/nowhere", **variables}
     done = subprocess.run(
         [sys.executable, *words],

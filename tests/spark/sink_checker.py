@@ -1,4 +1,4 @@
-"""What the rows of a sink must be: each once, in the order of the input in each partition.
+"""The rules for the rows of a sink: each once, in the order of the input in each partition.
 
 Rows are written as ``query/file/row``. Files of a query are its batches, in the order of their
 numbers; numbers have no fixed width.
@@ -20,7 +20,7 @@ def row_text(query: str, file: int, row: int) -> str:
 
 
 def sink_problems(expected: Iterable[str], found: Mapping[Place, Sequence[str]]) -> list[str]:
-    """What is wrong with the rows that were read from each partition; empty if nothing is."""
+    """The faults of the rows that were read from each partition; empty if there are none."""
     wanted = Counter(expected)
     read = Counter(row for rows in found.values() for row in rows)
     problems = [f"{row} is lost" for row in sorted(wanted - read)]

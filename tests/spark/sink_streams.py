@@ -27,7 +27,7 @@ SMALL_SPLITS = {
 
 @contextmanager
 def file_streams(spark: SparkSession) -> Iterator[None]:
-    """What streams of files need of the session."""
+    """The session's settings for streams of files."""
     for name, value in SMALL_SPLITS.items():
         spark.conf.set(name, value)
     spark.dataSource.register(FaultySource)
@@ -50,12 +50,12 @@ class FileStream:
 
     @property
     def faults(self) -> Path:
-        """Where faults are planted."""
+        """The directory in which faults are planted."""
         return self.directory / "faults"
 
     @property
     def checkpoint(self) -> Path:
-        """Where Spark keeps what it has done."""
+        """The directory of Spark's checkpoint."""
         return self.directory / "checkpoint"
 
     @property

@@ -1,4 +1,4 @@
-"""What is wrong with a machine or with options is told before any task of the query runs."""
+"""Faults of a machine or of options are errors before any task of the query runs."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ import bookie.spark.source
 
 
 def _python(code: str, status: int = 0) -> str:
-    """What a program prints, errors included."""
+    """The output of a program, errors included."""
     done = subprocess.run(
         [sys.executable, "-c", code],
         stdout=subprocess.PIPE,

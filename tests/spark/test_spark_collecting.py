@@ -21,7 +21,7 @@ class ClosedSocket:
         self.left = failures
 
     def __call__(self, conn_info: str | int | None, auth_secret: str | None) -> tuple[object, ...]:
-        """What PySpark calls."""
+        """The method that PySpark calls."""
         if self.left:
             self.left -= 1
             return _open("/nowhere/socket", None)

@@ -36,7 +36,7 @@ class Landing:
         path.write_text("".join(f"{one}\n" for one in lines) if text is None else text)
 
     def ingest(self, file_format: str, too_large: str = "fail", **plan: Any) -> Moved:
-        """What is new."""
+        """Ingest the new files."""
         home = str(self._home / "checkpoint")
         target = MoveTarget(self._uri, self._log, home, too_large=too_large)
         return ingest_files(self._spark, IngestPlan(str(self.files), file_format, **plan), target)

@@ -33,7 +33,7 @@ SOMETIMES = (
     "two logs in one batch",
     "orphans before the sweep",
 )
-"""What has to happen in some of the stories."""
+"""Events that have to happen in some of the stories."""
 
 POINTS = ("write", "written", "commit", "published")
 ACTIONS = ("raise", "kill")

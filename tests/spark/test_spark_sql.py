@@ -31,7 +31,7 @@ def make(spark: SparkSession, name: str, uri: str, **options: str) -> None:
 
 
 def rows(spark: SparkSession, query: str) -> list[tuple[Any, ...]]:
-    """What a query finds."""
+    """The rows of a query."""
     return [tuple(row) for row in spark.sql(query).collect()]
 
 

@@ -49,7 +49,7 @@ def started(uri: str, **options: Any) -> tuple[LogStreamReader, Offsets]:
 
 
 def values(reader: LogStreamReader, start: Offsets, end: Offsets) -> list[int]:
-    """What a batch has, read by copies as tasks have them."""
+    """The records of a batch, read by copies as tasks have them."""
     found: list[int] = []
     for partition in reader.partitions(start, end):
         task = pickle.loads(pickle.dumps(reader))
@@ -162,7 +162,7 @@ def test_a_long_backlog_starves_no_short_partition(
 def test_a_batch_waits_until_it_is_large_enough_or_old_enough(
     uri: str, bk: SyncBookKeeper, log: str
 ) -> None:
-    """What the query finds at its start is read at once; a restart delays nothing further."""
+    """Records from before the start are read at once; a restart delays none further."""
     with bk.open_log(log) as writer:
         writer.append(b"0")
         least: dict[str, Any] = {"log": log, "minEntriesPerTrigger": 3}

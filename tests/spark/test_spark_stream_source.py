@@ -42,7 +42,7 @@ def run(spark: SparkSession, uri: str, path: Path, name: str, **options: Any) ->
 
 
 def values(spark: SparkSession, path: Path, name: str) -> list[str]:
-    """What was written, sorted by its place."""
+    """The written records, sorted by place."""
     frame = spark.read.parquet(str(path / f"{name}-out")).orderBy("log", "partition", "offset")
     return [row.value for row in frame.collect()]
 

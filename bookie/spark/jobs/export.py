@@ -5,15 +5,15 @@ batches, and ends. A batch is written below ``data/batch=N``, and a batch that i
 its own directory. So a run that was cut off leaves nothing double and nothing out. This holds for
 one log, one checkpoint and one target: see `bookie.spark.jobs.export_target`.
 
-Values become columns in one of three ways. Rows whose value does not fit go to ``quarantine``, with
-all columns of the log, their bytes as they were, and the reason in the column ``reason``.
+Values become columns in one of three ways. Rows whose value does not fit go to
+``quarantine``, with all columns of the log and the original bytes. The column ``reason`` says why.
 
 ====== ====================================================================================
 format columns
 ====== ====================================================================================
 bytes  those of the source; the value stays bytes
 json   those of the schema, and log, partition, offset, timestamp as ``_log``, ``_partition``, …
-csv    likewise
+csv    as for json
 ====== ====================================================================================
 """
 

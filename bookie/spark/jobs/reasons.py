@@ -95,7 +95,7 @@ def json_misfit(text: Column, found: Column, texts: Column, schema: StructType) 
 
 
 def decimal_misfit(text: Column, name: str, kind: DecimalType) -> Column:
-    """The reason why a text loses digits as this decimal; null if it does not, or is null."""
+    """The reason why a text is no exact decimal of this type; null if it is one, or is null."""
     fraction = F.regexp_extract(text, r"\.([0-9]*?)0*\s*$", 1)
     says = F.lit(f"{name} has more digits than {kind.simpleString()}: ")
     shown = F.substr(text, F.lit(1), F.lit(_SHOWN))

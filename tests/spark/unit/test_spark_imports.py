@@ -1,4 +1,4 @@
-"""What Spark imports in each of its processes before any of them has work."""
+"""The imports of each Spark process before it has work."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from bookie.spark.lag import StreamLag, stream_lag
 
 
 def progress(end: Any, latest: Any) -> dict[str, Any]:
-    """What Spark reports."""
+    """A report of Spark."""
     return {"sources": [{"endOffset": end, "latestOffset": latest}]}
 
 

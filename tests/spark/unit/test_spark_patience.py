@@ -1,4 +1,4 @@
-"""What may pass is waited out, in time that passes by itself."""
+"""Errors that may pass are waited out, in virtual time."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from bookie.spark.stream_offsets import EARLIEST, LATEST, StreamOffset
 
 
 def selected(**given: str) -> LogSelection | LedgerSelection:
-    """What options select."""
+    """The selection of options."""
     return take_selection(SparkOptions(given))
 
 

@@ -1,4 +1,4 @@
-"""What a writing query may ask for, and what it is told to write instead."""
+"""The options of a writing query, and the advice in their errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the driver does with the ranges of all tasks, on bookies but without Spark."""
+"""The driver's part of a write, on bookies but without Spark."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def bk(monkeypatch: pytest.MonkeyPatch) -> Iterator[SyncBookKeeper]:
 def written(
     bk: SyncBookKeeper, *rows: tuple[str, str], application: str = APPLICATION
 ) -> WrittenRanges:
-    """What a task sends to the driver; it has ledgers of its own."""
+    """The message of a task to the driver; it has ledgers of its own."""
     writers = TaskWriters(idle_seconds_max=0, timer=lambda *_: threading.Thread())
     values, logs = zip(*rows, strict=True)
     batch = pa.record_batch({"value": pa.array(values), "log": pa.array(logs)})
@@ -45,7 +45,7 @@ def written(
 
 
 def values(bk: SyncBookKeeper, log: str) -> list[str]:
-    """What readers see."""
+    """The records that readers see."""
     return [record.value.decode() for record in bk.read_log(log)]
 
 

@@ -49,7 +49,7 @@ def rows(*pairs: tuple[str, str]) -> pa.RecordBatch:
 def attempt(
     bk: SyncBookKeeper, writers: TaskWriters, *batches: pa.RecordBatch, turn: int = 0
 ) -> LogRanges:
-    """What an attempt returns."""
+    """The result of an attempt."""
     task = SinkTask(SETTINGS, APPLICATION, writers, bk, turn)
     return write_rows(task, iter(batches))
 
@@ -61,7 +61,7 @@ def publish(bk: SyncBookKeeper, batch: int, written: LogRanges) -> None:
 
 
 def values(bk: SyncBookKeeper, log: str) -> list[str]:
-    """What readers see."""
+    """The records that readers see."""
     return [record.value.decode() for record in bk.read_log(log)]
 
 

@@ -1,4 +1,4 @@
-"""Where a stream's batches begin and end, without Spark and without a cluster."""
+"""The begin and end of a stream's batches, without Spark and without a cluster."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Logs:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.by_name: dict[str, ALog] = {}
         self.while_waiting: Callable[[], object] = lambda: None
-        """What happens while a stream waits for a record."""
+        """Called while a stream waits for a record."""
         self.seconds = 0.0
         monkeypatch.setattr(stream_source, "survey", self._survey)
         monkeypatch.setattr(SystemClock, "monotonic", lambda: self.seconds)
@@ -121,7 +121,7 @@ def test_the_first_offset_is_the_start_itself(logs: Logs) -> None:
 
 
 def test_a_stream_waits_for_a_record(logs: Logs) -> None:
-    """What comes meanwhile is in the answer."""
+    """Records that come meanwhile are in the answer."""
     log = logs.by_name["a"] = ALog((0, 4))
     stream, start = started(logs)
     logs.while_waiting = lambda: log.now.__setitem__(0, (0, 6))

@@ -32,7 +32,7 @@ class SetTimers:
         self.due: list[tuple[float, Callable[[], None]]] = []
 
     def timer(self, seconds: float, call: Callable[[], None]) -> threading.Thread:
-        """What is called when so many seconds are over; the test calls it."""
+        """The callback for the time when so many seconds are over; the test calls it."""
         self.due.append((self.now + seconds, call))
         return threading.Thread()
 

@@ -48,7 +48,7 @@ def _waiting_calls(handle: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
 
 
 async def _told(call: Callable[[], Any]) -> str:
-    """What a call says, however it waits."""
+    """The error of a call, however it waits."""
     try:
         async with asyncio.timeout(SECONDS_MAX):
             made = call()

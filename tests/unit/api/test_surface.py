@@ -1,4 +1,4 @@
-"""What the public objects look like: names, reprs, and the two ways to get and to end them."""
+"""The looks of public objects: names, reprs, and the two ways to get and to end them."""
 
 from __future__ import annotations
 

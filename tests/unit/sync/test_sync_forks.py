@@ -38,7 +38,7 @@ uri = sys.argv[1]
 
 
 async def told(uri: str, story: str) -> list[str]:
-    """What a process prints that lives `story`; it must end in order and complain of nothing."""
+    """The output of a process that lives `story`; it must end in order, without complaints."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         *("-c", BEGINNING + story, uri),

@@ -81,7 +81,7 @@ def test_reading_ahead_is_bounded() -> None:
 
 @pytest.mark.parametrize("ahead", [1, 2, 3, 64])
 def test_nothing_is_lost_or_repeated(ahead: int) -> None:
-    """Whoever is faster."""
+    """The faster side does not matter."""
     source = Source(3000, error=NoSuchEntryError("the end"))
     numbers = source.iterate(ahead=ahead)
     assert [next(numbers) for _ in range(3000)] == list(range(3000))
@@ -91,7 +91,7 @@ def test_nothing_is_lost_or_repeated(ahead: int) -> None:
 
 
 def test_items_that_come_just_before_the_end_are_not_lost() -> None:
-    """Whoever finds nothing, and then that the generator has ended, looks for items once more."""
+    """A taker that finds nothing, and then the end, looks for items once more."""
     source = Source(3, error=NoSuchEntryError("the end"))
     pump = source._pump(source._generate(), 8, None)
     assert pump._ended.wait(WAIT_SECONDS_MAX)
@@ -102,7 +102,7 @@ def test_items_that_come_just_before_the_end_are_not_lost() -> None:
 
 
 def test_an_item_that_comes_just_before_the_wait_is_seen() -> None:
-    """Its flag is taken down by whoever begins to wait, who looks once more after that."""
+    """A taker takes the flag down before it waits, and looks once more after that."""
     source = Source(1)
     pump = source._pump(source._generate(), 8, 0.2)
     assert source.stuck.wait(WAIT_SECONDS_MAX)
@@ -114,7 +114,7 @@ def test_an_item_that_comes_just_before_the_wait_is_seen() -> None:
 
 
 def test_closing_cancels_the_generator() -> None:
-    """What was read ahead is dropped, and closing again has no effect."""
+    """Items that were read ahead are dropped, and closing again has no effect."""
     source = Source(3)
     numbers = source.iterate()
     assert source.stuck.wait(WAIT_SECONDS_MAX)

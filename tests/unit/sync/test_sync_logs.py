@@ -83,7 +83,7 @@ def test_logs_are_made_listed_described_truncated_and_deleted(bk: SyncBookKeeper
 
 
 def test_a_reader_goes_on_where_a_loop_was_left(bk: SyncBookKeeper) -> None:
-    """What was read ahead is not lost, and position and lag speak about the caller."""
+    """Records that were read ahead stay, and position and lag are the caller's."""
     values = fill(bk, 200)
     with bk.log_reader("orders") as reader:
         positions = [reader.position]
@@ -122,7 +122,7 @@ def test_a_reader_seeks_in_the_middle_of_a_loop(bk: SyncBookKeeper) -> None:
 
 
 def test_seeking_in_one_partition_leaves_the_others(bk: SyncBookKeeper) -> None:
-    """What was read ahead of them is read again."""
+    """Records that were read ahead of them are read again."""
     bk.create_log("wide", partitions=2)
     with bk.open_log("wide") as log:
         for partition in range(2):

@@ -53,7 +53,7 @@ def test_a_dead_bookie_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_a_kill_undoes_a_transaction_of_the_index(tmp_path: Path) -> None:
-    """What was committed before stays."""
+    """Earlier commits stay."""
     mortality = Mortality(fsync=True)
     store = mortal_environment(ThreadWorkers(), mortality).open_kv(
         str(tmp_path), 1 << 20, ("table",), False
