@@ -30,12 +30,7 @@ from bookie.metadata.security import MetadataSecurity
 
 
 class ClusterConnection:
-    """The life of a client: entered to connect, left or `aclose`d to end.
-
-    The end of the context, or `aclose`, closes all connections and abandons writers that are still
-    open. Their ledgers stay open until a recovery. Appends that still wait raise ClientClosedError;
-    their outcome is unknown.
-    """
+    """The part of `BookKeeper` that connects when entered, and ends when left or `aclose`d."""
 
     def __init__(
         self,

@@ -172,23 +172,14 @@ def stats_page(found: ClusterStats) -> str:
         )
         for one in found.bookies
     ]
-    racks = [
-        (rack or "no rack", [(stored, pictures.OK)], size(stored))
-        for rack, stored in found.racks.items()
-    ]
-    logs = [
-        (one.log or "no log", [(one.payload_bytes, pictures.OK)], size(one.payload_bytes))
-        for one in found.logs
-    ]
-    days = [
-        (one.day, [(one.payload_bytes, pictures.OK)], size(one.payload_bytes)) for one in found.days
-    ]
-    parts = [pictures.sentence(summary)]
-    for title, rows in (
-        ("Copies by bookie", bookies),
-        ("Copies by rack", racks),
-        ("Largest logs", logs),
-        ("Created by day", days),
-    ):
-        parts += [pictures.heading(title), pictures.bars(rows)]
+    sizes = {
+        "Copies by rack": [(rack or "no rack", stored) for rack, stored in found.racks.items()],
+        "Largest logs": [(one.log or "no log", one.payload_bytes) for one in found.logs],
+        "Created by day": [(one.day, one.payload_bytes) for one in found.days],
+    }
+    parts = [pictures.sentence(summary), pictures.heading("Copies by bookie")]
+    parts.append(pictures.bars(bookies))
+    for title, rows in sizes.items():
+        drawn = [(label, [(count, pictures.OK)], size(count)) for label, count in rows]
+        parts += [pictures.heading(title), pictures.bars(drawn)]
     return pictures.page("Statistics of a bookie cluster", parts)

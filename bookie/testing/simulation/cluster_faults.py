@@ -57,7 +57,7 @@ FAULTS = (
     "slow sync",
     "disk error",
 )
-"""Every kind; a seed draws some of them."""
+"""Every kind, a method of `ClusterFaults` each; a seed draws some of them."""
 
 
 class ClusterFaults:
@@ -129,33 +129,9 @@ class ClusterFaults:
     async def _carry_out(self, kind: str) -> None:
         self.cluster.note(f"fault: {kind}")
         seconds = self.choose.choice((0.2, 1.0, 2.5, 8.0)) * (0.5 + self.choose.random())
-        begin: dict[str, Callable[[float], Awaitable[None]]] = {
-            "kill": self._kill,
-            "power": self._power,
-            "power after a fence": self._power_after_fence,
-            "blackout": self._blackout,
-            "blackout after a fence": self._blackout_after_fence,
-            "stop": self._stop,
-            "wipe": self._wipe,
-            "older": self._older,
-            "pause": self._pause,
-            "cut both ways": self._cut_both_ways,
-            "cut one way": self._cut_one_way,
-            "slow link": self._slow_link,
-            "slow network": self._slow_network,
-            "reset": self._reset,
-            "late requests": self._late_requests,
-            "lost replies": self._lost_replies,
-            "slow metadata": self._slow_metadata,
-            "no metadata": self._no_metadata,
-            "held watches": self._held_watches,
-            "expired session": self._expired_session,
-            "wall clock": self._wall_clock,
-            "slow sync": self._slow_sync,
-            "disk error": self._disk_error,
-        }
+        begin: Callable[[float], Awaitable[None]] = getattr(self, f"_{kind.replace(' ', '_')}")
         with contextlib.suppress(TimeoutError):
-            await begin[kind](seconds)
+            await begin(seconds)
 
     # --- processes and disks -------------------------------------------------------------
 
@@ -178,11 +154,11 @@ class ClusterFaults:
             self.cluster.count("power cut")
             bookie.kill(power=True)
 
-    async def _power_after_fence(self, seconds: float) -> None:
+    async def _power_after_a_fence(self, seconds: float) -> None:
         """Cut the power of a bookie as soon as it has answered a fence."""
         self._cut_power(await self._next_fenced(seconds))
 
-    async def _blackout_after_fence(self, seconds: float) -> None:
+    async def _blackout_after_a_fence(self, seconds: float) -> None:
         """Cut the power of all bookies as soon as one has answered a fence."""
         await self._next_fenced(seconds)
         self._cut_all_power(self.cluster.bookies)
