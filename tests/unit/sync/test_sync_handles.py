@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
+import pydoc
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
+from typing import assert_type
 
 import pytest
 
 import bookie.sync
-from bookie.api import UNCLAIMED
+from bookie.api import UNCLAIMED, BookKeeper, Cursors
 from bookie.errors import (
     BadRequestError,
     ClientClosedError,
@@ -19,7 +23,7 @@ from bookie.errors import (
     OperationTimeoutError,
     UnauthorizedError,
 )
-from bookie.sync import SyncBookKeeper
+from bookie.sync import SyncBookKeeper, SyncCursors, SyncWriter
 from bookie.testing import SyncBookieCluster
 
 
@@ -56,6 +60,32 @@ def test_ledgers_are_listed_described_and_deleted(bk: SyncBookKeeper) -> None:
     bk.delete_ledger(ids[0])
     with pytest.raises(NoSuchLedgerError):
         bk.open_ledger(ids[0])
+
+
+def test_forwarded_verbs_show_their_arguments() -> None:
+    """`help` shows the arguments and the text of the async verb, and the synchronous handle."""
+    verb = SyncBookKeeper.create_ledger
+    shown = inspect.signature(verb)
+    assert shown.parameters == inspect.signature(BookKeeper.create_ledger).parameters
+    assert shown.return_annotation is SyncWriter
+    text = pydoc.render_doc(verb)
+    assert "create_ledger in module bookie.sync.client" in text
+    assert "ensemble_size: bookies that the ledger is spread over" in text
+    assert "async with" not in text
+    assert inspect.signature(SyncCursors.commit) == inspect.signature(Cursors.commit)
+
+
+def test_misspelt_words_of_forwarded_verbs_fail_in_a_type_checker(bk: SyncBookKeeper) -> None:
+    """Each fault needs the comment that silences `make types`; a needless comment fails, too."""
+    with pytest.raises(TypeError):
+        bk.create_ledger(digest="crc32c")  # type: ignore[call-arg]
+    with pytest.raises(BadRequestError):
+        bk.create_log("orders", partitions="two")  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        bk.delete_log()  # type: ignore[call-arg]
+    with bk.create_ledger() as writer:
+        assert_type(writer, SyncWriter)
+    assert_type(bk.list_groups(), Sequence[str])
 
 
 def test_a_ledger_without_writer_is_claimed(bookies: SyncBookieCluster) -> None:
