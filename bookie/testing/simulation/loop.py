@@ -148,10 +148,10 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         return self.call_at(when, callback, *args, context=context)
 
     def step_other(self) -> bool:
-        """Run one ready callback of another lane within the running one.
+        """Run one ready callback of a lane without a running one, within the running callback.
 
-        So a thread sees the event loop during a system call. Returns True if there was one. In a
-        task there is none.
+        So a thread sees the event loop during a system call. Returns True if there was one. Within
+        a task it does nothing, because a task does not block.
         """
         candidates = [lane for lane in self._ready if lane not in self._entered]
         if not candidates or asyncio.current_task(self) is not None:
