@@ -33,7 +33,7 @@ from bookie.errors import (
     NoSuchKeyError,
     RequestError,
 )
-from bookie.metadata.mirror import pause_seconds
+from bookie.metadata.mirror import backoff
 from bookie.metadata.model import (
     NOT_EXISTS,
     Change,
@@ -183,7 +183,7 @@ class BookieRegistration:
                 return
             self._is_registered = False
             _log.warning("registration_lost", bookie=self._wanted.bookie_id)
-            attempt, self._obstacle = 0, None
+            pauses, self._obstacle = backoff(), None
             while not self._is_registered:
                 try:
                     await self._occupy()
@@ -191,8 +191,7 @@ class BookieRegistration:
                     return
                 except (MetadataError, RequestError) as error:
                     self._note_obstacle(error)
-                    await self._wait_for_doubt(pause_seconds(attempt))
-                    attempt += 1
+                    await self._wait_for_doubt(pauses.next())
             _log.info("registered_again", bookie=self._wanted.bookie_id)
 
     def _note_obstacle(self, error: BookieError) -> None:

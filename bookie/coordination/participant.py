@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, suppress
 from typing import Any, Self, TypeVar
 
-from bookie.env import SystemClock, jitter
+from bookie.env import Backoff, SystemClock, jitter
 from bookie.errors import BookieError, MetadataClosedError
 from bookie.metadata.session import SessionEvent
 from bookie.metadata.store import MetadataStore
@@ -44,7 +44,7 @@ class Participant:
     ) -> None:
         self.store = store
         self._name = (nonce or SystemClock().nonce())[:8].hex()
-        self._jitter = jitter
+        self._backoff = Backoff(PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX, jitter)
         self._claims = 0
         self._is_connected = True
         self._has_session = True
@@ -220,8 +220,7 @@ class Participant:
 
     async def pause(self, attempt: int) -> None:
         """Wait before attempt number `attempt + 1`."""
-        seconds = min(PAUSE_SECONDS_MIN * 2.0 ** min(attempt, 20), PAUSE_SECONDS_MAX)
-        await asyncio.sleep(seconds * (1 + self._jitter()) / 2)
+        await asyncio.sleep(self._backoff.after(attempt))
 
     # ---- life
 

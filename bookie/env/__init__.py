@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from bookie.env.backoff import Backoff
 from bookie.env.clock import Clock, Moment, SystemClock, boot_time_seconds, jitter, moment_ms
 from bookie.env.disk import Buffer, Disk, DiskUsage, File, PosixDisk, Readable, is_disk_full
 from bookie.env.failpoints import Failpoints
@@ -18,6 +19,7 @@ from bookie.env.pause import Pause
 from bookie.env.workers import BatchWorker, ThreadWorkers, Workers
 
 __all__ = [
+    "Backoff",
     "BatchWorker",
     "Buffer",
     "Clock",

@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from bookie.env import jitter
+from bookie.env import Backoff, jitter
+from bookie.env.backoff import AROUND
 from bookie.errors import (
     BadVersionError,
     BookieError,
@@ -39,7 +40,7 @@ async def patiently(
     Raises what the last attempt did.
     """
     now = asyncio.get_running_loop().time
-    pause = PATIENT_PAUSE_SECONDS_MIN
+    pauses = Backoff(PATIENT_PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX, jitter, AROUND)
     while True:
         try:
             return await attempt()
@@ -48,8 +49,7 @@ async def patiently(
                 raise
             if on_failure is not None:
                 await on_failure(error)
-        await asyncio.sleep(min(pause * (0.5 + jitter()), max(0.0, deadline - now())))
-        pause = min(2 * pause, PAUSE_SECONDS_MAX)
+        await asyncio.sleep(min(pauses.next(), max(0.0, deadline - now())))
 
 
 class Attempts:
@@ -71,7 +71,7 @@ class Attempts:
         self.is_in_doubt = False
         """Whether the outcome of a proposal is unknown: what is read may be its effect, or the
         effect may still come."""
-        self._pause_seconds = PAUSE_SECONDS_MIN
+        self._pauses = Backoff(PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX, jitter, AROUND)
 
     @contextmanager
     def proposing(self) -> Iterator[None]:
@@ -91,5 +91,4 @@ class Attempts:
         is_unanswered = isinstance(error, MetadataUnavailableError | SessionLostError)
         if not isinstance(error, BadVersionError) and not (is_unanswered and self.is_in_doubt):
             raise error
-        await asyncio.sleep(self._pause_seconds * (0.5 + jitter()))
-        self._pause_seconds = min(2 * self._pause_seconds, PAUSE_SECONDS_MAX)
+        await asyncio.sleep(self._pauses.next())

@@ -13,7 +13,8 @@ from contextlib import AsyncExitStack
 from types import MappingProxyType
 from typing import Generic, Self, TypeVar
 
-from bookie.env import jitter
+from bookie.env import Backoff, jitter
+from bookie.env.backoff import AROUND
 from bookie.errors import (
     BookieError,
     FormatError,
@@ -33,13 +34,9 @@ PAUSE_SECONDS_MAX = 5.0
 _log = event_log(__name__)
 
 
-def pause_seconds(attempt: int) -> float:
-    """How long to wait before attempt number `attempt + 1`.
-
-    The pause is random, because all processes lose a store at the same time.
-    """
-    seconds = min(PAUSE_SECONDS_MIN * 2.0 ** min(attempt, 20), PAUSE_SECONDS_MAX)
-    return seconds * (0.5 + jitter())
+def backoff() -> Backoff:
+    """Random delays, because all processes lose a store at the same time."""
+    return Backoff(PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX, jitter, AROUND)
 
 
 class Mirror(Generic[T]):
@@ -103,11 +100,10 @@ class Mirror(Generic[T]):
     async def _follow(self, changes: AsyncIterator[Change]) -> None:
         try:
             async for change in changes:
-                due, attempt = change, 0
+                due, pauses = change, backoff()
                 while not await self._try_apply(due):
-                    await asyncio.sleep(pause_seconds(attempt))
-                    # What was missed meanwhile is unknown.
-                    due, attempt = Resync(), attempt + 1
+                    await asyncio.sleep(pauses.next())
+                    due = Resync()  # the changes meanwhile are unknown
         except MetadataClosedError:
             return
 
@@ -159,7 +155,7 @@ async def follow(
     So does a store that refuses us, or that `read` refuses. State that raises `FormatError` is
     logged and skipped. Returns when the store was closed.
     """
-    attempt = 0
+    pauses = backoff()
     while True:
         try:
             async with store.watch(prefix) as changes:
@@ -168,11 +164,10 @@ async def follow(
                         take(await read())
                     except FormatError as error:
                         _log.warning("metadata_not_understood", reason=str(error))
-                    attempt = 0
+                    pauses.reset()
                     await anext(changes)
         except MetadataClosedError:
             return
         except (MetadataError, RequestError):
             # The next watch begins with a read, which shows what changed meanwhile.
-            await asyncio.sleep(pause_seconds(attempt))
-            attempt += 1
+            await asyncio.sleep(pauses.next())

@@ -36,6 +36,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias, assert_never
 
+from bookie.env.backoff import Backoff
+
 PROBE_FRACTION = 15
 """A session that is not proven otherwise is probed each such fraction of its timeout."""
 
@@ -206,7 +208,6 @@ class SessionMachine:
 
     def __init__(self, timeout_seconds: float, now: float, jitter: Callable[[], float]) -> None:
         self._timeout = timeout_seconds
-        self._jitter = jitter
         self._state = SessionState.CONNECTED
         self._begun_at = now
         self._proven_at = now
@@ -216,7 +217,11 @@ class SessionMachine:
         self._patience_until = now
         self._probe_at = now + timeout_seconds / PROBE_FRACTION
         """When the next probe is due, if none is under way."""
-        self._failures = 0
+        self._backoff = Backoff(
+            min(timeout_seconds / PROBE_FRACTION, RETRY_SECONDS),
+            timeout_seconds / ATTEMPT_FRACTION,
+            jitter,
+        )
         self._effects: list[SessionEffect] = []
 
     @property
@@ -292,14 +297,8 @@ class SessionMachine:
 
     def _retry(self, now: float) -> None:
         """Let the next probe follow the one that failed, after a pause that doubles."""
-        self._probe_at = now + self._pause(self._failures)
-        self._failures += 1
+        self._probe_at = now + self._backoff.next()
         self._probe_sent_at = None
-
-    def _pause(self, failures: int) -> float:
-        first = min(self._timeout / PROBE_FRACTION, RETRY_SECONDS)
-        pause = min(first * 2.0 ** min(failures, 20), self._timeout / ATTEMPT_FRACTION)
-        return pause * (1 + self._jitter()) / 2
 
     # ---- events
 
@@ -345,7 +344,7 @@ class SessionMachine:
         if self._probe_sent_at is not None and sent_at >= self._probe_sent_at:
             self._probe_sent_at = None
         if self._state is SessionState.CONNECTED:
-            self._failures = 0
+            self._backoff.reset()
             self._probe_at = self._proven_at + self._timeout / PROBE_FRACTION
 
     def _take_failure(self, sent_at: float, now: float) -> None:
@@ -362,7 +361,7 @@ class SessionMachine:
             # A renewal under way goes on: if each connection restarted it, a flapping link would
             # never let one end. A waiting renewal may come sooner, but not at once: all clients of
             # a server that is back notice it in the same moment.
-            self._probe_at = min(self._probe_at, now + self._pause(failures=0))
+            self._probe_at = min(self._probe_at, now + self._backoff.after(0))
             return
         if self._state is SessionState.READ_ONLY:
             # While it was read-only nothing could be proven; now it has an attempt's time for it.

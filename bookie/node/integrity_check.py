@@ -23,6 +23,7 @@ finds an end only if enough bookies deny. `_may_be_lost` has the exceptions.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -32,7 +33,7 @@ from typing import NoReturn, TypeVar
 from bookie.config import NodeSettings
 from bookie.entry.digest import digester_for_key
 from bookie.entry.entry import verify_batch
-from bookie.env import Environment, Pause
+from bookie.env import Backoff, Environment, Pause
 from bookie.errors import (
     BookieError,
     CorruptionError,
@@ -222,7 +223,8 @@ class IntegrityCheck:
         with suppress(CorruptionError):
             await self._engine.count_limbo()
         now = asyncio.get_running_loop().time
-        last, longer, share = now(), 1.0, self._random_share()
+        rarer = Backoff(1.0, math.inf)  # in intervals
+        last, longer, share = now(), rarer.next(), self._random_share()
         is_first, has_failed = True, False
 
         def pause() -> float:
@@ -255,9 +257,10 @@ class IntegrityCheck:
             if not (is_due or is_asked):
                 is_asked = is_due = bool(await self._try(self._is_filled()))
             if is_asked:
-                longer = 1.0
+                rarer.reset()
+                longer = rarer.next()
             elif is_due and (self.needed or has_failed):
-                longer *= 2
+                longer = rarer.next()
 
     async def _try(self, work: Awaitable[R]) -> R | None:
         """The result of some work; None if the store, the index or a full disk ended it."""

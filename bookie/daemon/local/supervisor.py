@@ -11,6 +11,7 @@ from pathlib import Path
 
 from bookie.daemon.local.layout import Layout, locked, make_directory, prepare
 from bookie.daemon.local.process import BookieProcess, describe_end
+from bookie.env import Backoff
 from bookie.errors import KeyExistsError, OperationTimeoutError, ShuttingDownError
 
 RESTART_DELAY_SECONDS = 1.0
@@ -120,10 +121,11 @@ async def watch_processes(
     """
 
     async def start_again(process: BookieProcess) -> None:
-        delay = RESTART_DELAY_SECONDS
+        pauses = Backoff(RESTART_DELAY_SECONDS, RESTART_DELAY_SECONDS_MAX)
+        delay = pauses.next()
         while True:
             await asyncio.sleep(delay)
-            delay = min(2 * delay, RESTART_DELAY_SECONDS_MAX)
+            delay = pauses.next()
             try:
                 return await process.start()
             except (ShuttingDownError, OperationTimeoutError) as error:

@@ -25,6 +25,7 @@ from typing import Generic, Protocol, TypeVar
 from bookie.cluster.directory import BookieDirectory
 from bookie.cluster.registration_record import Endpoint
 from bookie.config import ClientSettings, RpcSettings
+from bookie.env.backoff import Backoff
 from bookie.errors import (
     BadRequestError,
     BookieError,
@@ -75,7 +76,7 @@ class _Reconnecting(ABC, Generic[S]):
         self._connection = connection
         self._channel: BookieChannel | None = None
         self._stream: S | None = None
-        self._pause_seconds = RECONNECT_SECONDS_MIN
+        self._backoff = Backoff(RECONNECT_SECONDS_MIN, RECONNECT_SECONDS_MAX, random.random)
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -118,20 +119,19 @@ class _Reconnecting(ABC, Generic[S]):
 
     def _on_open(self) -> None:
         """The bookie has taken the stream up: the next pause is a short one again."""
-        self._pause_seconds = RECONNECT_SECONDS_MIN
+        self._backoff.reset()
 
     def _reconnect_later(self) -> None:
         if self._is_needed and self._timer is None:
-            pause = self._pause_seconds * random.uniform(0.5, 1)  # noqa: S311  (jitter)
-            self._pause_seconds = min(2 * self._pause_seconds, RECONNECT_SECONDS_MAX)
-            self._timer = asyncio.get_running_loop().call_later(pause, self._fire)
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(self._backoff.next(), self._fire)
 
     def hurry(self) -> None:
         """The bookie has just registered: do not wait with the next attempt.
 
         It may fail, because the channel itself pauses after failures. So the pauses begin anew.
         """
-        self._pause_seconds = RECONNECT_SECONDS_MIN
+        self._backoff.reset()
         if self._timer is not None:
             self._timer.cancel()
             self._fire()

@@ -7,6 +7,8 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from bookie.env import Backoff
+from bookie.env.backoff import FULL
 from bookie.env.checked import checked
 from bookie.errors import BadRequestError, BookieError
 
@@ -54,14 +56,13 @@ async def retry(
         raise BadRequestError("a retry needs an attempt at least, and pauses of 0 seconds or more")
     clock = asyncio.get_running_loop().time
     deadline = None if deadline_seconds is None else clock() + deadline_seconds
-    bound = first_pause_seconds
+    pauses = Backoff(first_pause_seconds, pause_seconds_max, random.random, FULL)
     for _ in range(attempts - 1):
         try:
             return await call()
         except BookieError as error:
-            pause = random.uniform(0, min(bound, pause_seconds_max))  # noqa: S311  (jitter)
+            pause = pauses.next()
             if not error.retryable or (deadline is not None and clock() + pause > deadline):
                 raise
         await asyncio.sleep(pause)
-        bound *= 2
     return await call()

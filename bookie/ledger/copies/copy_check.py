@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from bookie.entry.batch import EntryBatch
 from bookie.entry.digest import digester_for_key
 from bookie.entry.entry import parse_header
+from bookie.env.backoff import Backoff
 from bookie.errors import BookieError, NoSuchLedgerError
 from bookie.ids import Status
 from bookie.ledger.connection.pool import BookiePool
@@ -127,7 +128,7 @@ class CopyCheck:
 
     async def _read(self, position: int, last: int) -> VerifiedRead:
         """The next answer. What is neither data nor a definite denial is asked for again."""
-        pause = PAUSE_SECONDS_MIN
+        pauses = Backoff(PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX)
         now = asyncio.get_running_loop().time
         due = now() + (PATIENCE_SECONDS if self._is_patient else 0)
         seen_wrong = False
@@ -145,11 +146,10 @@ class CopyCheck:
                 return told
             if problem in WRONG:
                 seen_wrong = True  # a disk does not change its answer: one more look is enough
-            elif now() + pause > due or problem is Status.UNAUTHORIZED:
+            elif now() + (pause := pauses.next()) > due or problem is Status.UNAUTHORIZED:
                 return told
             else:
                 await asyncio.sleep(pause)
-                pause = min(2 * pause, PAUSE_SECONDS_MAX)
 
     async def _read_once(self, position: int, last: int) -> VerifiedRead:
         stripe = self._stripe

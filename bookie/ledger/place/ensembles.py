@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from bookie.cluster.cookies import CookieManager
 from bookie.cluster.directory import BookieDirectory
-from bookie.env import gather
+from bookie.env import Backoff, gather
 from bookie.errors import FormatError, MetadataError, NotEnoughBookiesError, StoreWentBackError
 from bookie.ids import is_vacant
 from bookie.ledger.metadata import LedgerMetadata
@@ -209,14 +209,13 @@ class Ensembles:
         Ask after the ledger's metadata names the bookie, for the reason that `lost_since` gives.
         Asks until the store answers.
         """
-        pause = _REREAD_SECONDS_MIN
+        pauses = Backoff(_REREAD_SECONDS_MIN, _REREAD_SECONDS_MAX)
         while True:
             try:
                 found = await self.cookies.read(bookie_id)
             except FormatError:
                 return None  # nobody knows who it is
             except MetadataError:
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, _REREAD_SECONDS_MAX)
+                await asyncio.sleep(pauses.next())
             else:
                 return None if found is None else found.value.incarnation

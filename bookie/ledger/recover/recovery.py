@@ -49,6 +49,7 @@ from typing import assert_never
 
 from bookie.entry.batch import EntryBatch
 from bookie.entry.entry import parse_header
+from bookie.env.backoff import Backoff
 from bookie.errors import (
     BookieError,
     CorruptionError,
@@ -195,8 +196,8 @@ class LedgerRecovery:
                 return self._on_written(version)
             case MetadataConflict():
                 self._conflicts += 1
-                pause = self.limits.reread_seconds * 2.0 ** min(self._conflicts - 1, 20)
-                return [StartTimer(_RETRY, min(pause, self.limits.retry_seconds))]
+                pauses = Backoff(self.limits.reread_seconds, self.limits.retry_seconds)
+                return [StartTimer(_RETRY, pauses.after(self._conflicts - 1))]
             case MetadataFailed(error):
                 return self._fail(error)
             case _:

@@ -19,6 +19,7 @@ import enum
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from bookie.env.backoff import Backoff
 from bookie.errors import (
     BookieError,
     ForeignEnsembleError,
@@ -165,9 +166,9 @@ class LedgerOwnership:
         self._conflicts = 0
 
     def _read_later(self) -> list[MetadataEffect]:
-        pause = self._limits.reread_seconds * 2.0 ** min(self._conflicts, 20)
+        pauses = Backoff(self._limits.reread_seconds, self._limits.reread_seconds_max)
         self._conflicts += 1
-        return [StartTimer(REREAD, min(pause, self._limits.reread_seconds_max))]
+        return [StartTimer(REREAD, pauses.after(self._conflicts - 1))]
 
     # -- check
 

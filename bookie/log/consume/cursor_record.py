@@ -21,7 +21,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from bookie.coordination.participant import PAUSE_SECONDS_MAX, PAUSE_SECONDS_MIN
-from bookie.env import jitter
+from bookie.env import Backoff, jitter
+from bookie.env.backoff import AROUND
 from bookie.errors import (
     BadVersionError,
     CursorLostError,
@@ -66,7 +67,7 @@ class CursorRecord:
         """
         store = self._client.store
         deadline = _now() + store.session_timeout_seconds
-        attempt = 0
+        pauses = _pauses()
         while True:
             try:
                 await store.sync()
@@ -74,8 +75,7 @@ class CursorRecord:
             except (MetadataUnavailableError, SessionLostError):
                 if _now() >= deadline:
                     raise
-            await _pause(attempt)
-            attempt += 1
+            await asyncio.sleep(pauses.next())
 
     async def propose(self, value: LogCursor, version: int) -> Versioned[LogCursor]:
         """Replace the cursor of `version`; returns what is there now: `value`, or another change.
@@ -99,7 +99,7 @@ class CursorRecord:
                     return found
                 if _now() >= deadline:
                     raise
-            await _pause(0)
+            await asyncio.sleep(_pauses().next())
 
     async def _find(self) -> Versioned[LogCursor] | None:
         try:
@@ -248,9 +248,8 @@ def unique_owner(client: LogClient) -> str:
     return f"{client.identity} {secrets.token_hex(4)}"
 
 
-async def _pause(attempt: int) -> None:
-    seconds = min(PAUSE_SECONDS_MIN * 2.0 ** min(attempt, 20), PAUSE_SECONDS_MAX)
-    await asyncio.sleep(seconds * (0.5 + jitter()))
+def _pauses() -> Backoff:
+    return Backoff(PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX, jitter, AROUND)
 
 
 def _now() -> float:

@@ -21,7 +21,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from bookie.env import jitter
+from bookie.env import Backoff, jitter
+from bookie.env.backoff import AROUND
 from bookie.env.clock import moment_text
 from bookie.errors import (
     BadVersionError,
@@ -164,15 +165,14 @@ class HeadKeeper:
     async def _read(self) -> Versioned[LogHead]:
         """The head as of now, however long the store takes to answer, within the patience."""
         deadline = _now() + self._patience_seconds
-        pause = PAUSE_SECONDS_MIN
+        pauses = Backoff(PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX, jitter, AROUND)
         while True:
             try:
                 return await self._logs.read_latest_head(self._partition, self.log_id)
             except (MetadataUnavailableError, SessionLostError):
                 if _now() >= deadline:
                     raise
-            await asyncio.sleep(pause * (0.5 + jitter()))
-            pause = min(2 * pause, PAUSE_SECONDS_MAX)
+            await asyncio.sleep(pauses.next())
 
     def _adopt(self, found: Versioned[LogHead]) -> None:
         self._latest = found.value

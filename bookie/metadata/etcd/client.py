@@ -20,7 +20,7 @@ import grpc
 from grpc import aio
 
 from bookie._pb import etcd_pb2 as pb
-from bookie.env import jitter
+from bookie.env import Backoff, jitter
 from bookie.env.forks import grpc_use
 from bookie.errors import (
     BookieError,
@@ -401,15 +401,14 @@ class Retries:
     def __init__(self, endpoints: int) -> None:
         self._endpoints = endpoints
         self._failures = 0
+        self._backoff = Backoff(*_PAUSE_SECONDS, jitter)
 
     def pause(self) -> float:
         """Seconds to wait before the next attempt, with jitter."""
         self._failures += 1
         if self._failures % self._endpoints:
             return 0.0
-        first, longest = _PAUSE_SECONDS
-        pause = min(first * 2.0 ** min(self._failures // self._endpoints - 1, 20), longest)
-        return pause * (1 + jitter()) / 2
+        return self._backoff.next()
 
 
 def _credentials(security: MetadataSecurity) -> Any:

@@ -88,6 +88,7 @@ def seeded_world(
     choose = random.Random(f"world/{seed}")
     clock = LoopClock(loop, choose)
     drawn = SimpleNamespace(
+        random=choose.random,
         uniform=choose.uniform,
         randrange=choose.randrange,
         sample=choose.sample,

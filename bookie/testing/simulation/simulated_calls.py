@@ -16,6 +16,7 @@ from typing import Any
 import grpc
 from grpc import aio
 
+from bookie.env.backoff import Backoff
 from bookie.testing.simulation.simulated_network import (
     PROCESS,
     Connection,
@@ -56,7 +57,7 @@ class SimulatedChannel:
         self._waiting: list[ClientCall] = []
         self._is_connecting = False
         self._refuses_until = 0.0
-        self._backoff_seconds = BACKOFF_SECONDS[0]
+        self._backoff = Backoff(*BACKOFF_SECONDS)
         self._calls: dict[ClientCall, None] = {}
         self._is_closed = False
 
@@ -114,12 +115,11 @@ class SimulatedChannel:
         waiting, self._waiting = self._waiting, []
         self._connection = connection
         if connection is None:
-            self._refuses_until = self.network.loop.time() + self._backoff_seconds
-            self._backoff_seconds = min(2 * self._backoff_seconds, BACKOFF_SECONDS[1])
+            self._refuses_until = self.network.loop.time() + self._backoff.next()
             for call in waiting:
                 call.fail(grpc.StatusCode.UNAVAILABLE, reason)
             return
-        self._backoff_seconds = BACKOFF_SECONDS[0]
+        self._backoff.reset()
         for call in waiting:
             if not call.done():
                 call.start(connection)

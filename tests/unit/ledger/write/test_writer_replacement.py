@@ -16,7 +16,6 @@ from bookie.api import BookKeeper, WriterHandle, connect
 from bookie.errors import BookieUnreachableError
 from bookie.ids import Status
 from bookie.ledger.connection.pool import (
-    RECONNECT_SECONDS_MAX,
     RECONNECT_SECONDS_MIN,
     AddConnection,
     BookieConnection,
@@ -313,7 +312,7 @@ async def test_a_bookie_that_registered_is_tried_again_soon() -> None:
     lane, user = AddConnection(cast("BookieConnection", Unreachable())), User()
     lane.join(user)
     for _ in range(10):
-        lane._pause_seconds = RECONNECT_SECONDS_MAX
+        lane._backoff.failures = 10  # its delay is the longest one
         lane.hurry()
     assert attempts == 11
     assert lane._timer is not None

@@ -1,0 +1,61 @@
+"""Delays between attempts: each is twice as long as the one before, up to a maximum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+UP_TO: Final = (0.5, 1.0)
+"""Shares of a delay: from half of it to all of it."""
+AROUND: Final = (0.5, 1.5)
+"""Shares of a delay: from half of it to one and a half; the mean is the delay."""
+FULL: Final = (0.0, 1.0)
+"""Shares of a delay: anything between nothing and all of it."""
+
+_DOUBLINGS_MAX = 1000
+
+
+class Backoff:
+    """The delays of one caller, which sleeps by itself. It reads no clock.
+
+    Args:
+        first_seconds: the first delay, before jitter.
+        longest_seconds: the maximum, before jitter.
+        jitter: gives numbers in [0, 1), so that many clients do not return at once. Without it the
+            delays are exact.
+        shares: jitter multiplies each delay by a number in this range.
+    """
+
+    __slots__ = ("_first", "_jitter", "_longest", "_shares", "failures")
+
+    def __init__(
+        self,
+        first_seconds: float,
+        longest_seconds: float,
+        jitter: Callable[[], float] | None = None,
+        shares: tuple[float, float] = UP_TO,
+    ) -> None:
+        self._first = first_seconds
+        self._longest = longest_seconds
+        self._jitter = jitter
+        self._shares = shares
+        self.failures = 0
+        """Delays since the last reset."""
+
+    def next(self) -> float:
+        """Seconds until the next attempt; the following delay is twice as long."""
+        seconds = self.after(self.failures)
+        self.failures += 1
+        return seconds
+
+    def reset(self) -> None:
+        """Begin with the first delay again: an attempt succeeded."""
+        self.failures = 0
+
+    def after(self, failures: int) -> float:
+        """Seconds to wait if `failures` delays came before, for a caller that counts itself."""
+        seconds = min(self._first * 2.0 ** min(failures, _DOUBLINGS_MAX), self._longest)
+        if self._jitter is None:
+            return seconds
+        low, high = self._shares
+        return seconds * (low + (high - low) * self._jitter())
