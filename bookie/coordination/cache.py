@@ -80,11 +80,9 @@ class JsonCodec:
     """Whatever JSON can hold, as compact JSON with sorted keys."""
 
     def encode(self, key: str, value: Any) -> bytes:
-        """See `Codec.encode`."""
         return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
     def decode(self, key: str, data: bytes, stat: Stat) -> Any:
-        """See `Codec.decode`."""
         try:
             return json.loads(data)
         except (ValueError, RecursionError) as error:

@@ -172,7 +172,6 @@ class PosixFile:
         """A second descriptor that bypasses the page cache; -1 if the file system has none."""
 
     def pwritev(self, buffers: Sequence[Buffer], offset: int) -> int:
-        """See `File.pwritev`."""
         size = sum(map(len, buffers))
         if size < WRITEBACK_BYTES and len(buffers) <= IOV_MAX:
             return self._pwritev_some(buffers, size, offset) - offset
@@ -203,7 +202,6 @@ class PosixFile:
             buffers = [memoryview(buffers[whole])[written:], *buffers[whole + 1 :]]
 
     def pread(self, size: int, offset: int) -> bytes:
-        """See `File.pread`."""
         data = os.pread(self._fd, size, offset)
         if len(data) == size or not data:
             return data
@@ -218,7 +216,6 @@ class PosixFile:
         return b"".join(pieces)
 
     def pread_cached(self, size: int, offset: int) -> Buffer | None:
-        """See `File.pread_cached`."""
         if not self._nowait:
             return None
         buffer = _buffer(size)
@@ -234,12 +231,10 @@ class PosixFile:
         return buffer if got == size else None
 
     def prefetch(self, size: int, offset: int) -> None:
-        """See `File.prefetch`."""
         with suppress(OSError):
             os.posix_fadvise(self._fd, offset, size, os.POSIX_FADV_WILLNEED)
 
     def pread_uncached(self, size: int, offset: int) -> Buffer:
-        """See `File.pread_uncached`."""
         if self._direct is None:
             flags = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT
             try:
@@ -261,32 +256,25 @@ class PosixFile:
         return data
 
     def fdatasync(self) -> None:
-        """See `File.fdatasync`."""
         os.fdatasync(self._fd)
 
     def size(self) -> int:
-        """See `File.size`."""
         return os.fstat(self._fd).st_size
 
     def allocate(self, offset: int, size: int) -> None:
-        """See `File.allocate`."""
         allocate(self._fd, size, offset)
 
     def truncate(self, size: int) -> None:
-        """See `File.truncate`."""
         os.ftruncate(self._fd, size)
 
     def drop_cache(self) -> None:
-        """See `File.drop_cache`."""
         os.fsync(self._fd)
         os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def forget(self, offset: int, size: int) -> None:
-        """See `File.forget`."""
         os.posix_fadvise(self._fd, offset, size, os.POSIX_FADV_DONTNEED)
 
     def close(self) -> None:
-        """See `File.close`."""
         fd, self._fd = self._fd, -1
         os.close(fd)
         direct, self._direct = self._direct, -1
@@ -339,7 +327,6 @@ class PosixDisk:
     """The real file systems."""
 
     def create(self, path: str, allocate_bytes: int) -> PosixFile:
-        """See `Disk.create`."""
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
         file = PosixFile(os.open(path, flags, 0o600), path)
         try:
@@ -352,27 +339,22 @@ class PosixDisk:
         return file
 
     def open(self, path: str, *, writable: bool = False) -> PosixFile:
-        """See `Disk.open`."""
         mode = os.O_RDWR if writable else os.O_RDONLY
         return PosixFile(os.open(path, mode | os.O_CLOEXEC | os.O_NOFOLLOW), path)
 
     def names(self, directory: str) -> list[str]:
-        """See `Disk.names`."""
         return sorted(os.listdir(directory))
 
     def rename(self, source: str, target: str) -> None:
-        """See `Disk.rename`."""
         os.rename(source, target)
 
     def unlink(self, path: str) -> None:
-        """See `Disk.unlink`."""
         try:
             os.unlink(path)
         except FileNotFoundError:
             return
 
     def make_directory(self, path: str) -> None:
-        """See `Disk.make_directory`."""
         parent = os.path.dirname(path)
         if os.path.isdir(path):
             # A killed process may have made it without making its name durable. If this process may
@@ -386,7 +368,6 @@ class PosixDisk:
         self.sync_directory(parent)
 
     def sync_directory(self, path: str) -> None:
-        """See `Disk.sync_directory`."""
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
@@ -394,7 +375,6 @@ class PosixDisk:
             os.close(fd)
 
     def lock(self, path: str) -> PosixFile:
-        """See `Disk.lock`."""
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -406,7 +386,6 @@ class PosixDisk:
         return PosixFile(fd, path)
 
     def usage(self, directory: str) -> DiskUsage:
-        """See `Disk.usage`."""
         status = os.statvfs(directory)
         return DiskUsage(
             total_bytes=status.f_blocks * status.f_frsize,

@@ -232,7 +232,6 @@ class LmdbStore:
 
     @contextmanager
     def read(self) -> Iterator[_LmdbTransaction]:
-        """See `KeyValueStore.read`."""
         try:
             with self._environment.begin(buffers=False) as transaction:
                 yield _LmdbTransaction(transaction, self._tables)
@@ -243,14 +242,12 @@ class LmdbStore:
 
     @contextmanager
     def write(self) -> Iterator[_LmdbTransaction]:
-        """See `KeyValueStore.write`."""
         with self._writing() as transaction:
             changes = _LmdbTransaction(transaction, self._tables)
             yield changes
             changes.finish()
 
     def close(self) -> None:
-        """See `KeyValueStore.close`."""
         self._environment.close()
         os.close(self._witness)
 

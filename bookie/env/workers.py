@@ -176,7 +176,6 @@ class ThreadWorkers:
         done: Callable[[R], None],
         failed: Callable[[BaseException], None],
     ) -> _ThreadBatchWorker[T, R]:
-        """See `Workers.batch_worker`."""
         assert self._loop is not None, "enter the workers first"
         return _ThreadBatchWorker(name, self._loop, handle, done, failed)
 
@@ -192,7 +191,6 @@ class ThreadWorkers:
     async def run_through(
         self, pool: str, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs
     ) -> R:
-        """See `Workers.run_through`."""
         future = self._submit(pool, function, *args, **kwargs)
         try:
             return await asyncio.wrap_future(future)
@@ -215,13 +213,11 @@ class ThreadWorkers:
         return future
 
     async def drained(self) -> None:
-        """See `Workers.drained`."""
         while self._running:
             await _ended(*self._running)
 
     @property
     def is_idle(self) -> bool:
-        """See `Workers.is_idle`."""
         return not self._running
 
 

@@ -153,17 +153,14 @@ class Record:
 
     @property
     def version(self) -> int:
-        """See `Stat.version`."""
         return self.stat.version
 
     @property
     def ephemeral(self) -> bool:
-        """See `Stat.ephemeral`."""
         return self.stat.ephemeral
 
     @property
     def created_by_self(self) -> bool:
-        """See `Stat.created_by_self`."""
         return self.stat.created_by_self
 
 

@@ -156,7 +156,6 @@ class EtcdStore(MetadataStore):
 
     @property
     def is_session_certain(self) -> bool:
-        """See `MetadataStore.is_session_certain`."""
         return self._open and self._monitor.state is SessionState.CONNECTED
 
     async def _probe(self) -> None:
@@ -177,7 +176,6 @@ class EtcdStore(MetadataStore):
 
     @asynccontextmanager
     async def session_events(self) -> AsyncIterator[AsyncIterator[SessionEvent]]:
-        """See `MetadataStore.session_events`."""
         self._require_open()
         with self._session_watches.open() as events:
             yield events
@@ -185,7 +183,6 @@ class EtcdStore(MetadataStore):
     # ---- reads
 
     async def get(self, key: str) -> Record | None:
-        """See `MetadataStore.get`."""
         check_key(key)
         self._require_open()
         response = await self._client.read(RANGE, pb.RangeRequest(key=self._scope.key(key)))
@@ -194,7 +191,6 @@ class EtcdStore(MetadataStore):
         return None
 
     async def exists(self, key: str) -> bool:
-        """See `MetadataStore.exists`."""
         check_prefix(key)
         self._require_open()
         reads = [any_below(self._scope, key)]
@@ -218,12 +214,10 @@ class EtcdStore(MetadataStore):
             yield Record(kv.value, stat_of(name, kv, self._lease.id))
 
     async def foreign_keys(self) -> list[bytes]:
-        """See `MetadataStore.foreign_keys`."""
         self._require_open()
         return await foreign_keys(self._client, self._scope)
 
     async def delete_foreign(self) -> int:
-        """See `MetadataStore.delete_foreign`."""
         found = await self.foreign_keys()
         for start in range(0, len(found), _DELETIONS_MAX):
             parts = [delete(key) for key in found[start : start + _DELETIONS_MAX]]
@@ -231,7 +225,6 @@ class EtcdStore(MetadataStore):
         return len(found)
 
     async def enclosing_scopes(self, names: Collection[str]) -> list[str]:
-        """See `MetadataStore.enclosing_scopes`."""
         self._require_open()
         found = []
         for scope in ancestors(str(self._scope)):
@@ -358,7 +351,6 @@ class EtcdStore(MetadataStore):
 
     @asynccontextmanager
     async def watch(self, prefix: str) -> AsyncIterator[AsyncIterator[Change]]:
-        """See `MetadataStore.watch`."""
         check_prefix(prefix)
         self._require_open()
         position = await present(self._client, self._scope)

@@ -57,7 +57,6 @@ class ConditionReads:
         return Stored(kv.mod_revision, owner(kv.lease)) if kv is not None else None
 
     def has_children(self, key: str) -> bool:
-        """See `evaluate.Tree.has_children`."""
         return bool(self._responses[self._below[key]].kvs)
 
 

@@ -279,12 +279,10 @@ class LocalStore(MetadataStore):
 
     @property
     def is_session_certain(self) -> bool:
-        """See `MetadataStore.is_session_certain`."""
         return self._environment is not None and self._monitor.state is SessionState.CONNECTED
 
     @asynccontextmanager
     async def session_events(self) -> AsyncIterator[AsyncIterator[SessionEvent]]:
-        """See `MetadataStore.session_events`."""
         self._require_open()
         with self._session_watches.open() as events:
             yield events
@@ -292,19 +290,16 @@ class LocalStore(MetadataStore):
     # ---- reads and writes
 
     async def get(self, key: str) -> Record | None:
-        """See `MetadataStore.get`."""
         check_key(key)
         with self._require_open().read() as tree:
             return tree.record(key, self._session)
 
     async def exists(self, key: str) -> bool:
-        """See `MetadataStore.exists`."""
         check_prefix(key)
         with self._require_open().read() as tree:
             return (key != ROOT and tree.find(key) is not None) or tree.has_children(key)
 
     async def get_children(self, key: str) -> list[str]:
-        """See `MetadataStore.get_children`."""
         check_prefix(key)
         names: list[str] = []
         while True:
@@ -316,7 +311,6 @@ class LocalStore(MetadataStore):
             await asyncio.sleep(0)  # a page takes a fraction of a millisecond; then others run
 
     async def scan_children(self, key: str, *, after: str = "") -> AsyncIterator[Record]:
-        """See `MetadataStore.scan_children`."""
         check_listing(key, after)
         start: str | None = after
         while start is not None:
@@ -357,7 +351,6 @@ class LocalStore(MetadataStore):
 
     @asynccontextmanager
     async def watch(self, prefix: str) -> AsyncIterator[AsyncIterator[Change]]:
-        """See `MetadataStore.watch`."""
         check_prefix(prefix)
         with self._require_open().read() as tree:
             version = tree.version()

@@ -58,32 +58,27 @@ class MemoryStore(MetadataStore):
 
     @property
     def is_session_certain(self) -> bool:
-        """See `MetadataStore.is_session_certain`."""
         return self._loop is not None
 
     async def get(self, key: str) -> Record | None:
-        """See `MetadataStore.get`."""
         check_key(key)
         await self._reach()
         with self._tree.lock:
             return self._record(key)
 
     async def exists(self, key: str) -> bool:
-        """See `MetadataStore.exists`."""
         check_prefix(key)
         await self._reach()
         with self._tree.lock:
             return key in self._tree.nodes or self._tree.has_children(key)
 
     async def get_children(self, key: str) -> list[str]:
-        """See `MetadataStore.get_children`."""
         check_prefix(key)
         await self._reach()
         with self._tree.lock:
             return sorted(self._tree.children.get(key, ()))
 
     async def scan_children(self, key: str, *, after: str = "") -> AsyncIterator[Record]:
-        """See `MetadataStore.scan_children`."""
         check_listing(key, after)
         for name in await self.get_children(key):
             if name <= after:
@@ -95,7 +90,6 @@ class MemoryStore(MetadataStore):
                 yield record
 
     async def transaction(self, operations: Sequence[Operation]) -> list[Stat | None]:
-        """See `MetadataStore.transaction`."""
         check_transaction(operations)
         self._refuse_acl(operations)
         await self._reach()
@@ -108,7 +102,6 @@ class MemoryStore(MetadataStore):
 
     @asynccontextmanager
     async def watch(self, prefix: str) -> AsyncIterator[AsyncIterator[Change]]:
-        """See `MetadataStore.watch`."""
         check_prefix(prefix)
         await self._reach()
         with self._tree.lock:
@@ -118,7 +111,6 @@ class MemoryStore(MetadataStore):
 
     @asynccontextmanager
     async def session_events(self) -> AsyncIterator[AsyncIterator[SessionEvent]]:
-        """See `MetadataStore.session_events`."""
         self._require_open()
         with self._session_watches.open() as events:
             yield events

@@ -167,7 +167,6 @@ class ZooKeeperStore(MetadataStore):
     # ---- reads
 
     async def get(self, key: str) -> Record | None:
-        """See `MetadataStore.get`."""
         check_key(key)
         require_representable_key(key)
         opened = self._require_open()
@@ -181,7 +180,6 @@ class ZooKeeperStore(MetadataStore):
         return self._record(key, data, stat, link.session)
 
     async def exists(self, key: str) -> bool:
-        """See `MetadataStore.exists`."""
         check_prefix(key)
         require_representable_key(key)
         link = self._require_open().link
@@ -194,7 +192,6 @@ class ZooKeeperStore(MetadataStore):
         return stat.numChildren > 0 or (key != ROOT and not has_no_record(data))
 
     async def get_children(self, key: str) -> list[str]:
-        """See `MetadataStore.get_children`."""
         check_prefix(key)
         require_representable_key(key)
         link = self._require_open().link
@@ -207,7 +204,6 @@ class ZooKeeperStore(MetadataStore):
         return sorted(names)
 
     async def scan_children(self, key: str, *, after: str = "") -> AsyncIterator[Record]:
-        """See `MetadataStore.scan_children`."""
         check_listing(key, after)
         names = [name for name in await self.get_children(key) if name > after]
         prefix = key.rstrip("/")
@@ -228,7 +224,6 @@ class ZooKeeperStore(MetadataStore):
     # ---- writes
 
     async def transaction(self, operations: Sequence[Operation]) -> list[Stat | None]:
-        """See `MetadataStore.transaction`."""
         check_transaction(operations)
         for operation in operations:
             require_representable(operation)
@@ -253,7 +248,6 @@ class ZooKeeperStore(MetadataStore):
         await self._require_open().writer.write(operations, with_parents=True)
 
     async def enclosing_scopes(self, names: Collection[str]) -> list[str]:
-        """See `MetadataStore.enclosing_scopes`."""
         nodes, deadline = self._require_open().nodes, self._require_open().link.deadline()
         found = []
         for scope in ancestors(self._scope.root):
@@ -273,14 +267,12 @@ class ZooKeeperStore(MetadataStore):
     # ---- access control
 
     async def get_acl(self, key: str) -> list[Acl]:
-        """See `MetadataStore.get_acl`."""
         check_key(key)
         require_representable_key(key)
         opened = self._require_open()
         return await opened.nodes.acl(key, opened.link.deadline())
 
     async def set_acl(self, key: str, acl: Sequence[Acl]) -> None:
-        """See `MetadataStore.set_acl`."""
         check_key(key)
         check_access(acl)
         require_representable_key(key)
@@ -291,7 +283,6 @@ class ZooKeeperStore(MetadataStore):
 
     @asynccontextmanager
     async def watch(self, prefix: str) -> AsyncIterator[AsyncIterator[Change]]:
-        """See `MetadataStore.watch`."""
         check_prefix(prefix)
         link = self._require_open().link
         # After this round trip, events of earlier commits have arrived. They are not reported.
@@ -301,12 +292,10 @@ class ZooKeeperStore(MetadataStore):
 
     @property
     def is_session_certain(self) -> bool:
-        """See `MetadataStore.is_session_certain`."""
         return self._open is not None and self._open.link.is_certain
 
     @asynccontextmanager
     async def session_events(self) -> AsyncIterator[AsyncIterator[SessionEvent]]:
-        """See `MetadataStore.session_events`."""
         self._require_open()
         with self._session_watches.open() as events:
             yield events

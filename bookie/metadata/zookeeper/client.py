@@ -88,11 +88,9 @@ class _Result:
         self._callbacks: list[Callable[[_Result], object]] = []
 
     def set(self, value: object = None) -> None:
-        """See kazoo's interface."""
         self._settle(value, None)
 
     def set_exception(self, exception: BaseException) -> None:
-        """See kazoo's interface."""
         self._settle(None, exception)
 
     def get(self) -> object:
@@ -102,7 +100,6 @@ class _Result:
         return self.value
 
     def rawlink(self, callback: Callable[[_Result], object]) -> None:
-        """See kazoo's interface."""
         self._callbacks.append(callback)
         if self._ready:
             self._run()

@@ -112,7 +112,6 @@ class NodeReader:
             view.acls[key] = tuple(acl)
 
     async def acl(self, key: str, deadline: float) -> list[Acl]:
-        """See `MetadataStore.get_acl`."""
         await self._require_record(key, deadline)
         try:
             acl, _ = await self._link.read(GetACL(self._scope.path(key)), deadline)
@@ -121,7 +120,6 @@ class NodeReader:
         return from_node_acl(acl)
 
     async def set_acl(self, key: str, acl: Sequence[Acl], deadline: float) -> None:
-        """See `MetadataStore.set_acl`."""
         node_acl = to_node_acl(acl)
         await self._require_record(key, deadline)
         try:

@@ -59,7 +59,6 @@ class _OfPath:
     _call: ClassVar[str]
 
     def ask(self, client: KazooClient) -> object:
-        """See `Request`."""
         return getattr(client, self._call)(self.path)
 
 
@@ -100,7 +99,6 @@ class SetACL(NamedTuple):
     acl: Sequence[ACL]
 
     def ask(self, client: KazooClient) -> object:
-        """See `Request`."""
         return client.set_acls_async(self.path, list(self.acl))
 
 
@@ -122,7 +120,6 @@ class CreateNode(NamedTuple):
         return self.sequential and not self.ephemeral
 
     def ask(self, client: KazooClient) -> object:
-        """See `Request`."""
         path, data, acl, ephemeral, sequential = self
         return client.create_async(path, data, list(acl), ephemeral, sequential)
 
@@ -135,7 +132,6 @@ class SetData(NamedTuple):
     version: int
 
     def ask(self, client: KazooClient) -> object:
-        """See `Request`."""
         return client.set_async(*self)
 
 
@@ -167,7 +163,6 @@ class Multi(NamedTuple):
     operations: Sequence[NodeOperation]
 
     def ask(self, client: KazooClient) -> object:
-        """See `Request`."""
         transaction: TransactionRequest = client.transaction()
         for operation in self.operations:
             match operation:

@@ -162,7 +162,6 @@ class ZooKeeperLink:
 
     @property
     def is_certain(self) -> bool:
-        """See `MetadataStore.is_session_certain`."""
         return self._monitor is not None and self._monitor.state is SessionState.CONNECTED
 
     @property
@@ -176,7 +175,6 @@ class ZooKeeperLink:
 
     @property
     def credentials(self) -> tuple[int, bytes]:
-        """See `ZooKeeperStore.credentials`."""
         return self.session, self._password
 
     # ---- requests
@@ -202,7 +200,6 @@ class ZooKeeperLink:
     def send(
         self, request: Request, session: int | None = None, connection: int | None = None
     ) -> Pending:
-        """See `Bridge.send`."""
         if self._bridge is None:
             raise MetadataClosedError("the metadata store is closed")
         # A connection that we have yet to hear of has no watch.
