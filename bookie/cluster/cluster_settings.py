@@ -1,9 +1,8 @@
 """Settings of a whole cluster: one record each, which every bookie reads before its own file.
 
-A change is one transaction. It is checked together with all other cluster settings, and it writes
-the record above them, whose version orders all changes. So two changes that are each valid never
-combine to invalid settings. A record that was written directly (``bookie metadata put``) is checked
-by the bookies that read it.
+A change is one transaction, checked together with all other cluster settings. It also writes the
+record above them, whose version orders all changes. So two valid changes never combine into invalid
+settings. Bookies check a record that was written directly (``bookie metadata put``).
 
 Source: the dynamic configuration of PIP-45's brokers, one record per key.
 """
@@ -31,7 +30,7 @@ class ClusterSettings:
         self._store = store
 
     async def read(self) -> dict[str, str]:
-        """All of them, by name, as they were at one moment; unchecked.
+        """All settings by name, as of one moment; unchecked.
 
         Raises:
             FormatError: a record is not text.
@@ -39,7 +38,7 @@ class ClusterSettings:
         return (await self._read())[0]
 
     async def read_known(self) -> dict[str, str]:
-        """As `read`, but settings that this version does not know are logged and left out.
+        """As `read`, without the settings that this version does not know: it logs them.
 
         A newer tool may have set them.
         """
@@ -50,7 +49,7 @@ class ClusterSettings:
         return known
 
     async def set(self, values: Mapping[str, str]) -> None:
-        """Set some of them, all or none.
+        """Set several settings, all or none.
 
         Raises:
             ConfigurationError: in one sentence: a setting is unknown, or each bookie has its own;
@@ -64,7 +63,7 @@ class ClusterSettings:
                 return
 
     async def unset(self, names: Iterable[str]) -> None:
-        """Remove some of them, all or none. Bookies use their own settings then, or the defaults.
+        """Remove several settings, all or none. Bookies then use their own, or the defaults.
 
         Raises:
             ConfigurationError: one of them is not set. Or the others, valid until now, would
@@ -83,9 +82,9 @@ class ClusterSettings:
     async def follow(
         self, take: Callable[[dict[str, str]], None], *, instance_id: str = ""
     ) -> None:
-        """Call `take` with all known ones, now and after each change; see `mirror.follow`.
+        """Call `take` with all known settings, now and after each change; see `mirror.follow`.
 
-        With an `instance_id`, those of another cluster are not taken.
+        With an `instance_id`, the settings of another cluster are ignored.
         """
 
         async def read() -> dict[str, str]:

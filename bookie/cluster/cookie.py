@@ -42,7 +42,7 @@ _FIRST_LINE = re.compile(rf"{_MAGIC} ([1-9][0-9]{{0,8}})", re.ASCII)
 
 
 class CookieState(enum.Enum):
-    """Whether the directories of a new bookie have all been stamped."""
+    """Progress of a new bookie: READY once all its directories are stamped."""
 
     NEW = "NEW"
     READY = "READY"
@@ -50,7 +50,7 @@ class CookieState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Cookie:
-    """Who a bookie is, and which of its states its directories hold.
+    """A bookie's identity, and the state that its directories hold.
 
     `unique_id` is random, made once when the directories are first used.
     """
@@ -70,7 +70,7 @@ class Cookie:
     is_settled: bool = True
     """In a directory: False while the metadata store may still have the number before this one."""
     is_in_doubt: bool = False
-    """Whether the bookie may lack entries that its ledgers count on; the store's copy counts."""
+    """True if the bookie may lack entries that its ledgers count on; the store's copy decides."""
 
     def differences(self, other: Cookie) -> list[str]:
         """The names of the fields of identity in which two cookies differ."""

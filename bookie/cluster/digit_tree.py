@@ -19,13 +19,13 @@ from bookie.metadata.store import MetadataStore
 
 @dataclass(frozen=True, slots=True)
 class DigitTree:
-    """Where numbers lie below `root`."""
+    """The keys of numbers below `root`."""
 
     root: str
     groups: tuple[int, ...]
-    """How many digits each level has."""
+    """Digits of each level."""
     prefix: str = ""
-    """What the names of the last level begin with."""
+    """Prefix of the names in the last level."""
     maximum: int = 2**63 - 1
 
     def key(self, number: int) -> str:
@@ -62,7 +62,7 @@ class DigitTree:
         return number
 
     def owns(self, name: str) -> bool:
-        """Whether `name`, right below the root, is a directory (or the record) of this tree."""
+        """True if `name`, right below the root, is a directory or record of this tree."""
         size = self.groups[0]
         if len(self.groups) == 1:
             name = name.removeprefix(self.prefix) if name.startswith(self.prefix) else ""
@@ -107,7 +107,7 @@ class DigitTree:
     async def _directories(
         self, store: MetadataStore, names: list[str] | None, after: int
     ) -> AsyncIterator[tuple[str, str]]:
-        """The directories with numbers above `after`, each with the name after which to begin."""
+        """The directories with numbers above `after`, each with the name to start after."""
         start = self._names(after) if after >= 0 else [""] * len(self.groups)
         # The last item of the stack is next. `is_start`: the directory is on the path of `after`.
         stack = [(self.root, 0, True)]

@@ -55,7 +55,7 @@ class BookieDirectory(Mirror[Registration]):
         return MappingProxyType({**self._read_only, **self._writable})
 
     def resolve(self, bookie_id: str) -> Endpoint:
-        """Where a bookie is, or was when it was last seen.
+        """A bookie's present or last known address.
 
         Raises:
             BookieUnreachableError: this directory has not seen it registered, or it serves no
@@ -70,7 +70,7 @@ class BookieDirectory(Mirror[Registration]):
         return endpoint
 
     def incarnation(self, bookie_id: str) -> str:
-        """The incarnation that a bookie has, or had when it was last seen; empty if it is unknown.
+        """A bookie's present or last known incarnation; empty if unknown.
 
         A writer takes this together with the bookie's address, before it sends the first entry.
         """
@@ -78,7 +78,7 @@ class BookieDirectory(Mirror[Registration]):
         return "" if registration is None else registration.incarnation
 
     def arrivals(self, bookie_id: str) -> int:
-        """How often a bookie was seen to register since this directory watches."""
+        """Registrations of a bookie that this directory has seen."""
         return self._arrivals[bookie_id]
 
     def on_arrival(self, callback: Callable[[str], object]) -> None:

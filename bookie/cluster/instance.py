@@ -34,7 +34,7 @@ _WINDOW = 64
 
 @dataclass(frozen=True, slots=True)
 class ClusterStatus:
-    """What the metadata store says about a cluster as a whole. Bookie ids are sorted."""
+    """A cluster as a whole, from the metadata store. Bookie ids are sorted."""
 
     instance_id: str
     layout: str
@@ -47,7 +47,8 @@ class ClusterStatus:
 async def initialize_cluster(store: MetadataStore, layout: str | None = None) -> str:
     """Make a new cluster; returns its instance id.
 
-    `layout` is how its ledgers lie: ``flat``, ``hierarchical``, or what fits the store when None.
+    `layout` names the layout of its ledgers: ``flat``, ``hierarchical``, or None for the one that
+    fits the store.
 
     Raises:
         LayoutExistsError: there is a cluster already; nothing was changed.
@@ -116,7 +117,7 @@ async def refuse_inner_cluster(store: MetadataStore) -> None:
 
 
 def _is_number(parent: str, name: str) -> bool:
-    """Whether `name` is a ledger, or a directory of ledgers."""
+    """True if `name` is a ledger or a directory of ledgers."""
     is_of_ledgers = any(is_under(root, parent) for root in _OF_LEDGERS)
     return is_of_ledgers and name.removeprefix("L").isdigit()
 

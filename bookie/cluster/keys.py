@@ -1,4 +1,4 @@
-"""Where everything stands in the metadata store, relative to the cluster's scope.
+"""Every key of a cluster in the metadata store, relative to the cluster's scope.
 
 =============================== ==================================================================
 key                             value
@@ -91,7 +91,7 @@ def registration(bookie_id: str, *, read_only: bool) -> str:
 
 
 def essential(key: str) -> str | None:
-    """What an essential key of a cluster holds, in words; None for other keys."""
+    """Content of an essential key of a cluster, in words; None for other keys."""
     match key.split("/")[1:]:
         case ["INSTANCEID"]:
             return "the cluster's id"
@@ -110,7 +110,7 @@ def essential(key: str) -> str | None:
 
 
 def is_writable(key: str) -> bool:
-    """Whether `key` registers a bookie as writable."""
+    """True if `key` registers a bookie as writable."""
     return key.startswith(WRITABLE + "/")
 
 

@@ -1,4 +1,4 @@
-"""How the ledgers of a cluster are laid out in its metadata store: decided once, at its beginning.
+"""The layout of a cluster's ledgers in its metadata store; chosen once, when the cluster is made.
 
 ============ =====================================================================================
 layout       key of a ledger
@@ -39,13 +39,13 @@ UNINITIALIZED = "the metadata store holds no cluster; make one with `bookie clus
 
 @dataclass(frozen=True, slots=True)
 class LedgerLayout:
-    """Where ledgers lie: in one tree, or in several that share a root.
+    """The trees that hold the ledgers: one, or several that share a root.
 
     Each tree has the ids above those of the tree before it, up to its own maximum.
     """
 
     name: str
-    """What ``LAYOUT`` calls it."""
+    """Its name in ``LAYOUT``."""
     trees: tuple[DigitTree, ...]
 
     def under(self, root: str) -> LedgerLayout:
@@ -128,7 +128,7 @@ def encode_layout(layout: LedgerLayout) -> bytes:
 
 
 def decode_layout(value: bytes) -> LedgerLayout:
-    """What a value of ``LAYOUT`` says.
+    """The layout in a value of ``LAYOUT``.
 
     Raises:
         FormatError: in one sentence that names the key: it is damaged, or this program does not

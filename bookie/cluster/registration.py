@@ -4,7 +4,7 @@ A writable bookie is registered under ``available/readwrite``, a read-only one u
 ``available/readonly``. One transaction makes the change, so the bookie is always registered under
 exactly one of the two. The registration is kept for as long as its context is open. After a lost
 session or a deletion of the record it is written again. Meanwhile the bookie continues to serve.
-A store that does not answer, refuses us or holds another cluster is waited for.
+The registration waits for a store that is silent, refuses us or holds another cluster.
 
 A record of the same id may belong to another session, for instance that of an earlier life of this
 bookie. The registration waits until it ends. If the record stays, two processes use one id, and
@@ -50,7 +50,7 @@ from bookie.metadata.store import MetadataStore
 from bookie.telemetry import event_log
 
 WAIT_TIMEOUTS = 1.5
-"""How long to wait for another session's record to go, in session timeouts. The session of a
+"""Wait for another session's record to go, in session timeouts. The session of a
 hanging owner ends some time after its timeout."""
 
 _log = event_log(__name__)
@@ -94,7 +94,7 @@ class BookieRegistration:
 
     @property
     def registration(self) -> Registration:
-        """What is registered, or will be as soon as the store answers."""
+        """The registered state, or the state to write as soon as the store answers."""
         return self._wanted
 
     @property
@@ -104,7 +104,7 @@ class BookieRegistration:
 
     @property
     def obstacle(self) -> str:
-        """Why the last attempt to register again failed; empty while it is registered."""
+        """Reason why the last new registration failed; empty while it is registered."""
         return "" if self._is_registered or self._obstacle is None else str(self._obstacle)
 
     async def update(self, registration: Registration) -> None:
@@ -238,7 +238,7 @@ class BookieRegistration:
             self._doubt.set()
 
     async def _is_intact(self) -> bool:
-        """Whether the store holds what is wanted, for our present session, and nothing else."""
+        """True if the store holds exactly the wanted record, for our present session."""
         # Without the lock, an update of our own would look like a foreign write.
         async with self._writing:
             wanted = self._wanted

@@ -1,4 +1,4 @@
-"""How a live bookie describes itself: the value of its leased registration record.
+"""A live bookie's description of itself: the value of its leased registration record.
 
 Canonical JSON (:mod:`bookie.metadata.json_record`), format ``bookie-registration``, version 1.
 """
@@ -23,11 +23,11 @@ class Endpoint:
     """An address under which a bookie serves something."""
 
     name: str
-    """What is served there: "bookie" for the entry service, "http" for metrics and health."""
+    """Name of the service: "bookie" for entries, "http" for metrics and health."""
     host: str
     port: int
     protocol: str
-    """How to speak to it: "grpc", "grpcs", "http", …"""
+    """Protocol of the service: "grpc", "grpcs", "http", …"""
 
     @property
     def address(self) -> str:
@@ -47,14 +47,14 @@ class Registration:
     """Size of the ledger device."""
     free_bytes: int = 0
     load: float = 0.0
-    """How busy the bookie is: 0 idle, 1 at its limit."""
+    """Load of the bookie: 0 idle, 1 at its limit."""
     read_only: bool = False
     version: str = ""
     """The program's version."""
     incarnation: str = ""
     """Renewed whenever the bookie may have lost something that it acknowledged."""
     store_doubt: str = ""
-    """Why the metadata store may be older than the bookie; empty if it is not."""
+    """Reason to think that the metadata store is older than the bookie; empty if there is none."""
 
     def endpoint(self, name: str) -> Endpoint | None:
         """The endpoint called `name`, or None."""

@@ -10,8 +10,8 @@ Each process has one `Participant`, which follows its session; the recipes work 
 | `read_write_locks` | the same, shared and exclusive |
 | `election` | one leader among candidates |
 | `queues` | items that one consumer at a time works on |
-| `membership` | who belongs to a group, and lives |
-| `discovery` | services, and where their instances are |
+| `membership` | the live members of a group |
+| `discovery` | services and the addresses of their instances |
 | `takeover` | waiting for the record of an earlier life |
 | `counters` | numbers that no two processes get |
 | `barriers` | begin together, end together |

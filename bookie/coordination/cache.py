@@ -55,13 +55,13 @@ ENTRIES_MAX = 10_000
 """Values kept; the least recently used one is dropped first."""
 
 UPDATE_SECONDS_MAX = 30.0
-"""How long an update is repeated while others are faster."""
+"""Longest time to repeat an update while others are faster."""
 
 _log = event_log(__name__)
 
 
 class Codec(Protocol[T]):
-    """Between values and bytes."""
+    """Converts values to bytes and back."""
 
     def encode(self, key: str, value: T) -> bytes:
         """The bytes of `value`, which is to stand under `key`."""
@@ -77,7 +77,7 @@ class Codec(Protocol[T]):
 
 
 class JsonCodec:
-    """Whatever JSON can hold, as compact JSON with sorted keys."""
+    """JSON values as compact text with sorted keys."""
 
     def encode(self, key: str, value: Any) -> bytes:
         return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
@@ -113,7 +113,7 @@ class MetadataCache(Generic[T]):
     Args:
         participant: on whose store, which has to stay open for longer.
         prefix: where the values stand; other keys are refused.
-        codec: between values and bytes.
+        codec: converts values to bytes and back.
         on_change: called with each change of a key under the prefix. The cache has dropped the old
             value before, so a read of the cache gives the new one.
         on_reload: if given, changed values that were cached are loaded again at once. Then
@@ -174,7 +174,7 @@ class MetadataCache(Generic[T]):
         return None if found is None else found.value
 
     async def exists(self, key: str) -> bool:
-        """Whether `key` has a record or children, by a read of the store."""
+        """True if `key` has a record or children, by a read of the store."""
         return await self._store.exists(self._check(key))
 
     async def get_children(self, key: str) -> list[str]:
@@ -324,7 +324,7 @@ class MetadataCache(Generic[T]):
             self.invalidate_all()
 
     def _take(self, event: WatchEvent) -> bool:
-        """Drop the value that the event makes old; whether it is to be loaded again."""
+        """Drop the value that the event makes old; True if it should be loaded again."""
         self._supersede(event.key, event.revision)
         if event.key not in self._entries:
             # The answer may be older than the event. Its caller asked to be kept up to date.

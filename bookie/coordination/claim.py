@@ -4,9 +4,9 @@
 bytes                     meaning
 ========================= ========================================================================
 ``claim 1 ``              the format and its version
-guid, a space             32 hexadecimal digits: which attempt of which process wrote it
+guid, a space             32 hexadecimal digits: the attempt and the process that wrote it
 mode, a newline           ``exclusive`` or ``shared``
-owner, a newline          who the process says it is, JSON text; often empty: ``""``
+owner, a newline          the name that the process gave, JSON text; often empty: ``""``
 the rest                  the content, for the users of the lock
 ========================= ========================================================================
 
@@ -28,7 +28,7 @@ _VERSION = 1
 
 
 class ClaimMode(enum.Enum):
-    """Whether others of the kind may hold at the same time."""
+    """Exclusive, or shared with other shared claims."""
 
     EXCLUSIVE = "exclusive"
     SHARED = "shared"

@@ -18,7 +18,7 @@ from bookie.errors import BadRequestError, BadVersionError, FormatError, Metadat
 from bookie.metadata.model import NOT_EXISTS, check_key
 
 ATTEMPTS_MAX = 30
-"""How often a reservation is tried when others are faster."""
+"""Attempts at a reservation while others are faster."""
 
 
 class Counter:

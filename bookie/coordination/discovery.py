@@ -1,4 +1,4 @@
-"""Services, and where their instances are: a group of members per service.
+"""Services and the addresses of their instances: a group of members per service.
 
 An instance is announced for as long as its process and its session live. A lookup may return an
 instance that died a moment ago: connect, and try the next one.

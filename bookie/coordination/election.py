@@ -45,7 +45,7 @@ _log = event_log(__name__)
 
 
 class LeaderState(enum.Enum):
-    """See the table of the module."""
+    """State of a candidate; the module has a table."""
 
     NO_LEADER = "no leader"
     FOLLOWING = "following"
@@ -86,7 +86,7 @@ class Election:
 
     @property
     def state(self) -> LeaderState:
-        """See the module. The clock counts: it may turn UNKNOWN before any event."""
+        """The state by events and the clock: it may turn UNKNOWN before any event."""
         is_known = self._state in (LeaderState.FOLLOWING, LeaderState.LEADING)
         if is_known and not self._participant.is_certain:
             return LeaderState.UNKNOWN

@@ -49,7 +49,7 @@ _log = event_log(__name__)
 
 
 class LockState(enum.Enum):
-    """See the table of the module."""
+    """State of a lock; the module has a table."""
 
     HELD = "held"
     UNCERTAIN = "uncertain"
@@ -75,7 +75,7 @@ class Lock:
         self._ticket: Ticket | None = None
         self._token = 0
         self.is_waiting = False
-        """Whether the claim waits in the queue."""
+        """True while the claim waits in the queue."""
         self._state = LockState.UNCERTAIN
         self._doubt = asyncio.Event()
         """Set when the claim must be checked; while waiting, when the queue must be read again."""
@@ -93,19 +93,19 @@ class Lock:
 
     @property
     def content(self) -> bytes:
-        """What the holder wrote last."""
+        """The content that the holder wrote last."""
         return self._claim.content
 
     @property
     def state(self) -> LockState:
-        """See the module. The clock counts: it may turn UNCERTAIN before any event."""
+        """The state by events and the clock: it may turn UNCERTAIN before any event."""
         if self._state is LockState.HELD and not self._participant.is_certain:
             return LockState.UNCERTAIN
         return self._state
 
     @property
     def is_held(self) -> bool:
-        """Whether the holder may begin something. Guard it all the same."""
+        """True if the holder may begin new work. Guard its effects all the same."""
         return self.state is LockState.HELD
 
     @property

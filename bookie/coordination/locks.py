@@ -20,7 +20,7 @@ from bookie.errors import BadVersionError, LockBusyError, NoSuchKeyError, Operat
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who holds a lock, as others see it."""
+    """The holder of a lock, as others see it."""
 
     owner: str
     content: bytes

@@ -1,4 +1,4 @@
-"""Who belongs to a group and lives: one leased record per member.
+"""The live members of a group: one leased record per member.
 
 A member's record ``PATH/NAME`` is kept for as long as its context is open. It is written again
 after a lost session or a deletion. A record of the same name may belong to another session, for
@@ -35,7 +35,7 @@ from bookie.metadata.session import SessionEvent
 from bookie.telemetry import event_log
 
 WAIT_TIMEOUTS = 1.5
-"""How long to wait for another session's record to go, in session timeouts."""
+"""Wait for another session's record to go, in session timeouts."""
 
 _log = event_log(__name__)
 

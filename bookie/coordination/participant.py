@@ -113,7 +113,7 @@ class Participant:
         self._live.discard(guid)
 
     def is_leftover(self, guid: str) -> bool:
-        """Whether a claim is this participant's and was given up."""
+        """True if a claim is this participant's and was given up."""
         return guid.startswith(self._name) and guid not in self._live
 
     # ---- work

@@ -71,7 +71,7 @@ class Taken:
 
     @property
     def value(self) -> bytes:
-        """What was put."""
+        """The value that was put."""
         return self._item.value
 
     @property
@@ -208,7 +208,7 @@ class Queue:
             await self._store.delete(receipt)
 
     async def size(self) -> int:
-        """How many items are not done."""
+        """Number of items that are not done."""
         return len(await self._store.get_children(f"{self._path}/items"))
 
     @checked

@@ -1,4 +1,4 @@
-"""Where one instance of a service is: the value of its leased record.
+"""The address of a service instance: the value of its leased record.
 
 Canonical JSON (:mod:`bookie.metadata.json_record`), format ``service-instance``, version 1.
 """
@@ -23,7 +23,7 @@ class ServiceInstance:
     host: str
     port: int
     protocol: str = ""
-    """How to speak to it: "grpc", "https", …"""
+    """Protocol of the service: "grpc", "https", …"""
     labels: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -45,7 +45,7 @@ from bookie.metadata.model import (
 
 PREFIX = "claim-"
 ATTEMPTS_MAX = 3
-"""How often a claim is tried while the store does not answer."""
+"""Attempts to claim while the store does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +294,7 @@ async def _wake_on_deletion(changes: AsyncIterator[Change], wake: asyncio.Event)
 
 
 def is_gone(change: Change) -> bool:
-    """Whether the watched record was deleted, or may have been."""
+    """True if the watched record was deleted, or may have been."""
     return isinstance(change, Resync) or any(
         event.kind is ChangeKind.DELETED for event in change.events
     )

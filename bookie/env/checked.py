@@ -1,8 +1,7 @@
 """Public calls whose arguments are compared with their annotations before anything is done.
 
-Python would take many a wrong argument and fail later, or do something else: of ``logs="orders"``
-it would take the letters. `checked` is for calls that are rare; what is called for each record
-checks by itself.
+Python accepts many wrong arguments and fails later, or does something else: ``logs="orders"`` would
+mean six logs. Use `checked` for rare calls; calls made for each record check by themselves.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class _Kind:
     """A kind of values."""
 
     text: str
-    """What such a value is, for people."""
+    """Description of such a value, for people."""
     take: Callable[[Any], Any]
     """Returns the value, or a list of what an iterable gives; raises _WrongError for others."""
 

@@ -94,7 +94,7 @@ def parse_moment(text: str) -> int:
 
 
 def moment_text(milliseconds: int) -> str:
-    """Such ms as ISO 8601 text in UTC; just as a number if no calendar reaches it."""
+    """Ms since 1970 as ISO 8601 text in UTC; as a number beyond the range of the calendar."""
     try:
         moment = _EPOCH + timedelta(milliseconds=milliseconds)
     except OverflowError:

@@ -32,7 +32,7 @@ Measured with 8 MiB, each synced: 850 MB/s in one piece, 1500 MB/s in parts of a
 NO_ROOM_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 
 PAGE_BYTES = 4096
-"""What the page cache writes at once."""
+"""Unit in which the page cache writes."""
 
 _SYNC_FILE_RANGE_WRITE = 2
 
@@ -54,7 +54,7 @@ class DiskUsage:
 
 
 class Readable(Protocol):
-    """What can be read by offset."""
+    """Bytes that can be read by offset."""
 
     def pread(self, size: int, offset: int) -> Buffer:
         """Up to `size` bytes; shorter only at the end."""

@@ -1,7 +1,7 @@
-"""What a fork does to gRPC: it does not survive, and whoever uses it in the child hangs or crashes.
+"""gRPC does not survive a fork: a child that uses it hangs or crashes.
 
-A process that opened a channel may fork as long as the child opens none. A child cannot find out by
-trying, so this module remembers it.
+A process that opened a channel may fork as long as the child opens none. A child cannot detect
+this by trying, so this module remembers the use.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from bookie.errors import ConfigurationError
 
 
 class GrpcUse:
-    """Whether gRPC was used in this process, and whether a fork broke it."""
+    """Remembers the use of gRPC in this process, and a fork that broke it."""
 
     def __init__(self) -> None:
         self._was_used = self._is_broken = False
         os.register_at_fork(after_in_child=self._after_fork)
 
     def begin(self) -> None:
-        """A channel is about to be opened in this process.
+        """Note that a channel is about to be opened in this process.
 
         Raises:
             ConfigurationError: a process before this one had used gRPC before it was forked.
@@ -28,7 +28,7 @@ class GrpcUse:
         self._was_used = True
 
     def require_usable(self) -> None:
-        """Refuse to begin what would hang.
+        """Refuse work that would hang.
 
         Raises:
             ConfigurationError: a process before this one had used gRPC before it was forked.
@@ -44,4 +44,4 @@ class GrpcUse:
 
 
 grpc_use = GrpcUse()
-"""That of this process."""
+"""The use in this process."""

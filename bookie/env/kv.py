@@ -1,6 +1,6 @@
 """A sorted, transactional key-value store in a directory; the real one is LMDB.
 
-One writer at a time, any number of readers, each on the snapshot of its begin. A write transaction
+One writer at a time; any number of readers, each on a snapshot of its begin. A write transaction
 is durable when its `with` block ends. After an error it has changed nothing. LMDB has no checksums.
 A sum over all pairs is stored with them and compared at each opening.
 Source: LMDB's documentation; opened with sync and metasync, without writemap.
@@ -76,7 +76,7 @@ class ReadTransaction(Protocol):
         """Up to two pairs: the last one below `key`, and the first one that is not."""
 
     def count(self, table: str) -> int:
-        """How many keys there are."""
+        """Number of keys."""
 
 
 class WriteTransaction(ReadTransaction, Protocol):
@@ -129,7 +129,7 @@ class _LmdbTransaction:
         self._delta = 0
         """The change of the sum over all pairs so far."""
         self._seen: dict[str, dict[bytes, bytes | None]] = {name: {} for name in tables}
-        """What `get_many` found and no put has changed: the sum needs the old values."""
+        """Values that `get_many` found and no put has changed: the sum needs the old values."""
 
     def get(self, table: str, key: bytes) -> bytes | None:
         return cast("bytes | None", self._transaction.get(key, db=self._tables[table]))

@@ -58,7 +58,7 @@ _MAP_BYTES_MAX = 2**47
 
 @dataclass(frozen=True, slots=True)
 class _Database:
-    """What a meta page or a row of the main table says about a tree."""
+    """A tree, as a meta page or a row of the main table describes it."""
 
     flags: int
     depth: int
@@ -85,7 +85,7 @@ def seed_of(table: str) -> int:
 
 
 def sum_of_pair(seed: int, key: bytes, value: bytes) -> int:
-    """What one pair adds to the sum."""
+    """The summand of one pair."""
     return crc32c(value, crc32c(key, seed))
 
 

@@ -33,7 +33,7 @@ class Outcome(Generic[T]):
         return outcome
 
     def done(self) -> bool:
-        """Whether there is a result."""
+        """True once there is a result."""
         return bool(self._results)
 
     def result(self) -> T:
@@ -41,7 +41,7 @@ class Outcome(Generic[T]):
         return self._results[0]
 
     def settle(self, result: T) -> None:
-        """Set the result, once, and make the callbacks in the order of `then`."""
+        """Set the result, once, and run the callbacks in the order they were added."""
         assert not self._results, "an outcome is settled once"
         self._results = (result,)
         for callback in self._callbacks:

@@ -37,7 +37,7 @@ class BatchWorker(Protocol[T_contra]):
 
 
 class Workers(Protocol):
-    """Where blocking work runs."""
+    """Runs blocking work."""
 
     def batch_worker(
         self,
@@ -94,7 +94,7 @@ class _ThreadBatchWorker(Generic[T, R]):
     ) -> None:
         self._loop = loop
         self._gathered: list[T] = []
-        """What was submitted in this turn."""
+        """Items submitted in this turn."""
         self._queue: SimpleQueue[list[T] | None] = SimpleQueue()
         self._handle = handle
         self._done = done
@@ -182,7 +182,7 @@ class ThreadWorkers:
     async def run(
         self, pool: str, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs
     ) -> R:
-        """See `Workers.run`. The pool named ``read`` has several threads, any other has one.
+        """The pool named ``read`` has several threads, any other has one.
 
         If the caller is cancelled before the function begins, it does not run.
         """

@@ -1,4 +1,4 @@
-"""What a transaction means, decided in one place for the backends that hold the tree themselves.
+"""The meaning of a transaction, in one place for the backends that hold the tree themselves.
 
 `evaluate` looks at the state before a transaction. It raises the error of the first condition that
 fails, or returns what to write. It changes nothing itself.
@@ -36,7 +36,7 @@ NO_OWNER = b""
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What `evaluate` must know of a record. `owner` is a session id, or `NO_OWNER`."""
+    """The facts of a record that `evaluate` needs. `owner` is a session id, or `NO_OWNER`."""
 
     version: int
     owner: bytes
@@ -73,7 +73,7 @@ class Tree(Protocol):
         ...
 
     def has_children(self, key: str) -> bool:
-        """Whether any key lies below `key`."""
+        """True if any key lies below `key`."""
         ...
 
 
@@ -89,7 +89,7 @@ class Write:
 
     @property
     def kind(self) -> ChangeKind:
-        """What watches are told."""
+        """The kind of change for watches."""
         return ChangeKind.CREATED if self.owner_before is None else ChangeKind.MODIFIED
 
     def record(self, before: StoredRecord | None, version: int, now_ms: int) -> StoredRecord:

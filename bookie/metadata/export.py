@@ -68,7 +68,7 @@ AccessList: TypeAlias = tuple[Acl, ...]
 """The access control list of a record; None where the target decides."""
 
 Count = Callable[[int], None]
-"""Is called with the number of records that were copied since the last call."""
+"""Called with the number of records copied since the last call."""
 
 
 @dataclass(slots=True)
@@ -457,7 +457,7 @@ class Difference:
 
 
 async def differences(left: MetadataStore, right: MetadataStore) -> AsyncIterator[Difference]:
-    """Where two stores differ, ascending; records that belong to sessions are not compared."""
+    """The differences between two stores, ascending, without the records of sessions."""
     ours, theirs = _persistent(left), _persistent(right)
     one, other = await anext(ours, None), await anext(theirs, None)
     while one is not None or other is not None:

@@ -108,7 +108,7 @@ class Mirror(Generic[T]):
             return
 
     async def _try_apply(self, change: Change) -> bool:
-        """Whether the store answered; otherwise nothing changed."""
+        """True if the store answered; otherwise nothing changed."""
         try:
             await self._apply(change)
         except MetadataClosedError:
@@ -149,7 +149,7 @@ class Mirror(Generic[T]):
 async def follow(
     store: MetadataStore, prefix: str, read: Callable[[], Awaitable[T]], take: Callable[[T], None]
 ) -> None:
-    """Call `take` with what `read` gives, now and after each change below `prefix`.
+    """Call `take` with the result of `read`, now and after each change below `prefix`.
 
     Several changes may lie between two calls. An outage delays the call until the store answers.
     So does a store that refuses us, or that `read` refuses. State that raises `FormatError` is

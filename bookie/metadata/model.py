@@ -1,4 +1,4 @@
-"""What a metadata store holds: keys, records, the operations on them, and the changes of watches.
+"""The content of a metadata store: keys, records, operations on them, and changes for watches.
 
 The limits and checks here are the same on every backend, and are applied before it is asked.
 """
@@ -67,7 +67,7 @@ def check_listing(key: str, after: str) -> None:
 
 
 def is_under(prefix: str, key: str) -> bool:
-    """Whether `key` is `prefix` itself or lies below it. ``/a`` does not cover ``/ab``."""
+    """True if `key` is `prefix` itself or lies below it. ``/a`` does not cover ``/ab``."""
     return prefix in (ROOT, key) or key.startswith(prefix + "/")
 
 
@@ -107,7 +107,7 @@ SEQUENCE_DIGITS_MAX = 20
 
 @dataclass(frozen=True, slots=True)
 class Stat:
-    """What a store knows of a record beside its value."""
+    """The state of a record, beside its value."""
 
     key: str
     version: int
@@ -122,7 +122,7 @@ class Stat:
     """Wall clock of the server, informational; None if the backend keeps no times."""
 
     modified_ms: int | None
-    """Likewise, of the last write."""
+    """The same for the last write."""
 
     ephemeral: bool
     """The record ends with the session of its owner."""
@@ -193,7 +193,7 @@ class Acl:
 
     @property
     def is_open(self) -> bool:
-        """Whether this entry alone lets everybody do everything."""
+        """True if this entry alone lets everybody do everything."""
         return self.scheme == "world" and self.permissions == ACL_PERMISSIONS
 
 
@@ -349,7 +349,7 @@ def check_transaction(operations: Sequence[Operation]) -> None:
 
 
 class ChangeKind(enum.Enum):
-    """What happened to a record. One that another session takes over is MODIFIED."""
+    """The kind of a change. A takeover by another session is MODIFIED."""
 
     CREATED = "created"
     MODIFIED = "modified"

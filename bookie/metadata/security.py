@@ -10,12 +10,12 @@ from bookie.config import MetadataSettings
 from bookie.errors import ConfigurationError
 
 SaslMechanism: TypeAlias = Literal["none", "digest", "digest-md5"]
-"""How user and password are sent to ZooKeeper: not at all, as its scheme ``digest``, or by SASL
-with DIGEST-MD5. etcd ignores this setting."""
+"""Authentication at ZooKeeper by user and password: none, its scheme ``digest``, or SASL with
+DIGEST-MD5. etcd ignores this setting."""
 
 Access: TypeAlias = Literal["open", "user"]
-"""Who may read and write a record on ZooKeeper that was put without an access control list:
-everybody, or the user alone."""
+"""Access to a record on ZooKeeper that was put without an access control list: for everybody, or
+for the user alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +60,12 @@ class MetadataSecurity:
 
     @property
     def uses_tls(self) -> bool:
-        """Whether connections are encrypted."""
+        """True if connections are encrypted."""
         return self.tls_ca_file is not None
 
 
 def security_of(settings: MetadataSettings) -> MetadataSecurity:
-    """What the section ``[metadata]`` says.
+    """The security that the section ``[metadata]`` describes.
 
     Raises:
         ConfigurationError: half of a pair was given.

@@ -58,7 +58,7 @@ RETRY_SECONDS = 0.5
 
 
 class SessionEvent(enum.Enum):
-    """What happened to the session that owns this store's ephemeral records.
+    """A change of the session that owns this store's ephemeral records.
 
     A short outage is CONNECTION_LOST, RECONNECTED. A long one, or an expiry, is CONNECTION_LOST,
     SESSION_LOST, RECONNECTED, SESSION_REESTABLISHED. By the last one the store has a session again.
@@ -81,7 +81,7 @@ EXPIRY_EVENTS = (
 
 
 class SessionState(enum.Enum):
-    """See the table of the module."""
+    """State of a session; the module has a table."""
 
     CONNECTED = "connected"
     DOUBTFUL = "doubtful"
@@ -226,12 +226,12 @@ class SessionMachine:
 
     @property
     def state(self) -> SessionState:
-        """As of the last step."""
+        """The state as of the last step."""
         return self._state
 
     @property
     def deadline(self) -> float | None:
-        """When `Tick` is owed at the latest; None if only another event can change anything."""
+        """Latest time of the next `Tick`; None if only another event can change anything."""
         if self._state in (SessionState.CLOSED, SessionState.READ_ONLY):
             return None
         due = self._probe_at
@@ -242,7 +242,7 @@ class SessionMachine:
         return due if self._state is SessionState.LOST else min(due, self._lost_at)
 
     def step(self, event: MonitorEvent, now: float) -> list[SessionEffect]:
-        """Let time pass until `now`, then take `event`; what is to be done, in order."""
+        """Let time pass until `now`, then take `event`; returns the effects, in order."""
         if self._state is SessionState.CLOSED or isinstance(event, Closed):
             self._state = SessionState.CLOSED
             return []
@@ -368,7 +368,7 @@ class SessionMachine:
             self._state = SessionState.DOUBTFUL
             grace = self._timeout * LOST_SHARE - self._timeout / ATTEMPT_FRACTION
             self._proven_at = max(self._proven_at, now - grace)
-        # What was sent over the connection before is not waited for.
+        # Requests over the former connection are given up.
         self._probe_sent_at = None
         self._probe_at = now
 
@@ -386,8 +386,8 @@ class SessionMachine:
         if self._state is not SessionState.LOST:
             self._lose(now)
         elif asked_at is not None and asked_at == self._probe_sent_at:
-            # The renewal's own answer. What other requests hear says nothing new: each of many
-            # writes that were under way would count as one more failure, and double the pause.
+            # Only the renewal's own answer counts. Each of many writes under way would count as one
+            # more failure, and double the pause.
             self._retry(now)
 
     # ---- transitions, each announced once
@@ -416,7 +416,7 @@ class SessionMachine:
 
 
 class SessionPolicy:
-    """Whether a process goes on without its session.
+    """Decides if a process goes on without its session.
 
     Source: PIP-57, whose policies are to shut down when the session is lost and to reconnect.
 
@@ -443,22 +443,22 @@ class SessionPolicy:
 
     @property
     def deadline(self) -> float | None:
-        """When `step` is owed at the latest, to give up; None if time alone ends nothing."""
+        """Latest time of the next `step`, to give up; None if time alone ends nothing."""
         if self._since is None or math.isinf(self._patience_seconds):
             return None
         return self._since + self._patience_seconds
 
     @property
     def is_away(self) -> bool:
-        """Whether the store does not answer, or has answered without a session since."""
+        """True if the store is silent, or has answered without a session since."""
         return self._since is not None
 
     def away_seconds(self, now: float) -> float:
-        """For how long the store has not answered; 0 while it does."""
+        """Seconds since the store fell silent; 0 while it answers."""
         return 0.0 if self._since is None else now - self._since
 
     def step(self, event: SessionEvent | None, now: float) -> str:
-        """Take an event, or with None only time; why to give up, in one sentence, or "".
+        """Take an event, or with None only time; returns the reason to give up, or "".
 
         A verdict is final.
         """

@@ -45,10 +45,10 @@ from bookie.metadata.model import (
 from bookie.metadata.session import SessionEvent
 
 DELETIONS_MAX = TRANSACTION_OPERATIONS_MAX - 1
-"""How many keys `delete_recursive` deletes in one transaction, beside a condition."""
+"""Keys that `delete_recursive` deletes in one transaction, beside a condition."""
 
 _RECURSION_ROUNDS = 10
-"""How often `delete_recursive` starts again when keys are created meanwhile."""
+"""Rounds of `delete_recursive` while keys are created meanwhile."""
 
 
 class MetadataStore(ABC):
@@ -62,13 +62,13 @@ class MetadataStore(ABC):
     """
 
     backend: ClassVar[str]
-    """What errors call this kind of store."""
+    """Name of this kind of store in errors."""
 
     lists_wide_directories: ClassVar[bool] = True
-    """Whether a hundred thousand children of one key can be listed."""
+    """True if a hundred thousand children of one key can be listed."""
 
     has_access_control: ClassVar[bool] = False
-    """Whether each record has an access control list of its own."""
+    """True if each record has an access control list of its own."""
 
     session_timeout_seconds: float
     """After so long without a sign of life, others may end the store's lease."""
@@ -88,7 +88,7 @@ class MetadataStore(ABC):
 
     @abstractmethod
     async def exists(self, key: str) -> bool:
-        """Whether `key` has a record or children."""
+        """True if `key` has a record or children."""
 
     @abstractmethod
     async def get_children(self, key: str) -> list[str]:
@@ -170,7 +170,7 @@ class MetadataStore(ABC):
         raise KeyHasChildrenError(f"others keep creating keys below {key}")
 
     async def _is_there(self, key: str) -> bool:
-        """Whether a recursive deletion of `key` has something left to delete."""
+        """True if a recursive deletion of `key` has something left to delete."""
         return await self.exists(key)
 
     async def _delete_if(self, condition: Check | None, some: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""Metadata URIs: which backend, which servers, which scope.
+"""Metadata URIs: they name the backend, the servers and the scope.
 
 =============================================== ==================================================
 ``memory://NAME``                               of this process
@@ -52,7 +52,7 @@ class Host(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Servers:
-    """What a URI of ``zk://`` or ``etcd://`` names."""
+    """Servers and scope of a URI of ``zk://`` or ``etcd://``."""
 
     hosts: tuple[Host, ...]
     scope: str

@@ -1,4 +1,4 @@
-"""What all stores share of delivering events to their consumers.
+"""Delivery of events to consumers, shared by all stores.
 
 Each consumer has a bounded queue, so the store never waits for it. When a consumer is too far
 behind, one overflow item (`Resync` for watches) replaces the whole backlog.

@@ -8,10 +8,10 @@ things need work: lost replies, and watches that must deliver every commit.
 |---|---|
 | `backend` | `EtcdStore`: session, reads, retries of writes, watches; differences from memory |
 | `client` | calls and streams on one endpoint at a time; TLS, the user's token, errors as ours |
-| `key_layout` | where keys lie: from ``/scope/`` to ``/scope0``, the store's own keys first |
+| `key_layout` | keys of records: from ``/scope/`` to ``/scope0``, the store's own keys first |
 | `transactions` | operations as one Txn, and its response as results or as the error that is due |
 | `messages`, `reads` | compares, writes and reads; a large transaction as a Txn of Txns |
-| `receipts` | how the outcome of a write is known although its reply was lost |
+| `receipts` | the outcome of a write whose reply was lost |
 | `lease` | the lease of a session, and its receipts |
 | `watch` | a watch on one range: commits whole and in order, resumed without a gap |
 | `listing` | children in pages that skip subtrees |

@@ -62,14 +62,14 @@ OPERATION_SECONDS_MAX = 10.0
 outage before the session is lost."""
 
 ATTEMPTS = 3
-"""How many endpoints can be tried within an operation although none of them answers."""
+"""Endpoints that an operation can try although none of them answers."""
 
 _DELETIONS_MAX = 100
 """Foreign keys that one Txn deletes; etcd allows 128 operations."""
 
 PROBE_FRACTION = 4
 RENEWAL_FRACTION = 7
-"""Of the session timeout: how long an endpoint may take to prove a lease, or for each of the two
+"""Of the session timeout: the time in which an endpoint proves a lease, or takes each of the two
 steps of a new one. The monitor waits for a third; another endpoint must have its turn before."""
 
 
@@ -102,7 +102,7 @@ class EtcdStore(MetadataStore):
 
     @property
     def client(self) -> EtcdClient:
-        """The way to etcd; its `calls` say what was asked so far."""
+        """The connection to etcd; its `calls` count the rpcs so far."""
         return self._client
 
     # ---- the session's life
@@ -200,13 +200,13 @@ class EtcdStore(MetadataStore):
         return any(read.response_range.kvs for read in response.responses)
 
     async def get_children(self, key: str) -> list[str]:
-        """See `MetadataStore.get_children`; all of one revision, if etcd keeps it long enough."""
+        """All of one revision, if etcd keeps it long enough."""
         check_prefix(key)
         self._require_open()
         return await child_names(self._client, self._scope, key)
 
     async def scan_children(self, key: str, *, after: str = "") -> AsyncIterator[Record]:
-        """See `MetadataStore.scan_children`; all of one revision, if etcd keeps it long enough."""
+        """All of one revision, if etcd keeps it long enough."""
         check_listing(key, after)
         self._require_open()
         async for name, kv in child_records(self._client, self._scope, key, after):
@@ -236,13 +236,13 @@ class EtcdStore(MetadataStore):
         return found
 
     async def sync(self) -> None:
-        """See `MetadataStore.sync`: a read always shows the last commit of any process."""
+        """Require an open store: every read shows the last commit of any process."""
         self._require_open()
 
     # ---- writes
 
     async def transaction(self, operations: Sequence[Operation]) -> list[Stat | None]:
-        """See `MetadataStore.transaction`; a majority of etcd has it on disk when it returns."""
+        """Commit as the contract says; a majority of etcd has it on disk when it returns."""
         check_transaction(operations)
         self._refuse_acl(operations)
         self._require_open()

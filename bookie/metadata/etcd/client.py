@@ -1,4 +1,4 @@
-"""The way to etcd: its endpoints, its calls and streams, our credentials, and what its errors mean.
+"""The connection to etcd: endpoints, calls and streams, our credentials, and errors as ours.
 
 Each endpoint has one channel, which opens when it is first needed. All calls go to one endpoint.
 After a call without an answer the next one goes to another endpoint. The outcome of an unanswered
@@ -67,7 +67,7 @@ class Method:
     request: Any
     response: Any
     name: str = field(init=False)
-    """As it is counted."""
+    """The name under which it is counted."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", self.path.rpartition("/")[2])
@@ -162,7 +162,7 @@ class EtcdClient:
         self.attempt_seconds = attempt_seconds
         self.operation_seconds = operation_seconds
         self.calls: Counter[str] = Counter()
-        """How often each rpc was called, by name: ``Range``, ``Txn``, …"""
+        """Calls of each rpc, by name: ``Range``, ``Txn``, …"""
         self._addresses = list(addresses)
         self._security = security
         self._scope = scope
@@ -351,7 +351,7 @@ class EtcdClient:
     # ---- errors
 
     def explain(self, error: aio.AioRpcError, endpoint: EtcdEndpoint) -> BookieError:
-        """Our error for one of etcd or gRPC; leaves an endpoint that did not answer."""
+        """Translate an error of etcd or gRPC; leave an endpoint that did not answer."""
         code, text = error.code(), error.details() or ""
         where = f"etcd at {endpoint.address}"
         match code:
@@ -424,7 +424,7 @@ def _credentials(security: MetadataSecurity) -> Any:
 
 
 def _reason(code: grpc.StatusCode, text: str) -> str:
-    """What gRPC says, in short."""
+    """GRPC's explanation, in short."""
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return "no reply in time"
     _, unverified, why = text.partition("CERTIFICATE_VERIFY_FAILED: ")

@@ -1,4 +1,4 @@
-"""Where the store's keys lie in etcd: below a scope, and never beside it.
+"""The store's keys in etcd: below a scope, and never beside it.
 
 The key ``/a/b`` of the scope ``/bk`` is etcd's key ``/bk/a/b``. Ranges end before ``0``, the byte
 after the slash, so ``/bk-2`` is never touched. The store's own keys begin with ``/bk/`` and a NUL.
@@ -53,13 +53,13 @@ class KeyLayout:
         return self.below(ROOT) if prefix == ROOT else (self.key(prefix), self.below(prefix)[1])
 
     def children(self, key: str) -> bytes:
-        """What the keys below `key` begin with."""
+        """Prefix of the keys below `key`."""
         return self._prefix + b"/" if key == ROOT else self.key(key) + b"/"
 
     def receipt(self, lease: int, number: int) -> bytes:
-        """Where a session notes which of its writes happened."""
+        """The key of a receipt of a session."""
         return self._prefix + b"/\0receipts/%016x/%d" % (lease, number)
 
     def sequence(self, key: str) -> bytes:
-        """Where the last number of the sequential records `key` stands."""
+        """The key of the last number of the sequential records `key`."""
         return self._prefix + b"/\0sequences" + key.encode()

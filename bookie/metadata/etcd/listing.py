@@ -1,4 +1,4 @@
-"""What lies directly below a key, in pages of etcd's flat order of keys.
+"""The direct children of a key, from pages of etcd's flat order of keys.
 
 etcd has no directories: below ``/a`` it lists ``/a/b``, ``/a/b/c``, ``/a/b/d``, …. A page may end
 inside a child's own subtree. Then the next page starts behind that subtree (``/a/b0``). So a deep
@@ -30,7 +30,7 @@ PAGE_SIZE_BYTES = 1024 * 1024
 _ENTRIES_PER_PAGE_MIN = 8
 _RECORDS_PER_FIRST_PAGE = 32
 _PRESENTS_MAX = 10
-"""How often a listing that etcd compacts away goes on in the present."""
+"""Continuations at the newest revision of a listing that etcd compacts away."""
 
 
 class _ChildPages:

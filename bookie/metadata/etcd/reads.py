@@ -1,4 +1,4 @@
-"""What a Txn reads where its conditions do not hold: the state before it, for `evaluate`."""
+"""Reads of a Txn whose conditions do not hold: the state before it, for `evaluate`."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ class ConditionReads:
         kvs = self._responses[index].kvs
         return kvs[0] if kvs else None
 
-    # What `evaluate` calls a tree.
+    # The tree for `evaluate`.
 
     def find(self, key: str) -> Stored | None:
-        """See `evaluate.Tree.find`; of wanted records."""
+        """The record of `key`, which `want_record` asked for."""
         kv = self.value(self._records[key])
         return Stored(kv.mod_revision, owner(kv.lease)) if kv is not None else None
 

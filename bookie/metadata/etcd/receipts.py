@@ -1,4 +1,4 @@
-"""Receipts: how the outcome of a write is known after its reply was lost.
+"""Receipts: they tell the outcome of a write after its reply was lost.
 
 Each Txn that writes also compares and replaces a receipt: a key of the session's lease, which only
 this write uses meanwhile. A session that is lost loses its receipts and can write no more. After a
@@ -27,7 +27,7 @@ class Receipt:
     revision: int = 0
     uses: int = 0
     is_doubtful: bool = False
-    """Whether the write that uses it may still happen."""
+    """True while the write that uses it may still happen."""
 
 
 def mark(receipt: Receipt) -> Part:

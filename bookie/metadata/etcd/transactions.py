@@ -53,7 +53,7 @@ COUNTERS_MAX = 4096
 """Sequences whose last number a store remembers."""
 
 ROUNDS_MAX = 1000
-"""How often a Txn is made again because a guess was wrong."""
+"""Rounds of a Txn whose guesses were wrong."""
 
 
 class SequenceCounters:
@@ -85,7 +85,7 @@ class Transaction:
         self._scope = scope
         self._given = operations
         self.is_sequential = any(isinstance(one, Put) and one.sequential for one in operations)
-        """Whether it writes a sequential record."""
+        """True if it writes a sequential record."""
         self._counters = counters
         self._rounds = 0
         self._ours: set[str] = set()
@@ -215,7 +215,7 @@ class Transaction:
         self._is_large = max(len(compares), len(writes), len(reads)) > messages.OPERATIONS_MAX
         own = messages.mod(receipt.key, receipt.revision)
         if self._is_large:
-            # What failed must be found by a separate read; see `reads`.
+            # A separate read must find the failure; see `reads`.
             then = messages.conjunction(self._scope, compares, writes)
             otherwise = [messages.stat(receipt.key)]
             return pb.TxnRequest(compare=[own], success=then, failure=otherwise)
@@ -368,7 +368,7 @@ def session_lost() -> SessionLostError:
 
 
 def stat_of(key: str, kv: Any, lease: int) -> Stat:
-    """What etcd knows of a record; `lease` is that of the asking session."""
+    """The state of a record in etcd; `lease` is that of the asking session."""
     return Stat(
         key=key,
         version=kv.mod_revision,

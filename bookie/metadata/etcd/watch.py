@@ -42,7 +42,7 @@ from bookie.metadata.watches import Watches
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a cluster is: which one, at which revision, led for which time."""
+    """A cluster's position: its id, its revision, and the term of its leader."""
 
     cluster: int
     revision: int
@@ -54,12 +54,12 @@ class Position:
         return cls(header.cluster_id, header.revision, header.raft_term)
 
     def is_behind(self, other: Position) -> bool:
-        """Whether this position is before `other` in the same history."""
+        """True if this position is before `other` in the same history."""
         return self.revision < other.revision or self.term < other.term
 
 
 async def present(client: EtcdClient, scope: KeyLayout) -> Position:
-    """Where the cluster is, by a read that it agreed on."""
+    """The cluster's position, by a linearizable read."""
     request = pb.RangeRequest(key=scope.below(ROOT)[0], count_only=True)
     return Position.of((await client.read(RANGE, request)).header)
 

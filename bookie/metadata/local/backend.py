@@ -43,10 +43,10 @@ from bookie.metadata.watches import SessionWatches, Watches
 T = TypeVar("T")
 
 TICK_SECONDS = 0.05
-"""How often a heartbeat is written and the log is polled."""
+"""Interval of heartbeats and of polls of the log."""
 
 INSPECTION_TICKS = 4
-"""How often, in ticks, the sessions of others are inspected."""
+"""Interval of inspections of other sessions, in ticks."""
 
 _PAGE_NAMES = 256
 _PAGE_BYTES = 1024 * 1024
@@ -323,7 +323,7 @@ class LocalStore(MetadataStore):
             await asyncio.sleep(0)
 
     async def transaction(self, operations: Sequence[Operation]) -> list[Stat | None]:
-        """See `MetadataStore.transaction`; durable on the disk when it returns."""
+        """Commit as the contract says; durable on the disk when it returns."""
         environment = self._require_open()
         check_transaction(operations)
         self._refuse_acl(operations)
@@ -339,7 +339,7 @@ class LocalStore(MetadataStore):
             raise
 
     async def sync(self) -> None:
-        """See `MetadataStore.sync`: a read always shows the last commit of any process."""
+        """Require an open store: every read shows the last commit of any process."""
         self._require_open()
 
     def _require_open(self) -> LocalEnvironment:

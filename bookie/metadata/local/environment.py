@@ -120,11 +120,11 @@ class LocalEnvironment:
         return future
 
     def is_idle(self) -> bool:
-        """Whether all jobs are done, so that `close` returns at once."""
+        """True if all jobs are done, so that `close` returns at once."""
         return self._unfinished == 0 or self._has_ended
 
     def busy_seconds(self) -> float:
-        """For how long the writer has been at its current group; 0 when it is idle."""
+        """Seconds since the writer began its current group; 0 when it is idle."""
         since = self._busy_since
         return 0.0 if since is None else time.monotonic() - since
 

@@ -1,4 +1,4 @@
-"""Which processes that share a local metadata store are alive, and how they learn of commits.
+"""Sessions of the processes that share a local store: their life, and their news of commits.
 
 A session is a row in the store and a file in ``sessions/``. Its owner holds a lock (flock) on the
 file for as long as it lives and writes its deadline into it. The row is the authority: without it
@@ -139,7 +139,7 @@ class SessionReaper:
         return dead
 
     def is_dead(self, session: bytes, row: SessionRow) -> bool:
-        """Whether the owner of `session` is certainly gone (rule 1)."""
+        """True if the owner of `session` is certainly gone (rule 1)."""
         path = _path(self._directory, session)
         return row.boot_id != self._boot_id or not path.exists() or _is_unlocked(path)
 

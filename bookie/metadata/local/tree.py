@@ -118,7 +118,7 @@ class TreeReader:
         return Record(row.value, row.stat(key, session))
 
     def has_children(self, key: str) -> bool:
-        """Whether any key lies below `key`."""
+        """True if any key lies below `key`."""
         prefix = key.encode() + b"\0"
         return next(self._keys("children", prefix, prefix), None) is not None
 
@@ -169,7 +169,7 @@ class TreeReader:
         return found
 
     def has_session(self, session: bytes) -> bool:
-        """Whether `session` has not ended."""
+        """True until `session` ends."""
         return self._get("sessions", session) is not None
 
     def commits_after(self, version: int, limit: int) -> list[LoggedCommit] | None:
@@ -200,20 +200,20 @@ class TreeWriter(TreeReader):
         super().__init__(transaction, tables)
         self._now_ms = now_ms
         self.has_committed = False
-        """Whether watchers have something to see."""
+        """True if watchers have something to see."""
 
     def _put(self, table: str, key: bytes, value: bytes) -> None:
         self._transaction.put(key, value, db=self._tables[table])
 
     def _add(self, table: str, key: bytes) -> bool:
-        """Add `key` to a table of keys; whether it is new."""
+        """Add `key` to a table of keys; True if it is new."""
         return bool(self._transaction.put(key, b"", overwrite=False, db=self._tables[table]))
 
     def _delete(self, table: str, key: bytes) -> None:
         self._transaction.delete(key, db=self._tables[table])
 
     def transact(self, operations: Sequence[Operation], session: bytes) -> list[Stat | None]:
-        """See `MetadataStore.transaction`; nothing is written when it raises a `BookieError`."""
+        """Make the operations one commit; a `BookieError` means that nothing was written."""
         if not self.has_session(session):
             raise SessionLostError("the session with the metadata store ended")
         effects = evaluate(operations, self, session, self.version() + 1)
@@ -352,7 +352,7 @@ def check_format(text: bytes | None, expected: bytes, directory: str) -> None:
 
 
 def unavailable(directory: str, error: Exception) -> MetadataUnavailableError:
-    """What LMDB's `error` means to a caller."""
+    """The error of a caller when LMDB fails with `error`."""
     if isinstance(error, lmdb.MapFullError):
         return MetadataUnavailableError(f"the metadata store in {directory} is full")
     return MetadataUnavailableError(f"the metadata store in {directory} failed: {error}")

@@ -5,7 +5,7 @@ in dictionaries below a name. Every store opened as ``memory://NAME`` in the pro
 
 | module | what it holds |
 |---|---|
-| `tree` | the records, the sessions and the numbered commits: what a server would hold |
+| `tree` | the records, the sessions and the numbered commits: the content of a server |
 | `backend` | `MemoryStore`, one session on a name |
 
 Each store on a name has a session with its own ephemeral records, which go when it ends. Commits

@@ -1,4 +1,4 @@
-"""The records of a store in memory, and the sessions on them: what its server would hold."""
+"""The records of a store in memory, and the sessions on them: the content of a server."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class MemoryTree:
             self._commit(Deletion(key, session) for key in owned)
 
     def transact(self, operations: Sequence[Operation], session: bytes) -> list[Stat | None]:
-        """See `MetadataStore.transaction`; nothing is written when it raises a `BookieError`."""
+        """Make the operations one commit; a `BookieError` means that nothing was written."""
         if session not in self.alive:
             raise SessionLostError("the session with the metadata store ended")
         effects = evaluate(operations, self, session, self.version + 1)

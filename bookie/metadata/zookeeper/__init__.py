@@ -9,8 +9,8 @@ as far as clients can, and the last.
 | `backend` | `ZooKeeperStore`: reads, watches, access control; differences from the contract |
 | `writer` | transactions: tried with what is known, else read and evaluated first |
 | `parents` | parents: made when a create misses them, removed with their last child |
-| `tree` | how records and parents lie in the tree, and a transaction as operations there |
-| `nodes`, `cached` | nodes read before a write, and what answers and events told before |
+| `tree` | records and parents as nodes of the tree, and transactions as operations on nodes |
+| `nodes`, `cached` | nodes read before a write, and records known from answers and events |
 | `outcome` | receipts: after a lost reply they tell whether a write was done |
 | `changes`, `access` | events and access control lists, translated |
 | `session` | the connection, made again after each break; its watch is set first |

@@ -12,7 +12,7 @@ _PERMISSIONS = {"read": 1, "write": 2, "create": 4, "delete": 8, "admin": 16}
 
 
 def to_node_acl(acl: Iterable[Acl]) -> list[ACL]:
-    """As ZooKeeper takes it.
+    """Access control for ZooKeeper.
 
     Raises:
         BadRequestError: the list is empty.
@@ -27,7 +27,7 @@ def to_node_acl(acl: Iterable[Acl]) -> list[ACL]:
 
 
 def from_node_acl(acl: Iterable[ACL]) -> list[Acl]:
-    """As the store gives it."""
+    """Access control from ZooKeeper."""
     return [
         Acl(
             one.id.scheme,

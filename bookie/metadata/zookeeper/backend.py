@@ -83,7 +83,7 @@ SCAN_AHEAD = 32
 
 @dataclass(frozen=True, slots=True)
 class _Open:
-    """What an open store has."""
+    """The parts of an open store."""
 
     link: ZooKeeperLink
     nodes: NodeReader
@@ -257,7 +257,7 @@ class ZooKeeperStore(MetadataStore):
         return found
 
     async def sync(self) -> None:
-        """See `MetadataStore.sync`: it waits for a write of its own, which needs the quorum.
+        """Wait for a write of its own, which needs the quorum.
 
         ZooKeeper's own sync asks a leader, which may have lost its office unknowingly.
         """

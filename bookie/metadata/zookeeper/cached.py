@@ -1,4 +1,4 @@
-"""What answers and events of one connection have told of records.
+"""Records as known from the answers and events of one connection.
 
 It saves the read before a write that expects a version. The version names a life of the record, and
 this cache tells whether the record is still in that life.

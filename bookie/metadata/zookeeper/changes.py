@@ -47,7 +47,7 @@ class ChangeReader:
         self._enter(0)
 
     def read(self, event: NodeEvent) -> WatchEvent | None:
-        """What the event says about a record, if anything."""
+        """The change of a record that the event reports, or None."""
         if event.zxid != self._zxid or event.zxid <= 0:
             self._enter(event.zxid)
         key = self._scope.key(event.path)

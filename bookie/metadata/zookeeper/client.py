@@ -189,9 +189,9 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
         _: Sequence[Any],
         timeout: float | None = None,
     ) -> tuple[list[Any], list[Any], list[Any]]:
-        """Those that can be read, and written; one that broke is both. `timeout` is in seconds.
+        """Sockets to read from, and to write to; a broken one is both. `timeout` is in seconds.
 
-        What TLS has received already can be read at once.
+        Bytes that TLS has received already can be read at once.
         """
         held = [r for r in readers if isinstance(r, ssl.SSLSocket) and r.pending() > 0]
         if held:
@@ -230,7 +230,7 @@ class Bridge:
 
     Args:
         hosts: as kazoo takes them, ``host:port,host:port``.
-        session_timeout_seconds: what is asked of the server.
+        session_timeout_seconds: the timeout to ask for.
         security: TLS files and credentials.
         on_notice: called in the loop, in the order of the socket.
         on_quiet: called when all notices that came together were delivered.

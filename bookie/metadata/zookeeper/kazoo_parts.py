@@ -1,6 +1,6 @@
-"""What the store needs of kazoo beyond its public calls, in one place.
+"""kazoo's private parts that the store needs, in one place, each with its reason.
 
-| part of kazoo | what for |
+| part of kazoo | reason |
 |---|---|
 | `KazooClient._call` | requests that kazoo lacks: the persistent recursive watch, SASL |
 | `_read_header`, `_read_watch_event` | the events of that watch, each with the id of its write |
@@ -131,7 +131,7 @@ class AttemptFailed:
 Notice: TypeAlias = (
     NodeEvent | KazooConnected | KazooDisconnected | KazooExpired | Refused | AttemptFailed
 )
-"""What the connection reports by itself, in one order with the answers."""
+"""Unasked events, delivered in order with the answers."""
 
 
 class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no types

@@ -214,7 +214,7 @@ def _require_numbers(operations: Sequence[Operation], stats: dict[str, ZnodeStat
 
 
 def numbers_used(stat: ZnodeStat) -> int:
-    """How many children a node has had; the next sequential one gets this number.
+    """Number of children that a node has had; the next sequential one gets it.
 
     Source: DataNode.copyStat: `cversion` is twice that number less the children, in 32 bits.
     """
@@ -222,7 +222,7 @@ def numbers_used(stat: ZnodeStat) -> int:
 
 
 def may_have_no_record(stat: ZnodeStat | None) -> bool:
-    """Whether the node may be a parent; only its data can tell."""
+    """True if the node may be a parent; only its data can tell."""
     if stat is None or stat.ephemeralOwner:
         return False
     return stat.dataLength in (0, len(PARENT), len(KEPT))

@@ -1,4 +1,4 @@
-"""Writes whose outcome is known even when the answer is lost.
+"""Writes with an outcome that is known even when the answer is lost.
 
 A connection that breaks between a write and its answer leaves the outcome unknown. Reading the
 record does not help: another client may have written the same value, or the next one. So each

@@ -64,7 +64,7 @@ class Parents:
         self._kept.pop(key, None)
 
     def all_kept(self, keys: Iterable[str]) -> bool:
-        """Whether all these parents are known to stay, so that sequential records can be put."""
+        """True if all these parents are known to stay, so that sequential records can be put."""
         return all(key in self._kept for key in keys)
 
     # ---- making
@@ -172,7 +172,7 @@ class Parents:
             return
 
     async def _remove(self, key: str) -> bool:
-        """Whether `key` was an empty parent, and is gone."""
+        """Remove `key` if it is an empty parent; True if it is gone."""
         path, mark = self._scope.path(key), self._scope.mark
         seen = await self._link.read(Exists(path), self._link.deadline())
         if seen is None or seen.numChildren or not may_have_no_record(seen):

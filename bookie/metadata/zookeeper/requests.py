@@ -116,7 +116,7 @@ class CreateNode(NamedTuple):
 
     @property
     def is_numbered(self) -> bool:
-        """Whether it is persistent and sequential."""
+        """True if it is persistent and sequential."""
         return self.sequential and not self.ephemeral
 
     def ask(self, client: KazooClient) -> object:
@@ -150,7 +150,7 @@ class CheckVersion(NamedTuple):
 
 
 NodeOperation: TypeAlias = CreateNode | SetData | DeleteNode | CheckVersion
-"""What a `Multi` is made of."""
+"""An operation of a `Multi`."""
 
 
 class Multi(NamedTuple):

@@ -83,7 +83,7 @@ class ZooKeeperLink:
         hosts: ``host:port,host:port``.
         root: the path to watch; made if it does not exist.
         acl: with which it is made; what lies above it is open.
-        session_timeout_seconds: what is asked of the server; `timeout_seconds` is what it granted.
+        session_timeout_seconds: the timeout to ask for; `timeout_seconds` is the granted one.
         security: TLS files and credentials.
         on_event: takes each event of a node below `root`.
         on_quiet: called when all events that came together were taken.
@@ -107,9 +107,9 @@ class ZooKeeperLink:
         self.timeout_seconds = session_timeout_seconds
         self.session = 0
         self.losses = 0
-        """How many sessions were lost so far."""
+        """Sessions lost so far."""
         self.connection = 0
-        """The number of the latest connection; what an older one told may be out of date."""
+        """The number of the latest connection; facts from an older one may be out of date."""
         self._hosts = hosts
         self._root = root
         self._acl = acl
@@ -166,11 +166,11 @@ class ZooKeeperLink:
 
     @property
     def patience_seconds(self) -> float:
-        """How long an operation waits."""
+        """Longest wait of an operation, in seconds."""
         return max(self.timeout_seconds * PATIENCE_SHARE, PATIENCE_SECONDS_MIN)
 
     def deadline(self) -> float:
-        """When an operation that begins now gives up, by the loop's clock."""
+        """Time of the loop at which an operation that begins now gives up."""
         return asyncio.get_running_loop().time() + self.patience_seconds
 
     @property
@@ -306,7 +306,7 @@ class ZooKeeperLink:
             if not self._has_been_up:
                 self._end(self._explain(error))
                 return
-            # What worked before may work again.
+            # Something that worked before may work again.
             self._failure = self._explain(error)
             await asyncio.sleep(self.patience_seconds / 4)
             self._cut()

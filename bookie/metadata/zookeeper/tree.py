@@ -1,4 +1,4 @@
-"""How records lie in ZooKeeper's tree, and what a transaction becomes there.
+"""Records as nodes of ZooKeeper's tree, and transactions as operations on nodes.
 
 A record is a node with its value as data. Its path is the scope's path and the record's key, where
 other tools expect it. ZooKeeper has no virtual parents. The data of a node tells whether it is a
@@ -97,7 +97,7 @@ def data_version_of(version: int) -> int:
 
 
 def stat_of(key: str, stat: ZnodeStat, session: int) -> Stat:
-    """What the store says of a record."""
+    """The state of a record, from its node."""
     return Stat(
         key=key,
         version=version_of(stat),
@@ -135,12 +135,12 @@ def overtaken_stat(put: Put, operation: NodeOperation, zxid: int) -> Stat:
 
 
 def has_no_record(data: bytes | None) -> bool:
-    """Whether a node with this data is a parent only."""
+    """True if a node with this data is a parent only."""
     return data is None or data in (PARENT, KEPT)
 
 
 class Scope:
-    """Where the keys of a store lie. `path` and `key` are inverses below the scope.
+    """The paths of a store's keys. `path` and `key` are inverses below the scope.
 
     Args:
         path: of the scope's own node.
@@ -151,7 +151,7 @@ class Scope:
         self.root = path
         """The scope's own node."""
         self.acl: Sequence[ACL] = CREATOR_ALL_ACL if access == "user" else OPEN_ACL_UNSAFE
-        """What nodes are made with."""
+        """Access control of new nodes."""
         self.mark = SetData(path, PARENT, ANY)
         """Stands before and after internal writes."""
 
@@ -165,7 +165,7 @@ class Scope:
 
 
 def require_representable(operation: Operation) -> None:
-    """Refuse what ZooKeeper cannot store.
+    """Refuse an operation that ZooKeeper cannot store.
 
     Raises:
         InvalidKeyError: ZooKeeper refuses a character of the key, or the value is that of a node
@@ -177,7 +177,7 @@ def require_representable(operation: Operation) -> None:
 
 
 def require_representable_key(key: str) -> None:
-    """Likewise for a key alone. Source: PathUtils.validatePath."""
+    """Refuse a key that ZooKeeper cannot store. Source: PathUtils.validatePath."""
     if key.isascii() and key.isprintable():
         return
     for character in key:
@@ -233,7 +233,7 @@ class View:
         return node is not None and node.children > 0
 
 
-# ---- what a transaction becomes
+# ---- a transaction as operations on nodes
 
 
 @dataclass(slots=True)
