@@ -57,7 +57,6 @@ class Registration:
     """Reason to think that the metadata store is older than the bookie; empty if there is none."""
 
     def endpoint(self, name: str) -> Endpoint | None:
-        """The endpoint called `name`, or None."""
         for endpoint in self.endpoints:
             if endpoint.name == name:
                 return endpoint

@@ -65,7 +65,6 @@ class Codec(Protocol[T]):
 
     def encode(self, key: str, value: T) -> bytes:
         """The bytes of `value`, which is to stand under `key`."""
-        ...
 
     def decode(self, key: str, data: bytes, stat: Stat) -> T:
         """A new value of `data`.
@@ -73,7 +72,6 @@ class Codec(Protocol[T]):
         Raises:
             FormatError: the bytes are damaged.
         """
-        ...
 
 
 class JsonCodec:
@@ -169,7 +167,6 @@ class MetadataCache(Generic[T]):
         return await asyncio.shield(load)
 
     def get_if_cached(self, key: str) -> T | None:
-        """The value if it is cached, else None."""
         found = self._entries.get(self._check(key))
         return None if found is None else found.value
 
@@ -274,7 +271,6 @@ class MetadataCache(Generic[T]):
         self._loads.pop(key, None)
 
     def invalidate_all(self) -> None:
-        """Forget everything."""
         for write in self._writes:
             write.newest = math.inf
         self._entries.clear()

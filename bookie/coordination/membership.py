@@ -68,7 +68,6 @@ class Member:
 
     @property
     def key(self) -> str:
-        """The key of the record."""
         return self._key
 
     async def update(self, value: bytes) -> None:

@@ -84,7 +84,6 @@ class Participant:
         self._listeners[listener] = None
 
     def forget(self, listener: Callable[[SessionEvent], None]) -> None:
-        """Stop calling `listener`."""
         self._listeners.pop(listener, None)
 
     def on_close(self, closer: Callable[[], Awaitable[object]]) -> None:
@@ -92,7 +91,6 @@ class Participant:
         self._closers[closer] = None
 
     def forget_closer(self, closer: Callable[[], Awaitable[object]]) -> None:
-        """Remove `closer`: leaving the context does without it."""
         self._closers.pop(closer, None)
 
     # ---- names of claims

@@ -44,11 +44,9 @@ class SystemClock:
         return time.time_ns() // 1_000_000
 
     def nonce(self) -> bytes:
-        """16 random bytes of the kernel."""
         return os.urandom(16)
 
     def boot_id(self) -> str:
-        """The kernel's boot id."""
         try:
             return _BOOT_ID.read_text().strip()
         except OSError:

@@ -65,7 +65,6 @@ class Failpoints:
             self._countdown[name] = int(nth or 1)
 
     def hit(self, name: str) -> None:
-        """Pass the failpoint `name`."""
         if self._countdown and name in self._countdown:
             self._countdown[name] -= 1
             if self._countdown[name] == 0:

@@ -70,11 +70,9 @@ class Tree(Protocol):
 
     def find(self, key: str) -> Stored | None:
         """The record of `key`, if there is one."""
-        ...
 
     def has_children(self, key: str) -> bool:
         """True if any key lies below `key`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -391,12 +391,10 @@ class _Seal:
         return text
 
     def take(self, text: str) -> None:
-        """Count a line that was read."""
         self.digest_before_last = self._hash.hexdigest()
         self._hash.update(text.encode() + b"\n")
 
     def last(self) -> str:
-        """The line that closes the file."""
         return json.dumps({"records": self.records, "sha256": self._hash.hexdigest()})
 
 

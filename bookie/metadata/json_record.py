@@ -67,7 +67,6 @@ class JsonFields:
     values: Mapping[str, object]
 
     def text(self, name: str) -> str:
-        """A string."""
         value = self.values.get(name)
         if not isinstance(value, str):
             raise self._wrong(name, "text")
@@ -103,14 +102,12 @@ class JsonFields:
             raise self._wrong(name, "a number of a sensible size") from error
 
     def boolean(self, name: str) -> bool:
-        """True or false."""
         value = self.values.get(name)
         if not isinstance(value, bool):
             raise self._wrong(name, "true or false")
         return value
 
     def texts(self, name: str) -> tuple[str, ...]:
-        """A list of strings."""
         values = self._list(name)
         if not all(isinstance(value, str) for value in values):
             raise self._wrong(name, "a list of texts")
@@ -133,14 +130,12 @@ class JsonFields:
             yield row
 
     def inner(self, name: str) -> JsonFields:
-        """An object."""
         value = self.values.get(name)
         if not isinstance(value, dict):
             raise self._wrong(name, "an object")
         return JsonFields(f"{self.where}: {name}", value)
 
     def names(self) -> list[str]:
-        """The names of all fields."""
         return list(self.values)
 
     def _list(self, name: str) -> list[object]:

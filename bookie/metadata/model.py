@@ -143,7 +143,6 @@ class Record:
 
     @property
     def key(self) -> str:
-        """The whole key."""
         return self.stat.key
 
     @property

@@ -94,7 +94,6 @@ class Watches:
             subscription.push(Resync())
 
     def end(self) -> None:
-        """The store is closed."""
         for subscription in self._watches:
             subscription.end(MetadataClosedError("the metadata store is closed"))
 
@@ -117,11 +116,9 @@ class SessionWatches:
             del self._subscriptions[subscription]
 
     def announce(self, event: SessionEvent) -> None:
-        """Give an event to all."""
         for subscription in self._subscriptions:
             subscription.push(event)
 
     def end(self) -> None:
-        """The store is closed."""
         for subscription in self._subscriptions:
             subscription.end(MetadataClosedError("the metadata store is closed"))

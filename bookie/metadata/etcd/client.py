@@ -132,7 +132,6 @@ class EtcdEndpoint:
         )
 
     async def close(self) -> None:
-        """End the connection and what runs on it."""
         await self._channel.close()
 
 
@@ -199,7 +198,6 @@ class EtcdClient:
             self._current = (self._current + 1) % len(self._addresses)
 
     def note_sign_of_life(self) -> None:
-        """Take note that an endpoint answered."""
         if self._is_silent:
             self._is_silent = False
             self._on_connected()
@@ -276,7 +274,6 @@ class EtcdClient:
             self.token += 1
 
     def retries(self) -> Retries:
-        """Pauses for a loop over the endpoints."""
         return Retries(len(self._addresses))
 
     # ---- one request

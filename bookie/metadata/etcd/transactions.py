@@ -67,7 +67,6 @@ class SequenceCounters:
         return self._seen.get(sequence, (0, 0))
 
     def saw(self, sequence: str, number: int, revision: int) -> None:
-        """Remember a counter."""
         if len(self._seen) >= COUNTERS_MAX:
             self._seen.clear()
         self._seen[sequence] = (number, revision)

@@ -50,7 +50,6 @@ class Position:
 
     @classmethod
     def of(cls, header: Any) -> Position:
-        """The position in the header of a response."""
         return cls(header.cluster_id, header.revision, header.raft_term)
 
     def is_behind(self, other: Position) -> bool:

@@ -209,7 +209,6 @@ class CommitSubscription:
         return self._socket.fileno()
 
     def drain(self) -> None:
-        """Take the notifications that have arrived."""
         try:
             while True:
                 self._socket.recv(16)
@@ -217,7 +216,6 @@ class CommitSubscription:
             return
 
     def close(self) -> None:
-        """Stop listening."""
         self._socket.close()
 
 
@@ -238,7 +236,6 @@ class CommitNotifier:
                 continue
 
     def close(self) -> None:
-        """Free the socket."""
         self._socket.close()
 
 

@@ -101,7 +101,6 @@ class TreeReader:
         return 0 if data is None else int(_VERSION.unpack(data)[0])
 
     def find(self, key: str) -> StoredRecord | None:
-        """The record of `key`, if there is one."""
         data = self._get("records", key.encode())
         if data is None:
             return None
@@ -118,7 +117,6 @@ class TreeReader:
         return Record(row.value, row.stat(key, session))
 
     def has_children(self, key: str) -> bool:
-        """True if any key lies below `key`."""
         prefix = key.encode() + b"\0"
         return next(self._keys("children", prefix, prefix), None) is not None
 
@@ -158,7 +156,6 @@ class TreeReader:
         return records, names[-1] if len(names) == names_max else None
 
     def sessions(self) -> dict[bytes, SessionRow]:
-        """All sessions."""
         found = {}
         with self._transaction.cursor(db=self._tables["sessions"]) as cursor:
             for session, data in cursor.iternext(keys=True, values=True):
@@ -225,7 +222,6 @@ class TreeWriter(TreeReader):
         return stats
 
     def begin_session(self, session: bytes, row: SessionRow) -> None:
-        """Add a session."""
         data = {
             "timeout_ms": round(row.timeout_seconds * 1000),
             "boot_id": row.boot_id,
@@ -241,7 +237,6 @@ class TreeWriter(TreeReader):
         self._delete("sessions", session)
 
     def write_format(self, text: bytes) -> None:
-        """Mark the tables as a metadata store."""
         self._put("meta", b"format", text)
 
     def _commit(self, effects: Sequence[Write | Deletion]) -> dict[str, StoredRecord]:

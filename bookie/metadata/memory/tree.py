@@ -33,11 +33,9 @@ class MemoryTree:
         """The sessions that have not ended."""
 
     def find(self, key: str) -> StoredRecord | None:
-        """As `evaluate` asks."""
         return self.nodes.get(key)
 
     def has_children(self, key: str) -> bool:
-        """As `evaluate` asks."""
         return bool(self.children.get(key))
 
     def begin_session(self) -> bytes:

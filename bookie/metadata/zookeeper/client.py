@@ -127,22 +127,18 @@ class _Waker:
         self._is_open = True
 
     def fileno(self) -> int:
-        """To wait for bytes."""
         return self._descriptor
 
     def send(self, data: bytes) -> None:
-        """Add one byte."""
         if not self._is_open:
             raise OSError("it is closed")
         os.eventfd_write(self._descriptor, len(data))
 
     def recv(self, _: int) -> bytes:
-        """Take one byte."""
         os.eventfd_read(self._descriptor)
         return b"\0"
 
     def close(self) -> None:
-        """Close it; kazoo does so for both ends."""
         if self._is_open:
             self._is_open = False
             os.close(self._descriptor)
@@ -178,7 +174,6 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
         return _Result(pending, self._post)
 
     def create_socket_pair(self) -> tuple[_Waker, _Waker]:
-        """What wakes the thread."""
         waker = _Waker()
         return waker, waker
 

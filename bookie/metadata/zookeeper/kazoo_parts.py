@@ -45,14 +45,12 @@ class AddWatch(NamedTuple):
     type: int = 106
 
     def serialize(self) -> bytes:
-        """The body."""
         return bytes(write_string(self.path) + _INT.pack(_PERSISTENT_RECURSIVE))
 
     def deserialize(self, buffer: bytes, offset: int) -> None:
         """The answer is empty."""
 
     def ask(self, client: KazooClient) -> object:
-        """As `Request.ask`."""
         return _call(client, self)
 
 
@@ -63,17 +61,14 @@ class SaslStep(NamedTuple):
     type: int = SASL.type
 
     def serialize(self) -> bytearray:
-        """The body."""
         body: bytearray = SASL(self.token).serialize()
         return body
 
     def deserialize(self, buffer: bytes, offset: int) -> bytes:
-        """The server's message."""
         token: bytes | None = SASL.deserialize(buffer, offset)[0]
         return token or b""
 
     def ask(self, client: KazooClient) -> object:
-        """As `Request.ask`."""
         return _call(client, self)
 
 
@@ -200,7 +195,6 @@ class Client(KazooClient):  # type: ignore[misc]  # kazoo has no types
         self.add_listener(self._take_state)
 
     def open_way(self, granted_seconds: float) -> None:
-        """Note that a connection was made."""
         session, password = self.client_id
         with self.guard:
             self.number += 1
@@ -208,7 +202,6 @@ class Client(KazooClient):  # type: ignore[misc]  # kazoo has no types
             self.post(KazooConnected(session, password, granted_seconds, self.number))
 
     def close_way(self) -> None:
-        """Note that the connection is gone."""
         with self.guard:
             self.session = None
 

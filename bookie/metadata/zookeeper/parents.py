@@ -60,7 +60,6 @@ class Parents:
         self._kept.clear()
 
     def note_deletion(self, key: str) -> None:
-        """Forget a node that was deleted."""
         self._kept.pop(key, None)
 
     def all_kept(self, keys: Iterable[str]) -> bool:

@@ -156,11 +156,9 @@ class Scope:
         """Stands before and after internal writes."""
 
     def path(self, key: str) -> str:
-        """The path of a key's node."""
         return self.root if key == ROOT else self.root + key
 
     def key(self, path: str) -> str:
-        """The key of a path at or below the scope."""
         return path[len(self.root) :] or ROOT
 
 
@@ -205,7 +203,6 @@ class Node(NamedTuple):
 
     @property
     def version(self) -> int:
-        """As `version_of`."""
         return self.birth << _DATA_VERSION_BITS | self.data_version
 
 
@@ -220,7 +217,6 @@ class View:
     """The version of `REMOVALS` before the parents were read; 0 also if there is no such node."""
 
     def find(self, key: str) -> Stored | None:
-        """As `evaluate` asks."""
         node = self.nodes.get(key)
         if node is None or not node.is_record:
             return None
@@ -228,7 +224,6 @@ class View:
         return Stored(node.version, owner)
 
     def has_children(self, key: str) -> bool:
-        """As `evaluate` asks."""
         node = self.nodes.get(key)
         return node is not None and node.children > 0
 
