@@ -30,11 +30,10 @@ from bookie.coordination.counters import Counter
 from bookie.coordination.discovery import Discovery
 from bookie.coordination.election import Election, LeaderState
 from bookie.coordination.lock import Lock, LockState
-from bookie.coordination.locks import LockManager
+from bookie.coordination.locks import LockManager, ReadWriteLocks
 from bookie.coordination.membership import Group
 from bookie.coordination.participant import Participant
 from bookie.coordination.queues import Queue
-from bookie.coordination.read_write_locks import ReadWriteLocks
 from bookie.coordination.service_instance import ServiceInstance
 from bookie.entry.entry import Entry
 from bookie.ledger.connection.retrying import retry

@@ -6,8 +6,7 @@ Each process has one `Participant`, which follows its session; the recipes work 
 |---|---|
 | `participant` | a process's part: its session, and work that outlives a cancelled caller |
 | `wait_queue` | claims in a queue, each of which waits for one other |
-| `lock`, `locks` | locks with fencing tokens |
-| `read_write_locks` | the same, shared and exclusive |
+| `lock`, `locks` | locks with fencing tokens, exclusive or shared by readers |
 | `election` | one leader among candidates |
 | `queues` | items that one consumer at a time works on |
 | `membership` | the live members of a group |

@@ -1,4 +1,4 @@
-"""Locks: one holder at a time, and a queue of waiting claims.
+"""Locks: one holder at a time, or many readers, and a queue of waiting claims.
 
 The docstring of `lock` says what a lock protects.
 
@@ -150,3 +150,40 @@ class LockManager:
     @staticmethod
     def _busy(path: str) -> LockBusyError:
         return LockBusyError(f"another process holds the lock {path}")
+
+
+class ReadWriteLocks:
+    """Locks of one participant that many readers share, or one writer has alone.
+
+    Readers and writers wait in one queue, so neither starves. A reader waits for the last writer
+    before it; a writer waits for the claim just before it. When a writer is done, the readers
+    behind it enter together, up to the next writer. The advice of `lock` holds here, too: guard
+    effects by the writer's token, which is greater than that of all claims before it. The locks are
+    released when the participant closes.
+    """
+
+    @checked
+    def __init__(self, participant: Participant, *, owner: str = "") -> None:
+        self._locks = LockManager(participant, owner=owner)
+
+    async def read(
+        self, path: str, content: bytes = b"", *, timeout_seconds: float | None = None
+    ) -> Lock:
+        """Share the lock `path` with other readers; raises what `LockManager.acquire` does."""
+        return await self._locks.acquire(
+            path, content, mode=ClaimMode.SHARED, timeout_seconds=timeout_seconds
+        )
+
+    async def write(
+        self, path: str, content: bytes = b"", *, timeout_seconds: float | None = None
+    ) -> Lock:
+        """Have the lock `path` alone; raises what `LockManager.acquire` does."""
+        return await self._locks.acquire(path, content, timeout_seconds=timeout_seconds)
+
+    async def try_read(self, path: str, content: bytes = b"") -> Lock:
+        """Share the lock if no writer is in the queue; raises what `try_acquire` does."""
+        return await self._locks.try_acquire(path, content, mode=ClaimMode.SHARED)
+
+    async def try_write(self, path: str, content: bytes = b"") -> Lock:
+        """Have the lock alone if the queue is empty; raises what `try_acquire` does."""
+        return await self._locks.try_acquire(path, content)

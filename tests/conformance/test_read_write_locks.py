@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from bookie.coordination.lock import Lock
-from bookie.coordination.read_write_locks import ReadWriteLocks
+from bookie.coordination.locks import ReadWriteLocks
 from bookie.errors import LockBusyError, OperationTimeoutError
 from tests.conformance.clients import Client, NewClient
 from tests.conformance.waiting import settle, until_found

@@ -18,11 +18,10 @@ import pytest
 
 from bookie.coordination.election import Election, LeaderState
 from bookie.coordination.lock import LockState
-from bookie.coordination.locks import LockManager
+from bookie.coordination.locks import LockManager, ReadWriteLocks
 from bookie.coordination.membership import Group
 from bookie.coordination.participant import Participant
 from bookie.coordination.queues import Queue
-from bookie.coordination.read_write_locks import ReadWriteLocks
 from bookie.errors import (
     LockBusyError,
     LockLostError,

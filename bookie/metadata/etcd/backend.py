@@ -31,10 +31,9 @@ from bookie.errors import (
 )
 from bookie.metadata.etcd.client import RANGE, TXN, CompactedError, EtcdClient, LostReplyError
 from bookie.metadata.etcd.key_layout import KeyLayout
-from bookie.metadata.etcd.lease import EtcdLease, replace
+from bookie.metadata.etcd.lease import EtcdLease, Receipt, replace, settled_revision, settlement
 from bookie.metadata.etcd.listing import child_names, child_records, foreign_keys
 from bookie.metadata.etcd.messages import any_below, delete, stat
-from bookie.metadata.etcd.receipts import Receipt, settled_revision, settlement
 from bookie.metadata.etcd.transactions import SequenceCounters, Transaction, stat_of
 from bookie.metadata.etcd.watch import EtcdWatch, Position, present
 from bookie.metadata.model import (

@@ -3,6 +3,12 @@
 The lease keeps ephemeral records and receipts alive. The session monitor calls `prove`, and a proof
 counts from the moment at which its request was sent. A lost lease is revoked, so that its records
 go at once, and another lease replaces it.
+
+**Receipts** tell the outcome of a write after its reply was lost. Each Txn that writes also
+compares and replaces a receipt: a key of the lease, which only this write uses meanwhile. A session
+that is lost loses its receipts and can write no more. After a lost reply, the store tries to
+replace the receipt in its state before the write. If that succeeds, the write can never happen. If
+the receipt was replaced already, it shows the write's revision.
 """
 
 from __future__ import annotations
@@ -10,13 +16,14 @@ from __future__ import annotations
 import asyncio
 import math
 from contextlib import suppress
+from dataclasses import dataclass
 
 from bookie._pb import etcd_pb2 as pb
 from bookie.env import boot_time_seconds
-from bookie.errors import BookieError, SessionLostError
+from bookie.errors import BookieError, MetadataUnavailableError, SessionLostError
 from bookie.metadata.etcd.client import GRANT, KEEP_ALIVE, REVOKE, EtcdClient
 from bookie.metadata.etcd.key_layout import KeyLayout
-from bookie.metadata.etcd.receipts import Receipt
+from bookie.metadata.etcd.messages import Part, mod, put, read
 
 WRITES_MAX = 64
 """Writes of a session under way at once; more wait."""
@@ -110,3 +117,55 @@ async def replace(
     with suppress(BookieError):
         await lost.revoke(answer_seconds)
     return await EtcdLease.grant(client, scope, timeout_seconds, answer_seconds=answer_seconds)
+
+
+# ---- receipts
+
+_VOID = b"void"
+"""The value of a receipt whose write was prevented."""
+
+
+@dataclass(slots=True)
+class Receipt:
+    """A key of the session that one write at a time replaces; `revision` is its last, 0 = none."""
+
+    key: bytes
+    lease: int
+    revision: int = 0
+    uses: int = 0
+    is_doubtful: bool = False
+    """True while the write that uses it may still happen."""
+
+
+def mark(receipt: Receipt) -> Part:
+    """Replaces the receipt by a write, as a part of it."""
+    receipt.uses += 1
+    return put(receipt.key, b"%d" % receipt.uses, receipt.lease)
+
+
+def settlement(receipt: Receipt) -> pb.TxnRequest:
+    """Replaces the receipt unless the write under way did; see `settled_revision`."""
+    return pb.TxnRequest(
+        compare=[mod(receipt.key, receipt.revision)],
+        success=[put(receipt.key, _VOID, receipt.lease)],
+        failure=[read(receipt.key)],
+    )
+
+
+def settled_revision(receipt: Receipt, response: pb.TxnResponse) -> int:
+    """The revision at which the write of the lost reply happened; 0 = it will never happen.
+
+    Raises:
+        MetadataUnavailableError: the session ended, so the receipt is gone.
+    """
+    if response.succeeded:
+        receipt.revision = response.header.revision
+        return 0
+    kvs = response.responses[0].response_range.kvs
+    if not kvs:
+        raise MetadataUnavailableError(
+            "the session with etcd ended before it answered; whether it wrote is unknown"
+        )
+    receipt.revision = kvs[0].mod_revision
+    # The void may be of an earlier settlement, whose reply was lost too.
+    return 0 if kvs[0].value == _VOID else receipt.revision

@@ -29,9 +29,8 @@ from bookie._pb import etcd_pb2 as pb
 from bookie.errors import MetadataUnavailableError, SessionLostError
 from bookie.metadata.etcd import messages
 from bookie.metadata.etcd.key_layout import KeyLayout
-from bookie.metadata.etcd.messages import Part
-from bookie.metadata.etcd.reads import ConditionReads, owner
-from bookie.metadata.etcd.receipts import Receipt, mark
+from bookie.metadata.etcd.lease import Receipt, mark
+from bookie.metadata.etcd.messages import ConditionReads, Part, owner
 from bookie.metadata.evaluate import NO_OWNER, evaluate
 from bookie.metadata.model import (
     NOT_EXISTS,

@@ -9,10 +9,10 @@ as far as clients can, and the last.
 | `backend` | `ZooKeeperStore`: reads, watches, access control; differences from the contract |
 | `writer` | transactions: tried with what is known, else read and evaluated first |
 | `parents` | parents: made when a create misses them, removed with their last child |
-| `tree` | records and parents as nodes of the tree, and transactions as operations on nodes |
+| `tree` | records, parents and access control as nodes, transactions as operations on nodes |
 | `nodes`, `cached` | nodes read before a write, and records known from answers and events |
 | `outcome` | receipts: after a lost reply they tell whether a write was done |
-| `changes`, `access` | events and access control lists, translated |
+| `changes` | events about nodes as events about records |
 | `session` | the connection, made again after each break; its watch is set first |
 | `client`, `requests` | kazoo's asynchronous calls from the loop, in the order of the socket |
 | `kazoo_parts`, `sasl` | the few inner parts of kazoo that the store needs; DIGEST-MD5 |

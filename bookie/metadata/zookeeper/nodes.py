@@ -25,7 +25,6 @@ from bookie.metadata.model import (
     ancestors,
     parent_of,
 )
-from bookie.metadata.zookeeper.access import from_node_acl, to_node_acl
 from bookie.metadata.zookeeper.client import LostError, NoAnswerError, NotSentError
 from bookie.metadata.zookeeper.requests import (
     INVALID_ACL,
@@ -41,7 +40,17 @@ from bookie.metadata.zookeeper.requests import (
     ZnodeStat,
 )
 from bookie.metadata.zookeeper.session import ZooKeeperLink
-from bookie.metadata.zookeeper.tree import KEPT, PARENT, REMOVALS, Node, Scope, View, has_no_record
+from bookie.metadata.zookeeper.tree import (
+    KEPT,
+    PARENT,
+    REMOVALS,
+    Node,
+    Scope,
+    View,
+    from_node_acl,
+    has_no_record,
+    to_node_acl,
+)
 
 SEQUENCE_MAX = 2**31 - 2**20
 """From this number on a put is refused. At 2^31 numbers turn negative. The margin is for puts that

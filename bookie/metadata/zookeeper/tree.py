@@ -19,11 +19,11 @@ scope's own node before and after them, in the same transaction, marks them; see
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from bookie.errors import InvalidKeyError, UnsupportedError
+from bookie.errors import BadRequestError, InvalidKeyError, UnsupportedError
 from bookie.metadata.evaluate import Stored
 from bookie.metadata.model import (
     NOT_EXISTS,
@@ -38,7 +38,6 @@ from bookie.metadata.model import (
     parent_of,
 )
 from bookie.metadata.security import Access
-from bookie.metadata.zookeeper.access import to_node_acl
 from bookie.metadata.zookeeper.requests import (
     ACL,
     CREATOR_ALL_ACL,
@@ -46,6 +45,7 @@ from bookie.metadata.zookeeper.requests import (
     CheckVersion,
     CreateNode,
     DeleteNode,
+    Id,
     NodeOperation,
     SetData,
     ZnodeStat,
@@ -185,6 +185,38 @@ def require_representable_key(key: str) -> None:
             raise InvalidKeyError(
                 f"the key {key!r} has the character {character!r}, which ZooKeeper refuses"
             )
+
+
+# ---- access control
+
+_PERMISSIONS = {"read": 1, "write": 2, "create": 4, "delete": 8, "admin": 16}
+
+
+def to_node_acl(acl: Iterable[Acl]) -> list[ACL]:
+    """Access control for ZooKeeper.
+
+    Raises:
+        BadRequestError: the list is empty.
+    """
+    found = [
+        ACL(sum(_PERMISSIONS[name] for name in one.permissions), Id(one.scheme, one.id))
+        for one in acl
+    ]
+    if not found:
+        raise BadRequestError("an empty access control list locks everybody out; name a user")
+    return found
+
+
+def from_node_acl(acl: Iterable[ACL]) -> list[Acl]:
+    """Access control from ZooKeeper."""
+    return [
+        Acl(
+            one.id.scheme,
+            one.id.id or "",
+            frozenset(name for name, bit in _PERMISSIONS.items() if one.perms & bit),
+        )
+        for one in acl
+    ]
 
 
 # ---- the state before a transaction

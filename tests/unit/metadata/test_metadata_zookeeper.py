@@ -25,7 +25,6 @@ from bookie.metadata.model import (
     Put,
 )
 from bookie.metadata.zookeeper import sasl
-from bookie.metadata.zookeeper.access import from_node_acl, to_node_acl
 from bookie.metadata.zookeeper.cached import KnownRecords
 from bookie.metadata.zookeeper.changes import CHANGED, CREATED, DELETED, ChangeReader
 from bookie.metadata.zookeeper.client import LostError, Pending, _meaning_of
@@ -52,8 +51,10 @@ from bookie.metadata.zookeeper.tree import (
     View,
     birth_of,
     data_version_of,
+    from_node_acl,
     overtaken_stat,
     require_representable,
+    to_node_acl,
     version_of,
 )
 
