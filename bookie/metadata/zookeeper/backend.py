@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 from bookie.env import gather
 from bookie.errors import ConfigurationError, MetadataClosedError
@@ -168,40 +168,34 @@ class ZooKeeperStore(MetadataStore):
 
     async def get(self, key: str) -> Record | None:
         check_key(key)
-        require_representable_key(key)
-        opened = self._require_open()
-        link = opened.link
-        try:
-            data, stat = await link.read(GetData(self._scope.path(key)), link.deadline())
-        except NodeError as error:
-            if error.code == NO_NODE:
-                return None
-            raise refusal(error, key) from error
-        return self._record(key, data, stat, link.session)
+        link, found = await self._read(GetData, key)
+        return None if found is None else self._record(key, *found, link.session)
 
     async def exists(self, key: str) -> bool:
         check_prefix(key)
-        require_representable_key(key)
-        link = self._require_open().link
-        try:
-            data, stat = await link.read(GetData(self._scope.path(key)), link.deadline())
-        except NodeError as error:
-            if error.code == NO_NODE:
-                return False
-            raise refusal(error, key) from error
+        _, found = await self._read(GetData, key)
+        if found is None:
+            return False
+        data, stat = found
         return stat.numChildren > 0 or (key != ROOT and not has_no_record(data))
 
     async def get_children(self, key: str) -> list[str]:
         check_prefix(key)
+        _, names = await self._read(GetChildren, key)
+        return sorted(names or [])
+
+    async def _read(
+        self, request: type[GetData | GetChildren], key: str
+    ) -> tuple[ZooKeeperLink, Any]:
+        """The answer to a request about the node of `key`; None if there is no such node."""
         require_representable_key(key)
         link = self._require_open().link
         try:
-            names = await link.read(GetChildren(self._scope.path(key)), link.deadline())
+            return link, await link.read(request(self._scope.path(key)), link.deadline())
         except NodeError as error:
             if error.code == NO_NODE:
-                return []
+                return link, None
             raise refusal(error, key) from error
-        return sorted(names)
 
     async def scan_children(self, key: str, *, after: str = "") -> AsyncIterator[Record]:
         check_listing(key, after)
