@@ -38,7 +38,7 @@ class ClusterSettings:
         return (await self._read())[0]
 
     async def read_known(self) -> dict[str, str]:
-        """As `read`, without the settings that this version does not know: it logs them.
+        """As `read`, but with known settings only; the others are logged.
 
         A newer tool may have set them.
         """
@@ -52,8 +52,8 @@ class ClusterSettings:
         """Set several settings, all or none.
 
         Raises:
-            ConfigurationError: in one sentence: a setting is unknown, or each bookie has its own;
-                or a value is wrong, or contradicts another cluster setting or a default.
+            ConfigurationError: in one sentence: a setting is unknown, or is one of each bookie. Or
+                a value is wrong, or contradicts another cluster setting or a default.
         """
         while True:
             before, version = await self._read()

@@ -65,9 +65,9 @@ class BookieRegistration:
 
     Args:
         store: has to stay open for longer.
-        registration: what to register.
-        instance_id: the cluster that it belongs to, without which it is not written; if empty, the
-            store may hold any cluster or none.
+        registration: the state to register.
+        instance_id: the registration is written only in a store that holds this cluster; if empty,
+            in any store.
 
     Raises:
         IdentityError: (on entering) another process is registered with this id.

@@ -2,8 +2,8 @@
 
 **A lock is advice.** A holder that was paused learns late that its session ended and that another
 process holds the lock. Its last packets may still be on their way. So guard what the lock protects:
-send `Lock.token` with every effect, and let the receiver refuse a token that is lower than one it
-has seen. If the effect is in the same store, put `Lock.check` into its transaction.
+send `Lock.token` with every effect. Let the receiver refuse a token that is lower than one it has
+seen. If the effect is in the same store, put `Lock.check` into its transaction.
 
 ============ =====================================================================================
 state        meaning

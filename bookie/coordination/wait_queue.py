@@ -69,7 +69,7 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A record in the queue and its claim; None if it cannot be read."""
+    """A record in the queue and its claim; None if unreadable."""
 
     record: Record
     claim: Claim | None
@@ -114,7 +114,7 @@ class WaitQueue:
                 return Contender(record, read_claim(record))
 
     async def blocker(self, ticket: Ticket | None, mode: ClaimMode) -> str | None:
-        """The name of the claim that `ticket` must wait for; None stands for a claim made now.
+        """The name of the claim that `ticket` must wait for; a ticket of None is a claim made now.
 
         Raises:
             ClaimLostError: `ticket` is not in the queue.
@@ -125,7 +125,7 @@ class WaitQueue:
                 raise ClaimLostError(f"the claim {ticket.key} is gone")
             names = names[: names.index(ticket.name)]
             if ticket.in_doubt and names:
-                # The claim's other records are not in its way, nor those that went meanwhile.
+                # Other records of the claim, and records that went meanwhile, block nothing.
                 others = {
                     one.record.name
                     for one in await self.contenders()
@@ -319,7 +319,7 @@ def _number(name: str) -> int:
 
 
 def read_claim(record: Record) -> Claim | None:
-    """The claim in a record; None if it cannot be read."""
+    """The claim in a record; None if unreadable."""
     try:
         return decode_claim(record.value)
     except FormatError:

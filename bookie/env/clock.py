@@ -57,7 +57,7 @@ def moment_ms(moment: object) -> int:
     """The ms since 1970 of a `Moment`. Of a datetime, a part of a millisecond counts as a whole.
 
     Raises:
-        BadRequestError: it is none, or a datetime without a time zone.
+        BadRequestError: another type, or a datetime without a time zone.
     """
     if isinstance(moment, datetime) and moment.tzinfo is not None:
         since = moment - _EPOCH

@@ -37,12 +37,12 @@ def open_store(
     """The store that `uri` names; its session begins when the context is entered.
 
     `session_timeout_seconds` lies in 0.1 … 3600. Nothing is opened by this call itself. `security`
-    is for ``zk://`` and ``etcd://``; the others need none. Without `create`, a directory that holds
-    no store is refused; the other kinds need no creation.
+    is for ``zk://`` and ``etcd://``; the others need none. Without `create`, only a directory that
+    holds a store is accepted; the other kinds need no creation.
 
     Raises:
         ConfigurationError: the URI or the timeout is wrong, or this build lacks the backend.
-        NoSuchKeyError: (on entering) the directory holds no store, and none is to be made.
+        NoSuchKeyError: (on entering) the directory holds no store, and `create` is False.
         FormatError: (on entering) the directory holds something else, or a newer format.
         MetadataUnavailableError: (on entering) the store does not answer.
     """

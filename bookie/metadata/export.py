@@ -18,7 +18,7 @@ A file has one JSON object a line::
     …
     {"records": 1, "sha256": "<of all lines before this one>"}
 
-A file without its last line, or whose last line does not fit, was cut off or changed.
+A file was cut off or changed if its last line is missing or does not fit.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ async def import_records(
     Raises:
         MetadataError: an item of a queue is among them; nothing was written.
         KeyExistsError: a record has another value and `overwrite` is false. The message names it.
-            What was written before stays.
+            Earlier writes stay.
     """
     for key, _ in records:
         _refuse_queued(key)

@@ -60,7 +60,7 @@ def check_prefix(key: str) -> str:
 
 
 def check_listing(key: str, after: str) -> None:
-    """Refuse to list below a key that is none, or after a name that is no string."""
+    """Refuse to list below an invalid key, or after a name that is no string."""
     check_prefix(key)
     if not isinstance(after, str):
         raise BadRequestError(f"a name must be a string, not {type(after).__name__}")
@@ -119,7 +119,7 @@ class Stat:
     cannot tell."""
 
     created_ms: int | None
-    """Wall clock of the server, informational; None if the backend keeps no times."""
+    """Wall clock of the server, informational; None if the backend lacks times."""
 
     modified_ms: int | None
     """The same for the last write."""

@@ -77,7 +77,7 @@ EXPIRY_EVENTS = (
     SessionEvent.RECONNECTED,
     SessionEvent.SESSION_REESTABLISHED,
 )
-"""What an expired session delivers, in order."""
+"""The events of an expired session, in order."""
 
 
 class SessionState(enum.Enum):
@@ -178,14 +178,14 @@ MonitorEvent: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class Announce:
-    """Tell everybody."""
+    """Announce an event to all consumers."""
 
     event: SessionEvent
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Prove the session, or with `renew` begin one; an earlier one is not waited for any more.
+    """Prove the session, or with `renew` begin one; an earlier probe is given up.
 
     `Answered` (`Renewed`), `ProbeFailed`, `Expired` or `AuthFailed` follows, or nothing.
     """
@@ -443,7 +443,7 @@ class SessionPolicy:
 
     @property
     def deadline(self) -> float | None:
-        """Latest time of the next `step`, to give up; None if time alone ends nothing."""
+        """Latest time of the next `step`, to give up; None while only events can end it."""
         if self._since is None or math.isinf(self._patience_seconds):
             return None
         return self._since + self._patience_seconds

@@ -14,7 +14,7 @@ written on one backend runs on all: memory, a local directory, ZooKeeper and etc
   session. A persistent record never turns ephemeral.
 - **A transaction** is all or nothing. Its conditions are checked against the state before it. So it
   names each key once. Below a key that it deletes or makes ephemeral, it names no other key.
-- **Watches** deliver every commit under a prefix once, in commit order, each commit whole. Where
+- **Watches** deliver every commit under a prefix once, in commit order, each commit whole. If
   they cannot prove that, they deliver `Resync`, and the consumer lists again.
 - **A listing** is complete or raises.
 """

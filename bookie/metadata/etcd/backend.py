@@ -6,7 +6,7 @@ Then the write raises `MetadataUnavailableError`.
 
 Differences from the store in memory:
 
-- Records have no times, because etcd keeps none.
+- Records have no times: etcd lacks them.
 - A take-over by another session counts as a change of the record: its first version is over.
 - A session lasts whole seconds, and at least what the servers' election timeout allows. This
   process gives it up earlier, after the timeout that was asked for.
@@ -274,7 +274,7 @@ class EtcdStore(MetadataStore):
     async def _attempt(
         self, transaction: Transaction, receipt: Receipt, deadline: float
     ) -> list[Stat | None] | None:
-        """Make the Txn once; None = nothing was written, and the Txn must be made again."""
+        """Make the Txn once; None asks for another round, because nothing was written."""
         request = transaction.request(receipt)
         receipt.is_doubtful = True
         try:

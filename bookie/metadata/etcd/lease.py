@@ -98,7 +98,7 @@ class EtcdLease:
         return Receipt(self._scope.receipt(self.id, self._receipts), self.id)
 
     def give_back(self, receipt: Receipt) -> None:
-        """The write is over. A receipt of a write that may still happen is never used again."""
+        """End a write. A receipt of a write that may still happen is never used again."""
         if not receipt.is_doubtful:
             self._free.append(receipt)
         self._writes.release()
@@ -138,13 +138,13 @@ class Receipt:
 
 
 def mark(receipt: Receipt) -> Part:
-    """Replaces the receipt by a write, as a part of it."""
+    """The part of a write that replaces the receipt."""
     receipt.uses += 1
     return put(receipt.key, b"%d" % receipt.uses, receipt.lease)
 
 
 def settlement(receipt: Receipt) -> pb.TxnRequest:
-    """Replaces the receipt unless the write under way did; see `settled_revision`."""
+    """A Txn that replaces the receipt unless the write under way did; see `settled_revision`."""
     return pb.TxnRequest(
         compare=[mod(receipt.key, receipt.revision)],
         success=[put(receipt.key, _VOID, receipt.lease)],

@@ -6,7 +6,7 @@ tree costs one small page per child, however many descendants there are. Foreign
 are left out.
 
 All pages show the same revision. If etcd compacts it away meanwhile, the listing continues at the
-newest revision, behind the last key it has seen. What exists all the time is still seen once.
+newest revision, behind the last key it has seen. A key that exists all the time is still seen once.
 """
 
 from __future__ import annotations

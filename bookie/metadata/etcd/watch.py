@@ -71,8 +71,8 @@ class EtcdWatch:
         scope: the keys.
         prefix: a key, or the root.
         tasks: where tasks beside `run` are born.
-        watches: get every commit there, once and in order; it may hold siblings of `prefix`. Where
-            commits may be missing they get a resync with the revision before the next commit.
+        watches: get every commit there, once and in order; it may hold siblings of `prefix`. If
+            commits may be missing, they get a resync with the revision before the next commit.
             Another cluster may have a lower revision than what was delivered.
     """
 
@@ -219,7 +219,7 @@ class EtcdWatch:
             return
         if not self._parts and response.watch_id == 0:
             # Progress: everything up to this revision was delivered. Answers to our own question
-            # do not count: they have no watch id, and servers before 3.4.25 and 3.5.8 send them too
+            # do not count. They lack a watch id, and servers before 3.4.25 and 3.5.8 send them too
             # early.
             self._next = max(self._next, response.header.revision + 1)
         events, self._parts = self._parts, []

@@ -63,7 +63,7 @@ class LocalStore(MetadataStore):
     def __init__(
         self, directory: Path, *, session_timeout_seconds: float = 30.0, create: bool = True
     ) -> None:
-        """Without `create`, a directory that holds no store is refused when it is entered."""
+        """Without `create`, entering refuses a directory that holds no store."""
         self.session_timeout_seconds = session_timeout_seconds
         self._directory = directory
         self._create = create

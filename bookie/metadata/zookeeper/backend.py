@@ -187,7 +187,7 @@ class ZooKeeperStore(MetadataStore):
     async def _read(
         self, request: type[GetData | GetChildren], key: str
     ) -> tuple[ZooKeeperLink, Any]:
-        """The answer to a request about the node of `key`; None if there is no such node."""
+        """The answer to a request about the node of `key`; None without a node."""
         require_representable_key(key)
         link = self._require_open().link
         try:

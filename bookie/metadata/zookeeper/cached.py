@@ -32,7 +32,7 @@ class KnownRecords:
         self._deletions: deque[dict[str, int]] = deque([{}], maxlen=3)
 
     def learn(self, key: str, stat: ZnodeStat) -> None:
-        """A record was read or written."""
+        """Note a record that was read or written."""
         for some in self._deletions:
             if stat.czxid < some.get(key, 0):
                 return  # an event has overtaken the answer
@@ -42,16 +42,16 @@ class KnownRecords:
         nodes[key] = Node(stat.czxid, stat.version, stat.ephemeralOwner, True, 0)
 
     def forget(self, key: str) -> None:
-        """It was deleted, or converted."""
+        """Forget a record that was deleted or converted."""
         self._nodes.pop(key, None)
 
     def note_deletion(self, key: str, zxid: int) -> None:
-        """An event says that the write `zxid` deleted it; servers before 3.9 send no zxid."""
+        """Note an event: the write `zxid` deleted it. Servers before 3.9 send no zxid."""
         self.forget(key)
         self._deletions[-1][key] = zxid if zxid > 0 else _ZXID_MAX
 
     def note_quiet(self) -> None:
-        """All events that came together were delivered."""
+        """Note that all events that came together were delivered."""
         if len(self._deletions[-1]) > _DELETIONS_MAX:
             self._deletions.append({})
 
@@ -67,7 +67,7 @@ class KnownRecords:
         )
 
     def clear(self) -> None:
-        """Events may have been missed."""
+        """Forget all: events may have been missed."""
         self._nodes.clear()
 
     def view(self, operations: Sequence[Operation], session: int) -> View | None:

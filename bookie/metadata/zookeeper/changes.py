@@ -43,7 +43,7 @@ class ChangeReader:
         self._converting: set[str] = set()
 
     def begin(self) -> None:
-        """A new connection: nothing that came before goes on."""
+        """Begin with a new connection: nothing of the former one goes on."""
         self._enter(0)
 
     def read(self, event: NodeEvent) -> WatchEvent | None:

@@ -188,7 +188,7 @@ class Client(KazooClient):  # type: ignore[misc]  # kazoo has no types
         self.post = post
         self.guard = threading.Lock()
         self.session: int | None = None
-        """The session of the present connection; None without a connection."""
+        """The session of the present connection, if there is one."""
         self.number = 0
         """Of the latest connection."""
         self._connection = _Connection(self, self._conn_retry.copy(), logger=self.logger)

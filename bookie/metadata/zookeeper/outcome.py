@@ -197,7 +197,7 @@ class Receipts:
         operations: Sequence[NodeOperation],
         deadline: float,
     ) -> ZnodeStat | None:
-        """The receipt's stat if the write with the lost answer was done; None: it never will be."""
+        """The receipt's stat if the unanswered write was done; None if it never will be."""
         while True:
             if await self._link.usable(deadline) != session:
                 raise _ended(operations)

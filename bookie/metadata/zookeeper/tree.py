@@ -8,8 +8,8 @@ record:
 data              meaning
 ================= ================================================================================
 null or `PARENT`  made for what lies below it; goes with the delete of its last child
-`KEPT`            likewise, but persistent sequential records were numbered below it: it stays,
-                  because ZooKeeper keeps the last number in the node
+`KEPT`            persistent sequential records were numbered below it: it stays, because
+                  ZooKeeper keeps the last number in the node
 anything else     a record
 ================= ================================================================================
 
@@ -291,7 +291,7 @@ class Planner:
         self._view = view
         self._session = session
         self._is_guarded = False
-        """Whether the operations write `REMOVALS` already."""
+        """True if the operations write `REMOVALS` already."""
         self._plan = Plan(results=[None] * len(operations))
 
     def plan(self) -> Plan:
