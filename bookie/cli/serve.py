@@ -63,7 +63,7 @@ def serve(
         from bookie.config import Sources, read_failpoints, read_supervision
         from bookie.daemon.daemon import run_daemon
         from bookie.daemon.loop import run
-        from bookie.env.slices import ask_for_short_slices
+        from bookie.env.process_tuning import ask_for_short_slices
 
         ask_for_short_slices()
         sources = Sources.read(config, given)

@@ -11,7 +11,7 @@ import gc
 from collections.abc import Callable, Coroutine
 from typing import NoReturn, TypeVar
 
-from bookie.env.allocator import keep_freed_memory
+from bookie.env.process_tuning import keep_freed_memory
 
 T = TypeVar("T")
 

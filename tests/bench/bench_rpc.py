@@ -31,7 +31,7 @@ import crc32c
 import uvloop
 
 from bookie.entry.entry import pack_batch
-from bookie.env.allocator import keep_freed_memory
+from bookie.env.process_tuning import keep_freed_memory
 from bookie.errors import BookieError
 from bookie.ids import Status
 from bookie.wire.codec import encode_add_request

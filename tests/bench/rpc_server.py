@@ -22,7 +22,7 @@ from grpc import aio
 from bookie.config import RpcSettings
 from bookie.entry.batch import EntryBatch
 from bookie.env import Outcome
-from bookie.env.allocator import keep_freed_memory
+from bookie.env.process_tuning import keep_freed_memory
 from bookie.ids import Status
 from bookie.telemetry import Metrics
 from bookie.wire.codec import encode_add_response, encode_read_response

@@ -2,13 +2,14 @@
 
 | part of kazoo | reason |
 |---|---|
-| `KazooClient._call` | requests that kazoo lacks: the persistent recursive watch, SASL |
-| `_read_header`, `_read_watch_event` | the events of that watch, each with the id of its write |
-| `_read_response`, `_pending` | an answer out of order ends the connection, not the thread |
-| `_connect` | the timeout that the server grants; the number of the connection |
-| `_queue` | a request is sent through the connection that it was made for |
-| `_reset` | a new session refuses servers that are behind what the old session saw |
-| `_expand_client_hosts` | an error if no host name resolves |
+| `_connection`, `_conn_retry` | our connection thread takes the place of kazoo's |
+| `_call` | kazoo lacks two requests: the persistent recursive watch, SASL without its library |
+| `_read_header`, `_read_watch_event` | kazoo hides the write of an event, and lacks that watch |
+| `_read_response`, `_pending` | an answer out of order ends kazoo's thread; here, the connection |
+| `_connect` | kazoo hides the timeout that the server grants, and counts no connections |
+| `_queue` | kazoo sends a request for the former connection through the next one |
+| `_reset`, `last_zxid` | kazoo lets a new session meet servers behind those of the old one |
+| `_expand_client_hosts` | kazoo only logs that no host name resolves |
 
 A test fails when these parts are not what they were.
 

@@ -1,8 +1,14 @@
-"""A short time slice for this process, so that the scheduler lets it run soon.
+"""Two requests of a process to its system: keep freed memory, and let me run soon.
 
-A bookie wakes up often and works briefly. On busy cores, Linux lets a task with a shorter time
-slice run sooner (``sched_setattr`` with a runtime, since Linux 6.12). This needs no privilege and
-leaves the share of processor time as it is.
+**Freed memory.** By default glibc maps each large block anew and unmaps it when it is freed. A
+message of 1 MiB then costs about 160 page faults, more than half of the transport's time. With the
+two thresholds below, a bookie that stores nothing took 930 batches of 1 MiB a second instead of 560
+(two shared cores). In return the process keeps up to `KEPT_BYTES` of freed memory at the top of
+each heap.
+
+**Short time slices.** A bookie wakes up often and works briefly. On busy cores, Linux lets a task
+with a shorter time slice run sooner (``sched_setattr`` with a runtime, since Linux 6.12). This
+needs no privilege and leaves the share of processor time as it is.
 """
 
 from __future__ import annotations
@@ -13,6 +19,15 @@ import platform
 import struct
 from typing import Final
 
+KEPT_BYTES: Final = 64 * 1024 * 1024
+"""Freed memory that is kept instead of given back."""
+
+FROM_HEAP_BYTES_MAX: Final = 32 * 1024 * 1024
+"""Blocks up to this size come from the heap; the most that glibc allows."""
+
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
+
 SLICE_NANOSECONDS: Final = 100_000
 """The shortest that Linux accepts; the default is 1.4 ms on two cores, more on more cores."""
 
@@ -20,6 +35,20 @@ _SCHED_SETATTR: Final = {"x86_64": 314, "aarch64": 274}
 _SCHED_GETATTR: Final = {"x86_64": 315, "aarch64": 275}
 _ATTRIBUTES: Final = struct.Struct("=IIQiIQQQII")
 """Size, policy, flags, nice, priority, runtime, deadline, period, and two bounds of utilization."""
+
+
+def keep_freed_memory() -> bool:
+    """Set the thresholds for the rest of the process; False if the allocator has none.
+
+    It affects the whole process: call it in the daemon and the command line only.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return False  # not glibc
+    return bool(
+        mallopt(_M_MMAP_THRESHOLD, FROM_HEAP_BYTES_MAX) and mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)
+    )
 
 
 def ask_for_short_slices() -> bool:
