@@ -117,7 +117,6 @@ async def refuse_inner_cluster(store: MetadataStore) -> None:
 
 
 def _is_number(parent: str, name: str) -> bool:
-    """True if `name` is a ledger or a directory of ledgers."""
     is_of_ledgers = any(is_under(root, parent) for root in _OF_LEDGERS)
     return is_of_ledgers and name.removeprefix("L").isdigit()
 

@@ -172,7 +172,6 @@ class BookieRegistration:
                 raise self._usurped()
 
     async def _repair(self) -> None:
-        """Register again whenever there is doubt about the registration."""
         while True:
             await self._doubt.wait()
             self._doubt.clear()

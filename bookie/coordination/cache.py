@@ -412,7 +412,6 @@ class MetadataCache(Generic[T]):
         return stat
 
     async def _until_first(self, key: str, attempt: Callable[[], Awaitable[R]]) -> R:
-        """Repeat `attempt` until no other write is faster."""
         loop = asyncio.get_running_loop()
         until = loop.time() + UPDATE_SECONDS_MAX
         tries = 0

@@ -134,12 +134,10 @@ class Election:
         return await LockManager(self._participant).read(self._queue.path)
 
     async def wait_for_change(self) -> None:
-        """Return after the next change of state."""
         await self._changed.wait()
 
     @checked
     async def wait_for(self, state: LeaderState) -> None:
-        """Return as soon as the state is `state`."""
         while self._state is not state:
             await self.wait_for_change()
 

@@ -234,7 +234,6 @@ class Lock:
             self._doubt.set()
 
     async def _enter(self, instead_of: Record | None = None) -> None:
-        """Make a new claim, and watch it."""
         claim = self._claim
         guid = self._participant.new_guid()
         self._claim = Claim(guid, claim.mode, claim.owner, claim.content)

@@ -63,7 +63,6 @@ class Ticket:
 
     @property
     def name(self) -> str:
-        """The last segment of the key."""
         return self.key.rpartition("/")[2]
 
 
@@ -104,7 +103,6 @@ class WaitQueue:
         return sorted(found, key=lambda contender: _number(contender.record.name))
 
     async def first(self) -> Contender | None:
-        """The first claim; None if the queue is empty."""
         while True:
             names = await self.names()
             if not names:

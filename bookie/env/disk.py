@@ -395,7 +395,6 @@ class PosixDisk:
 
 
 def _buffer(size: int) -> Buffer:
-    """Room for a read of `size` bytes."""
     if size < _FILLED_BYTES_MAX:
         return bytearray(size)
     # A bytearray is filled with zeros, which for a MiB takes half as long as the read. Imported

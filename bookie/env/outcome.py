@@ -33,11 +33,9 @@ class Outcome(Generic[T]):
         return outcome
 
     def done(self) -> bool:
-        """True once there is a result."""
         return bool(self._results)
 
     def result(self) -> T:
-        """The result; there is one."""
         return self._results[0]
 
     def settle(self, result: T) -> None:
@@ -60,7 +58,6 @@ class Outcome(Generic[T]):
             self._callbacks.append(callback)
 
     def __await__(self) -> Generator[object, None, T]:
-        """Wait for the result."""
         if not self._results:
             woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 

@@ -52,7 +52,6 @@ class StoredRecord(Stored):
     modified_ms: int
 
     def stat(self, key: str, session: bytes) -> Stat:
-        """The state of the record as `session` sees it."""
         return Stat(
             key=key,
             version=self.version,
@@ -87,7 +86,6 @@ class Write:
 
     @property
     def kind(self) -> ChangeKind:
-        """The kind of change for watches."""
         return ChangeKind.CREATED if self.owner_before is None else ChangeKind.MODIFIED
 
     def record(self, before: StoredRecord | None, version: int, now_ms: int) -> StoredRecord:

@@ -114,7 +114,6 @@ class JsonFields:
         return tuple(str(value) for value in values)
 
     def objects(self, name: str) -> Iterator[JsonFields]:
-        """The objects in a list."""
         for index, value in enumerate(self._list(name)):
             if not isinstance(value, dict):
                 raise self._wrong(name, "a list of objects")

@@ -76,7 +76,6 @@ class Mirror(Generic[T]):
         return MappingProxyType(self._values)
 
     async def wait_for_change(self) -> None:
-        """Return after the next change of a value."""
         await self._changed.wait()
 
     async def __aenter__(self) -> Self:

@@ -147,7 +147,6 @@ class Record:
 
     @property
     def name(self) -> str:
-        """The last segment of the key."""
         return self.stat.key.rpartition("/")[2]
 
     @property

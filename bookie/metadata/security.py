@@ -60,7 +60,6 @@ class MetadataSecurity:
 
     @property
     def uses_tls(self) -> bool:
-        """True if connections are encrypted."""
         return self.tls_ca_file is not None
 
 

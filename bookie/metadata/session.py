@@ -226,7 +226,6 @@ class SessionMachine:
 
     @property
     def state(self) -> SessionState:
-        """The state as of the last step."""
         return self._state
 
     @property

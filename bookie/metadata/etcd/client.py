@@ -421,7 +421,6 @@ def _credentials(security: MetadataSecurity) -> Any:
 
 
 def _reason(code: grpc.StatusCode, text: str) -> str:
-    """GRPC's explanation, in short."""
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return "no reply in time"
     _, unverified, why = text.partition("CERTIFICATE_VERIFY_FAILED: ")

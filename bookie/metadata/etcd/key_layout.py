@@ -28,7 +28,6 @@ class KeyLayout:
         return self._prefix.decode()
 
     def key(self, key: str) -> bytes:
-        """The key in etcd of a record."""
         return self._prefix + key.encode()
 
     def name(self, key: bytes) -> str | None:
@@ -57,9 +56,7 @@ class KeyLayout:
         return self._prefix + b"/" if key == ROOT else self.key(key) + b"/"
 
     def receipt(self, lease: int, number: int) -> bytes:
-        """The key of a receipt of a session."""
         return self._prefix + b"/\0receipts/%016x/%d" % (lease, number)
 
     def sequence(self, key: str) -> bytes:
-        """The key of the last number of the sequential records `key`."""
         return self._prefix + b"/\0sequences" + key.encode()

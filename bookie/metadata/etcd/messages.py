@@ -166,11 +166,9 @@ class ConditionReads:
         return len(self._requests) - 1
 
     def operations(self) -> list[Part]:
-        """All that is wanted, in order."""
         return self._requests
 
     def take(self, responses: Iterable[Any]) -> None:
-        """Take the responses to them, in order."""
         self._responses = [response.response_range for response in responses]
 
     def value(self, index: int) -> Any:

@@ -360,7 +360,6 @@ class LocalStore(MetadataStore):
             yield changes
 
     def _on_notified(self) -> None:
-        """Deliver the commits that a notification announced."""
         if self._subscription is not None:
             self._subscription.drain()
         try:

@@ -205,7 +205,6 @@ class CommitSubscription:
             raise
 
     def fileno(self) -> int:
-        """The descriptor that becomes readable after a notification."""
         return self._socket.fileno()
 
     def drain(self) -> None:

@@ -92,7 +92,6 @@ class TreeReader:
                 yield found
 
     def format(self) -> bytes | None:
-        """The format that the tables are marked with."""
         return self._get("meta", b"format")
 
     def version(self) -> int:
@@ -166,7 +165,6 @@ class TreeReader:
         return found
 
     def has_session(self, session: bytes) -> bool:
-        """True until `session` ends."""
         return self._get("sessions", session) is not None
 
     def commits_after(self, version: int, limit: int) -> list[LoggedCommit] | None:

@@ -363,7 +363,6 @@ class Bridge:
     # ---- from any thread
 
     def _post(self, item: Answered | Notice) -> None:
-        """Pass an answer or a notice to the loop."""
         self._inbox.append(item)
         if not self._is_draining:
             # Set before the loop is woken: a drain that begins now takes this item, too.
@@ -376,7 +375,6 @@ class Bridge:
 
 
 def _meaning_of(error: BaseException, request: Request) -> BaseException:
-    """Our error for kazoo's error about a request."""
     if isinstance(error, SessionExpiredError):
         return SessionEndedError()
     if isinstance(error, KazooException) and not isinstance(error, ConnectionClosedError):

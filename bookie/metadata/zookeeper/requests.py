@@ -116,7 +116,6 @@ class CreateNode(NamedTuple):
 
     @property
     def is_numbered(self) -> bool:
-        """True if it is persistent and sequential."""
         return self.sequential and not self.ephemeral
 
     def ask(self, client: KazooClient) -> object:
