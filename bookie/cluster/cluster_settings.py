@@ -38,7 +38,7 @@ class ClusterSettings:
         return (await self._read())[0]
 
     async def read_known(self) -> dict[str, str]:
-        """As `read`, but with known settings only; the others are logged.
+        """Do `read`, without unknown settings, which are logged.
 
         A newer tool may have set them.
         """

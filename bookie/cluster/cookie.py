@@ -68,7 +68,7 @@ class Cookie:
     """Rises at every start and stop, and regularly between. A copy with a lower number than the
     metadata store's is an older state of the bookie."""
     is_settled: bool = True
-    """In a directory: False while the metadata store may still have the number before this one."""
+    """False in a directory while the metadata store may still have the number before this one."""
     is_in_doubt: bool = False
     """True if the bookie may lack entries that its ledgers count on; the store's copy decides."""
 

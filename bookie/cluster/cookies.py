@@ -36,7 +36,7 @@ class CookieManager:
         return None if record is None else Versioned(decode_cookie(record.value), record.version)
 
     async def read_latest(self, bookie_id: str) -> Versioned[Cookie] | None:
-        """As `read`; shows every change that was finished before this call."""
+        """Do `read`, and see every change that was finished before this call."""
         await self._store.sync()
         return await self.read(bookie_id)
 
@@ -57,7 +57,7 @@ class CookieManager:
         return await self._store.get_children(keys.COOKIES)
 
     async def list_readable(self, on_damaged: Callable[[str], object]) -> list[Cookie]:
-        """All readable cookies, by bookie id; `on_damaged` is called with the id of each other.
+        """All readable cookies, by bookie id; calls `on_damaged` with each other id.
 
         It is for showing cookies. A bookie with a damaged cookie belongs to the cluster, too.
         """

@@ -108,7 +108,7 @@ class BookieRegistration:
         return "" if self._is_registered or self._obstacle is None else str(self._obstacle)
 
     async def update(self, registration: Registration) -> None:
-        """Register another state: other figures, or the change between writable and read-only.
+        """Register new figures, or the change between writable and read-only.
 
         At every moment others see either the old record or the new one. If this raises, the new
         state is still wanted and is written with the next repair, which begins at once.

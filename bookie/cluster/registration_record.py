@@ -42,7 +42,7 @@ class Registration:
     bookie_id: str
     endpoints: tuple[Endpoint, ...]
     labels: Mapping[str, str] = field(default_factory=dict)
-    """For placement: rack, zone, region, …"""
+    """Labels for placement: rack, zone, region, …"""
     total_bytes: int = 0
     """Size of the ledger device."""
     free_bytes: int = 0

@@ -191,7 +191,7 @@ class MetadataCache(Generic[T]):
 
     @checked
     async def put(self, key: str, value: T, *, ephemeral: bool = False) -> Stat:
-        """Create or replace a record; an ephemeral one becomes that of the store's session.
+        """Create or replace a record; an ephemeral one then belongs to the store's session.
 
         Raises:
             KeyExistsError: the record is persistent, and the put is not.
@@ -227,7 +227,7 @@ class MetadataCache(Generic[T]):
 
     @checked
     async def read_modify_update(self, key: str, modify: Callable[[T], T]) -> T:
-        """Replace the value by what `modify` makes of a copy of it, as often as it takes.
+        """Replace the value by the result of `modify` on a copy, until no other write is faster.
 
         `modify` may be called several times.
 
@@ -243,7 +243,7 @@ class MetadataCache(Generic[T]):
 
     @checked
     async def read_modify_update_or_create(self, key: str, modify: Callable[[T | None], T]) -> T:
-        """As `read_modify_update`. Without a record, `modify` gets None."""
+        """Do `read_modify_update`, or create the record; `modify` then gets None."""
         return await self._read_modify_update(key, modify, lambda: modify(None))
 
     async def _read_modify_update(

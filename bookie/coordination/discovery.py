@@ -55,7 +55,7 @@ class Discovery:
 
 
 class ServiceView(GroupView):
-    """As a `GroupView`, of instances."""
+    """A `GroupView` of instances."""
 
     @property
     def instances(self) -> dict[str, ServiceInstance]:

@@ -226,7 +226,7 @@ class Lock:
             await self._queue.leave(ticket)
 
     def give_up_soon(self) -> None:
-        """As `give_up`, in the background, for a caller that was cancelled."""
+        """Do `give_up` in the background, for a caller that was cancelled."""
         self._participant.spawn_if_open(self.give_up())
 
     def _wake(self, event: SessionEvent) -> None:

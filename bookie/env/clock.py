@@ -54,7 +54,7 @@ class SystemClock:
 
 
 def moment_ms(moment: object) -> int:
-    """The ms since 1970 of a `Moment`. Of a datetime, a part of a millisecond counts as a whole.
+    """The ms since 1970 of a `Moment`. A datetime is rounded up to a whole ms.
 
     Raises:
         BadRequestError: another type, or a datetime without a time zone.
@@ -75,7 +75,7 @@ def parse_moment(text: str) -> int:
     """The ms since 1970 that `text` names: as a number, or as ISO 8601 with a time zone.
 
     Raises:
-        BadRequestError: it names none.
+        BadRequestError: `text` names no time.
     """
     if text.isascii() and text.isdigit():
         return int(text)

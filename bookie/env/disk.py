@@ -86,7 +86,7 @@ class File(Protocol):
         """
 
     def pread_uncached(self, size: int, offset: int) -> Buffer:
-        """As `pread`, from the device, bypassing the page cache where that is possible.
+        """Do `pread` from the device, bypassing the page cache where that is possible.
 
         `size` and `offset` are multiples of 4096.
         """

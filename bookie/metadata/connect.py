@@ -1,4 +1,4 @@
-"""From a metadata URI to a store: the only place that knows which backends there are."""
+"""Opens the store of a metadata URI; the only place that knows all backends."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def ancestors(key: str) -> list[str]:
 # ---- records and operations
 
 NOT_EXISTS = -1
-"""As an expected version: the record must not exist."""
+"""An expected version that demands that the record does not exist."""
 
 VALUE_SIZE_BYTES_MAX = 512 * 1024
 """The largest value."""
@@ -122,16 +122,16 @@ class Stat:
     """Wall clock of the server, informational; None if the backend lacks times."""
 
     modified_ms: int | None
-    """The same for the last write."""
+    """Time of the last write, by the same clock."""
 
     ephemeral: bool
-    """The record ends with the session of its owner."""
+    """True if the record ends with the session of its owner."""
 
     created_by_self: bool
-    """It is ephemeral and belongs to the asking session."""
+    """True if it is ephemeral and belongs to the asking session."""
 
     first_version: bool
-    """The record was not written since its creation. After a take-over this differs by backend."""
+    """True until the second write of the record. After a take-over this differs by backend."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ ATTEMPT_FRACTION = 3
 """A probe without an answer is given up, and the pause between two of them bounded, by this."""
 
 LOST_SHARE = 5 / 6
-"""Of the timeout, after which a session without proof is lost: before its server can end it."""
+"""Share of the timeout after which a session without proof is lost, before its server ends it."""
 
 PAUSE_FRACTION = 2
 """A step that comes this fraction of the timeout late was held up by a pause of the process."""
@@ -124,7 +124,7 @@ class ProbeFailed:
 
 @dataclass(frozen=True, slots=True)
 class Connected:
-    """There is a connection to a server that can write; the session is not proven by that."""
+    """A connection to a server that can write was made; that does not prove the session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +216,7 @@ class SessionMachine:
         self._probe_sent_at: float | None = None
         self._patience_until = now
         self._probe_at = now + timeout_seconds / PROBE_FRACTION
-        """When the next probe is due, if none is under way."""
+        """Time of the next probe, if none is under way."""
         self._backoff = Backoff(
             min(timeout_seconds / PROBE_FRACTION, RETRY_SECONDS),
             timeout_seconds / ATTEMPT_FRACTION,

@@ -74,7 +74,7 @@ class SessionMonitor:
 
     @property
     def state(self) -> SessionState:
-        """As of now: reading it notices a pause of the process."""
+        """The state as of now: reading it notices a pause of the process."""
         if self._deadline is not None and self._clock() >= self._deadline:
             # Only after the deadline: before it a tick changes nothing and wakes the keeper.
             self.tell(Tick())

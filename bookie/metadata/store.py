@@ -243,7 +243,7 @@ class MetadataStore(ABC):
         raise self._no_access_control()
 
     def _refuse_acl(self, operations: Sequence[Operation]) -> None:
-        """For backends without access control: refuse operations that ask for it."""
+        """Refuse operations that ask for access control, in a backend without it."""
         for operation in operations:
             if isinstance(operation, Put) and operation.acl is not None:
                 raise self._no_access_control()

@@ -103,7 +103,7 @@ class SessionWatches:
 
     def __init__(self) -> None:
         self._subscriptions: dict[Subscription[SessionEvent], None] = {}
-        """In the order in which they began."""
+        """The consumers, in the order in which they began."""
 
     @contextmanager
     def open(self) -> Iterator[AsyncIterator[SessionEvent]]:

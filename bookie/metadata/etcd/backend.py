@@ -68,8 +68,8 @@ _DELETIONS_MAX = 100
 
 PROBE_FRACTION = 4
 RENEWAL_FRACTION = 7
-"""Of the session timeout: the time in which an endpoint proves a lease, or takes each of the two
-steps of a new one. The monitor waits for a third; another endpoint must have its turn before."""
+"""Share of the session timeout in which an endpoint proves a lease, or takes one of the two steps
+of a new one. The monitor waits for a third; another endpoint must have its turn before."""
 
 
 class EtcdStore(MetadataStore):

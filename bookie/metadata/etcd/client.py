@@ -42,7 +42,7 @@ _PAUSE_SECONDS: Final = (0.05, 1.0)
 
 _NEEDS_LEADER: Final = ("hasleader", "true")
 _METADATA: Final = aio.Metadata(_NEEDS_LEADER)
-"""In the type that gRPC uses without a conversion."""
+"""Metadata in the type that gRPC uses without a conversion."""
 
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", -1),  # pages are bounded by us, records by the store

@@ -37,7 +37,7 @@ class EtcdLease:
     ) -> None:
         self.id = lease_id
         self.asked_at = asked_at
-        """When the request that etcd granted was sent, by `boot_time_seconds`."""
+        """Time of the granted request, by `boot_time_seconds`."""
         self._client = client
         self._scope = scope
         self._free: list[Receipt] = []

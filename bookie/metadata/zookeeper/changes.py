@@ -1,4 +1,4 @@
-"""From ZooKeeper's events about nodes to a store's events about records.
+"""ZooKeeper's events about nodes, read as a store's events about records.
 
 The two differ where a parent is made or removed, where a record is put on a parent, and where
 absence is checked. They also differ where one session takes a record over from another. The writer

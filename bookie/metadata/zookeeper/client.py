@@ -64,7 +64,7 @@ class Pending:
         self.request = request
         self.answer = answer
         self.begun_at = begun_at
-        """By the loop's clock."""
+        """Time of the request, by the loop's clock."""
 
 
 Answered: TypeAlias = tuple[Pending, object, BaseException | None]
@@ -249,7 +249,7 @@ class Bridge:
         self._is_draining = False
         self._waiting: dict[Pending, None] = {}
         self.silent_since: float | None = None
-        """When the oldest request was sent since the last answer, by the loop's clock."""
+        """Time of the oldest request since the last answer, by the loop's clock."""
         attempt = max(session_timeout_seconds / 3 / (hosts.count(",") + 1), 0.5)
         retry = KazooRetry(
             max_tries=-1,
@@ -388,7 +388,7 @@ def _meaning_of(error: BaseException, request: Request) -> BaseException:
 
 
 def describe_failure(reason: BaseException) -> str:
-    """Why a connection failed, in words."""
+    """The reason why a connection failed, in words."""
     if isinstance(reason, ssl.SSLCertVerificationError):
         return f"its certificate is not accepted: {reason.verify_message}"
     if isinstance(reason, KazooTimeoutError | TimeoutError):

@@ -99,7 +99,7 @@ class KazooConnected:
     password: bytes
     timeout_seconds: float
     number: int
-    """Of the connection."""
+    """The number of the connection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +191,7 @@ class Client(KazooClient):  # type: ignore[misc]  # kazoo has no types
         self.session: int | None = None
         """The session of the present connection, if there is one."""
         self.number = 0
-        """Of the latest connection."""
+        """The number of the latest connection."""
         self._connection = _Connection(self, self._conn_retry.copy(), logger=self.logger)
         self.add_listener(self._take_state)
 

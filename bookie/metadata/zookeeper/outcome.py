@@ -60,7 +60,7 @@ CONFLICTS = {BAD_VERSION, NO_NODE, NODE_EXISTS, NOT_EMPTY, NO_CHILDREN_FOR_EPHEM
 """Codes of refusals that say: the view of the tree is out of date."""
 
 LASTING_ACL = [ACL(Permissions.READ | Permissions.CREATE, Id("world", "anyone"))]
-"""Of a node below which all clients may create nodes. No client may delete the node itself."""
+"""Access control of a node below which all clients may create nodes. None may delete the node."""
 
 RECEIPTS = f"{HOME}/receipts"
 """The node below which the receipts of all sessions lie."""
@@ -76,10 +76,10 @@ class Committed(NamedTuple):
     """A write that was done."""
 
     results: Sequence[Any] | None
-    """As `Multi` answers; None if the answer was lost."""
+    """The answer of the `Multi`; None if it was lost."""
 
     stat: ZnodeStat
-    """Of the receipt, with the write's place among all commits and its time."""
+    """The stat of the receipt, with the write's place among all commits and its time."""
 
     session: int
 
@@ -242,7 +242,7 @@ class Receipts:
         return f"{RECEIPTS}/{session & 0xFFFFFFFFFFFFFFFF:016x}-{name}"
 
     async def _mend(self, session: int, name: str, code: int) -> None:
-        """Correct what we believe of a receipt: the server refused its write."""
+        """Correct our state of a receipt: the server refused its write."""
         if code == NO_NODE:
             self._note(session, name, exists=False)
             self._link.send(CreateNode(HOME, b""))  # the next answer tells whether it exists

@@ -70,7 +70,7 @@ REQUEST_BYTES_MAX = 1_000_000
 """The most bytes of one transaction as it is sent."""
 
 _OVERHEAD_BYTES_MAX = 64
-"""Of an operation, or of an entry of an access control list, beside its texts and data."""
+"""Size of an operation, or of an entry of an access control list, beside its texts and data."""
 
 _DATA_VERSION_BITS = 32
 _DATA_VERSION_MAX = 2**31 - 1
@@ -244,7 +244,7 @@ class View:
 
     nodes: dict[str, Node | None] = field(default_factory=dict)
     acls: dict[str, tuple[Acl, ...]] = field(default_factory=dict)
-    """Of records that may be taken over: a take-over keeps their access control."""
+    """Access control of records that may be taken over: a take-over keeps it."""
     guard: int = 0
     """The version of `REMOVALS` before the parents were read; 0 also if there is no such node."""
 
@@ -273,7 +273,7 @@ class Plan:
     """The parents of persistent sequential records."""
 
     creates: list[CreateNode] = field(default_factory=list)
-    """Those of the operations that make records."""
+    """The operations that make records."""
 
 
 class Planner:

@@ -67,7 +67,7 @@ class Writer:
     async def write(
         self, operations: Sequence[Operation], *, with_parents: bool = False
     ) -> list[Stat | None]:
-        """As `MetadataStore.transaction`; there is at least one operation, all representable.
+        """Do what `MetadataStore.transaction` says, for at least one operation, all representable.
 
         Args:
             operations: what to do at once.
