@@ -29,7 +29,7 @@ _names = itertools.count()
 
 
 class Difference(enum.Enum):
-    """What a backend cannot do exactly as the interface says; each is named with a reason."""
+    """A deviation of a backend from the interface; each is named with a reason."""
 
     VERSIONS_RESTART = "versions begin anew when a key is deleted and created again"
     COMMITS_SPLIT = "a transaction may be seen as several commits of one revision"
@@ -50,7 +50,7 @@ class Backend(ABC):
     """Each with its reason."""
 
     can_disconnect: ClassVar[bool] = True
-    """Whether a session can be cut off from the store and joined again."""
+    """True if a session can be cut off from the store and joined again."""
 
     def __init__(self, request: pytest.FixtureRequest, directory: Path) -> None:
         """A store of its own; servers come from `request`, files go into `directory`."""
@@ -59,7 +59,7 @@ class Backend(ABC):
     @property
     @abstractmethod
     def uri(self) -> str:
-        """Where the store is, for who opens it by its URI."""
+        """The URI of the store."""
 
     @abstractmethod
     def session(
@@ -72,7 +72,7 @@ class Backend(ABC):
         """End the session of `store` as its peers or the server would after a long silence."""
 
     has_siblings: ClassVar[bool] = False
-    """Whether `sibling` works."""
+    """True if `sibling` works."""
 
     def sibling(self) -> AbstractAsyncContextManager[MetadataStore]:
         """A session with another store of the same servers, whose scope begins like ours."""
@@ -85,13 +85,13 @@ class Backend(ABC):
         "/cookies/b1/in",
         "/ledgers-2/7",
     )
-    """What may follow `uri` in the URI of another store."""
+    """Text that may follow `uri` in the URI of another store."""
 
     shares_inner_scopes: ClassVar[bool] = False
-    """Whether keys of such a store are keys of ours, too."""
+    """True if keys of such a store are keys of ours, too."""
 
     can_stop: ClassVar[bool] = True
-    """Whether `stop` works: sessions end by a clock and not by word only."""
+    """True if `stop` works: sessions end by a clock and not by word only."""
 
     def stop(self, store: MetadataStore, seconds: float) -> None:
         """Let the process of `store` find that it was stopped for so long just now."""
@@ -117,7 +117,7 @@ class Backend(ABC):
         )
 
     def differs(self, difference: Difference) -> bool:
-        """Whether the backend has this difference."""
+        """True if the backend has this difference."""
         return difference in self.differences
 
     async def __aenter__(self) -> Self:

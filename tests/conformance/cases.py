@@ -80,7 +80,7 @@ def spans(numbers: Iterable[int]) -> str:
 
 
 _WORDS = {"memory": "memory", "local": "local", "etcd": "etcd", "zk": "zookeeper"}
-"""What the names of files contain whose tests are about one backend."""
+"""Parts of the names of files whose tests are about one backend."""
 
 
 def backends_of(path: Path, fixtures: set[str]) -> set[str]:

@@ -29,7 +29,7 @@ class FaultyStore(MetadataStore):
         self.lost_requests = 0
         """So many of the next writes are lost before they happen; their callers hear no answer."""
         self.loses_request: Callable[[Sequence[Operation]], bool] = lambda _: False
-        """Whether a write is one of these."""
+        """True if a write is one of these."""
         self.lost: list[Sequence[Operation]] = []
         """The writes of the lost requests, for a test that wants them to happen late."""
         self.latency_seconds = 0.0
@@ -52,7 +52,7 @@ class FaultyStore(MetadataStore):
         self.hold_changes.set()
         """Cleared: what watches saw waits."""
         self._past: dict[str, Record] | None = None
-        """What reads show meanwhile; see `fall_behind`."""
+        """The state that reads show meanwhile; see `fall_behind`."""
 
     async def fall_behind(self) -> None:
         """Reads show what is there now until a sync or a write, as of a server that is late."""
@@ -62,7 +62,7 @@ class FaultyStore(MetadataStore):
 
     @property
     def reads(self) -> int:
-        """How many reads were asked for."""
+        """Number of reads."""
         return sum(self.counts[name] for name in ("get", "exists", "get_children", "scan_children"))
 
     @property

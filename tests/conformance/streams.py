@@ -36,7 +36,7 @@ async def next_events(stream: AsyncIterator[Change], count: int = 1) -> list[Wat
 async def next_changes(
     stream: AsyncIterator[Change], count: int = 1
 ) -> list[tuple[ChangeKind, str]]:
-    """What happened to which keys in the next `count` events."""
+    """Kinds and keys of the next `count` events."""
     return [(event.kind, event.key) for event in await next_events(stream, count)]
 
 

@@ -1,4 +1,4 @@
-"""What the conformance suite says at the end of a run: tests and cases per backend.
+"""The summary of a run of the conformance suite: tests and cases per backend.
 
 It is a plugin apart from its `conftest.py`. With several processes, the one that prints does not
 import that file.

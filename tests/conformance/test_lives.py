@@ -19,7 +19,7 @@ WAY_SECONDS = 0.1
 async def refusal_of(
     backend: Backend, store: MetadataStore, operations: Sequence[Operation]
 ) -> Exception | None:
-    """What comes of operations that `store` sends before it hears anything.
+    """The outcome of operations that `store` sends before it hears anything.
 
     Where a version may fit a life that its writer has not heard of, it hears of it first.
     """

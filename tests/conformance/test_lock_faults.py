@@ -28,7 +28,7 @@ PATH = "/locks/a"
 
 
 async def has_claims(client: Client, count: int) -> bool:
-    """Whether so many claims stand in line."""
+    """True if so many claims stand in line."""
     return len(await client.claims(PATH)) == count
 
 
@@ -264,7 +264,7 @@ async def test_a_first_attempt_that_comes_behind_the_lock_goes_too(new_client: N
 
 
 async def test_a_lock_is_not_busy_with_its_own_first_attempt(client: Client) -> None:
-    """Who does not wait is not sent away by it."""
+    """A caller that does not wait still gets the lock."""
     client.store.lost_requests = 1
     async with asyncio.TaskGroup() as group:
         trying = group.create_task(client.locks.try_acquire(PATH))
@@ -290,7 +290,7 @@ async def test_a_take_over_that_fails_because_it_was_done_leaves_no_claim(
 
 
 async def only_the_holders(client: Client, lock: Lock) -> bool:
-    """Whether the only claim is that of `lock`, if it is held, and there is none if it is lost."""
+    """True if the only claim is that of `lock`, if it is held, and there is none if it is lost."""
     claims = await client.claims(PATH)
     if lock.lost.is_set():
         return claims == []
@@ -298,7 +298,7 @@ async def only_the_holders(client: Client, lock: Lock) -> bool:
 
 
 async def refused(client: Client) -> bool:
-    """Whether taking the lock over is refused."""
+    """True if taking the lock over is refused."""
     try:
         await client.locks.try_acquire(PATH, take_over=True)
     except LockBusyError:

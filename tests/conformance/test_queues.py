@@ -193,7 +193,7 @@ async def test_a_put_across_two_sessions_is_not_made_twice(
 
 
 async def is_put(queue: Queue, value: bytes) -> bool:
-    """Whether the item was put, as far as is known."""
+    """True if the item was put, as far as is known."""
     try:
         await queue.put(value)
     except SessionLostError:
@@ -343,7 +343,7 @@ async def test_done_is_known_although_a_server_is_late(client: Client) -> None:
 async def test_an_item_whose_claim_was_not_answered_and_that_another_took_stays_his(
     new_client: NewClient,
 ) -> None:
-    """Who asked in vain clears away what he may have left, and nothing else."""
+    """A consumer that asked in vain deletes only what it may have left."""
     first = await new_client(session_timeout_seconds=3.0)
     second, third = await new_client(), await new_client()
     await Queue(second.participant, "/queue").put(b"x")
@@ -360,7 +360,7 @@ async def test_an_item_whose_claim_was_not_answered_and_that_another_took_stays_
 
 
 async def test_an_item_that_is_done_is_not_claimed(new_client: NewClient) -> None:
-    """Who takes sees it and no claim on it, because its server is behind."""
+    """A consumer sees it without a claim, because its server is behind."""
     first, second = await new_client(), await new_client()
     queue = Queue(first.participant, "/queue")
     await queue.put(b"x")

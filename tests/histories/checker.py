@@ -34,7 +34,7 @@ read, without a sync.
 A replacement as ephemeral takes the record over. From then on it belongs to the replacing session,
 and the end of its former session proves nothing about it.
 
-Where an outcome is unknown every possibility is allowed, so nothing is ever searched for.
+An unknown outcome allows every possibility, so nothing is ever searched for.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class _State:
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """What may have ended a state: a write, or the end of a session."""
+    """A possible end of a state: a write, or the end of a session."""
 
     called: float
     returned: float
@@ -149,7 +149,7 @@ def _owner_by(write: Write) -> _Owner | None:
 
 
 class _Views:
-    """How far each client had seen into the order of all commits."""
+    """Position of each client in the order of all commits."""
 
     def __init__(self, history: History) -> None:
         points: dict[str, list[tuple[float, int]]] = defaultdict(list)
@@ -376,7 +376,7 @@ class _Register:
             yield _End(later.write.called, self.stood_by[later.revision], certain=True)
 
     def _may_be_over(self, state: _State, by: float) -> bool:
-        """Whether the record may have been deleted by then, after it had this state."""
+        """True if the record may have been deleted by then, after it had this state."""
         return any(
             end.called <= by and end.returned >= state.write.called
             for end in self._ends_of_record(state)
@@ -411,7 +411,7 @@ class _Register:
         )
 
     def _existed_throughout(self, start: float, stop: float) -> bool:
-        """Whether some record certainly stood from `start` to `stop`: created, never deleted."""
+        """True if some record certainly stood from `start` to `stop`: created, never deleted."""
         return any(
             self.stood_by[state.revision] < start and not self._may_be_over(state, stop)
             for state in self.chain
@@ -532,7 +532,7 @@ class _Register:
                 )
 
     def _may_have_existed(self, start: float, stop: float) -> bool:
-        """Whether there may have been a record at some instant from `start` to `stop`."""
+        """True if there may have been a record at some instant from `start` to `stop`."""
         for write in self.writes:
             made = write.outcome in (Outcome.OK, Outcome.UNKNOWN)
             if write.verb is not Verb.CREATE or not made or write.called > stop:
@@ -591,7 +591,7 @@ def _check_locks(acquisitions: list[Acquisition], effects: list[Effect]) -> Iter
 
 
 def overlap_seconds(history: History) -> float:
-    """How long two holders of one lock believed in it at once; no offence, but worth a look."""
+    """Seconds in which two holders of one lock believed in it; no offence, but worth a look."""
     total = 0.0
     by_lock: dict[str, list[Acquisition]] = defaultdict(list)
     for acquisition in _of(history, Acquisition):

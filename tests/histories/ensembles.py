@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Fault(enum.Enum):
-    """What befalls the servers."""
+    """A fault of the servers."""
 
     KILL_LEADER = "the leader is killed"
     KILL_FOLLOWER = "a follower is killed"
@@ -41,12 +41,12 @@ class Fault(enum.Enum):
 
     @property
     def outlasts_sessions(self) -> bool:
-        """Whether it is one that sessions shall not survive."""
+        """True if it is one that sessions shall not survive."""
         return self is Fault.STANDSTILL
 
     @property
     def kills(self) -> bool:
-        """Whether it ends processes, which takes effect at once: connections break."""
+        """True if it ends processes, which takes effect at once: connections break."""
         return self in (Fault.KILL_LEADER, Fault.KILL_FOLLOWER, Fault.POWER_OFF)
 
 
@@ -73,16 +73,16 @@ class Servers(ABC):
     """An ensemble of three, and a scope of its own in it."""
 
     reads_are_current: ClassVar[bool]
-    """Whether every read shows the newest state."""
+    """True if every read shows the newest state."""
     splits_commits: ClassVar[bool]
-    """Whether one commit may be told in pieces."""
+    """True if one commit may be told in pieces."""
     silence_seconds: ClassVar[float]
     """A silent link has had its effect after so long: the others have another leader."""
 
     @property
     @abstractmethod
     def ports(self) -> list[int]:
-        """Where the servers listen to clients."""
+        """Ports on which the servers listen to clients."""
 
     @abstractmethod
     def uri(self, ports: Sequence[int]) -> str:

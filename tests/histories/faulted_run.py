@@ -43,15 +43,15 @@ _RESETS = 10
 
 @dataclass(frozen=True)
 class Manner:
-    """How a run is made."""
+    """The parameters of a run."""
 
     pace_seconds: float = 0.02
     """How long each part of a client pauses after each step."""
     session_seconds: float = 3.0
     margin_seconds: float = 30.0
-    """What a busy machine may add to any wait."""
+    """Time that a busy machine may add to any wait."""
     kind: type[FaultyStore] = FaultyStore
-    """What stands between clients and their stores: one with a bug, to see that it is found."""
+    """A layer between clients and their stores: one with a bug, to see that it is found."""
 
     @property
     def absence_seconds(self) -> float:
@@ -60,7 +60,7 @@ class Manner:
 
 
 class ClientFault(enum.Enum):
-    """What befalls one client."""
+    """A fault of one client."""
 
     LOST_REPLY = "a reply is lost, and its connection with it"
     RESET = "all connections break, several times in a row"
@@ -77,7 +77,7 @@ class Way:
 
     @property
     def ports(self) -> list[int]:
-        """Where the client finds the servers."""
+        """Ports at which the client finds the servers."""
         return [proxy.port for proxy in self._proxies]
 
     def hold(self) -> None:
@@ -105,7 +105,7 @@ class Way:
 
 @dataclass
 class _Mark:
-    """What stands for one session."""
+    """A mark of one session."""
 
     client: str
     session: int
@@ -169,7 +169,7 @@ class Run:
         return True
 
     def is_marked(self, person: Person, session: int) -> bool:
-        """Whether the end of the session will be known."""
+        """True if the end of the session will be known."""
         return any(
             (mark.client, mark.session) == (person.name, session) for mark in self.marks.values()
         )

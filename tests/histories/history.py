@@ -1,4 +1,4 @@
-"""What clients of a metadata store did and saw, as they saw it: the material of `checker`.
+"""Acts and observations of clients of a metadata store, as they saw them, for `checker`.
 
 Times are seconds, or any numbers that grow, of one clock for all clients; every operation spans
 from its call to its return. An operation whose outcome is unknown spans to the end of time.
@@ -17,7 +17,7 @@ SOME_SESSION = -1
 
 
 class Outcome(enum.Enum):
-    """How an operation ended for its caller."""
+    """The outcome of an operation for its caller."""
 
     OK = "ok"
     CONFLICT = "conflict"
@@ -28,7 +28,7 @@ class Outcome(enum.Enum):
 
 
 class Verb(enum.Enum):
-    """What a write does."""
+    """Kinds of writes."""
 
     CREATE = "create"
     REPLACE = "replace"
@@ -128,7 +128,7 @@ class Drawn:
 
 
 class Seen(enum.Enum):
-    """What a watch said about a key."""
+    """An event of a watch about a key."""
 
     CREATED = "created"
     MODIFIED = "modified"
@@ -161,9 +161,9 @@ class Watched:
     """Commits that were done by then had been delivered."""
     notices: tuple[Notice | Gap, ...]
     mirror: dict[str, int] = field(hash=False)
-    """What its consumer believed at the end: key → revision."""
+    """The belief of its consumer at the end: key → revision."""
     final: dict[str, int] = field(hash=False)
-    """What there was after a sync, once everybody was done: a current read of every key."""
+    """The state after a sync, once everybody was done: a current read of every key."""
 
 
 Entry: TypeAlias = Write | Read | SessionEnd | Acquisition | Effect | Drawn | Watched

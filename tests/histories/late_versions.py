@@ -9,7 +9,7 @@ from tests.histories.checker import check
 from tests.histories.history import Entry, History, Read, Write
 
 _NODE_VERSION = 2**32 - 1
-"""What part of a version ZooKeeper itself compares."""
+"""The part of a version that ZooKeeper itself compares."""
 
 
 def check_late_versions(history: History) -> list[str]:

@@ -64,7 +64,7 @@ class SilentGaps(FaultyStore):
 
 
 class ImmortalLeases(FaultyStore):
-    """What is leased outlives its owner."""
+    """Leased records outlive their owner."""
 
     async def transaction(self, operations: Sequence[Operation]) -> list[Stat | None]:
         return await super().transaction(

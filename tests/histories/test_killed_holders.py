@@ -28,7 +28,7 @@ LEASES_MAX = 2
 now and then."""
 
 MARGIN_SECONDS = 30.0
-"""What a busy machine may add."""
+"""Time that a busy machine may add."""
 
 _WRITE_SECONDS_MAX = 10.0
 """Much longer than a write takes, on a busy machine too."""
@@ -90,7 +90,7 @@ class Contest:
         return max(held, key=lambda one: one.token, default=None)
 
     def acts(self, holder: Acquisition, *, accepted: bool) -> int:
-        """How often it acted with the token that it got then."""
+        """Number of its acts with the token that it got then."""
         return sum(
             isinstance(e, Effect)
             and (e.client, e.token) == (holder.client, holder.token)
@@ -99,7 +99,7 @@ class Contest:
         )
 
     async def first(self, lock: str) -> Acquisition:
-        """Who has the lock first, once it has acted."""
+        """The first holder of the lock, once it has acted."""
         await self.until(lambda: (h := self.holder(lock)) is not None and self._has_acted(h))
         found = self.holder(lock)
         assert found is not None
@@ -140,7 +140,7 @@ async def _kill_the_holder(contest: Contest, store: MetadataStore) -> None:
 
 
 async def _is_writable(store: MetadataStore) -> bool:
-    """Whether nobody was stopped within a write to a directory: everybody would wait for it."""
+    """True if nobody was stopped within a write to a directory: everybody would wait for it."""
     try:
         async with asyncio.timeout(_WRITE_SECONDS_MAX):
             await store.put("/probe", b"")

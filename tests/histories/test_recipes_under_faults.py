@@ -274,7 +274,7 @@ def test_members_are_all_there_in_the_end(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_name_has_one_member_at_a_time(seed: int) -> None:
-    """Who comes back after an outage takes its name again, or waits for who has it now."""
+    """After an outage a member takes its name again, or waits for the present owner."""
 
     async def test(world: World) -> None:
         inside: set[str] = set()

@@ -114,7 +114,7 @@ class UndeadLeases(FaultyMemoryStore):
 
 
 class TakenOverInVain(FaultyMemoryStore):
-    """Who takes a record over changes its value, and it stays with the session that had it."""
+    """A take-over changes the value, and the record stays with the former session."""
 
     async def transaction(self, operations: Sequence[Operation]) -> list[Stat | None]:
         return await super().transaction(

@@ -80,13 +80,13 @@ class Person:
     recorder: Recorder
     dice: random.Random
     is_current: bool
-    """Whether the backend's reads show the newest state."""
+    """True if the backend's reads show the newest state."""
     sessions: int = 1
     """The number of its session, where nothing but the test ends one."""
     session_of: Callable[[MetadataStore], int] | None = None
-    """What tells one session of a store from the next, where others end them."""
+    """The mark that tells one session of a store from the next, if others end them."""
     leases: Callable[[int], bool] = lambda _: True
-    """Whether records may be leased in the session of this number."""
+    """True if records may be leased in the session of this number."""
     pace_seconds: float = 0.0
     """A pause after each step."""
     answers: int = 0
@@ -314,7 +314,7 @@ class Watcher:
 
 @dataclass(frozen=True)
 class Faults:
-    """What may be done to a session; None if the backend lacks it."""
+    """Faults of a session; None if the backend lacks one."""
 
     expire: Callable[[MetadataStore], Awaitable[None]]
     disconnect: Callable[[MetadataStore], Awaitable[None]] | None = None
@@ -384,7 +384,7 @@ async def _until(events: AsyncIterator[SessionEvent], wanted: SessionEvent) -> N
 
 @dataclass(frozen=True)
 class Load:
-    """How much is done."""
+    """The amount of work."""
 
     people: int = 3
     watchers: int = 2
@@ -474,7 +474,7 @@ def _revisions(records: dict[str, Record]) -> dict[str, int]:
 
 
 def _read(client: str, key: str, called: float, returned: float, record: Record | None) -> Read:
-    """What a read showed, as one of the newest state."""
+    """The result of a read of the newest state."""
     if record is None:
         return Read(client, key, called, returned, None)
     stat = record.stat

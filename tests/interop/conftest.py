@@ -1,4 +1,4 @@
-"""What tests on a real etcd share; each file opens the store that it is about by itself."""
+"""Shared fixtures of tests on a real etcd; each file opens its own store."""
 
 from __future__ import annotations
 

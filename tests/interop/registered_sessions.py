@@ -22,7 +22,7 @@ OPENED_AT_A_TIME = 5
 
 
 def registration(number: int) -> Registration:
-    """What the bookie of this number registers."""
+    """The registration of the bookie of this number."""
     return Registration(
         bookie_id=f"b{number:03}",
         endpoints=(Endpoint("bookie", "127.0.0.1", 1 + number, "grpc"),),

@@ -26,7 +26,7 @@ PACE_SECONDS = 0.003
 
 @dataclass
 class _History:
-    """What the sessions saw; checked when all is well again."""
+    """Observations of the sessions; checked when all is well again."""
 
     increments: list[int] = field(default_factory=list)
     """Each value that was written with success."""

@@ -42,7 +42,7 @@ async def write_foreign(store: EtcdStore, scope: str) -> None:
 
 
 async def count(store: EtcdStore, scope: str) -> int:
-    """How many of the foreign keys are there."""
+    """Number of foreign keys that are there."""
     found = 0
     for key in FOREIGN:
         request = pb.RangeRequest(key=scope.encode() + key, count_only=True)

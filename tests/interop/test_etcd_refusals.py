@@ -26,7 +26,7 @@ from tests.servers.ports import claimed_ports
 async def _sentence(
     uri: str, security: MetadataSecurity, kind: type[BookieError], *, write: bool = False
 ) -> str:
-    """What opening the store, or a write to it, is refused with."""
+    """The refusal of opening the store, or of a write to it."""
 
     async def use() -> None:
         async with open_store(uri, security=security, session_timeout_seconds=4) as store:

@@ -259,7 +259,7 @@ async def test_a_watch_is_sent_what_it_watches(
 async def test_a_server_that_lags_is_no_restored_one(
     store: EtcdStore, etcd_observer: MetadataStore, etcd_link: Proxy
 ) -> None:
-    """What a stream says at its beginning is compared with a read before it counts."""
+    """The first position of a stream counts only after a comparison with a read."""
     async with store.watch("/") as changes:
         await etcd_observer.put("/0", b"")
         assert await next_changes(changes) == [(CREATED, "/0")]

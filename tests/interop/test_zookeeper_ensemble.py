@@ -54,7 +54,7 @@ what is tested here: up to half a minute was seen on an idle machine."""
 
 
 class Tally:
-    """What those who count were told."""
+    """Numbers that the counting clients got."""
 
     def __init__(self) -> None:
         self.acknowledged = 0
@@ -192,7 +192,7 @@ async def test_an_ephemeral_record_survives_the_leader(cluster: Cluster) -> None
 
 
 async def is_served_late(follower: ZooKeeperServer, store: ZooKeeperStore, newest: int) -> bool:
-    """Whether the follower, which serves the store, still shows the value before the newest.
+    """True if the follower, which serves the store, still shows the value before the newest.
 
     It may have given up before that, and the store gone on without it.
     """

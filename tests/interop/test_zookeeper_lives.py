@@ -67,7 +67,7 @@ async def one_of(*writes: Awaitable[object]) -> None:
 
 
 async def is_refused(write: Awaitable[object]) -> bool:
-    """Whether a write finds that its version is not the record's."""
+    """True if a write finds that its version is not the record's."""
     try:
         await write
     except BadVersionError:

@@ -1,4 +1,4 @@
-"""What a store leaves on a real ZooKeeper server, and what it sees of what others left there."""
+"""Leftovers of a store on a real ZooKeeper server, and its view of the leftovers of others."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def opened(port: int, scope: str, timeout: float = 10) -> AsyncIterator[Zo
 
 
 async def names_below(server: ZooKeeperServer, path: str) -> set[str]:
-    """What another program sees."""
+    """The names that another program sees."""
 
     def ask() -> set[str]:
         client = KazooClient(hosts=server.address)

@@ -1,4 +1,4 @@
-"""What others do between a look at ZooKeeper and the write that rests on it.
+"""Acts of others between a look at ZooKeeper and the write that rests on it.
 
 The tests hold a store at that moment, by its inner parts, and let another store act.
 """

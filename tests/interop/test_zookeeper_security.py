@@ -1,4 +1,4 @@
-"""Who may do what on a real ZooKeeper server, and what is said to those who may not connect."""
+"""Access on a real ZooKeeper server, and the errors of clients that it refuses."""
 
 from __future__ import annotations
 
@@ -351,7 +351,7 @@ def tls_port(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> 
 
 
 def serving(certificate: Certificate) -> ssl.SSLContext:
-    """What a TLS end in front of a server shows."""
+    """The certificate of a TLS end in front of a server."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate.certificate, certificate.key)
     return context

@@ -121,7 +121,7 @@ class EtcdMember:
 
     @property
     def endpoint(self) -> str:
-        """Where clients reach it: ``HOST:PORT``."""
+        """The address for clients: ``HOST:PORT``."""
         return f"127.0.0.1:{self.port}"
 
     @property
@@ -132,7 +132,7 @@ class EtcdMember:
 
     @property
     def is_running(self) -> bool:
-        """Whether it was started and not killed; a paused one counts."""
+        """True if it was started and not killed; a paused one counts."""
         return self._process is not None
 
     def start(self) -> None:
@@ -188,7 +188,7 @@ class EtcdMember:
         self.ask("kv/compaction", revision=self.revision(), physical=True)
 
     def is_leader(self) -> bool:
-        """Whether this member leads the cluster."""
+        """True if this member leads the cluster."""
         status = self.ask("maintenance/status")
         return bool(status["leader"] == status["header"]["member_id"])
 

@@ -28,7 +28,7 @@ _CALLER = re.compile(rb"\r\nX-Server-From: *([0-9a-f]+)\r\n", re.IGNORECASE)
 
 
 def member_id(peer_url: str) -> bytes:
-    """What a member calls itself: etcd derives it from its URL and the cluster's token."""
+    """The id of a member: etcd derives it from its URL and the cluster's token."""
     digest = hashlib.sha1((peer_url + CLUSTER_TOKEN).encode(), usedforsecurity=False).digest()
     return b"%x" % int.from_bytes(digest[:8], "big")
 
@@ -46,7 +46,7 @@ class PeerLinks:
             event.set()
 
     def port(self, name: str) -> int:
-        """Where the member's peers reach it."""
+        """The port for the member's peers."""
         port: int = self._servers[name].sockets[0].getsockname()[1]
         return port
 
@@ -76,7 +76,7 @@ class PeerLinks:
             await asyncio.wait(self._connections)
 
     def cut(self, sender: str, receiver: str) -> None:
-        """What `sender` says no longer reaches `receiver`; the other way stays."""
+        """Messages of `sender` no longer reach `receiver`; the other way stays."""
         self._open[sender, receiver].clear()
 
     def isolate(self, name: str) -> None:

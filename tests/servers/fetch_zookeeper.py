@@ -62,7 +62,7 @@ COMMAND = "make zookeeper"
 
 
 def jars_directory() -> Path:
-    """Where the jars lie or will lie."""
+    """The directory of the jars."""
     root = os.environ.get("BOOKIE_TEST_CACHE") or Path.home() / ".cache" / "bookie-tests"
     return Path(root) / "zookeeper-3.9.5"
 

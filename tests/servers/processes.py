@@ -55,7 +55,7 @@ class ServerProcess:
 
     @property
     def is_running(self) -> bool:
-        """Whether the process exists; a stopped (paused) one counts."""
+        """True if the process exists; a stopped (paused) one counts."""
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:

@@ -1,7 +1,7 @@
 """A TCP proxy whose link can be broken in the ways that networks break.
 
 It runs in a thread of its own, so it outlives the event loop of one test. Its methods take effect
-before they return. What passes through is never looked into.
+before they return. The proxy never looks into the bytes that pass.
 
 * `hold`: silence, as when packets are dropped. Bytes wait, closed connections stay open at the
   other end, and new connections are accepted and stay silent. When the link heals, the bytes arrive
@@ -134,7 +134,7 @@ class Proxy:
 
     @property
     def has_eaten(self) -> bool:
-        """Whether a reply was lost since `eat_next_reply`."""
+        """True if a reply was lost since `eat_next_reply`."""
         return self._eaten.is_set()
 
     async def _start(self) -> None:

@@ -47,7 +47,7 @@ class StandaloneSpark:
         ]
 
     def live_workers(self) -> int:
-        """How many workers the master counts as alive; 0 while it does not answer.
+        """Number of workers that the master counts as alive; 0 while it does not answer.
 
         A master that still starts has a server, and its page of state comes later: an empty answer.
         """

@@ -76,7 +76,7 @@ class ZooKeeperServer:
 
     @property
     def address(self) -> str:
-        """Where clients connect."""
+        """The address for clients."""
         return f"127.0.0.1:{self.port}"
 
     def mode(self) -> str:
@@ -87,7 +87,7 @@ class ZooKeeperServer:
         return ""
 
     def serves(self, session: int) -> bool:
-        """Whether the client that has the session is connected to this server."""
+        """True if the client that has the session is connected to this server."""
         return f"sid=0x{session & 0xFFFFFFFFFFFFFFFF:x}," in four_letters(self.port, "cons")
 
     def start(self) -> None:
@@ -177,7 +177,7 @@ class ZooKeeperEnsemble:
                 self.cut(other, number)
 
     def cut(self, sender: int, receiver: int) -> None:
-        """What one server sends does not reach the other; the way back is open."""
+        """Messages of one server do not reach the other; the way back is open."""
         for proxy in self.links[sender, receiver]:
             proxy.hold(Direction.TO_SERVER)
         for proxy in self.links[receiver, sender]:

@@ -22,7 +22,7 @@ OURS, THEIRS = str(uuid.UUID(int=1)), str(uuid.UUID(int=2))
 
 
 class Told:
-    """What a follower was told."""
+    """News that a follower got."""
 
     def __init__(self) -> None:
         self._news: asyncio.Queue[dict[str, str]] = asyncio.Queue()
@@ -176,7 +176,7 @@ async def test_followers_hear_of_every_change(store: MetadataStore) -> None:
 
 
 async def test_followers_outlive_outages(cut_off_backend: Backend) -> None:
-    """What was changed by somebody else meanwhile is told when the store is back."""
+    """A follower learns of changes during an outage when the store is back."""
     store, other = await cut_off_backend.open(), await cut_off_backend.open()
     settings = ClusterSettings(other)
     async with following(ClusterSettings(store)) as told:

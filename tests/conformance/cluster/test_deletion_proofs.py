@@ -37,7 +37,7 @@ class SetClock(SystemClock):
         self.ms = NOON_MS
 
     def now_ms(self) -> int:
-        """What the test says."""
+        """The time that the test sets."""
         return self.ms
 
 

@@ -1,6 +1,6 @@
 """Random operations of two sessions on two stores: memory and another backend, equal at each step.
 
-A model written as plainly as possible says what both must answer. What a backend does otherwise is
+A model written as plainly as possible says what both must answer. A deviation of a backend is
 a documented difference, and looked up there.
 """
 
@@ -74,7 +74,7 @@ class _Held:
 
 
 class _Model:
-    """What a store must answer, written as plainly as possible."""
+    """The answers that a store must give, written as plainly as possible."""
 
     def __init__(self) -> None:
         self.held: dict[str, _Held] = {}
@@ -94,7 +94,7 @@ class _Model:
         )
 
     def hides(self, operation: Operation) -> bool:
-        """Whether only parents that are left lie below a key that may have no children."""
+        """True if only parents that are left lie below a key that may have no children."""
         needs_leaf = isinstance(operation, Delete) or (
             isinstance(operation, Put) and operation.ephemeral
         )
@@ -139,7 +139,7 @@ class _Model:
         return None
 
     def apply(self, operation: Operation, session: int) -> tuple[ChangeKind, str] | None:
-        """What a watch must tell of it."""
+        """The event that a watch must deliver."""
         match operation:
             case Delete():
                 del self.held[operation.key]
@@ -219,7 +219,7 @@ class _Side:
         self.stats[key] = stat
 
     def check_first(self, stat: Stat, *, created: bool) -> None:
-        """Whether the first version is told from later ones."""
+        """True if the first version is told from later ones."""
         if created and self.backend.differs(Difference.PARENTS_AGE):
             return
         assert stat.first_version == created

@@ -1,4 +1,4 @@
-"""Where numbers lie: keys that sort as numbers, and listings that overlook nothing."""
+"""Keys of numbers: they sort as numbers, and listings overlook nothing."""
 
 from __future__ import annotations
 

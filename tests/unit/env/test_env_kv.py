@@ -73,7 +73,7 @@ def test_a_block_that_raises_leaves_nothing(store: LmdbStore) -> None:
 
 
 def test_a_full_map_is_a_full_device_and_nothing_is_lost(store: LmdbStore) -> None:
-    """What was committed stays, and a smaller transaction goes through afterwards."""
+    """Committed pairs stay, and a smaller transaction succeeds afterwards."""
     with store.write() as txn:
         txn.put("a", b"kept", b"x")
     with pytest.raises(DiskFullError), store.write() as txn:
@@ -85,7 +85,7 @@ def test_a_full_map_is_a_full_device_and_nothing_is_lost(store: LmdbStore) -> No
 
 
 def test_a_reader_keeps_its_snapshot(store: LmdbStore) -> None:
-    """What is committed meanwhile is not seen."""
+    """It does not see later commits."""
     with store.read() as before:
         with store.write() as txn:
             txn.put("a", b"1", b"x")
@@ -118,7 +118,7 @@ def test_a_file_that_lost_its_end_is_damage(tmp_path: Path) -> None:
 
 
 def test_damaged_pages_of_the_store_are_damage(tmp_path: Path) -> None:
-    """What LMDB notices comes out as an error of ours, for reads and for writes."""
+    """Damage that LMDB notices is an error of ours, for reads and for writes."""
     store = open_lmdb(str(tmp_path), 2**20, TABLES)
     fill(store)
     store.close()

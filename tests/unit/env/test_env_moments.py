@@ -28,7 +28,7 @@ def test_what_is_no_moment(wrong: object) -> None:
 
 
 def test_moments_as_text() -> None:
-    """What `moment_text` writes is read; other zones and plain numbers, too."""
+    """The text of `moment_text` is read back; other zones and plain numbers, too."""
     assert parse_moment(moment_text(1_700_000_000_123)) == 1_700_000_000_123
     assert parse_moment("1970-01-01T01:00:01+01:00") == 1000
     assert parse_moment("1500") == 1500

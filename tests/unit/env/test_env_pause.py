@@ -13,7 +13,7 @@ from bookie.testing.simulation.loop import simulated_loop
 def waited(
     act: Callable[[Pause, list[float]], Coroutine[Any, Any, None]], seconds: float = 10.0
 ) -> tuple[bool, float]:
-    """What a wait of `seconds` gave and how long it took, while somebody acted on it."""
+    """Result and duration of a wait of `seconds`, while somebody acted on it."""
 
     async def main() -> tuple[bool, float]:
         pause, length = Pause(), [seconds]

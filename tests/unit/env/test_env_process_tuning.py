@@ -52,7 +52,7 @@ def test_freed_memory_is_kept() -> None:
 
 
 def test_threads_inherit_short_slices() -> None:
-    """Where the system has them; elsewhere nothing changes. The share stays what it was."""
+    """If the system has short slices; otherwise nothing changes. The share stays what it was."""
     done = subprocess.run(
         [sys.executable, "-c", SLICES], check=False, capture_output=True, text=True
     )

@@ -12,7 +12,7 @@ from bookie.env import ThreadWorkers
 
 
 async def test_a_worker_takes_everything_that_is_queued() -> None:
-    """What gathers while it is busy is one batch; results reach the loop in order."""
+    """Items that gather while it is busy are one batch; results reach the loop in order."""
     batches: list[list[int]] = []
     results: list[int] = []
     entered, opened = threading.Event(), threading.Event()
@@ -159,7 +159,7 @@ async def _turns() -> None:
 
 
 async def test_a_cancelled_reader_ends_with_what_is_being_read_for_it() -> None:
-    """It is in memory so long. What no thread has begun ends at once, unread."""
+    """It is in memory so long. Work that no thread has begun ends at once, unread."""
     read: list[int] = []
     entered, opened = threading.Event(), threading.Event()
 

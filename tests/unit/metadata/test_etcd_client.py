@@ -1,4 +1,4 @@
-"""What becomes of a call to etcd whose stream breaks."""
+"""The outcome of a call to etcd whose stream breaks."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ async def test_an_export_comes_back_as_it_was(stores: Stores) -> None:
 
 
 async def test_an_export_of_a_part(stores: Stores) -> None:
-    """What is at and below one key."""
+    """The records at and below one key."""
     source, _ = stores
     await fill(source)
     lines = [line async for line in export_lines(source, "/a")]

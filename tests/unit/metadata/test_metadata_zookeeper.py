@@ -81,7 +81,7 @@ def test_only_a_refusal_is_an_answer_to_a_proof() -> None:
 
 
 def test_the_inner_parts_of_kazoo_are_where_they_were() -> None:
-    """What `kazoo_parts` overrides and uses, by name and arguments."""
+    """The parts that `kazoo_parts` overrides and uses, by name and arguments."""
     methods = {
         connection.ConnectionHandler: {
             "_connect": ["self", "host", "hostip", "port"],

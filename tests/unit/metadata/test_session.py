@@ -1,4 +1,4 @@
-"""What the owner of a session believes about it, by what it hears and when."""
+"""The belief of a session's owner about it, by the events that it hears and their times."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_a_server_ends_the_session(session: Session) -> None:
 
 @pytest.mark.parametrize("broken", [True, False], ids=["broken", "black hole"])
 def test_the_loss_is_counted_from_the_last_proof(session: Session, broken: bool) -> None:
-    """Whether the connection breaks or swallows everything: 5/6 of the timeout, give a probe."""
+    """A broken connection and a silent one give the same: 5/6 of the timeout, give a probe."""
     session.run(100.0)
     last_proof = session.machine._proven_at
     session.answers = False

@@ -1,4 +1,4 @@
-"""How requests get from the loop to kazoo's thread, and answers and notices back, in one order."""
+"""Requests go from the loop to kazoo's thread, and answers and notices back, in one order."""
 
 from __future__ import annotations
 
