@@ -169,7 +169,10 @@ class ZooKeeperStore(MetadataStore):
     async def get(self, key: str) -> Record | None:
         check_key(key)
         link, found = await self._read(GetData, key)
-        return None if found is None else self._record(key, *found, link.session)
+        if found is None:
+            return None
+        data, stat = found
+        return self._record(key, data, stat, link.session)
 
     async def exists(self, key: str) -> bool:
         check_prefix(key)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from itertools import repeat
 
 import pytest
 
@@ -44,7 +45,7 @@ def test_no_number_of_failures_overflows() -> None:
 def test_jitter_takes_a_share_of_each_delay(shares: tuple[float, float]) -> None:
     low, high = shares
     for drawn in (0.0, 0.25, 1 - 2**-32):
-        backoff = Backoff(1.0, 4.0, lambda drawn=drawn: drawn, shares)
+        backoff = Backoff(1.0, 4.0, repeat(drawn).__next__, shares)
         expected = [bound * (low + (high - low) * drawn) for bound in (1.0, 2.0, 4.0, 4.0)]
         assert [backoff.next() for _ in expected] == expected
 
