@@ -31,7 +31,7 @@ def encode_proof(proof: DeletionProof) -> bytes:
 
 
 def decode_proof(data: bytes) -> DeletionProof:
-    """What a value says.
+    """The proof in the value of the record.
 
     Raises:
         FormatError: it is damaged, or written by a newer version.

@@ -13,7 +13,7 @@ from bookie.errors import BookieError
 from bookie.ledger.metadata import LedgerMetadata
 
 TimerId = tuple[str, int]
-"""What a timer is for, and which one: unique within its machine."""
+"""Purpose and number of a timer; unique within its machine."""
 
 
 # -- effects ---------------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """The ledgers of a connected client: create, claim, open, recover and delete them.
 
-`BookKeeper` and logs stand on it. It knows no defaults and no spellings: arguments are checked and
-complete.
+`BookKeeper` and logs use it. Arguments arrive checked and complete: it has no defaults.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ CREATE_ATTEMPTS_MAX = 10
 
 @dataclass(frozen=True, slots=True)
 class LedgerShape:
-    """How a new ledger is written."""
+    """Sizes, digest and password of a new ledger."""
 
     quorum: Quorum
     digest_type: DigestType = DigestType.CRC32C
@@ -50,7 +49,7 @@ class LedgerShape:
 
 
 class LedgerClient:
-    """What a client has while it is connected, and what it does with ledgers."""
+    """A connected client's parts, and its operations on ledgers."""
 
     def __init__(
         self,
@@ -78,7 +77,7 @@ class LedgerClient:
     ) -> WriterHandle:
         """Create a ledger and return its writer; raises what `BookKeeper.create_ledger` does.
 
-        `created_ms` is when, in ms since 1970; by default now.
+        `created_ms` is the creation time in ms since 1970; None is now.
         """
         password = checked_bytes(shape.password, "the password")
         token = new_token()

@@ -42,7 +42,7 @@ LEDGER_METADATA_SIZE_BYTES_MAX = 512 * 1024
 """The largest value: what every metadata store takes, with room to spare."""
 
 CLOSING_BYTES_MAX = 24
-"""What closing adds at most to the bytes of an open ledger's metadata: two numbers."""
+"""The most that closing adds to the bytes of an open ledger's metadata: two numbers."""
 
 _VERSION_LINE = re.compile(rb"BookieMetadataFormatVersion\t([0-9]{1,9})\n")
 _HEADER_V3 = b"BookieMetadataFormatVersion\t3\n"
@@ -83,7 +83,7 @@ class LedgerMetadata:
     password_key: bytes = field(default=b"", repr=False)
     """The ledger key; see `digest`. Not shown, because it admits writers."""
     ctime_ms: int = -1
-    """When the ledger was created, in ms since 1970; -1 if unknown."""
+    """Creation time, in ms since 1970; -1 if unknown."""
     last_entry_id: int = NO_ENTRY
     """The last entry of a closed ledger; -1 if it is empty or not closed."""
     length: int = 0
@@ -94,7 +94,7 @@ class LedgerMetadata:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the ledger's end is decided."""
+        """True once the ledger's end is decided."""
         return self.state is LedgerState.CLOSED
 
     @property

@@ -51,7 +51,7 @@ class Stripe:
     count: int
 
     def contains(self, entry_id: int) -> bool:
-        """Whether the slot stores this entry."""
+        """True if the slot stores this entry."""
         return self.modulus == 0 or (entry_id - self.first_residue) % self.modulus < self.count
 
     def next_id(self, entry_id: int) -> int:
@@ -91,12 +91,12 @@ class Quorum:
 
     @property
     def is_striped(self) -> bool:
-        """Whether entries go to different write sets (E > Qw)."""
+        """True if entries go to different write sets (E > Qw)."""
         return len(self.windows) > 1
 
     @property
     def negatives_needed(self) -> int:
-        """How many members of a write set must deny an entry to prove it was not acknowledged."""
+        """Denials from a write set that prove an entry was not acknowledged."""
         return self.write_quorum_size - self.ack_quorum_size + 1
 
     @property
@@ -132,7 +132,7 @@ class Quorum:
         return mask
 
     def is_acknowledged(self, acked: int, classes: Iterable[int]) -> bool:
-        """Whether the slots in `acked` make an ack quorum for every one of these classes.
+        """True if the slots in `acked` make an ack quorum for every one of these classes.
 
         Every slot in `acked` must have stored all the entries of these classes that it should.
         """
@@ -141,7 +141,7 @@ class Quorum:
         return all((acked & windows[index]).bit_count() >= needed for index in classes)
 
     def covers(self, answered: int) -> bool:
-        """Whether no ack quorum of any write set can hide among the slots that did *not* answer.
+        """True if no ack quorum of any write set can hide among the slots that did *not* answer.
 
         When every slot in `answered` is fenced, no plain add can be acknowledged any more.
         """
@@ -150,7 +150,7 @@ class Quorum:
         return all((silent & window).bit_count() < needed for window in self.windows)
 
     def stripe_of(self, slot: int) -> Stripe:
-        """Which ids a slot stores; `EVERY_ID` when the ledger is not striped."""
+        """The ids that a slot stores; `EVERY_ID` when the ledger is not striped."""
         if not self.is_striped:
             return EVERY_ID
         first = (slot - self.write_quorum_size + 1) % self.ensemble_size

@@ -1,4 +1,4 @@
-"""Batches against stripes: what one slot stores of a batch, and a batch from what slots store.
+"""Batches and stripes: one slot's part of a batch, and a batch from the parts of slots.
 
 Only striped ledgers (E > Qw) need this. It touches each packet's place once, in numpy where the
 ids are concerned, and copies payload once.
@@ -38,7 +38,7 @@ def select(batch: EntryBatch, stripe: Stripe) -> EntryBatch | None:
 
 
 def is_run(batch: EntryBatch, stripe: Stripe, first_entry_id: int) -> bool:
-    """Whether the ids are all those of `stripe` from `first_entry_id` on, without a hole."""
+    """True if the ids are all those of `stripe` from `first_entry_id` on, without a hole."""
     if batch.first_entry_id != stripe.next_id(first_entry_id):
         return False
     if stripe.modulus == 0:

@@ -26,7 +26,7 @@ class UnderreplicatedLedger:
     """The bookies whose copies are missing; sorted, each once."""
 
     marked_ms: int
-    """When it was marked first, by the clock of who did."""
+    """Time of the first mark, in ms by the marker's clock."""
 
 
 def encode_mark(ledger: UnderreplicatedLedger) -> bytes:

@@ -1,4 +1,4 @@
-"""Several AddRequests, or several AddResponses, as one message: what waits at the same time.
+"""Joined messages: several AddRequests, or AddResponses, that wait at the same time.
 
 A message costs each end about 100 µs, of any size. So adds of many ledgers share a message if they
 wait at the same time, and so do their answers. No message is delayed for that. A message of
@@ -22,7 +22,7 @@ COALESCED_BYTES_MAX: Final = 2 * 1024 * 1024
 """Their bytes: batches of 256 entries of 1 KB, one of each ledger, are joined by seven."""
 
 JOINED_BYTES_MAX: Final = 512 * 1024
-"""Beyond this a request travels alone: to copy it once more would cost what a message does."""
+"""A larger request travels alone: copying it once more would cost as much as a message."""
 
 _VIEW_SHARE_MIN: Final = 8
 """A message becomes a view if it has at least this share, one in 8, of the joined message. A view
@@ -38,7 +38,7 @@ _HEAD: Final = re.compile(_TOGETHER + rb"([\x80-\xff]{0,8}[\x00-\x7f])", re.DOTA
 
 
 def fitting(queue: deque[bytes]) -> int:
-    """How many of the oldest messages travel together: at least one."""
+    """The number of oldest messages that travel together: at least one."""
     count = size = 0
     for message in queue:
         size += len(message)
@@ -59,7 +59,7 @@ def join_messages(messages: Sequence[bytes]) -> bytes:
 
 
 def split_message(data: bytes) -> Sequence[bytes | memoryview]:
-    """What `join_messages` was given; large ones as views.
+    """The messages that `join_messages` joined; large ones as views.
 
     A view keeps `data` alive: at most eight times as many bytes as it has.
 

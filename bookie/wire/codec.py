@@ -45,7 +45,7 @@ LAC_PACKET_BYTES_MAX: Final = 64
 """The longest explicit-LAC packet: two numbers and the largest digest, with room to spare."""
 
 MESSAGE_TEXT_CHARACTERS_MAX: Final = 512
-"""Where the sentence of an answer is cut off."""
+"""Length at which the sentence of an answer is cut off."""
 
 _FIXED32: Final = np.dtype("<u4")
 _FIXED64: Final = np.dtype("<i8")  # steps; those above 2^63 show as negative and are refused
@@ -149,7 +149,7 @@ def parse_add_request(data: bytes | memoryview) -> tuple[int, AddCommand]:
 
 
 def _parse_lone_add(data: bytes | memoryview) -> tuple[int, AddCommand] | None:
-    """What `parse_add_request` finds in a sound request of one entry; None if it is another one.
+    """`parse_add_request` for a sound request of one entry; None for any other message.
 
     It takes half the time. Lone appends wait for it, and a writer of many ledgers sends mostly
     such requests.
@@ -279,10 +279,11 @@ def parse_read_request(data: bytes) -> ReadCommand:
 
 
 def parse_streamed_read(data: bytes) -> tuple[int, int, ReadCommand]:
-    """Request id and timeout in ms of a read on a stream, and what `parse_read_request` finds.
+    """Request id and timeout in ms of a read on a stream, and the read.
 
     Raises:
-        BadRequestError: As there; `read_id_of` may still tell which request it was.
+        BadRequestError: Not a message, or one that breaks a bound; `read_id_of` may still tell
+            which request it was.
     """
     numbers = scan_numbers(data)
     if numbers is not None:
@@ -368,7 +369,7 @@ def parse_read_response(data: bytes, ledger_id: int) -> ReadReply:
 
 
 def scan_read_response(data: bytes) -> tuple[int, Fields]:
-    """The request id of an answer on a stream, and what `read_reply_of` makes of the rest.
+    """The request id of an answer on a stream, and the fields for `read_reply_of`.
 
     There are two steps for two reasons. Only the request tells the ledger. And an answer with
     contradictions must fail its own request only, not the stream.
@@ -381,7 +382,7 @@ def scan_read_response(data: bytes) -> tuple[int, Fields]:
 
 
 def read_reply_of(fields: Fields, ledger_id: int) -> ReadReply:
-    """What `parse_read_response` returns, of a message that was scanned. Raises what it raises."""
+    """The reply in a scanned message. Returns and raises what `parse_read_response` does."""
     number = fields.numbers.get
     status, stopped_by = number(0x08, 0), number(0x38, 0)
     return ReadReply(

@@ -13,7 +13,7 @@ from bookie.ids import NO_ENTRY, Status
 
 
 class Reply(NamedTuple):
-    """What a request came to; `message` is one sentence, empty when OK."""
+    """The outcome of a request; `message` is one sentence, empty when OK."""
 
     status: Status
     message: str = ""
@@ -73,7 +73,7 @@ class ReadReply(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LacReply:
-    """What a bookie knows about the end of a ledger. An empty packet means that it has none."""
+    """A bookie's knowledge of a ledger's end. An empty packet means that it has none."""
 
     status: Status
     message: str = ""
@@ -94,7 +94,7 @@ class LacState:
     lac_packet: bytes = b""
     """The explicit LAC packet, if it is what `max_lac` comes from."""
     key_tag: bytes = b""
-    """Of which life of the id it speaks; see `digest.key_tag`."""
+    """Tag of the id's life that this is about (`digest.key_tag`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class LedgerRow:
     payload_bytes: int
     max_lac: int
     key_tag: bytes = b""
-    """Which life of the id is stored; see `digest.key_tag`."""
+    """Tag of the id's life that is stored (`digest.key_tag`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,4 +129,4 @@ class Info:
     ledgers: int
     incarnation: str = ""
     now_ms: int = 0
-    """Of its clock, since 1970; 0 if it does not tell."""
+    """Its wall clock, in ms since 1970; 0 if it does not tell."""

@@ -33,7 +33,7 @@ class Deadlines:
         self._timer: asyncio.TimerHandle | None = None
         self._wake_at = 0.0
         self._is_grace = False
-        """Whether those who are due were spared when the timer fired last."""
+        """True if those who are due were spared when the timer fired last."""
 
     def start(self, call: Any, seconds: float) -> None:
         """Cancel `call` after that time, unless `stop` comes first."""

@@ -1,6 +1,6 @@
-"""What this floor needs from the two sides it joins: the node below and gRPC's call objects above.
+"""Protocols of the two sides that this floor joins: the node, and gRPC's call objects.
 
-gRPC for Python has no type information; the two protocols here say what is used of it.
+gRPC for Python has no type information; `CallContext` lists the methods that are used.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class CallContext(Protocol):
         """Tell the client at once that the call has been taken up."""
 
     def invocation_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
-        """What the client sent with the call."""
+        """Metadata that the client sent with the call."""
 
     def add_done_callback(self, callback: Callable[[Any], None], /) -> None:
         """Call back when the call is over, its answer sent or not."""
@@ -51,20 +51,20 @@ class Watcher(Protocol):
         """Report this ledger's state now, and whenever it changes."""
 
     def unsubscribe(self, ledger_id: int, /) -> None:
-        """Report this ledger no longer."""
+        """End the subscription to this ledger."""
 
     def close(self) -> None:
-        """Report nothing any more."""
+        """End all subscriptions."""
 
 
 class EntryNode(Protocol):
-    """Entries of one bookie: what is asked of it per ledger. No method raises for bad input."""
+    """Entries of one bookie: the requests about one ledger. No method raises for bad input."""
 
     def try_admit_add(self, size: int, /) -> bool:
-        """Whether so many bytes of adds may be in flight now; `add` must follow at once then."""
+        """Take `size` bytes if they may be in flight now. If True, `add` must follow at once."""
 
     async def admit_add(self, size: int, /) -> None:
-        """Likewise, and wait until they may."""
+        """Wait until `size` bytes may be in flight, and take them. `add` must follow at once."""
 
     def add(self, command: AddCommand, admitted: int, /) -> Outcome[Reply]:
         """Accept or refuse an add; it is settled when the answer may be sent.
@@ -76,19 +76,19 @@ class EntryNode(Protocol):
         """`add` for a client that named no incarnation of the bookie."""
 
     def try_read(self, command: ReadCommand, /) -> ReadReply | None:
-        """What `read` returns, if that is known at once; else None."""
+        """The reply of `read` if it needs no wait; else None."""
 
     async def read(self, command: ReadCommand, /) -> ReadReply:
         """Read entries, after fencing if asked to."""
 
     async def read_lac(self, ledger_id: int, master_key: bytes, /) -> LacReply:
-        """What is known about the end of a ledger."""
+        """The end of a ledger as the bookie knows it."""
 
     async def fence(self, ledger_id: int, master_key: bytes, /) -> LacReply:
         """Fence a ledger; durable when it returns, whatever it says."""
 
     async def force(self, ledger_id: int, /) -> Reply:
-        """Make durable what was accepted before."""
+        """Make all entries durable that were accepted before."""
 
     async def write_lac(self, ledger_id: int, master_key: bytes, packet: bytes, /) -> Reply:
         """Store an explicit LAC."""
@@ -103,11 +103,11 @@ class BookieNode(EntryNode, Protocol):
 
     @property
     def bookie_id(self) -> str:
-        """Which bookie of the cluster it is."""
+        """The bookie's id in the cluster."""
 
     @property
     def incarnation(self) -> str:
-        """Which of the bookie's states this is; empty if it does not say."""
+        """The id of the bookie's present state; empty if it does not say."""
 
     def list_entries(
         self, ledger_id: int, first_entry_id: int, last_entry_id: int, key: bytes, /

@@ -27,7 +27,7 @@ from bookie.ids import Status
 from bookie.telemetry import Metrics
 from bookie.wire.codec import encode_add_response, encode_read_response
 from bookie.wire.commands import AddCommand, ReadCommand, ReadReply, Reply
-from bookie.wire.grpc import security
+from bookie.wire.grpc import transport
 from bookie.wire.grpc.server.grpc_server import ServedNode
 from bookie.wire.interfaces import SERVICE
 from tests.served_node import serve
@@ -93,13 +93,13 @@ async def echo() -> AsyncIterator[int]:
     async def read(_request: bytes, _context: Any) -> bytes:
         return reply
 
-    server = aio.server(options=security.server_options(SETTINGS))
+    server = aio.server(options=transport.server_options(SETTINGS))
     handlers = {
         "AddStream": grpc.stream_stream_rpc_method_handler(add_stream),
         "Read": grpc.unary_unary_rpc_method_handler(read),
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
-    port = security.bind(server, "127.0.0.1:0")
+    port = transport.bind(server, "127.0.0.1:0")
     await server.start()
     try:
         yield port

@@ -15,7 +15,7 @@ from grpc import aio
 
 from bookie.config import RpcSettings
 from bookie.daemon.loop import run
-from bookie.wire.grpc import security
+from bookie.wire.grpc import transport
 from bookie.wire.interfaces import SERVICE
 
 
@@ -28,10 +28,10 @@ async def main(reply_bytes: int) -> None:
     async def read(_request: bytes, _context: Any) -> bytes:
         return reply
 
-    server = aio.server(options=security.server_options(RpcSettings()))
+    server = aio.server(options=transport.server_options(RpcSettings()))
     handlers = {"Read": grpc.unary_unary_rpc_method_handler(read)}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
-    print(security.bind(server, "127.0.0.1:0"), flush=True)
+    print(transport.bind(server, "127.0.0.1:0"), flush=True)
     await server.start()
     await stop.wait()
     await server.stop(0.1)

@@ -1,4 +1,4 @@
-"""Proof of deletions: it distinguishes a deleted ledger from one that is merely absent.
+"""Proofs of deletion: they tell a deleted ledger from one that is merely absent.
 
 The transaction that deletes a ledger's metadata leaves a short record, ``deleted/<day>/<ledger>``.
 A bookie that finds it may reclaim the ledger at once. Without it, the metadata store may have lost
@@ -37,7 +37,7 @@ def proof_of(layout: LedgerLayout, ledger_id: int, proof: DeletionProof) -> Put:
 
 
 def keys_of_today(layout: LedgerLayout, ledger_id: int, proof: DeletionProof) -> list[str]:
-    """Where the proof of a deletion lies that happens now, by a clock that is a day off at most."""
+    """Keys where the proof of a deletion made now may lie, for a clock at most a day off."""
     day = max(proof.deleted_at_ms // DAY_MS, 1)
     return [
         layout.under(keys.deletions_of(each)).key(ledger_id) for each in range(day - 1, day + 2)

@@ -1,4 +1,4 @@
-"""Which ledgers depend on one bookie, and which of them may have their last copies there.
+"""The ledgers that depend on one bookie, and those whose last copies it may have.
 
 An acknowledged entry has at least Qa copies, on any Qa of the Qw members of its write set. A member
 is *lost* if its copies do not count. That is the bookie to be deleted, and each bookie without a
@@ -20,7 +20,7 @@ from bookie.ledger.catalog.ledgers import LedgerManager
 from bookie.ledger.metadata import Fragment, LedgerMetadata
 
 FIRST_IDS_MAX = 5
-"""How many ledgers are named; the others are counted."""
+"""Number of ledgers that are named; the others are only counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +57,9 @@ class Dependents:
 
 
 def has_last_copies(metadata: LedgerMetadata, bookie_id: str, reliable: Container[str]) -> bool:
-    """Whether `bookie_id` may have the last copy of an acknowledged entry of the ledger.
+    """True if `bookie_id` may have the last copy of an acknowledged entry of the ledger.
 
-    True if the bookie is in the write set of some entry, and Qa members of that write set are lost.
+    It then is in the write set of some entry, and Qa members of that write set are lost.
 
     Args:
         metadata: The ledger. While it is not closed, its last fragment holds every later entry.

@@ -51,7 +51,7 @@ class LedgerManager:
         self._clock = clock or SystemClock()
 
     async def read_marks(self, bookie_id: str) -> StoreMarks:
-        """What shows whether the store went back in time; see `read_marks`."""
+        """Marks that show if the store went back in time (`read_marks`)."""
         return await read_marks(self._store, bookie_id)
 
     async def require_instance(self, instance_id: str) -> None:
@@ -94,7 +94,7 @@ class LedgerManager:
         return Versioned(metadata, stat.version)
 
     async def _create_unused(self, put: Put, ledger_id: int) -> Stat:
-        """Create a ledger whose id was chosen by somebody, unless it was used before."""
+        """Create a ledger whose id the caller chose, unless the id was used before."""
         layout = await self._read_layout()
         if await self._proofs([ledger_id]):
             raise _was_deleted(ledger_id)
@@ -121,7 +121,7 @@ class LedgerManager:
     async def read_latest(
         self, ledger_id: int, token: int | None = None
     ) -> Versioned[LedgerMetadata]:
-        """As `read`; shows every change that was finished before this call.
+        """`read` after a sync: it shows every change that was finished before this call.
 
         Raises:
             NoSuchLedgerError: the ledger does not exist.
@@ -177,7 +177,7 @@ class LedgerManager:
             raise NoSuchLedgerError(f"ledger {ledger_id} does not exist") from error
 
     async def deletion(self, ledger_id: int, version: int) -> tuple[Operation, Operation]:
-        """What deletes a ledger of exactly `version` in a transaction with other operations.
+        """Operations that delete a ledger of exactly `version`, for a larger transaction.
 
         The transaction raises BadVersionError if the ledger has another version, and
         NoSuchKeyError if it is gone.
@@ -200,7 +200,7 @@ class LedgerManager:
         return set(await self._proofs(ledger_ids))
 
     async def sweep_deletions(self, keep_seconds: float, count_max: int) -> int:
-        """Remove some proofs that are older than `keep_seconds`; see `sweep_proofs`."""
+        """Remove at most `count_max` proofs that are older than `keep_seconds`."""
         layout = await self._read_layout()
         now_ms = self._clock.now_ms()
         return await sweep_proofs(self._store, layout, now_ms, keep_seconds, count_max)
@@ -237,7 +237,7 @@ class LedgerManager:
     async def list_readable(
         self, on_damaged: Callable[[int], object], after: int = NO_ENTRY
     ) -> AsyncIterator[Versioned[LedgerMetadata]]:
-        """As `list_all`; calls `on_damaged` with the id of a ledger whose metadata is unreadable.
+        """`list_all` that reports unreadable metadata to `on_damaged`, by ledger id, and goes on.
 
         It is for showing ledgers: such a ledger exists, and any bookie may store it.
         """

@@ -53,7 +53,7 @@ class _Removal:
 
 
 async def cluster_exists(store: MetadataStore) -> bool:
-    """Whether any of a cluster's keys is there, whole or damaged."""
+    """True if any key of a cluster exists, whole or damaged."""
     return bool(keys.OWN.intersection(await store.get_children("/")))
 
 

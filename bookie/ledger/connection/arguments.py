@@ -1,6 +1,6 @@
-"""What callers hand in, checked before anything is done with it.
+"""Checks of callers' arguments, made before anything is done.
 
-Python would take many a wrong argument and do something else: ``bytes(5)`` are five zero bytes.
+Python accepts many wrong arguments and does something else: ``bytes(5)`` is five zero bytes.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ ELSEWHERE = (
     "the client belongs to another event loop; call it there, as "
     "asyncio.run_coroutine_threadsafe does"
 )
-"""What a call in another event loop than the client's is told."""
+"""Error text for a call in another event loop than the client's."""
 
 PART_SECONDS = 0.5
 """One look at the clock adds at most this to a timer."""

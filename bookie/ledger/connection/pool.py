@@ -1,4 +1,4 @@
-"""The connections of this process: per bookie one gRPC channel, its lanes of adds, one LAC stream.
+"""The connections of a client: per bookie one gRPC channel, lanes of adds, one stream of LACs.
 
 A *lane* is the stream of one class of adds, plain or recovery. It belongs to one incarnation of its
 bookie; ledgers learn incarnations with their ensembles. If the bookie returns with another
@@ -6,8 +6,8 @@ incarnation, the lane is lost for good, and so is everything it acknowledged.
 
 All ledgers share a lane. While it has users, it reconnects by itself and tells them when it is up
 or down. It matches answers with requests by request ids. These rise over the whole process, so one
-bytes object can go to every bookie of a write set. A broken lane forgets its requests: their sender
-keeps them, and decides.
+bytes object can go to every bookie of a write set. A broken lane forgets its requests. Their sender
+keeps them and decides.
 
 Every attempt to connect looks the bookie up by its id, because its address may have changed.
 """
@@ -39,10 +39,10 @@ from bookie.wire.grpc.client.channel import AddStream, BookieChannel, LacState, 
 
 RECONNECT_SECONDS_MIN = 0.05
 RECONNECT_SECONDS_MAX = 1.0
-"""The longest pause between two attempts: an append that waits for a restart waits no longer."""
+"""The longest pause between two attempts. An append waits no longer for a restarted bookie."""
 
 LINGER_SECONDS_MAX = 1.0
-"""So long the end of a client waits for bookies to hear what was confirmed last."""
+"""The longest wait of a closing client for bookies to hear the last LAC."""
 
 S = TypeVar("S", AddStream, LacWatch)
 
@@ -82,7 +82,7 @@ class _Reconnecting(ABC, Generic[S]):
     @property
     @abstractmethod
     def _is_needed(self) -> bool:
-        """Whether somebody uses the stream."""
+        """True if the stream has users."""
 
     @abstractmethod
     def _open(self, channel: BookieChannel) -> S:
@@ -93,7 +93,7 @@ class _Reconnecting(ABC, Generic[S]):
         """The stream broke."""
 
     def drop(self) -> None:
-        """The channel under the stream is gone."""
+        """Forget the stream: its channel was closed."""
         self._stream = self._channel = None
         self._on_broken(BookieUnreachableError("the bookie has another address now"))
 
@@ -152,11 +152,11 @@ class AddConnection(_Reconnecting[AddStream]):
         self._users: dict[AddSender, None] = {}
         self._awaited: dict[int, OnAnswer] = {}
         self.heard_at = 0.0
-        """When the last answer came, or the stream was taken up."""
+        """Loop time of the last answer, or of the moment when the stream was taken up."""
         self._told_at = -1.0
         """`heard_at` when users were told that the bookie is silent: they hear it once."""
         self.is_up = False
-        """Whether the bookie has taken the stream up; only then something may be sent."""
+        """True if the bookie has taken the stream up. Requests are sent only then."""
 
     @property
     def life(self) -> str:
@@ -175,7 +175,7 @@ class AddConnection(_Reconnecting[AddStream]):
             self._connect()
 
     def leave(self, user: AddSender) -> None:
-        """Use the lane no longer; answers on their way may still be delivered."""
+        """Leave the lane. Answers on their way may still be delivered."""
         self._users.pop(user, None)
 
     def send(self, request_id: int, data: bytes, on_answer: OnAnswer) -> None:
@@ -185,7 +185,7 @@ class AddConnection(_Reconnecting[AddStream]):
         try:
             self._stream.send(data)
         except BookieUnreachableError:
-            return  # it broke just now; its users are about to hear of it
+            return  # it broke just now; its users are told next
         self._awaited[request_id] = on_answer
 
     async def request(self, request_id: int, data: bytes) -> tuple[Status, str]:
@@ -198,7 +198,7 @@ class AddConnection(_Reconnecting[AddStream]):
             self.leave(once)
 
     def suspect(self, teller: AddSender, seconds: float) -> None:
-        """`teller` waited in vain. If nobody was answered for so long, tell the others."""
+        """`teller` got no answer. If no user got one for `seconds`, tell the other users."""
         silent = asyncio.get_running_loop().time() - self.heard_at
         if self.is_up and self._awaited and silent >= seconds and self._told_at != self.heard_at:
             self._told_at = self.heard_at
@@ -207,7 +207,7 @@ class AddConnection(_Reconnecting[AddStream]):
                     user.on_silent()
 
     def describe(self) -> str:
-        """How the lane stands, for the log of a writer that has waited in vain."""
+        """State of the lane, for the log of a writer that got no answer."""
         bookie_id = self._connection.bookie_id
         if self._is_lost:
             return f"{bookie_id}: may have lost what it acknowledged"
@@ -250,7 +250,7 @@ class AddConnection(_Reconnecting[AddStream]):
             for user in users:
                 user.on_lost()
             return
-        # Of any other error the next attempt shows whether it still holds.
+        # Any other error may have passed by the next attempt.
         self._reconnect_later()
         for user in list(self._users):
             user.on_down()
@@ -277,7 +277,7 @@ class _OneRequest:
         pass  # it is sent again when the lane is up
 
     def on_silent(self) -> None:
-        pass  # whoever made it waits for as long as it wants
+        pass  # the caller has a timeout of its own
 
     def on_lost(self) -> None:
         self._on_answer(Status.WRONG_INCARNATION, "the bookie has another incarnation now")
@@ -306,7 +306,7 @@ class LacSubscription(_Reconnecting[LacWatch]):
             self._stream.subscribe([ledger_id])
 
     def unsubscribe(self, ledger_id: int, callback: OnLac) -> None:
-        """Call back no longer."""
+        """Stop calling back."""
         followers = self._callbacks.get(ledger_id, [])
         if callback in followers:
             followers.remove(callback)
@@ -385,12 +385,12 @@ class BookieConnection:
         return self._channel
 
     def hurry(self) -> None:
-        """Connect now whatever waits to be connected."""
+        """Let every waiting stream connect now."""
         for lane in self._lanes():
             lane.hurry()
 
     async def aclose(self) -> None:
-        """End everything; what the bookie has received, it may still do."""
+        """End all streams and calls. The bookie may still do what it has received."""
         for lane in self._lanes():
             lane.cancel()
         if self._channel is not None:
@@ -457,7 +457,7 @@ class BookiePool:
         )
 
     def require_open(self) -> None:
-        """Refuse what would begin after the end, or in another event loop.
+        """Refuse calls after the close, or from another event loop.
 
         Raises:
             ClientClosedError: the pool was closed.
@@ -476,25 +476,25 @@ class BookiePool:
         return task
 
     def on_close(self, callback: Callable[[], None]) -> None:
-        """Call back when the pool is closed, before anything is ended."""
+        """Call back when the pool is closed, before anything else ends."""
         self._on_close[callback] = None
 
     def off_close(self, callback: Callable[[], None]) -> None:
-        """Do not call back any more."""
+        """Remove a callback of `on_close`."""
         self._on_close.pop(callback, None)
 
     def linger(self, event: asyncio.Event) -> None:
-        """Let the end of the pool wait a moment for this event."""
+        """Let `close` wait for this event, for a second at most."""
         if self._is_closed:
             self._lingering.append(event)
 
     def close_channel(self, channel: BookieChannel) -> None:
-        """Close a channel to where a bookie is no longer, in the background."""
+        """Close the channel to a bookie's former address, in the background."""
         work = channel.aclose(has_moved=True)
         self.tasks.create_task(work, name=f"close {channel.address}")
 
     async def aclose(self) -> None:
-        """Tell everybody, end all calls and close all connections."""
+        """Run the callbacks of `on_close`, end all calls and close all connections."""
         self._is_closed = True
         while self._on_close:
             self._on_close.popitem()[0]()

@@ -25,17 +25,17 @@ from bookie.ledger.striping import is_run
 from bookie.wire.grpc.client.channel import BookieChannel, ReadCommand
 
 PATIENCE_SECONDS = 10.0
-"""How long a bookie is asked again that does not give a definite answer. A busy one may lose its
-session, and is back soon."""
+"""Time for which a bookie without a definite answer is asked again. A busy one may lose its session
+and is back soon."""
 
 WRONG = (Status.BAD_CHECKSUM, Status.IO_ERROR)
-"""What a bookie or its bytes answer about an entry that is there and damaged."""
+"""Answers about an entry that is stored and damaged."""
 
 ABSENT = (Status.NO_SUCH_ENTRY, Status.UNKNOWN_LEDGER_STATE)
-"""What a bookie answers about an entry that is not there; the second one if it is in limbo."""
+"""Answers about an entry that is not stored. A bookie in limbo gives the second one."""
 
 NO_WORD = Status.SHUTTING_DOWN
-"""Stands for any failure on the way to the bookie: it said nothing about the entry."""
+"""Stands for any failed call: the bookie said nothing about the entry."""
 
 PAUSE_SECONDS_MIN = 0.1
 PAUSE_SECONDS_MAX = 1.0
@@ -44,7 +44,7 @@ PAUSE_SECONDS_MAX = 1.0
 
 @dataclass(slots=True)
 class CopyFindings:
-    """What was found of one copy range."""
+    """The state of one copy range."""
 
     entries: int = 0
     """Entries whose digests are right, and the bytes of their packets."""
@@ -56,16 +56,16 @@ class CopyFindings:
     unread: list[EntryRange] = field(default_factory=list)
     """The bookie did not answer."""
     in_limbo: bool = False
-    """Whether it may have lost what is missing."""
+    """True if the bookie may have lost the missing entries."""
     reason: str = ""
-    """Why entries are unread, or what is wrong with the last corrupt one."""
+    """The reason for unread entries, or the fault of the last corrupt one."""
     last_entry_id: int = -1
     """The last verified entry, and the ledger's length up to it as its packet says."""
     length: int = 0
 
     @property
     def is_clean(self) -> bool:
-        """Whether every entry was verified."""
+        """True if every entry was verified."""
         return not (self.missing or self.corrupt or self.unread)
 
 
@@ -127,7 +127,7 @@ class CopyCheck:
         return found
 
     async def _read(self, position: int, last: int) -> VerifiedRead:
-        """The next answer. What is neither data nor a definite denial is asked for again."""
+        """The next answer. Indefinite answers are asked for again."""
         pauses = Backoff(PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX)
         now = asyncio.get_running_loop().time
         due = now() + (PATIENCE_SECONDS if self._is_patient else 0)
@@ -138,7 +138,7 @@ class CopyCheck:
             if problem is Status.OK and told.batch is not None:
                 if told.stopped_by is Status.OK or told.stopped_by.is_definite_negative:
                     return told
-                # Of the entry behind these. It is asked for by itself, so that it gets attempts.
+                # The problem is with the next entry. Asked for alone, it gets attempts of its own.
                 return VerifiedRead(Status.OK, told.batch, told.entries, told.next_entry_id)
             if problem is Status.OK:
                 problem = told.stopped_by

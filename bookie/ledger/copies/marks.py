@@ -67,9 +67,9 @@ class _Held:
 
     token: str
     mark_version: int | None
-    """The version of the mark when we locked it; None while it is open whether we have the lock."""
+    """The version of the mark when we locked it; None while we may or may not have the lock."""
     may_have_ended: bool = False
-    """Whether its deletion together with the mark was sent and not answered."""
+    """True if a deletion of lock and mark was sent and not answered."""
 
 
 class UnderreplicationManager:
@@ -99,7 +99,7 @@ class UnderreplicationManager:
     # ---- marks
 
     async def mark(self, ledger_id: int, replicas: Iterable[str]) -> None:
-        """Mark more copies of a ledger as missing.
+        """Add missing copies to the mark of a ledger.
 
         Raises:
             BadRequestError: `replicas` is empty, or names something else than bookies.
@@ -323,7 +323,7 @@ class UnderreplicationManager:
             return
 
     async def is_enabled(self) -> bool:
-        """Whether ledgers may be taken."""
+        """True if replicators may take ledgers."""
         return await self._store.get(keys.REPAIR_DISABLED) is None
 
     async def wait_until_enabled(self) -> None:
@@ -362,7 +362,7 @@ class UnderreplicationManager:
                     yield found
 
     async def checked_ms(self, check: str) -> int | None:
-        """When the last check of this kind ended; None before the first."""
+        """Time at which the last check of this kind ended, in ms; None before the first."""
         return await self._number(_check_key(check))
 
     async def set_checked_ms(self, check: str, now_ms: int) -> None:

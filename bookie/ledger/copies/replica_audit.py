@@ -47,7 +47,7 @@ COPIES_AT_ONCE = 16
 """Copy ranges that one process reads at the same time, of all bookies together."""
 
 SETTLE_SECONDS = 2.0
-"""How long a copy of an open ledger may be on its way before it counts as missing."""
+"""Time that a copy of an open ledger may be on its way before it counts as missing."""
 
 DAMAGE = ("missing", "misplaced", "corrupt", "wrong-length", "unreadable")
 """Verdicts that mean damage. An unreachable bookie leaves it open."""
@@ -67,19 +67,19 @@ class ReplicaVerdict:
     fragment: int
     """The first entry id of the fragment."""
     bookie_id: str
-    """Who should store the entries; empty if the verdict is about the ledger."""
+    """The bookie that should store the entries; empty if the verdict is about the ledger."""
     first_entry_id: int
     last_entry_id: int
     """The range that was checked."""
     verdict: str
     entries: int
-    """How many entries the verdict is about."""
+    """Number of entries that the verdict is about."""
     packet_bytes: int = 0
-    """Verified bytes; of ``ok`` only."""
+    """Verified bytes; 0 unless ``ok``."""
     ranges: tuple[EntryRange, ...] = ()
-    """The entries; of ``ok`` it is empty."""
+    """The entries; empty if ``ok``."""
     found_on: tuple[str, ...] = ()
-    """Where misplaced entries are."""
+    """Bookies that store misplaced entries."""
     detail: str = ""
 
 
@@ -95,7 +95,7 @@ class ReplicaAudit:
         self._client = client
         self._room = asyncio.Semaphore(COPIES_AT_ONCE)
         self._silent: set[str] = set()
-        """Bookies that did not answer in all the time: they are asked once from then on."""
+        """Bookies that were silent for all their time. They are asked once from then on."""
 
     async def run(self, items: Iterable[AuditItem]) -> list[ReplicaVerdict]:
         """The verdicts about all copies of the items, in the order of the items.
@@ -168,7 +168,7 @@ class ReplicaAudit:
         copy: CopyRange,
         found: CopyFindings,
     ) -> CopyFindings:
-        """Without what is no longer this bookie's duty, and what was still on its way."""
+        """Findings about entries that are still this bookie's duty, and not on their way."""
         assert copy.last_entry_id is not None
         if found.missing and not planned.is_closed:
             await asyncio.sleep(SETTLE_SECONDS)
@@ -244,7 +244,7 @@ def _end(copy: CopyRange, last: int) -> int:
 
 
 def _contradicts(metadata: LedgerMetadata, found: CopyFindings) -> bool:
-    """Whether the ledger's last entry proves another length than its metadata says."""
+    """True if the ledger's last entry proves another length than its metadata has."""
     return (
         metadata.is_closed
         and metadata.last_entry_id != NO_ENTRY

@@ -1,4 +1,4 @@
-"""Which copies a ledger should have, cut into pieces of work and balanced. Pure.
+"""The copies that a ledger should have, cut into balanced pieces of work. Pure.
 
 A *copy range* is a range of entries of one fragment, as one bookie should store them. Copy ranges
 of one ledger that are checked together are an `AuditItem`. Items are packed into bins of about
@@ -19,10 +19,10 @@ from bookie.ledger.metadata import LedgerMetadata
 from bookie.ledger.quorum import Quorum, Stripe
 
 COPY_RANGE_COST_BYTES = 256 * 1024
-"""What asking for one range costs beside its bytes: a call takes about as long as this many."""
+"""Fixed cost of one range: a call takes about as long as this many bytes."""
 
 OPEN_LEDGER_BYTES = 64 * 1024 * 1024
-"""What an open ledger counts for: its size is not known before bookies are asked."""
+"""Assumed size of an open ledger. Only its bookies know the true one."""
 
 EntryRange = tuple[int, int]
 """First and last entry id, both inclusive."""
@@ -30,7 +30,7 @@ EntryRange = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class CopyRange:
-    """Entries that one bookie should store. Entries of other stripes in between are not meant."""
+    """Entries that one bookie should store. Ids of other stripes in between do not belong to it."""
 
     fragment: int
     """The first entry id of the fragment."""
@@ -47,7 +47,7 @@ class AuditItem:
 
     ledger_id: int
     metadata: bytes
-    """As the metadata store holds it."""
+    """The bytes in the metadata store."""
     copies: tuple[CopyRange, ...]
     cost_bytes: int
 
@@ -199,14 +199,14 @@ def difference(one: Iterable[EntryRange], other: Iterable[EntryRange]) -> list[E
 
 
 def count_of(ranges: Iterable[EntryRange]) -> int:
-    """How many ids there are."""
+    """The number of ids."""
     return sum(last - first + 1 for first, last in ranges)
 
 
 def duties(
     metadata: LedgerMetadata, bookie_id: str, wanted: Sequence[EntryRange]
 ) -> list[EntryRange]:
-    """Which of the `wanted` entries a bookie should store, according to the metadata."""
+    """Those `wanted` entries that a bookie should store by the metadata."""
     quorum = quorum_of(metadata)
     owed: list[EntryRange] = []
     for first, bookies, last in fragment_ends(metadata):

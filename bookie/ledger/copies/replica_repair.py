@@ -1,4 +1,4 @@
-"""Give bookies back the entries that they should store and lack.
+"""Repair copies: give bookies back the entries that they should store and lack.
 
 Packets are copied as they are, digest and all, from a copy that was just verified, by recovery
 adds. The newest copy wins on a bookie, so a corrupt entry is replaced. Before anything is copied
@@ -48,7 +48,7 @@ class CopyDamage:
 
 @dataclass(frozen=True, slots=True)
 class RepairOutcome:
-    """What became of the damage of one bookie's copy.
+    """Outcome of the repair of one bookie's copy.
 
     ``repaired``, ``was-fine`` (nothing was left to do), ``no-good-copy``, ``refused`` (the bookie
     did not take it, or could not be reached), ``locked`` (another worker repairs the ledger),
@@ -65,7 +65,7 @@ class RepairOutcome:
 
     @property
     def is_whole(self) -> bool:
-        """Whether no damage is left of what was asked for."""
+        """True if no damage is left that the repair was asked for."""
         return self.outcome in ("repaired", "was-fine", "deleted")
 
 
@@ -77,7 +77,7 @@ class ReplicaRepair:
         self._marks = UnderreplicationManager(store, worker)
 
     async def is_enabled(self) -> bool:
-        """Whether the cluster allows repairs now (see `UnderreplicationManager.disable`)."""
+        """True if the cluster allows repairs now."""
         return await self._marks.is_enabled()
 
     async def run(self, ledger_id: int, damages: Sequence[CopyDamage]) -> list[RepairOutcome]:
@@ -150,7 +150,7 @@ class _Copying:
         self._entries = self._packet_bytes = 0
 
     def outcome(self, outcome: str, detail: str = "") -> RepairOutcome:
-        """What to tell about it."""
+        """The outcome with the counts so far."""
         return RepairOutcome(
             self._metadata.ledger_id,
             self._damage.bookie_id,
@@ -161,7 +161,7 @@ class _Copying:
         )
 
     async def find_damage(self) -> tuple[list[EntryRange], str]:
-        """What the bookie lacks now of the damage that is still its duty; why it did not answer."""
+        """Damaged entries that are still this bookie's duty; and why it did not answer, or ""."""
         wrong: list[EntryRange] = []
         owed = duties(self._metadata, self._damage.bookie_id, self._damage.ranges)
         for first, last in owed:
@@ -238,7 +238,7 @@ class _Copying:
         return told.batch, ""
 
     async def _store(self, batch: EntryBatch) -> None:
-        """Raises BookieUnreachableError or what the bookie's status means."""
+        """Store packets. Raises BookieUnreachableError, or the error of the bookie's status."""
         bookie_id = self._damage.bookie_id
         request_id, data = self._encoder.entries(batch, recovery=True)
         lane = self._pool.connection(bookie_id).recovery(await self._incarnation_of(bookie_id))

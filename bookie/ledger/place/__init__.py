@@ -1,9 +1,9 @@
-"""Which bookies make an ensemble, and who takes over a slot whose bookie failed.
+"""Placement: the bookies of an ensemble, and newcomers for slots whose bookies failed.
 
 Bookies that fail together (one rack, one zone) form a **domain**. An operator names domains with
 labels: ``bookie node label b1 region=eu zone=a rack=r7``. A policy says which of them counts. Two
 bookies with one label value stand in one domain, so the names of racks are unique in a cluster. A
-bookie without the label may stand in any domain, so it adds none to a span.
+bookie without the label may stand in any domain, so it adds no domain to a span.
 
 Every **write set** must span domains; the ensemble as a whole need not. An entry lives on the Qw
 slots from ``id % E`` on. A choice makes the write set with the fewest domains span as many as

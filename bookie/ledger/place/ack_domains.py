@@ -1,4 +1,4 @@
-"""Whether the bookies that acknowledged span enough failure domains.
+"""True if the bookies that acknowledged span enough failure domains.
 
 With a minimum of two, an acknowledged entry survives the loss of any one rack, zone or region. This
 comes on top of the ack quorum and is strict: while the answering bookies span too few domains,
@@ -33,7 +33,7 @@ class AckDomains:
         return cls(tuple(masks.values()), minimum)
 
     def is_enough(self, acked: int, windows: Iterable[int]) -> bool:
-        """Whether `acked` spans enough domains inside of each window.
+        """True if `acked` spans enough domains inside of each window.
 
         With all slots that still work as `acked` it says whether it can ever be enough.
 

@@ -1,4 +1,4 @@
-"""The bookies of a client's ledgers: who is chosen, who takes over a slot, and who they are.
+"""The bookies of a client's ledgers: choice, newcomers, quarantine and incarnations.
 
 A bookie that failed is left alone by this client for a while, whichever ledger noticed it. It is
 chosen again when it registers anew. If it lost its data, it may take over its own slot.
@@ -22,7 +22,7 @@ from bookie.ledger.place.placement_view import PlacementView
 from bookie.ledger.quorum import Quorum, slots_of
 
 QUARANTINE_SECONDS = 30.0
-"""How long a bookie that failed is not chosen, on average."""
+"""Mean time for which a failed bookie is not chosen."""
 
 _REREAD_SECONDS_MIN = 0.05
 _REREAD_SECONDS_MAX = 1.0
@@ -37,7 +37,7 @@ class Quarantine:
         """By bookie: until when, and how often it had arrived."""
 
     def put(self, bookie_id: str) -> None:
-        """Do not choose it for a while; how long is left to chance, so that clients differ."""
+        """Do not choose it for a random while, so that clients differ."""
         seconds = QUARANTINE_SECONDS * random.uniform(0.5, 1.5)  # noqa: S311  (jitter)
         until = asyncio.get_running_loop().time() + seconds
         self._until[bookie_id] = until, self._directory.arrivals(bookie_id)
@@ -65,7 +65,7 @@ class Ensembles:
         self.quarantine = Quarantine(directory)
         self._pick = random.SystemRandom().randrange
 
-    # -- who -------------------------------------------------------------------------------------
+    # -- choice ----------------------------------------------------------------------------------
 
     def choose(self, quorum: Quorum, *, allow_degraded: bool) -> tuple[str, ...]:
         """The bookies of a new ledger; those in quarantine only if the others do not suffice.
@@ -113,7 +113,7 @@ class Ensembles:
         return chosen
 
     def ack_domains(self, bookies: Iterable[str]) -> AckDomains | None:
-        """What acknowledgements of an ensemble must span, as labels and settings are now."""
+        """Domains that acknowledgements must span, by the present labels and settings."""
         return self.placement.now().ack_domains(bookies)
 
     def mended(self, metadata: LedgerMetadata) -> LedgerMetadata:
@@ -169,7 +169,7 @@ class Ensembles:
                     found[slot] = bookie_id
         return found
 
-    # -- who they are ----------------------------------------------------------------------------
+    # -- incarnations ----------------------------------------------------------------------------
 
     async def incarnations(self, bookies: Iterable[str]) -> dict[str, str]:
         """The incarnation that each of these bookies has; empty if it has none.

@@ -1,4 +1,4 @@
-"""Whether the copies of each ledger are placed as the policy demands, by the present labels."""
+"""Check of placement: do copies stand as the policy demands, by the present labels?"""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ class FragmentPlacement:
 
     @property
     def vacant(self) -> int:
-        """How many slots have no bookie."""
+        """Number of slots without a bookie."""
         return sum(map(is_vacant, self.bookies))
 
     @property
     def is_right(self) -> bool:
-        """Whether the fragment meets the policy and has all its bookies."""
+        """True if the fragment meets the policy and has all its bookies."""
         return self.spans >= self.wanted and not self.vacant
 
 
 class PlacementCheck:
-    """A look at the fragments of some ledgers, or all.
+    """Checks the fragments of some ledgers, or of all.
 
     Args:
         store: the cluster's metadata.

@@ -1,4 +1,4 @@
-"""How a client places ledgers now: the cluster's policy, and the labels and space of its bookies.
+"""A client's present placement: the cluster's policy, and the labels and space of its bookies.
 
 The policy is a cluster setting (section ``[placement]``). As for every setting, the client's own
 file, variables and flags win over it. The view follows it, so a change applies from the next choice
@@ -43,7 +43,7 @@ class PlacementView(Mirror[str]):
         super().__init__(store, keys.SETTINGS, (keys.SETTINGS,), setting_text, self._take)
 
     def now(self) -> Placement:
-        """How to choose bookies now; ask again for each choice."""
+        """The placement of this moment; ask again for each choice."""
         return placement_of(self._settings, self._directory.all())
 
     async def __aenter__(self) -> Self:

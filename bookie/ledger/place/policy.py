@@ -16,11 +16,11 @@ LEVELS = ("region", "zone", "rack")
 """The labels that placement knows, from the widest failure domain to the narrowest."""
 
 FREE_SPACE_MULTIPLE_MAX = 3
-"""A bookie with very much room is at most so much likelier than the middle one."""
+"""The most by which a bookie with much space is likelier than the median one."""
 
 
 class PlacementPolicy(enum.StrEnum):
-    """Which label says what fails together."""
+    """The label that tells which bookies fail together."""
 
     DEFAULT = "default"
     """None: any bookies will do."""
@@ -31,22 +31,22 @@ class PlacementPolicy(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """How bookies are chosen now. Take a new one for each choice: labels and space change."""
+    """A policy with the labels and weights of this moment. Make a new one for each choice."""
 
     policy: PlacementPolicy = PlacementPolicy.DEFAULT
     labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """By bookie id. A bookie that is missing here has no labels."""
     weights: Mapping[str, int] = field(default_factory=dict)
-    """How likely each bookie is; empty if all are equally likely."""
+    """The chance of each bookie, relative to the others; empty if all are equal."""
     domains_min: int = 2
     """Domains that every write set should span, as far as it has bookies for them."""
     enforce: bool = False
-    """Whether a choice is refused that would make a write set span fewer."""
+    """True if a choice is refused when a write set would span fewer."""
     ack_domains_min: int = 1
     """Domains that must have stored an entry before it is acknowledged."""
 
     def ack_domains(self, bookies: Iterable[str]) -> AckDomains | None:
-        """What acknowledgements of this ensemble must span; None if nothing is asked for."""
+        """Domains that acknowledgements of this ensemble must span; None without such a rule."""
         if self.policy is PlacementPolicy.DEFAULT or self.ack_domains_min <= 1:
             return None
         return AckDomains.of(self.domains(bookies), self.ack_domains_min)
@@ -62,13 +62,13 @@ class Placement:
         return tuple(map(self.domain, bookies))
 
     def wanted(self, write_quorum_size: int) -> int:
-        """How many domains each write set should span."""
+        """The domains that each write set should span."""
         if self.policy is PlacementPolicy.DEFAULT:
             return 1
         return min(self.domains_min, write_quorum_size)
 
     def spans(self, ensemble: Sequence[str], write_quorum_size: int) -> tuple[int, ...]:
-        """How many domains each write set spans for certain."""
+        """The domains that each write set certainly spans."""
         domains = self.domains(ensemble)
         return tuple(
             span([domains[slot] for slot in slots])
@@ -227,7 +227,7 @@ class Placement:
 
     @staticmethod
     def _count(taken: list[str], domain: str) -> int:
-        """How many of `taken` may be the same domain."""
+        """The number of `taken` that may be the same domain."""
         return len(taken) if domain == UNKNOWN else taken.count(domain)
 
 

@@ -1,4 +1,4 @@
-"""Which failure domain each slot gets, so that every write set spans as many as possible.
+"""The search for failure domains: each write set should span as many as possible.
 
 The cost of a choice is a sum over the write sets: each one costs ``(E + 1) ** (Qw - span)``. As
 there are at most E of them, one more domain in a write set outweighs everything in write sets that
@@ -38,7 +38,7 @@ def write_sets(ensemble_size: int, write_quorum_size: int) -> list[tuple[int, ..
 
 
 def span(domains: Sequence[str]) -> int:
-    """How many domains bookies span for certain; those in unknown domains span one together."""
+    """The domains that bookies certainly span; those in unknown domains span one together."""
     return max(1, len(set(domains) - {UNKNOWN}))
 
 
@@ -88,9 +88,9 @@ class Spread:
         self._costs = [self._cost(index) for index in range(len(self._sets))]
         self._bound = self._find_bound()
         self.steps = 0
-        """What the search took."""
+        """Steps that the search took."""
         self.is_given_up = False
-        """Whether there may be a better choice than the one found."""
+        """True if there may be a better choice than the one found."""
         self._takes_largest = False
         self._best: tuple[int, int] | None = None
         self._found: list[str | None] = []
@@ -112,7 +112,7 @@ class Spread:
         }
 
     def _count_known(self) -> int:
-        """How many domains any write set can span at all."""
+        """The most domains that any write set can span."""
         found = {*self._left, *(domain for domain in self._now if domain)}
         return max(1, len(found - {UNKNOWN}))
 
@@ -143,11 +143,11 @@ class Spread:
         return power
 
     def _cost(self, index: int) -> int:
-        """What a write set will cost at least."""
+        """The least cost that a write set can come to."""
         return self._price(self._reach(index))
 
     def _reach(self, index: int) -> int:
-        """What a write set can still span."""
+        """The most domains that a write set can still span."""
         inside = [self._chosen[slot] for slot in self._sets[index]]
         certain = len(set(inside) - {None, UNKNOWN})
         return max(1, min(certain + inside.count(None), self._known))
@@ -203,14 +203,14 @@ class Spread:
             self._best, self._found = cost, found
 
     def _need(self, depth: int) -> int:
-        """What a slot without a newcomer costs: more filled slots are better, then greater need."""
+        """The cost of a slot without a newcomer: fill most slots, then those of greatest need."""
         return (1 << len(self._free)) + (1 << (len(self._free) - 1 - depth))
 
     def _is_done(self) -> bool:
         return self.steps >= STEPS_MAX or self._is_cheapest()
 
     def _is_at_its_limit(self) -> bool:
-        """Whether the search ended early, so that there may be a better choice."""
+        """True if the search ended early, so that a better choice may exist."""
         return self.steps >= STEPS_MAX and not self._is_cheapest()
 
     def _is_cheapest(self) -> bool:

@@ -1,8 +1,8 @@
-"""Follow an open ledger: hear of its LAC from its bookies and of its metadata from the store.
+"""The LAC of an open ledger: asked for once, or followed with the ledger's metadata.
 
-Bookies send hints. One that comes with the writer's LAC packet proves itself by the digest. Another
-one above what is known makes the follower ask that bookie for packets. Only when nothing was heard
-for long it asks by itself.
+Bookies send hints. A hint with the writer's LAC packet is proven by the digest. Any other hint that
+is above the known LAC makes the follower ask that bookie for packets. After a long silence the
+follower asks all bookies.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ METADATA_RETRY_SECONDS = 1.0
 
 
 class Follower:
-    """What one tailing read hears. Watches from `start` to `aclose`."""
+    """The news that one tailing read gets, from `start` to `close`."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Follower:
         self._watcher = self._pool.spawn(self._watch_metadata(), name=name)
 
     async def aclose(self) -> None:
-        """Watch no longer."""
+        """Stop watching."""
         self._pool.off_close(self._on_pool_closed)
         for unsubscribe in self._unsubscribe:
             unsubscribe()
@@ -112,7 +112,7 @@ class Follower:
         try:
             lac = await read_lac(self._pool, self.metadata, self._digester)
         except NotEnoughBookiesError:
-            lac = NO_ENTRY  # those who are there will send hints
+            lac = NO_ENTRY  # bookies that are up will send hints
         return max(lac, last_add_confirmed)
 
     def _subscribe(self) -> None:
@@ -145,11 +145,11 @@ class Follower:
             except MetadataClosedError:
                 return
             except BookieError:
-                # What was known stays true; the LAC comes from bookies meanwhile.
+                # The metadata read last stays true; the LAC comes from bookies meanwhile.
                 await asyncio.sleep(METADATA_RETRY_SECONDS)
 
     def _take(self, state: Versioned[LedgerMetadata] | None) -> bool:
-        """Note what the store says; returns whether nothing can change any more."""
+        """Note the store's state; True if nothing can change any more."""
         if state is None or state.value.c_token != self.metadata.c_token:
             self._error = NoSuchLedgerError(f"ledger {self.metadata.ledger_id} was deleted")
             self._news.set()

@@ -55,7 +55,7 @@ class ReaderHandle:
             if metadata.write_quorum_size == 1
             else pool.settings.speculative_read_seconds
         )
-        """How long one replica is waited for before another is asked."""
+        """Time for one replica to answer before another is asked."""
 
     def __repr__(self) -> str:
         state = self.metadata.state.name
@@ -73,7 +73,7 @@ class ReaderHandle:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the ledger's end is decided."""
+        """True once the ledger's end is decided."""
         return self.metadata.is_closed
 
     @property
@@ -183,7 +183,7 @@ class ReaderHandle:
     async def _batches(
         self, position: int, last: int, limits: ReaderLimits
     ) -> AsyncGenerator[Sequence[Entry], None]:
-        """The entries ``position … last``; those that a recovery dropped meanwhile do not exist."""
+        """The entries ``position … last``. NoSuchEntryError for those that a recovery dropped."""
         while position <= last:
             if self.is_closed and last > self.last_entry_id:
                 raise NoSuchEntryError(
@@ -307,7 +307,7 @@ class ReaderHandle:
 
     async def _has_newer_metadata(self) -> bool:
         before = self._found.version
-        # What was denied is confirmed: only metadata that is current can explain it.
+        # A confirmed entry was denied: only current metadata can explain it.
         self._adopt(await self._ledgers.read_latest(self.ledger_id, self.metadata.c_token))
         return self._found.version != before
 
@@ -317,7 +317,7 @@ class ReaderHandle:
 
 
 def _check_range(first: int, last: int | None) -> None:
-    """Refuse what is no range of entry ids; one that ends right before its first entry is empty.
+    """Check a range of entry ids. One that ends right before its first entry is empty.
 
     Raises:
         BadRequestError: it is none.

@@ -1,4 +1,4 @@
-"""Where an open ledger ends for now: the highest LAC that its bookies can prove."""
+"""The present end of an open ledger: the highest LAC that its bookies can prove."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CALLER_TO_BLAME = frozenset({Status.WRONG_CLUSTER, Status.BAD_REQUEST})
 async def ask_lac(
     pool: BookiePool, metadata: LedgerMetadata, slot: int, digester: Digester
 ) -> tuple[int, VerifiedLac]:
-    """What the bookie in `slot` proves about the end of a ledger; a failure is an answer too."""
+    """The LAC that the bookie in `slot` proves; a failed call is an answer, too."""
     connection = pool.connection(metadata.last_fragment.bookies[slot])
     try:
         reply = await connection.channel().read_lac(
@@ -31,8 +31,8 @@ async def ask_lac(
 async def read_lac(pool: BookiePool, metadata: LedgerMetadata, digester: Digester) -> int:
     """The highest LAC among bookies that cover the last ensemble; -1 if none knows one.
 
-    The writer had acknowledged at least that much. It may have acknowledged more that it had not
-    told these bookies yet. Returns as soon as the answers suffice.
+    The writer had acknowledged at least these entries, and perhaps more. Returns as soon as the
+    answers suffice.
 
     Raises:
         NotEnoughBookiesError: too few bookies answered.

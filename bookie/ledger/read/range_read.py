@@ -1,4 +1,4 @@
-"""Carry out one read of a range: the replicas that the machine asks, a few answers ahead."""
+"""The driver of one read of a range: it calls replicas for the machine, a few answers ahead."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ READ_BYTES_MAX = SPAN_BYTES + SPAN_BYTES // 4
 """Packet bytes of one answer. Spans aim below it, so that sizes that vary need no second answer."""
 
 READ_ONE_BYTES_MAX = 1024 * 1024
-"""What a read of one entry is charged by the bookie until it knows better; a larger entry comes
-all the same."""
+"""Limit in the request for one entry. The bookie reserves this much until it has read the entry. A
+larger entry comes all the same."""
 
 
 class RangeRead:
@@ -70,7 +70,7 @@ class RangeRead:
 
     @property
     def is_complete(self) -> bool:
-        """Whether `next` has returned the last entry of the range."""
+        """True if `next` has returned the last entry of the range."""
         return not self._ready and self.machine.position > self.machine.last_entry_id
 
     def start(self) -> None:

@@ -1,8 +1,8 @@
-"""Read a long range as several short ones at a time, so that no end waits for the other.
+"""Read-ahead: a long range is read as several short spans at a time.
 
 A bookie looks up and sends one span of ids while this process verifies the one before and a third
-is on its way. Each span is a `RangeRead` of its own, with its own replicas and doubts. What they
-deliver is put back into the order of ids. A span is about one answer long. Only ids can be asked
+is on its way. Each span is a `RangeRead` of its own, with its own replicas and doubts. Entries are
+delivered in the order of ids. A span is about one answer long. Only ids can be asked
 for ahead, so the sizes of earlier entries tell how many ids fill an answer.
 """
 
@@ -50,7 +50,7 @@ class ReadAhead:
         self._quorum: Quorum | None = None
         self._suspects = 0
         self.spans_max = SPANS_MAX
-        """How many spans may be under way; one, after a bookie could not take more."""
+        """The most spans under way; one, after a bookie could not take more."""
         self._spans: deque[RangeRead] = deque()
         self._span_entries = _first_guess(metadata)
 
@@ -108,7 +108,7 @@ class ReadAhead:
             span.start()
 
     def _learn(self, span: RangeRead) -> None:
-        """What a finished span showed: how large entries are, and who served it."""
+        """Note the size of entries and the replica of a finished span."""
         self._span_entries = _span_of(self._metadata, span.bytes_read // span.entries_read)
         self._replica, self._suspects = span.machine.replica, span.machine.suspects
 
@@ -122,6 +122,6 @@ def _first_guess(metadata: LedgerMetadata) -> int:
 
 
 def _span_of(metadata: LedgerMetadata, packet_bytes: int) -> int:
-    """How many ids make about one answer of each class of write sets."""
+    """The ids that make about one answer of each class of write sets."""
     classes = metadata.ensemble_size if metadata.ensemble_size > metadata.write_quorum_size else 1
     return max(1, min(SPAN_BYTES // packet_bytes, READ_ENTRIES_MAX)) * classes

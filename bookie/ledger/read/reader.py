@@ -1,4 +1,4 @@
-"""Read planning: which replica is asked for which ids, and what happens when one is in doubt.
+"""Read planning: the replica for each range of ids, and the next one after a doubt.
 
 A read covers ids ``first … last``, which are all confirmed. The caller has bounded `last` by the
 LAC, or by the last entry of a closed ledger. The read proceeds by fragments, and within a fragment
@@ -39,7 +39,7 @@ class Continue:
 class ReadAnswered:
     """A bookie answered, or failed to (`Status.IO_ERROR`). `entries` is `batch`, verified.
 
-    Where a digest fails, both end before that entry, `next_entry_id` is that entry, and
+    If a digest fails, both end before that entry, `next_entry_id` is that entry, and
     `stopped_by` is `Status.BAD_CHECKSUM`.
     """
 
@@ -96,7 +96,7 @@ class ReaderLimits:
     """Bounds of one read."""
 
     speculative_read_seconds: float = 2.0
-    """How long one replica may be silent before a second is asked as well."""
+    """Silence of one replica after which a second is asked as well."""
     attempts_max: int = 2
     """Rounds over all replicas before an id counts as unreadable."""
     retry_seconds: float = 0.5
@@ -115,9 +115,9 @@ class _Part:
     last: int
     entries: Sequence[Entry] = ()
     replica: int = 0
-    """How far the write set is rotated: the replica that serves."""
+    """The rotation of the write set: its first member serves."""
     failures: dict[int, tuple[Status, str]] = field(default_factory=dict)
-    """By slot, why it could not serve `position` in this round."""
+    """By slot, its failure to serve `position` in this round."""
     attempts: int = 0
     requests: dict[int, int] = field(default_factory=dict)
     """Requests under way and the slot that each went to."""
@@ -148,7 +148,7 @@ class LedgerRead:
         """The first id that is not delivered."""
         self.last_entry_id = last_entry_id
         self.replica = replica % metadata.write_quorum_size
-        """Which member of a write set is asked first: different readers should differ."""
+        """The member of a write set that is asked first; readers should differ in it."""
         self.bookies: Sequence[str] = ()
         """The ensemble of the window under way."""
         self.parts: list[_Part] = []
@@ -194,7 +194,7 @@ class LedgerRead:
         return [effect for part in self.parts for effect in self._ask(part)]
 
     def _deliver(self) -> list[ReaderEffect]:
-        """Deliver what is ready: of a single part all that came, else a complete window."""
+        """Deliver all entries of a single part, or of a complete window."""
         parts = self.parts
         if len(parts) > 1 and any(part.position <= part.last for part in parts):
             return []

@@ -17,7 +17,7 @@ from bookie.wire.grpc.client.channel import LacReply, ReadReply
 class VerifiedRead:
     """The answer to a read after its digests were checked.
 
-    Where a digest fails, `batch` and `entries` end before that entry, `next_entry_id` is that
+    If a digest fails, `batch` and `entries` end before that entry, `next_entry_id` is that
     entry, and `stopped_by` is `Status.BAD_CHECKSUM`.
     """
 
@@ -31,7 +31,7 @@ class VerifiedRead:
 
 @dataclass(frozen=True, slots=True)
 class VerifiedLac:
-    """What a bookie proved about the end of a ledger."""
+    """A bookie's proof about the end of a ledger."""
 
     status: Status
     last_add_confirmed: int = NO_ENTRY
@@ -76,7 +76,7 @@ def _verified_prefix(batch: EntryBatch, digester: Digester) -> VerifiedRead:
 
 
 def verify_lac(ledger_id: int, reply: LacReply, digester: Digester) -> VerifiedLac:
-    """Take from an answer only what its packets prove. One wrong packet invalidates all of it."""
+    """The LAC that an answer's packets prove. One wrong packet makes all of it BAD_CHECKSUM."""
     if reply.status is not Status.OK and not reply.status.is_definite_negative:
         return VerifiedLac(reply.status, message=reply.message)
     lac = last = NO_ENTRY

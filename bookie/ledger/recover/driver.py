@@ -1,4 +1,4 @@
-"""Carry out one recovery: the calls that the machine asks for, until it is decided."""
+"""The driver of one recovery: it makes the machine's calls until the end is decided."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ async def recover_ledger(
 
 
 class _RecoveryDriver:
-    """Begins what the machine asks for; every call ends in one event."""
+    """Begins the calls of the machine; every call ends in one event."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class _RecoveryDriver:
         self._cookies = ensembles.cookies
         self._calls = calls
         self._incarnations: dict[str, str] = {}
-        """Of each bookie, as the store says once the ledger is marked: no other one is believed."""
+        """By bookie, as the store has it after the ledger was marked. No other one is believed."""
         self._failing: set[str] = set()
         """Bookies that did not store what they were sent: they take over no slot."""
         self._adds_behind: Counter[str] = Counter()
@@ -243,9 +243,9 @@ class _RecoveryDriver:
         return NewcomersChosen(newcomers)
 
     async def _meet(self, bookie_id: str) -> bool:
-        """Learn the incarnation of a newcomer, before it is sent anything; whether it has a cookie.
+        """Learn the incarnation of a newcomer before it is sent anything; False without a cookie.
 
-        It is remembered until the close: what another incarnation acknowledged would be lost.
+        It is remembered until the close: another incarnation may have lost acknowledged entries.
         """
         try:
             found = await self._cookies.read_latest(bookie_id)
@@ -259,7 +259,7 @@ class _RecoveryDriver:
         return True
 
     async def _publish(self, effect: PublishNewcomers) -> RecoveryEvent:
-        """Close the ledger unless the cookie of a newcomer has changed; see the effect for why."""
+        """Close the ledger unless a newcomer's cookie has changed (`PublishNewcomers` says why)."""
         conditions = []
         lost = []
         try:
@@ -280,7 +280,7 @@ class _RecoveryDriver:
         return MetadataWritten(written.version)
 
     async def _incarnation_of(self, bookie_id: str) -> str:
-        """Which incarnation of a bookie may speak for it; empty if the store names none.
+        """The incarnation that may speak for a bookie; empty if the store names none.
 
         A former process of it that lives on would deny what its successor acknowledged.
 

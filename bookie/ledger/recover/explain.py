@@ -1,11 +1,11 @@
-"""Explain what a recovery of a ledger would decide, without one.
+"""Explain the outcome of a recovery without making one.
 
 Nothing is changed: bookies, metadata and entries stay as they are. The bookies
 of the last ensemble are asked for their LAC, for themselves and for entries beyond the LAC. With
 these answers `RecoveryForecast` runs the recovery machine.
 
-The first answers set a **horizon**, the highest entry that any bookie has. What a live writer adds
-beyond it meanwhile is not looked at, so that the explanation ends.
+The first answers set a **horizon**, the highest entry that any bookie has. Entries that a live
+writer adds beyond it are ignored, so that the explanation ends.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _Order = Callable[[ForecastAnswer], tuple[bool, float]]
 async def explain_ledger(
     found: Versioned[LedgerMetadata], pool: BookiePool, ensembles: Ensembles
 ) -> LedgerExplanation:
-    """Ask the bookies of the last ensemble, and find out what a recovery would decide now.
+    """Ask the bookies of the last ensemble, and forecast a recovery's decision.
 
     Raises:
         MetadataError: the metadata store failed.
@@ -95,14 +95,14 @@ def _orders(metadata: LedgerMetadata) -> Iterator[_Order]:
 
 @dataclass(frozen=True, slots=True)
 class _Probe:
-    """What one bookie of the last ensemble answered first."""
+    """The first answers of one bookie of the last ensemble."""
 
     findings: SlotFindings
     lac: VerifiedLac
     is_reachable: bool
-    """Whether it answers as the incarnation that a recovery would name."""
+    """True if the incarnation answers that a recovery would name."""
     last_listed_id: int = NO_ENTRY
-    """Its last entry, where it only lists it: without a definite answer none is proved."""
+    """The last entry that it lists but does not prove."""
 
 
 class _Inquiry:

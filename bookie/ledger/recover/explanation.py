@@ -1,4 +1,4 @@
-"""What `explain_ledger` found out: each bookie's answer, the tail, and the verdict in words."""
+"""The result of `explain_ledger`: each bookie's answer, the tail, and the verdict in words."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Outcome = WouldClose | WouldFail
 
 @dataclass(frozen=True, slots=True)
 class SlotFindings:
-    """One slot of the last ensemble, and what its bookie says without being fenced."""
+    """One slot of the last ensemble, and its bookie's answers without a fence."""
 
     slot: int
     bookie_id: str
@@ -25,22 +25,22 @@ class SlotFindings:
     answer: str
     """``ok``, or why the answer is in doubt, such as ``no answer`` or ``in limbo``."""
     is_definite: bool
-    """Whether a recovery counts such an answer."""
+    """True if a recovery counts such an answer."""
     fenced: bool | None = None
-    """Whether the bookie says that the ledger is fenced there; None if it does not say."""
+    """True if the bookie says that the ledger is fenced there; None if it does not say."""
     last_add_confirmed: int | None = None
     """The highest LAC that it knows; None if it does not say."""
     last_entry_id: int | None = None
     """The last entry that it proved; None if it proved none."""
     incarnation: str = ""
-    """Of the process that answers; empty if it did not say."""
+    """Incarnation of the process that answers; empty if unknown."""
     registered_incarnation: str = ""
     cookie_incarnation: str = ""
     """The only one that a recovery believes; empty if the bookie has no cookie."""
 
     @property
     def is_current(self) -> bool | None:
-        """Whether the incarnation is the one that a recovery believes; None if it is unknown."""
+        """True if the incarnation is the one that a recovery believes; None if it is unknown."""
         known = self.incarnation or self.registered_incarnation
         if not known or not self.cookie_incarnation:
             return None
@@ -57,7 +57,7 @@ class TailRange:
 
 
 def tail_of(held: Mapping[str, Sequence[tuple[int, int]]]) -> tuple[TailRange, ...]:
-    """Who stores which entries, from the ranges of ids that each bookie lists."""
+    """The holders of each range of entries, from the ids that each bookie lists."""
     begins: dict[int, set[str]] = {}
     ends: dict[int, set[str]] = {}
     for name, ranges in held.items():
@@ -79,7 +79,7 @@ def tail_of(held: Mapping[str, Sequence[tuple[int, int]]]) -> tuple[TailRange, .
 
 @dataclass(frozen=True, slots=True)
 class LedgerExplanation:
-    """How a ledger stands, and what a recovery would decide now. For reading only."""
+    """The state of a ledger, and the outcome of a recovery now. For reading only."""
 
     metadata: LedgerMetadata
     version: int
@@ -100,7 +100,7 @@ class LedgerExplanation:
 
     @property
     def is_decidable(self) -> bool:
-        """Whether a recovery would succeed now, in any order of answers, or has nothing to do."""
+        """True if a recovery would succeed now, in any order of answers, or has nothing to do."""
         return not any(isinstance(outcome, WouldFail) for outcome in self.outcomes)
 
     @property
@@ -109,7 +109,7 @@ class LedgerExplanation:
         return tuple(slot.bookie_id for slot in self.slots if slot.fenced)
 
     def verdict(self) -> list[str]:
-        """What would come of a recovery, in sentences."""
+        """The outcome of a recovery, in sentences."""
         found = self.metadata
         if found.is_closed:
             end = "without an entry"

@@ -12,7 +12,7 @@ READING    read forward, by batches and with fencing reads, from max(LAC, first 
            fragment - 1) + 1. One verified copy: the entry exists -> RE-ADDING. Qw - Qa + 1 definite
            denials of the next entry: the ledger ends before it -> CLOSING. Neither, when all have
            answered: unknown, and the recovery fails. It never guesses.
-RE-ADDING  store the packets, byte for byte, on their write sets; Qa of them -> READING. Where Qa
+RE-ADDING  store the packets, byte for byte, on their write sets; Qa of them -> READING. If Qa
            cannot be reached any more, other bookies take over the slots that failed
 MEASURING  no entry was found: read the entry before, which was acknowledged, for the length
 CLOSING    compare-and-set IN_RECOVERY -> CLOSED. Lost -> read again. CLOSED by another client is
@@ -28,7 +28,7 @@ It was not acknowledged before, because one of them would have had it. A bookie 
 entries beyond the end. They stay unacknowledged and unreadable, because recovery stores packets
 with the LAC that they carried: no LAC rises above what the writer had acknowledged.
 
-Fences and reads always go to the last ensemble as it was found. What is stored again may go to
+Fences and reads always go to the last ensemble as it was found. Entries may be stored again on
 other bookies, which only the closing compare-and-set names (`recovery_tail`). They take over from
 the first entry that is not on an ack quorum yet. That is no entry of an earlier fragment, because
 reading starts in the last one. A recovery that dies leaves nothing behind that a next one trusts.
@@ -102,7 +102,7 @@ checked before. Such a bookie stores nothing of this ledger, and its answer coun
 
 
 class RecoveryState(enum.Enum):
-    """Where the recovery stands; see the module's table."""
+    """The states of the module's table."""
 
     MARKING = "marking"
     FENCING = "fencing"
@@ -140,7 +140,7 @@ class LedgerRecovery:
             metadata.ensemble_size, metadata.write_quorum_size, metadata.ack_quorum_size
         )
         self.tail = RecoveryTail.of(metadata)
-        """Where entries are stored again; `metadata` does not name it before the close."""
+        """The fragments for entries stored again. `metadata` has them only after the close."""
         self.state = RecoveryState.MARKING
         self.round = 0
         """Number of the last sends; an answer to an earlier round is ignored."""
@@ -160,7 +160,7 @@ class LedgerRecovery:
         self.denied: dict[int, int] = {}
         """For ids from `next_entry_id` on: the slots that denied them on a fencing read."""
         self.silence = "no bookie answered"
-        """Why the last unhelpful answer did not help, for the error message."""
+        """The last unhelpful answer, for the error message."""
         self._found: dict[int, EntryBatch] = {}
         self._heard = 0
         """Slots that gave entries or a denial in this round of reads."""
@@ -212,7 +212,7 @@ class LedgerRecovery:
     def _is_awaited(
         self, event: FenceAnswered | RecoveryReadAnswered | RecoveryAddAnswered
     ) -> bool:
-        """Whether the answer belongs to this round; if so the slot is no longer waited for."""
+        """True if the answer belongs to this round. Its slot is then no longer waited for."""
         bit = 1 << event.slot
         if event.round != self.round or not self.waiting & bit:
             return False
@@ -428,7 +428,7 @@ class LedgerRecovery:
         if newcomers:
             slots = mask_of(newcomers)
             self.tail = self.tail.changed(batch.first_entry_id, newcomers)
-            # What the former bookie has stored counts no longer: the fragment names the newcomer.
+            # The former bookie's copies count no longer: the fragment names the newcomer.
             self._acked &= ~slots
             # Still this round: answers that are on their way from the other slots stay good.
             self.waiting |= slots
@@ -482,7 +482,7 @@ class LedgerRecovery:
         return self._done()
 
     def _on_metadata(self, metadata: LedgerMetadata, version: int) -> list[RecoveryEffect]:
-        """A compare-and-set was lost: see what stands there now."""
+        """A compare-and-set was lost: decide by the metadata that won."""
         if metadata.c_token != self.metadata.c_token:
             return self._fail(id_given_away(metadata.ledger_id))
         self.metadata, self.version = metadata, version
@@ -506,11 +506,11 @@ class LedgerRecovery:
             )
         if metadata.last_fragment == self.tail.frozen:
             return self._close()
-        # What was stored again went to bookies that the metadata no longer names.
+        # The entries were stored on bookies that the metadata no longer names.
         return self._restart("its last fragment keeps changing")
 
     def _restart(self, reason: str) -> list[RecoveryEffect]:
-        """Nothing that was stored again counts: begin with the fences, a few times at most."""
+        """Fence again, a few times at most. Entries stored again count no longer."""
         self.restarts_left -= 1
         if self.restarts_left <= 0:
             return self._fail(

@@ -1,4 +1,4 @@
-"""What the recovery machine is told and what it asks for; `recovery` says when and why.
+"""Events and effects of the recovery machine; `recovery` says when and why.
 
 Every send carries the number of its **round**; an answer to an earlier round is ignored. A driver
 answers each send exactly once: transport failures and timeouts count as `Status.IO_ERROR`.
@@ -56,7 +56,7 @@ class FenceAnswered:
 class RecoveryReadAnswered:
     """A bookie answered a read. All packets of `batch` passed their digests.
 
-    Where a digest fails, the batch ends before that entry, `next_entry_id` is that entry, and
+    If a digest fails, the batch ends before that entry, `next_entry_id` is that entry, and
     `stopped_by` is `Status.BAD_CHECKSUM`.
     """
 

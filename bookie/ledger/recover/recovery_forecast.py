@@ -1,4 +1,4 @@
-"""What a recovery would decide, found out without a recovery.
+"""The forecast of a recovery's decision, without a recovery.
 
 `RecoveryForecast` runs the recovery machine itself, so it cannot decide otherwise than a recovery.
 Nothing of it is carried out: every write of metadata counts as done, and adds are answered by what
@@ -73,7 +73,7 @@ class Shortfall:
     missing: tuple[str, ...]
     """Its bookies that have not helped yet."""
     needed: int
-    """So many of the missing would have to, at least."""
+    """The least number of the missing that would have to help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class WouldFail:
 
     error: BookieError
     state: RecoveryState
-    """Where it would stop."""
+    """The state in which it would stop."""
     entry_id: int
     """The entry that it could not decide about; for FENCING it says nothing."""
     shortfalls: tuple[Shortfall, ...]
@@ -101,7 +101,7 @@ def highest_first(answer: ForecastAnswer) -> tuple[bool, int]:
 
 
 def _end_of(answer: ForecastAnswer) -> tuple[bool, int]:
-    """Whether a bookie said something definite, and how far it knows the ledger."""
+    """Two sort keys: is the answer definite, and the last entry that it knows."""
     match answer:
         case FenceAnswered(status=status, last_add_confirmed=lac):
             return status is Status.OK or status.is_definite_negative, lac
@@ -129,7 +129,7 @@ class RecoveryForecast:
         self._ensemble = frozenset(metadata.last_fragment.bookies)
         self._stores = stores
         self._first_id = NO_ENTRY
-        """Where the recovery began to read; everything that it finds is stored again."""
+        """First id that the recovery reads; everything that it finds is stored again."""
 
     def begin(self) -> list[Question]:
         """The first questions."""
@@ -226,7 +226,7 @@ class RecoveryForecast:
 def _shortfall(
     bookies: tuple[str, ...], window: int, missing: int, spared: int
 ) -> Shortfall | None:
-    """What a write set lacks if only `spared` of its bookies may be missing; None if nothing."""
+    """The lack of a write set in which `spared` bookies may be missing; None without one."""
     needed = missing.bit_count() - spared
     if needed <= 0:
         return None

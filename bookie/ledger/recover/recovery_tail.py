@@ -1,4 +1,4 @@
-"""Where a recovery stores entries again: fragments in memory, until the ledger is closed.
+"""The tail of a recovery: fragments that stay in memory until the ledger is closed.
 
 A recovery reads the last fragment as it found it, the **frozen** one, to its end. It may store what
 it finds on other bookies. The tail is the list of fragments that take the place of the frozen one
@@ -18,7 +18,7 @@ from bookie.ledger.metadata import Fragment, LedgerMetadata
 
 @dataclass(frozen=True, slots=True)
 class RecoveryTail:
-    """What stands in place of the last fragment. Changes are new values."""
+    """The fragments in place of the last one. Changes are new values."""
 
     frozen: Fragment
     """The last fragment when the recovery began: it is fenced and read."""

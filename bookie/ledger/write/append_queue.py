@@ -22,14 +22,14 @@ from bookie.ledger.connection.calls import fresh
 class NewEntries(NamedTuple):
     """Entries to append together: each of them is `prefix` and one of the payloads.
 
-    Nobody changes the lists any more.
+    The lists must not change any more.
     """
 
     payloads: list[bytes]
     sizes: list[int]
-    """Of the payloads, in bytes."""
+    """Sizes of the payloads, in bytes."""
     total_bytes: int
-    """Of all entries, their prefixes included."""
+    """Bytes of all entries, their prefixes included."""
     prefix: bytes = b""
 
     @classmethod
@@ -53,43 +53,43 @@ class PendingAppends:
         self.payloads: list[bytes] = []
         """Dropped when they are packed."""
         self.shared: list[SharedPrefix] = []
-        """What some of the payloads begin with besides, in their order."""
+        """Prefixes of some of the payloads, in their order."""
         self.entries = 0
-        """How many entries, as of when the group was taken."""
+        """Number of entries when the group was taken."""
         self.packed_bytes = 0
         """Size of the batch, headers and digests included."""
         self.futures: list[Future[int] | Future[range]] = []
         """Futures of the callers: each for one entry, or for the last of many."""
         self.outcomes: list[int | range] = []
-        """What each of the futures gets."""
+        """Results of the futures."""
 
     def add(self, payloads: list[bytes], prefix: bytes) -> None:
-        """Payloads that begin with the prefix besides."""
+        """Add payloads that share a prefix."""
         if prefix:
             first = len(self.payloads)
             self.shared.append(SharedPrefix(prefix, first, first + len(payloads)))
         self.payloads += payloads
 
     def succeed(self) -> None:
-        """All entries are durable."""
+        """Resolve the futures: all entries are durable."""
         for future, outcome in zip(self.futures, self.outcomes, strict=True):
             # A waiter that was cancelled is gone; its entry is written all the same.
             if not future.done():
                 future.set_result(outcome)  # type: ignore[arg-type]
 
     def fail(self, error: BookieError) -> None:
-        """The outcome of all of them is unknown; each waiter gets an error of its own."""
+        """Fail the futures: the outcome is unknown. Each waiter gets an error of its own."""
         for future in self.futures:
             if not future.done():
                 future.set_exception(fresh(error))
 
 
 class AppendQueue:
-    """What was appended and is not in a batch yet."""
+    """Appends that are not in a batch yet."""
 
     def __init__(self, digest_size_bytes: int, entries_max: int, bytes_max: int) -> None:
         self.overhead_bytes = HEADER_SIZE_BYTES + digest_size_bytes
-        """What an entry has besides its payload."""
+        """Bytes of an entry besides its payload."""
         self.payload_bytes_max = ENTRY_SIZE_BYTES_MAX - self.overhead_bytes
         self._entries_max = entries_max
         self._bytes_max = bytes_max
@@ -102,7 +102,7 @@ class AppendQueue:
 
     @property
     def has_full(self) -> bool:
-        """Whether the next group cannot grow any more."""
+        """True if the next group is full."""
         return bool(self._full)
 
     def put(self, payload: bytes, future: Future[int]) -> None:

@@ -17,7 +17,7 @@ from bookie.ledger.metadata import LedgerMetadata
 def refusal_to_close(
     found: LedgerMetadata, last_add_confirmed: int, length: int
 ) -> BookieError | None:
-    """Why the ledger as `found` is not closed as its writer would close it; None if it is.
+    """The error if `found` is not closed as its writer would close it; None if it is.
 
     The close counts if it has the writer's own last entry and length. Another client may have made
     it, or the writer itself in an attempt whose answer was lost.
@@ -35,7 +35,7 @@ def refusal_to_close(
 
 
 def id_given_away(ledger_id: int) -> BookieError:
-    """The metadata has another creation token: it is about another ledger."""
+    """The error if the metadata has another creation token: it is about another ledger."""
     return NoSuchLedgerError(f"ledger {ledger_id} was deleted, and its id was given to another one")
 
 
@@ -50,7 +50,7 @@ def end_of_writer(error: BookieError, ledger_id: int) -> BookieError:
 
 
 def ended_unsynced(error: BookieError, last_add_confirmed: int) -> BookieError:
-    """Why a writer that `error` ended is not closed: entries were confirmed and are not synced."""
+    """The error of a close after `error`: entries were confirmed and are not synced."""
     unsynced = type(error)(
         f"entries after {last_add_confirmed} are written but not synced, so only a recovery may "
         f"close the ledger: {error}"
@@ -63,7 +63,7 @@ def ended_unsynced(error: BookieError, last_add_confirmed: int) -> BookieError:
 def no_ack_quorum(
     ledger_id: int, seconds: float, causes: Sequence[str], limit_spent: int = 0
 ) -> BookieError:
-    """A batch missed its deadline; `causes` say why, one for each bookie that did not store it.
+    """The error of a batch that missed its deadline; `causes` has one for each bookie without it.
 
     `limit_spent` is the limit of ensemble changes a minute if it kept bookies from being replaced.
     """
@@ -77,7 +77,7 @@ def no_ack_quorum(
 
 
 def not_synced(ledger_id: int, last_add_confirmed: int) -> BookieError:
-    """A force did not reach an ack quorum."""
+    """The error of a force that did not reach an ack quorum."""
     return NotEnoughBookiesError(
         f"ledger {ledger_id}: entries after {last_add_confirmed} could not be synced on an ack "
         "quorum"

@@ -1,4 +1,4 @@
-"""A writer on its way: awaited for the handle, or entered for a block that closes it."""
+"""A writer under creation: await it for the handle, or enter it for a block that closes it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ H = TypeVar("H", bound=AbstractAsyncContextManager[Any])
 
 
 class Creating(Coroutine[Any, Any, H], Generic[H]):
-    """What `create_ledger` returns: a coroutine that is an async context manager as well."""
+    """The result of `create_ledger`: a coroutine that is an async context manager as well."""
 
     __slots__ = ("_coroutine", "_writer")
 
@@ -39,20 +39,20 @@ class Creating(Coroutine[Any, Any, H], Generic[H]):
     # -- for tasks, which take coroutines only -----------------------------------------------------
 
     def send(self, value: Any, /) -> Any:
-        """As of the coroutine."""
+        """Forwarded to the coroutine."""
         return self._coroutine.send(value)
 
     def throw(self, *error: Any) -> Any:
-        """As of the coroutine."""
+        """Forwarded to the coroutine."""
         return self._coroutine.throw(*error)
 
     def close(self) -> None:
-        """As of the coroutine."""
+        """Forwarded to the coroutine."""
         self._coroutine.close()
 
 
 def creating(method: Callable[P, Coroutine[Any, Any, H]]) -> Callable[P, Creating[H]]:
-    """Let what `method` returns be entered, too."""
+    """Make the coroutines of `method` async context managers, too."""
 
     @wraps(method)
     def make(*args: P.args, **kwargs: P.kwargs) -> Creating[H]:

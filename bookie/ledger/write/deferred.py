@@ -16,7 +16,7 @@ class _Round:
     done: int
     batches: list[PendingBatch]
     acked: list[int]
-    """For each batch, who had acknowledged it when the force began: only those are synced by it."""
+    """For each batch, the slots that acknowledged it before the force, which syncs only those."""
 
 
 class DeferredSync:

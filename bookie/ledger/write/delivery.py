@@ -1,4 +1,4 @@
-"""How batches get to the bookies of an ensemble: who is sent what, what is confirmed and released.
+"""Delivery of batches to the bookies of an ensemble: sends, confirmations and releases.
 
 It decides nothing about the ledger. `writer` tells it which slots failed, which are new, and which
 do not count for the time of an ensemble change.
@@ -42,11 +42,11 @@ class Delivery:
         self.lac_carried = NO_ENTRY
         """The highest LAC that some request carried; never above the LAC."""
         self.ack_domains: AckDomains | None = None
-        """What acknowledgements must span beside the ack quorum."""
+        """Failure domains that acknowledgements must span beside the ack quorum."""
         self.countable = _EVERY_SLOT
         """The slots whose acknowledgements count: those that a change under way does not touch."""
         self.held_from = _LATER_THAN_ALL
-        """The first entry of a change under way: what is not below it is kept for newcomers."""
+        """The first entry of a change under way: entries from here on are kept for newcomers."""
 
     # -- batches ---------------------------------------------------------------------------------
 
@@ -64,7 +64,7 @@ class Delivery:
         ]
 
     def is_acknowledged(self, batch: PendingBatch) -> bool:
-        """Whether slots that count make an ack quorum for all of it, in enough domains."""
+        """True if countable slots make an ack quorum for the whole batch, in enough domains."""
         acked, quorum = batch.acked & self.countable, self.quorum
         if not quorum.is_acknowledged(acked, batch.classes):
             return False
@@ -87,7 +87,7 @@ class Delivery:
             self.release_if_done(head, effects)
 
     def release_if_done(self, batch: PendingBatch, effects: list[WriterEffect]) -> None:
-        """Drop a confirmed batch that nobody is waited for any more."""
+        """Drop a confirmed batch once all its working slots have acknowledged it."""
         if (
             batch.confirmed
             and not batch.slots & ~batch.acked & ~self.slots.dead
@@ -105,7 +105,7 @@ class Delivery:
             self.release_if_done(batch, effects)
 
     def make_room(self, *, is_store_away: bool) -> list[WriterEffect]:
-        """When only broken streams hold batches back, stop waiting for those bookies."""
+        """Stop waiting for bookies with broken streams, if only they hold batches back."""
         effects: list[WriterEffect] = []
         while not self.window.has_room:
             oldest = next(iter(self.window.retained.values()))
@@ -115,7 +115,7 @@ class Delivery:
             if missing:
                 effects += self.skip(missing)
             elif is_store_away:
-                # The newcomers will lack it, as a skipped bookie would. Better than to stand still
+                # Newcomers will lack it, as a skipped bookie would. Otherwise appends would stop
                 # for as long as the metadata store is away.
                 self._release(oldest, effects)
             else:
@@ -123,7 +123,7 @@ class Delivery:
         return effects
 
     def publish_lac(self, slots: int, *, again: bool) -> list[WriterEffect]:
-        """Send the LAC on its own, when nothing is on its way that would carry it."""
+        """Send the LAC on its own, unless a pending batch will carry it."""
         lac = self.window.last_add_confirmed
         if self.window.pending or lac == NO_ENTRY or not slots:
             return []
@@ -134,7 +134,7 @@ class Delivery:
         return [SendLac(lac, slots)]
 
     def causes(self, batch: PendingBatch, bookies: Sequence[str]) -> list[str]:
-        """Why bookies have not stored a batch, for people."""
+        """The reasons why bookies have not stored a batch, as text."""
         missing = slots_of(batch.slots & ~batch.acked)
         return [self.slots.cause(slot, bookies[slot]) for slot in missing]
 
@@ -187,7 +187,7 @@ class Delivery:
         ]
         lac = self.window.last_add_confirmed
         if self.slots.newcomers & bit and lac != NO_ENTRY:
-            # What it is sent now may carry an older LAC than others have heard.
+            # The batches sent now may carry an older LAC than other bookies have.
             effects.append(SendLac(lac, bit))
         self.slots.newcomers &= ~bit
         return effects
@@ -212,7 +212,7 @@ class Delivery:
         self.held_from = change.first_entry_id
 
     def end_hold(self, effects: list[WriterEffect]) -> None:
-        """It is in force, or never was: whatever waited for that goes on."""
+        """The change is in force or void: confirm and release the held batches."""
         self.countable, self.held_from = _EVERY_SLOT, _LATER_THAN_ALL
         self.confirm(effects)
         self._release_done(effects)

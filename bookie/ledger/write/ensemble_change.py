@@ -1,4 +1,4 @@
-"""Replacing bookies of an open ledger: one change, and which slots wait for one.
+"""Replacing bookies of an open ledger: one change, and the slots that wait for one.
 
 A change appends a fragment that begins after the last add confirmed, in which newcomers stand in
 the place of bookies that failed. Until the store has answered, it may hold the metadata from before
@@ -27,7 +27,7 @@ from bookie.ledger.quorum import mask_of
 
 
 class ChangeOutcome(enum.Enum):
-    """What metadata that was read since says about a change."""
+    """The state of a change, by metadata that was read since."""
 
     DONE = "it is in force"
     UNDECIDED = "the store has not seen it yet, and may still take it"
@@ -42,7 +42,7 @@ class EnsembleChange:
 
     before: LedgerMetadata
     version: int
-    """Of `before`, for the compare-and-set."""
+    """Version of `before`, for the compare-and-set."""
     first_entry_id: int
     """The entry after the last add confirmed of the moment of the proposal."""
     newcomers: Mapping[int, str]
@@ -64,7 +64,7 @@ class EnsembleChange:
         return replace(self.before, fragments=(*kept, Fragment(self.first_entry_id, bookies)))
 
     def outcome(self, found: LedgerMetadata, version: int) -> ChangeOutcome:
-        """What became of the change, as `found` of the same ledger tells, which was read since."""
+        """The state of the change by `found`, the same ledger's metadata read since."""
         if found.state is not LedgerState.OPEN:
             return ChangeOutcome.TAKEN
         if version == self.version:
@@ -78,31 +78,31 @@ class EnsembleChange:
 
 
 class Replacements:
-    """Which slots wait for another bookie, and whether a change may begin. Sets are masks."""
+    """Slots that wait for another bookie, and limits of changes. Sets are masks."""
 
     def __init__(self, changes_per_minute_max: int) -> None:
         self._changes_max = changes_per_minute_max
         self.due = 0
         """Slots that need another bookie now."""
         self.returning = 0
-        """Slots whose stream broke and which have a while to come back."""
+        """Slots with broken streams that have a while to come back."""
         self.urgent = 0
-        """Those of them that have only a moment, because an ack quorum needs them."""
+        """Those of `returning` with only a moment, because an ack quorum needs them."""
         self.is_choosing = False
         """Newcomers were asked for."""
         self.lacks_spares = False
-        """The last time there were none; nobody is asked for a while."""
+        """No newcomer was found lately; nobody is asked for a while."""
         self.left = changes_per_minute_max
         """Changes that may begin now."""
 
     @property
     def are_allowed(self) -> bool:
-        """Whether bookies are replaced at all."""
+        """True if bookies may be replaced at all."""
         return self._changes_max > 0
 
     @property
     def may_begin(self) -> bool:
-        """Whether newcomers may be asked for."""
+        """True if newcomers may be asked for."""
         is_free = not self.is_choosing and not self.lacks_spares
         return self.due != 0 and self.left > 0 and is_free
 

@@ -78,11 +78,11 @@ _log = event_log(__name__)
 
 
 class LacSent:
-    """A LAC that was published on its own: whether readers are sure to hear of it."""
+    """A LAC that was published on its own, until every reader is sure to hear of it."""
 
     def __init__(self, missing: int) -> None:
         self.missing = missing
-        """Answers until every reader hears of it from one of the bookies that it needs."""
+        """Answers still needed until every reader hears of the LAC from one of its bookies."""
         self.told = asyncio.Event()
 
     def answered(self) -> None:
@@ -112,7 +112,7 @@ class WriterHandle:
         *,
         deferred_sync: bool = False,
     ) -> None:
-        """`incarnations` are the bookies' as they were learnt before the ledger was created.
+        """`incarnations` of the bookies were learnt before the ledger was created.
 
         Without `ensembles` no bookie is ever replaced.
         """
@@ -141,24 +141,24 @@ class WriterHandle:
             settings.batch_bytes_max,
         )
         self._taken = PendingAppends()
-        """What the next `SendBatch` packs."""
+        """The group that the next `SendBatch` packs."""
         self._unconfirmed: dict[int, PendingAppends] = {}
         self._requests: dict[int, dict[int, Request]] = {}
         """By batch and slot: the request as it goes over the wire, kept for sending it again."""
         self._in_flight = InFlightWindow(
             settings.in_flight_entries_max, settings.in_flight_bytes_max
         )
-        """What was appended and is not confirmed."""
+        """Appends that are not confirmed."""
         self._flush_scheduled = False
         self._skipped = 0
         """The slots that were dead after the last step."""
         self._refusal: BookieError | None = None
-        """Why appends are refused."""
+        """The error of every further append; None while appends are taken."""
         self._abandoned = False
         self._lac_sent = LacSent(0)
         """The LAC that was published on its own last, if not all have answered."""
         self._on_client_closed = partial(_abandon, weakref.ref(self))
-        """Weak for the same reason as the slots."""
+        """Weak: the pool must not keep a writer that its user dropped."""
         self._closers: list[asyncio.Future[LedgerMetadata]] = []
         self._forcers: list[asyncio.Future[None]] = []
         self._flushers = ConfirmationWaiters()
@@ -217,7 +217,7 @@ class WriterHandle:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the ledger was closed by this writer."""
+        """True if the ledger was closed by this writer."""
         return self._machine.state is WriterState.CLOSED
 
     @property
@@ -227,12 +227,12 @@ class WriterHandle:
 
     @property
     def failure(self) -> BookieError | None:
-        """Why the writer takes no appends, also after `close`; None while it does."""
+        """The error of further appends, also after `close`; None while appends are taken."""
         return self._refusal
 
     @property
     def is_under_replicated(self) -> bool:
-        """Whether a bookie of the ensemble is skipped, so that entries get fewer copies."""
+        """True if a bookie of the ensemble is skipped, so that entries get fewer copies."""
         return self._machine.is_under_replicated
 
     async def append(self, payload: Payload) -> int:
@@ -261,7 +261,7 @@ class WriterHandle:
         queue = self._queue
         if size > queue.payload_bytes_max:
             queue.check(size)
-        # A caller that was admitted takes its place, or the next in the queue would never wake.
+        # An admitted caller must take its room, or the next in the queue would never wake.
         if self._in_flight.is_blocked:
             await self._in_flight.wait()
         if self._refusal is not None:
@@ -287,7 +287,7 @@ class WriterHandle:
         if not entries:
             return range(0)
         if self._in_flight.is_blocked:
-            # Whoever is let in must append, so what cannot be appended is refused before.
+            # An admitted caller must append, so entries that do not fit are refused before.
             self._queue.check(max(map(len, entries)))
             await self._in_flight.wait()
         return await self.submit(NewEntries.of(entries))
@@ -327,7 +327,7 @@ class WriterHandle:
             await waiter
 
     async def force(self) -> None:
-        """Make durable what was appended with deferred sync and has returned.
+        """Make all returned deferred-sync appends durable.
 
         Raises:
             NotEnoughBookiesError: not on an ack quorum; appends that are not durable may be lost.
@@ -386,11 +386,11 @@ class WriterHandle:
         self._lanes.join(lost)
 
     def take(self, event: WriterEvent) -> None:
-        """Something happened on a lane."""
+        """Take an event of a lane."""
         self._step(event)
 
     def abandon(self) -> None:
-        """The client ends: appends that still wait get an error, their outcome is unknown."""
+        """End with the client: waiting appends get an error, and their outcome is unknown."""
         if self._abandoned:
             return
         error = ClientClosedError("the client was closed while an operation was under way")
@@ -419,7 +419,7 @@ class WriterHandle:
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        """Cut batches while the machine takes them; then see to what follows an empty queue."""
+        """Cut batches while the machine takes them; then publish the LAC, or close."""
         self._flush_scheduled = False
         queue, machine = self._queue, self._machine
         overhead = queue.overhead_bytes
@@ -430,7 +430,7 @@ class WriterHandle:
         if queue:
             return
         if machine.last_add_confirmed > machine.lac_carried:
-            # By now the callers that the confirmation woke have appended; an append would carry it.
+            # Callers woken by the confirmation have appended by now; their batch would carry it.
             self._step(Idle())
         if self._closers and machine.state in (WriterState.OPEN, WriterState.STUCK):
             self._step(Close())
@@ -523,7 +523,7 @@ class WriterHandle:
             self._lanes.send(slot, request, on_answer)
 
     def _tell_lac(self) -> None:
-        """Publish what no request has carried, because no other request will follow."""
+        """Publish a LAC that no request has carried: no request will follow."""
         machine = self._machine
         if machine.last_add_confirmed > machine.lac_carried and not self.is_closed:
             self._send_lac(machine.last_add_confirmed, machine.slots.up)
@@ -572,7 +572,7 @@ class WriterHandle:
         self._flushers.confirmed(self._machine.last_add_confirmed)
 
     def _fail(self, error: BookieError) -> None:
-        """What is not confirmed has an unknown outcome, and nothing is taken any more."""
+        """End the writer: unconfirmed appends have an unknown outcome, and none is taken."""
         self._refusal = error
         groups = list(self._unconfirmed.values())
         while self._queue:
@@ -583,7 +583,7 @@ class WriterHandle:
         self._flushers.fail(error)
         self._in_flight.let_all_in()
         self._tell_lac()
-        # A fenced writer may just be dropped: nothing holds it. It can still be closed.
+        # A fenced writer may be dropped: nothing holds it. It can still be closed.
         self._lanes.leave()
         if self._closers:
             self._schedule_flush()
@@ -607,7 +607,7 @@ class WriterHandle:
             self._pool.off_close(self._on_client_closed)
 
     def _leave(self) -> None:
-        """Use the lanes no longer."""
+        """Leave the lanes, and drop timers and callbacks."""
         self._timers.clear()
         self._pool.off_close(self._on_client_closed)
         self._lanes.leave()
@@ -621,13 +621,13 @@ def _elsewhere(ledger_id: int) -> str:
 
 
 def _fire(on_timer: weakref.WeakMethod[Callable[[TimerId], None]], timer: TimerId) -> None:
-    """A timer must not keep a writer that its user dropped."""
+    """Fire a timer, unless its writer was dropped by its user."""
     if (call := on_timer()) is not None:
         call(timer)
 
 
 def _abandon(writer: weakref.ref[WriterHandle]) -> None:
-    """The client ends. A dropped writer has no callers left."""
+    """Abandon a writer with its client, unless the writer was dropped."""
     handle = writer()
     if handle is not None:
         handle.abandon()

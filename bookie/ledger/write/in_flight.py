@@ -27,7 +27,7 @@ class InFlightWindow:
         self._is_open = True
         self._is_held = False
         self.is_blocked = False
-        """Whether an append has to `wait`. An attribute, because every append asks."""
+        """True if an append has to `wait`. An attribute, because every append reads it."""
 
     @contextmanager
     def turn(self) -> Iterator[Turn]:
@@ -52,7 +52,7 @@ class InFlightWindow:
             self._update()
 
     def take(self, entries: int, size: int) -> None:
-        """Hold more, even if that exceeds a bound: an entry larger than all room must pass."""
+        """Hold more, even beyond a bound: an entry larger than all room must pass."""
         self._entries += entries
         self._bytes += size
         if self.is_blocked or self._bytes >= self._bytes_max or self._entries >= self._entries_max:
@@ -65,17 +65,17 @@ class InFlightWindow:
         self._update()
 
     def hold(self) -> None:
-        """Let nobody in until `go_on`."""
+        """Admit no caller until `go_on`."""
         self._is_held = True
         self._update()
 
     def go_on(self) -> None:
-        """Let callers in again, in the order in which they came."""
+        """Admit callers again, in the order in which they came."""
         self._is_held = False
         self._update()
 
     def let_all_in(self) -> None:
-        """The writer takes no more appends: release all callers, so that they get its error."""
+        """Release all callers after the writer has ended: each gets its error."""
         self._is_open = False
         self._update()
 

@@ -64,7 +64,7 @@ class LedgerTaken:
 
 @dataclass(frozen=True, slots=True)
 class CheckFailed:
-    """The store did not tell whose the ledger is."""
+    """The store did not answer: the owner of the ledger is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,16 +103,16 @@ class _Operation(enum.Enum):
 
 
 class LedgerOwnership:
-    """What the writer knows of its ledger's metadata, and the operation under way."""
+    """The writer's view of its ledger's metadata, and the operation under way."""
 
     def __init__(self, metadata: LedgerMetadata, version: int, limits: WriterLimits) -> None:
         self.metadata = metadata
-        """As last known to be in force."""
+        """The metadata last known to be in force."""
         self.version = version
         self.change: EnsembleChange | None = None
         """The change under way: the store may hold it or not."""
         self.silence: BookieError | None = None
-        """Why the store did not answer last, while a change is under way."""
+        """The store's last failure while a change is under way."""
         self._limits = limits
         self._operation: _Operation | None = None
         self._end = (-1, 0)
@@ -120,11 +120,11 @@ class LedgerOwnership:
 
     @property
     def is_busy(self) -> bool:
-        """Whether an operation is under way."""
+        """True if an operation is under way."""
         return self._operation is not None
 
     def check(self) -> list[MetadataEffect]:
-        """Ask whose the ledger is."""
+        """Read the metadata: is the ledger still ours?"""
         self._begin(_Operation.CHECK)
         return [ReadMetadata()]
 

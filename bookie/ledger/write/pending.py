@@ -1,4 +1,4 @@
-"""What a writer holds: its bounds, and the batches that are not confirmed or not everywhere yet."""
+"""Batches that a writer holds: not confirmed, or not on all bookies yet; and its bounds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class WriterLimits:
     """Bounds of one writer."""
 
     add_timeout_seconds: float = 5.0
-    """How long a batch waits for a bookie before that bookie counts as failed."""
+    """Time that a batch waits for a bookie before the bookie counts as failed."""
     in_flight_bytes_max: int = 64 * 1024 * 1024
     """Payload bytes retained before no further batch is taken."""
     in_flight_batches_max: int = 1024
@@ -29,18 +29,18 @@ class WriterLimits:
     eager_batches_max: int = 4
     """Pending batches beyond which a batch that may still grow waits: batches grow with load."""
     retry_seconds: float = 1.0
-    """How long a dead slot with an open stream is left alone before it is probed."""
+    """Time that a dead slot with an open stream is left alone before it is probed."""
     resend_seconds: float = 0.1
-    """How long a bookie that is too busy is left alone."""
+    """Time that a bookie is left alone after TOO_MANY_REQUESTS."""
     reread_seconds: float = 0.05
     """The first pause after a lost compare-and-set; each next one is twice as long."""
     reread_seconds_max: float = 1.0
     replace_after_seconds: float = 3.0
-    """How long a broken stream may take to come back before its bookie is replaced."""
+    """Time for a broken stream to come back before its bookie is replaced."""
     urgent_seconds: float = 0.1
     """The same, when the others are too few for an ack quorum."""
     spare_seconds: float = 1.0
-    """How long nobody is asked for newcomers after there were none."""
+    """Time without a search for newcomers after there were none."""
     changes_per_minute_max: int = 20
     """Ensemble changes; 0 never replaces a bookie. Each counts for a minute from its proposal. An
     append that lacks an ack quorum waits for the limit, at most as long as its add timeout."""
@@ -64,7 +64,7 @@ class PendingBatch:
     checksum_failed: int = 0
     """The slots to which its bytes once arrived broken."""
     overdue: bool = False
-    """Whether its add timeout has passed while bookies were being replaced."""
+    """True if its add timeout has passed while bookies were being replaced."""
 
 
 class BatchWindow:
@@ -88,7 +88,7 @@ class BatchWindow:
 
     @property
     def has_room(self) -> bool:
-        """Whether another batch may be taken."""
+        """True if another batch may be taken."""
         limits = self._limits
         return (
             self.retained_bytes < limits.in_flight_bytes_max

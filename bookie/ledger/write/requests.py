@@ -39,7 +39,7 @@ class RequestEncoder:
     def batch(
         self, plan: SendBatch, payloads: Sequence[bytes], shared: Sequence[SharedPrefix]
     ) -> dict[int, Request]:
-        """What each slot that stores any of these entries is sent; equal ones are one object."""
+        """The request for each slot that stores any of these entries; equal ones are one object."""
         first, count = plan.first_entry_id, plan.count
         batch = pack_batch(
             self._ledger_id,

@@ -1,4 +1,4 @@
-"""Which bookies of an ensemble a writer can count on.
+"""The bookies of an ensemble that a writer can count on.
 
 ======== ===========================================================================================
 slot     meaning
@@ -34,7 +34,7 @@ class Slots:
         self.probes: dict[int, int] = {}
         """By dead slot: the batch that probes it and is not answered."""
         self.refusals: dict[int, str] = {}
-        """By slot: why its bookie refused an add, since it was trusted last."""
+        """By slot: its bookie's reason for refusing an add since it was trusted last."""
 
         self.fenced = 0
         """Slots whose bookies answered FENCED. The cause of a slot is then a fence, and no loss."""
@@ -98,18 +98,18 @@ class Slots:
         self.newcomers |= 1 << slot
 
     def may_probe(self, slot: int) -> bool:
-        """Whether a probe of the slot makes sense now."""
+        """True if a probe of the slot makes sense now."""
         return bool(self.dead & self.connected & 1 << slot) and slot not in self.probes
 
     def targets(self, slots: int, batch: int) -> int:
-        """Which of `slots` a new batch is sent to, as a probe to those that wait for one."""
+        """Those of `slots` that a new batch is sent to. It probes those that wait for a probe."""
         probed = slots & self.probing & self.connected
         self.probing &= ~probed
         self.probes.update(dict.fromkeys(slots_of(probed), batch))
         return slots & self.up | probed
 
     def cause(self, slot: int, bookie_id: str) -> str:
-        """Why the bookie of a slot has not acknowledged a batch, for people."""
+        """The reason why the bookie of a slot has not acknowledged a batch, as text."""
         if self.fenced & self.dead & 1 << slot:
             return f"{bookie_id}: it says that another client fenced the ledger"
         if self.lost >> slot & 1:

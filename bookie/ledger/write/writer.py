@@ -1,9 +1,9 @@
-"""The one writer of a ledger: which bookies get what, and when an append is durable.
+"""The one writer of a ledger: it sends batches to bookies and decides when they are durable.
 
 The driver keeps the payloads. Whenever `may_append` allows, it cuts its queue into **batches** of
-at most 1024 entries or 1 MiB. It passes the machine only the number of entries and bytes of a
-batch. The machine gives the batch its ids, says where to send it, when it is confirmed and when its
-bytes may be dropped. No code here runs per entry.
+at most 4096 entries or 1 MiB (`BATCH_ENTRIES_MAX`, `BATCH_SIZE_BYTES_MAX`). The machine gets only
+the numbers of entries and bytes. It gives the batch its ids, sends it, confirms it, and says when
+its bytes may be dropped. No code here runs per entry.
 
 A batch is **pending** until it is confirmed: every class in it has Qa acknowledgements, and all
 batches before it are confirmed. The last add confirmed (LAC) moves only then, to the batch's last
@@ -36,11 +36,11 @@ newcomer.
 **Replacing bookies** (`ensemble_change`). A slot is due when its bookie refuses, misses its
 deadline or is lost. It is also due when its stream stays broken for a while: only a moment, if the
 others are too few for an ack quorum. While a change is under way, its slots do not count. Nothing
-from its first entry on is released meanwhile. Then the newcomers get everything from there on. What
-is below no longer waits for the old bookies. Slots that fail meanwhile are due for the next change.
-When the limit of changes a minute is spent, slots stay due. Appends go on with an ack quorum.
-Without one they wait until a change may begin again. A batch whose deadline comes first ends the
-writer.
+from its first entry on is released meanwhile. Then the newcomers get everything from there on.
+Earlier entries no longer wait for the old bookies. Slots that fail meanwhile are due for the next
+change. When the limit of changes a minute is spent, slots stay due. Appends go on with an ack
+quorum. Without one they wait until a change may begin again. A batch whose deadline comes first
+ends the writer.
 
 **Epochs.** Each slot has one: answers and events of another epoch count for nothing. Two answers
 are heard all the same, because they may be about the ledger: FENCED and UNAUTHORIZED.
@@ -158,7 +158,7 @@ class LedgerWriter:
     # -- what the driver may ask -----------------------------------------------------------------
 
     def may_append(self, *, full: bool) -> bool:
-        """Whether an `Append` is welcome now; `full` says that the batch could not grow further."""
+        """True if an `Append` may come now; `full` says that the batch cannot grow further."""
         eager = full or len(self.window.pending) < self.limits.eager_batches_max
         has_room = self.window.has_room
         return eager and has_room and self.state is WriterState.OPEN and self.error is None
@@ -185,7 +185,7 @@ class LedgerWriter:
 
     @property
     def is_under_replicated(self) -> bool:
-        """Whether some slot is skipped or due, so that new entries get fewer than Qw copies."""
+        """True if some slot is skipped or due, so that new entries get fewer than Qw copies."""
         return self.slots.dead | self.replacements.due != 0
 
     @property
@@ -194,7 +194,7 @@ class LedgerWriter:
 
     @property
     def _is_working(self) -> bool:
-        """Whether appends may come, or wait to be confirmed, and the metadata is not closed."""
+        """True if appends may come, or wait to be confirmed, and the metadata is not closed."""
         if self.state is WriterState.STUCK:
             return bool(self.window.pending)
         return self.state in (WriterState.OPEN, WriterState.DRAINING)
@@ -378,7 +378,7 @@ class LedgerWriter:
         if batch is None:
             return []
         effects = self._bury(batch.slots & ~batch.acked & ~self.slots.dead)
-        # What is confirmed has returned. With deferred sync, a force still needs its ack quorum.
+        # Confirmed appends have returned. With deferred sync, a force still needs its ack quorum.
         if (batch.confirmed and not self.deferred) or self.delivery.is_acknowledged(batch):
             if number in self.window.retained:
                 effects.append(StartTimer(("add", number), self.limits.add_timeout_seconds))
@@ -394,7 +394,7 @@ class LedgerWriter:
         return self._fail(no_ack_quorum(self.metadata.ledger_id, seconds, causes, limit))
 
     def _fail(self, error: BookieError) -> list[WriterEffect]:
-        """Nothing is acknowledged from now on; what was not has an unknown outcome."""
+        """End the writer. Batches that are not acknowledged have an unknown outcome."""
         if self.error is not None:
             return []
         self.error = error = end_of_writer(error, self.metadata.ledger_id)
@@ -412,7 +412,7 @@ class LedgerWriter:
     # -- replacing bookies -------------------------------------------------------------------------
 
     def _await_returns(self, leaving: int = 0) -> list[WriterEffect]:
-        """Give those who left a while to come back: a moment only if they are needed."""
+        """Give broken streams a while to come back; only a moment if they are needed."""
         replacements = self.replacements
         if not replacements.are_allowed or self.error is not None:
             return []
@@ -484,7 +484,7 @@ class LedgerWriter:
     # -- is it fenced? -----------------------------------------------------------------------------
 
     def _check_fence(self, bookie: int) -> list[WriterEffect]:
-        """A bookie says that another client took the ledger: see whether the metadata says so."""
+        """A bookie says that another client took the ledger: check the metadata."""
         if self.error is not None or not self._is_working:
             return []
         self.fenced_by |= bookie
@@ -544,7 +544,7 @@ class LedgerWriter:
         return []
 
     def _next_operation(self) -> list[WriterEffect]:
-        """Begin what the metadata is needed for first; the rest waits for it."""
+        """Begin the most urgent operation on the metadata; the others wait for it."""
         if self.ownership.is_busy:
             return []
         is_asking = self.fenced_by and not self._check_is_paused and self.error is None

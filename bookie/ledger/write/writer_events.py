@@ -1,4 +1,4 @@
-"""What the writer machine is told and what it asks for; `writer` says when and why.
+"""Events and effects of the writer machine; `writer` says when and why.
 
 Events about a slot carry its epoch: the number of bookies that stood in it before, and of times
 that its bookie lost its data.
@@ -30,7 +30,7 @@ from bookie.ledger.place.ack_domains import AckDomains
 
 
 class WriterState(enum.Enum):
-    """Where the writer is in its life; see the table of `writer`."""
+    """The states of the table in `writer`."""
 
     OPEN = "open"
     DRAINING = "draining"
@@ -108,7 +108,7 @@ class SlotConnected:
 class SlotDisconnected:
     """The stream to the slot's bookie broke, or could not be opened.
 
-    What was not answered on it may be stored or not.
+    Requests without an answer may be stored or not.
     """
 
     slot: int

@@ -27,17 +27,17 @@ from bookie.telemetry import event_log
 _log = event_log(__name__)
 
 _SILENT_SHARE = 0.8
-"""A bookie is silent for others, too, if nobody heard of it for this share of the add timeout."""
+"""Share of the add timeout: a bookie silent for so long is reported to other ledgers."""
 
 _SPREAD_SECONDS = 0.5
-"""Over so long the ledgers of one client spread their changes away from a silent bookie."""
+"""Time over which the ledgers of a client spread their changes after a silence."""
 
 
 class LaneOwner(Protocol):
     """The writer."""
 
     def take(self, event: WriterEvent) -> None:
-        """Something happened on a lane."""
+        """Take an event of a lane."""
 
 
 class _Slot:
@@ -119,7 +119,7 @@ class WriterLanes:
 
     @property
     def is_used(self) -> bool:
-        """Whether the lanes were joined and not left."""
+        """True if the lanes were joined and not left."""
         return self._is_used
 
     def join(self, lost: Collection[str]) -> None:
@@ -135,7 +135,7 @@ class WriterLanes:
                 slot.lane.join(slot)
 
     def leave(self) -> None:
-        """Use the lanes no longer."""
+        """Leave the lanes."""
         if self._is_used:
             self._is_used = False
             for slot in self._slots:
@@ -151,13 +151,13 @@ class WriterLanes:
         return self._slots[slot].lane.life
 
     def describe(self) -> list[str]:
-        """How each lane stands, for the log."""
+        """The state of each lane, for the log."""
         return [slot.lane.describe() for slot in self._slots]
 
     # -- newcomers -------------------------------------------------------------------------------
 
     def choose(self, effect: ChooseNewcomers, write_quorum_size: int) -> dict[int, str]:
-        """Who could take over these slots. Their bookies failed, which others should know."""
+        """Newcomers for these slots. Other ledgers learn that their bookies failed."""
         ensembles = self._ensembles
         assert ensembles is not None
         seconds = self._pool.settings.add_timeout_seconds * _SILENT_SHARE
@@ -197,7 +197,7 @@ class WriterLanes:
         self._tell_domains()
 
     def _tell_domains(self) -> None:
-        """Say what acknowledgements must span."""
+        """Tell the owner which failure domains acknowledgements must span."""
         owner = self._owner()
         if self._ensembles is not None and owner is not None:
             owner.take(SpanDomains(self._ensembles.ack_domains(self._bookies)))

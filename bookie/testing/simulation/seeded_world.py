@@ -30,7 +30,7 @@ import bookie.log.clock_check
 import bookie.log.consume.cursor_record
 import bookie.log.consume.group
 import bookie.log.log_client
-import bookie.wire.grpc.security
+import bookie.wire.grpc.transport
 from bookie.env import SystemClock
 from bookie.testing.simulation.loop import SimulatedLoop
 from bookie.testing.simulation.machine import EPOCH_MS, small_steps
@@ -117,7 +117,7 @@ def seeded_world(
         (bookie.env.clock, "time", SimpleNamespace(time_ns=time_ns)),
         (SystemClock, "monotonic", staticmethod(clock.monotonic)),
         (uuid, "uuid4", lambda: uuid.UUID(bytes=choose.randbytes(16), version=4)),
-        (bookie.wire.grpc.security, "open_channel", open_channel),
+        (bookie.wire.grpc.transport, "open_channel", open_channel),
         (bookie.api.connection, "open_store", open_store),
     ]
     was_enabled = gc.isenabled()

@@ -36,7 +36,7 @@ from bookie.wire import unary_codec
 from bookie.wire.codec import encode_read_request, parse_read_response, read_reply_of
 from bookie.wire.commands import Info, LacReply, LacState, LedgerRow, ReadCommand, ReadReply, Reply
 from bookie.wire.deadlines import Deadlines, is_being_cancelled
-from bookie.wire.grpc import security
+from bookie.wire.grpc import transport
 from bookie.wire.grpc.client.streams import (
     AddStream,
     LacWatch,
@@ -74,10 +74,10 @@ class BookieChannel:
     `aclose` ends them all. One event loop uses a channel.
 
     Args:
-        address: Where the bookie listens.
+        address: Address at which the bookie listens.
         instance_id: The cluster that both have to belong to.
         tasks: The group that runs the streams' tasks.
-        bookie_id: The bookie that is meant; another one at the address refuses. Empty: any.
+        bookie_id: The bookie to call; another one at the address refuses. Empty: any.
         connect_timeout_seconds: Time for a connection to stand, and for a stream to be taken up.
         settings: Message sizes and keepalive, the same as the server's.
     """
@@ -97,10 +97,10 @@ class BookieChannel:
         self._connect_timeout_seconds = connect_timeout_seconds
         self._instance_id = instance_id
         self._bookie_id = bookie_id
-        self._metadata = security.call_metadata(instance_id, bookie_id)
-        options = security.channel_options(settings or RpcSettings(), connect_timeout_seconds)
-        self._bulk = security.open_channel(address, options)
-        self._control = security.open_channel(address, options)
+        self._metadata = transport.call_metadata(instance_id, bookie_id)
+        options = transport.channel_options(settings or RpcSettings(), connect_timeout_seconds)
+        self._bulk = transport.open_channel(address, options)
+        self._control = transport.open_channel(address, options)
         self._unary = {
             rpc: self._control.unary_unary(f"/{SERVICE}/{rpc}")
             for rpc in ("Read", "ReadLac", "Fence", "Force", "WriteLac", "GetInfo")
@@ -181,10 +181,10 @@ class BookieChannel:
         return stream
 
     def _metadata_for(self, incarnation: str, life: str = "") -> Any:
-        """What a call sends that is meant for one incarnation or life of the bookie only."""
+        """Metadata of a call for one incarnation or life of the bookie only."""
         if not (incarnation or life):
             return self._metadata
-        return security.call_metadata(self._instance_id, self._bookie_id, incarnation, life)
+        return transport.call_metadata(self._instance_id, self._bookie_id, incarnation, life)
 
     async def read(
         self, command: ReadCommand, *, timeout: float, incarnation: str = ""
@@ -219,7 +219,7 @@ class BookieChannel:
     async def read_lac(
         self, ledger_id: int, master_key: bytes, *, timeout: float, incarnation: str = ""
     ) -> LacReply:
-        """Ask what the bookie knows about the end of a ledger; packets are unverified."""
+        """Ask for the end of a ledger as the bookie knows it; packets are unverified."""
         request = pb.ReadLacRequest(ledger_id=ledger_id, master_key=master_key).SerializeToString()
         parse = unary_codec.parse_lac_reply
         return await self._call("ReadLac", request, timeout, parse, incarnation)
@@ -233,7 +233,7 @@ class BookieChannel:
         return await self._call("Fence", request, timeout, parse, incarnation)
 
     async def force(self, ledger_id: int, *, timeout: float, life: str = "") -> Reply:
-        """Make durable what the bookie accepted of a ledger before.
+        """Make all entries durable that the bookie accepted of a ledger before.
 
         Pass `life` of the stream that the adds went on: a later process, which may lack them,
         answers WRONG_INCARNATION. Empty: any.
@@ -274,8 +274,8 @@ class BookieChannel:
 
         Args:
             ledger_id: The ledger.
-            first_entry_id: Where to begin.
-            last_entry_id: Where to end (inclusive); -1 lists to the end.
+            first_entry_id: The first id to list.
+            last_entry_id: The last id to list (inclusive); -1 lists to the end.
             key: The ledger's; without it, entries of another life of the id may be listed.
             timeout: Seconds for the whole listing; None waits for ever.
 
@@ -344,14 +344,14 @@ class BookieChannel:
         return self._understand(parse, data)
 
     def _check_cancelled(self) -> None:
-        """Tell a caller that was cancelled from a call that was.
+        """Distinguish a cancelled caller from a cancelled call.
 
         gRPC ends the calls of a channel that is closed like a cancelled task, but the task that
         waits was not asked to end.
 
         Raises:
             ClientClosedError: The current task was not cancelled.
-            BookieUnreachableError: Likewise, because the bookie has another address now.
+            BookieUnreachableError: The same, and the bookie has another address now.
         """
         if not is_being_cancelled():
             raise closed_error(self.address, has_moved=self._has_moved) from None

@@ -47,14 +47,14 @@ from bookie.wire.coalesce import fitting, join_messages, split_message
 from bookie.wire.codec import encode_streamed_read, parse_add_response, scan_read_response
 from bookie.wire.commands import LacState, ReadCommand
 from bookie.wire.deadlines import Deadlines, is_being_cancelled
-from bookie.wire.grpc.security import named
+from bookie.wire.grpc.transport import named
 from bookie.wire.messages import Fields
 
 QUEUE_BYTES_MAX: Final = 16 * 1024 * 1024
 """Bytes waiting to be handed to gRPC above which a stream says that it is full."""
 
 TIMEOUT_MILLISECONDS_MAX: Final = 2**32 - 1
-"""What a request can carry; longer ones are cut, to 49 days."""
+"""The longest timeout that a request can carry, 49 days; longer ones are cut."""
 
 OpenCall = Callable[[], Any]
 OnBroken = Callable[[BookieError], None]
@@ -62,7 +62,7 @@ OnOpen = Callable[[], None]
 
 
 def closed_error(address: str, *, has_moved: bool) -> BookieError:
-    """Why a call ends whose connection was closed from this side."""
+    """The error of a call whose connection was closed from this side."""
     if has_moved:
         return BookieUnreachableError(f"the bookie at {address} has another address now")
     return ClientClosedError(f"the connection to bookie {address} was closed")
@@ -76,7 +76,7 @@ class OnAnswer(Protocol):
 
 
 def error_of(address: str, error: grpc.RpcError) -> BookieError:
-    """What a failed call means: an unknown outcome, except where the request itself is to blame."""
+    """The error of a failed call. Its outcome is unknown, unless the request was too large."""
     code = error.code()
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return OperationTimeoutError(f"bookie {address} did not answer in time")
@@ -94,7 +94,7 @@ class _Attempt:
         self.queue: deque[bytes] = deque()
         self.queued_bytes = 0
         self.joins = False
-        """Whether messages that wait together may travel together."""
+        """True if messages that wait together may travel together."""
         self.arrived = asyncio.Event()
         self.sent = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
@@ -107,7 +107,7 @@ class Stream(ABC):
     """
 
     _patient: ClassVar = False
-    """Whether nothing is sent before the bookie has taken the stream up."""
+    """True if nothing is sent before the bookie has taken the stream up."""
 
     def __init__(
         self,
@@ -130,24 +130,24 @@ class Stream(ABC):
 
     @property
     def is_open(self) -> bool:
-        """Whether `send` will take a message; not whether anything has been heard of the bookie."""
+        """True if `send` will take a message. The bookie may still be unreachable."""
         return self._attempt is not None
 
     @property
     def is_full(self) -> bool:
-        """Whether so much waits to be handed to gRPC that the owner should await `room`."""
+        """True if too much waits to be handed to gRPC."""
         return self._attempt is not None and self._attempt.queued_bytes > QUEUE_BYTES_MAX
 
     @property
     def queued_bytes(self) -> int:
-        """What waits to be handed to gRPC, which takes it as the bookie reads."""
+        """Bytes that wait to be handed to gRPC, which takes them as the bookie reads."""
         return 0 if self._attempt is None else self._attempt.queued_bytes
 
     def reopen(self) -> None:
         """Begin a new attempt; does nothing while one is open.
 
-        Messages may be sent at once. Whether the bookie can be reached shows by `on_open` or
-        `on_broken`, one of which is called within the connect timeout.
+        Messages may be sent at once. `on_open` or `on_broken` is called within the connect timeout:
+        the bookie was reached, or it was not.
 
         Raises:
             ClientClosedError: The stream was closed.
@@ -180,7 +180,7 @@ class Stream(ABC):
             await attempt.sent.wait()
 
     async def aclose(self) -> None:
-        """End the stream without `on_broken`; what the bookie has received, it may still do."""
+        """End the stream without `on_broken`. The bookie may still do what it has received."""
         self._closed = True
         attempt, self._attempt = self._attempt, None
         if attempt is not None and attempt.task is not None:
@@ -193,11 +193,11 @@ class Stream(ABC):
         """Take one message; overridden by each kind of stream."""
 
     def _error_of(self, error: grpc.RpcError) -> BookieError:
-        """What a failed attempt means."""
+        """The error of a failed attempt."""
         return error_of(self.address, error)
 
     def _refusal_of(self, offered: tuple[tuple[str, str | bytes], ...]) -> BookieError | None:
-        """Why a stream that the bookie took up with this metadata is not the one that was meant."""
+        """The error if the metadata shows that another bookie took the stream up; else None."""
         del offered
         return None
 
@@ -310,7 +310,7 @@ class AddStream(Stream):
         self.life = named(offered, LIFE_METADATA_KEY)
         other = named(offered, BOOKIE_ID_METADATA_KEY)
         if self._bookie_id and other not in ("", self._bookie_id):
-            # It says nothing about the one that is meant, which has moved or is away.
+            # Nothing is known about the right one, which has moved or is away.
             return WrongBookieError(f"bookie {other} answers at {self.address} now")
         found = named(offered, INCARNATION_METADATA_KEY)
         if not self._incarnation or found == self._incarnation:
@@ -320,7 +320,7 @@ class AddStream(Stream):
                 f"bookie {self.address} may have lost what it acknowledged: it has another "
                 "incarnation now"
             )
-        # So does a call that failed; nothing is known then.
+        # A failed call names no incarnation either: nothing is known then.
         return BookieUnreachableError(f"bookie {self.address} did not say which incarnation it is")
 
     def _deliver(self, data: bytes) -> None:
@@ -357,9 +357,9 @@ class ReadStream(Stream):
         self._request_ids = count(1)
         self._awaited: dict[int, asyncio.Future[Fields | BookieError | None]] = {}
         self.is_offered = True
-        """Whether the bookie knows such streams, as far as is known."""
+        """False once the bookie has said that it has no such streams."""
         self.has_moved = False
-        """Whether it is closed because the bookie has another address now."""
+        """True if the close follows a new address of the bookie."""
 
     async def ask(self, command: ReadCommand, timeout_seconds: float) -> Fields | None:
         """The message that answers a read; None if the bookie lacks such streams.
@@ -428,7 +428,7 @@ class ReadStream(Stream):
 
 
 class LacWatch(Stream):
-    """Updates of LACs from one bookie. What is watched survives a `reopen`."""
+    """Updates of LACs from one bookie. Subscriptions survive a `reopen`."""
 
     def __init__(
         self,

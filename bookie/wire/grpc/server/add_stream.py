@@ -71,7 +71,7 @@ class AddStreamHandler(StreamHandler):
         self._refusal = refusal
         self._pending: deque[tuple[int, Outcome[Reply]]] = deque()
         self._joins = False
-        """Whether the client has sent several requests in a message, and so takes such answers."""
+        """True once the client has sent a joined message: it then takes joined answers."""
 
     async def _read(self, context: CallContext) -> None:
         """Turn messages into pending answers until the client or the bookie ends the stream.
@@ -104,13 +104,13 @@ class AddStreamHandler(StreamHandler):
         try:
             return split_message(data)
         except BadRequestError:
-            # Refused as what it looks like: an empty request without an id.
+            # Refused as an empty request without an id, which it looks like.
             return (data,)
 
     def _accept(
         self, data: bytes | memoryview, *, admitted: bool = False
     ) -> tuple[int, Outcome[Reply]] | None:
-        """Hand one request to the node, or refuse it here; None if its bytes have to wait."""
+        """Hand one request to the node, or refuse it; None if its bytes have to wait."""
         if self._refusal is not None:
             return request_id_of(data), self._refused(self._refusal)
         try:

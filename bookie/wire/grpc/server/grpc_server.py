@@ -24,7 +24,7 @@ from bookie.addresses import join_address
 from bookie.config import NodeSettings, RpcSettings
 from bookie.errors import CannotStartError
 from bookie.telemetry import Metrics, event_log
-from bookie.wire.grpc import security
+from bookie.wire.grpc import transport
 from bookie.wire.grpc.server.service import BookieService
 from bookie.wire.interfaces import SERVICE, BookieNode
 
@@ -36,7 +36,7 @@ class ServedNode(BookieNode, Protocol):
 
     @property
     def settings(self) -> NodeSettings:
-        """What it lets in at a time."""
+        """Its limits on requests in flight."""
 
 
 class _Gate(grpc.GenericRpcHandler):  # type: ignore[misc]
@@ -50,7 +50,7 @@ class _Gate(grpc.GenericRpcHandler):  # type: ignore[misc]
     def service(
         self, handler_call_details: grpc.HandlerCallDetails
     ) -> grpc.RpcMethodHandler | None:
-        """Who handles a call; None for methods of other services."""
+        """The handler of a call; None for methods of other services."""
         if self.service_handlers is not None:
             return self.service_handlers.service(handler_call_details)
         ours = handler_call_details.method.startswith(f"/{SERVICE}/")
@@ -112,7 +112,7 @@ async def hold_port(host: str, port: int, settings: RpcSettings) -> AsyncIterato
     Raises:
         CannotStartError: The address cannot be listened on now; one sentence says why.
     """
-    server = aio.server(options=security.server_options(settings))
+    server = aio.server(options=transport.server_options(settings))
     held = HeldPort(server, host, _bind(server, host, port), settings)
     await held.refuse()
     try:
@@ -122,11 +122,11 @@ async def hold_port(host: str, port: int, settings: RpcSettings) -> AsyncIterato
 
 
 def _bind(server: Any, host: str, port: int) -> int:
-    """Listen, or say why not: gRPC itself only says that it failed."""
+    """Listen, or raise the reason: gRPC itself only says that it failed."""
     address = join_address(host, port)
     try:
         _probe(host, port)
-        return security.bind(server, address)
+        return transport.bind(server, address)
     except socket.gaierror as error:
         reason = f"the host name cannot be resolved ({error.strerror})"
     except OSError as error:

@@ -1,4 +1,4 @@
-"""How many bytes of reads a bookie answers at a time.
+"""The budget of bytes that a bookie's reads may hold.
 
 Answers wait in memory until their clients have taken them. Each read reserves the most that it may
 return. The bytes that it did return stay charged until gRPC has taken the answer. So slow readers
@@ -14,15 +14,15 @@ from bookie.telemetry import Metrics
 from bookie.wire.commands import ReadCommand, ReadReply
 
 READ_OVERHEAD_BYTES: Final = 4096
-"""What a read is charged besides its entries, so that empty answers are bounded too."""
+"""Charge of a read besides its entries, so that empty answers are bounded, too."""
 
 
 class ReadBudget:
     """Bytes of reads in flight, at most `limit_bytes`, a quarter more for reads that fence.
 
     Args:
-        limit_bytes: What all reads together may hold.
-        read_bytes_max: What one read returns at most, whatever it asks for.
+        limit_bytes: The most that all reads together may hold.
+        read_bytes_max: The most that one read returns, whatever it asks for.
         metrics: shows the charged bytes.
     """
 
@@ -57,7 +57,7 @@ class ReadBudget:
 
 
 class Charge:
-    """What one read holds of the budget."""
+    """One read's part of the budget."""
 
     __slots__ = ("_budget", "_bytes")
 
@@ -66,7 +66,7 @@ class Charge:
         self._bytes = charge_bytes
 
     def settle(self, reply: ReadReply) -> None:
-        """Hold what the read did return instead of what it might have."""
+        """Charge the bytes that the read returned instead of the most that it might return."""
         batch = reply.batch
         charge = READ_OVERHEAD_BYTES + (0 if batch is None else batch.payload_bytes)
         self._budget.change(charge - self._bytes)

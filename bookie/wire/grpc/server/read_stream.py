@@ -6,8 +6,8 @@ that waits for a device or a fence gets a task of its own, and later requests ov
 Each read takes its bytes from the budget that all reads of the bookie share, and holds them until
 gRPC has taken its answer. A read that still waits when its client's time is over is given up
 without an answer. It is cancelled unless a thread has begun it. When the stream breaks, its answers
-and all reads under way are given up in the same way. What a thread reads meanwhile stays in memory
-until the device answers, and stays charged until then. One case is not charged: the stream breaks
+and all reads under way are given up in the same way. The bytes of a thread's read stay in memory
+until the device answers, and stay charged until then. One case is not charged: the stream breaks
 after the read was given up, which concerns one read of each thread at most.
 """
 
@@ -119,7 +119,7 @@ class ReadStreamHandler(StreamHandler):
         self._answer(request_id, ReadReply(refusal.status, refusal.message), charge)
 
     def _answer(self, request_id: int, reply: ReadReply, charge: Charge | None) -> None:
-        """Owe an answer. It is encoded now: what it is a view of may be large."""
+        """Queue an answer. It is encoded now, because it may be a view of something large."""
         if charge is not None:
             charge.settle(reply)
         self._errors.count(RPC, reply.status)

@@ -1,8 +1,8 @@
 """The servicer: each call of the contract, from bytes to the node and back.
 
 Handlers have no serializers: gRPC hands them the messages' bytes. A unary call is a row of a table.
-It says how the request is parsed, what the node is asked, how the reply is encoded, and how a
-refusal looks. Errors are answered in band; `ErrorMapper` alone knows the status of an error.
+It says how to parse the request, call the node, encode the reply, and refuse. Errors are answered
+in band; `ErrorMapper` alone knows the status of an error.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from bookie.telemetry import Metrics
 from bookie.wire import unary_codec
 from bookie.wire.codec import encode_read_response, parse_read_request
 from bookie.wire.commands import Info, LacReply, ReadCommand, ReadReply, Reply
-from bookie.wire.grpc.security import check_recipient, named
 from bookie.wire.grpc.server.add_stream import AddStreamHandler
 from bookie.wire.grpc.server.error_mapper import ErrorMapper
 from bookie.wire.grpc.server.lac_watch import LacWatchHandler
 from bookie.wire.grpc.server.read_budget import ReadBudget
 from bookie.wire.grpc.server.read_stream import ReadStreamHandler
 from bookie.wire.grpc.server.stream_handler import StreamHandler
+from bookie.wire.grpc.transport import check_recipient, named
 from bookie.wire.interfaces import SERVICE, BookieNode, CallContext
 
 _Request = TypeVar("_Request")
@@ -64,7 +64,7 @@ class BookieService:
         """The service lives as long as the engine, whose unsynced adds a force makes durable."""
 
     def handlers(self) -> grpc.GenericRpcHandler:
-        """What a gRPC server needs to serve this."""
+        """The handlers for a gRPC server."""
         unary = grpc.unary_unary_rpc_method_handler
         paged = grpc.unary_stream_rpc_method_handler
         streamed = grpc.stream_stream_rpc_method_handler
@@ -137,7 +137,7 @@ class BookieService:
     def _handler(
         self, call: _Call[_Request, _Reply]
     ) -> Callable[[bytes, CallContext], Awaitable[bytes]]:
-        """Answers one kind of unary call; every error becomes a status here.
+        """The handler of one kind of unary call; every error becomes a status here.
 
         gRPC inspects the handler at each call; a plain function is faster there than a partial one.
         """
@@ -166,10 +166,10 @@ class BookieService:
         return reply
 
     async def _force(self, ledger_id: int, context: CallContext) -> Reply:
-        """Force, unless the client means what an earlier process accepted and may have lost.
+        """Force, unless the client means an earlier process, which may have lost adds.
 
         Raises:
-            WrongIncarnationError: The client does.
+            WrongIncarnationError: The client named another life.
         """
         if named(context.invocation_metadata(), LIFE_METADATA_KEY) not in ("", self._life):
             raise WrongIncarnationError(

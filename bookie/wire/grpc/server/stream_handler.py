@@ -3,7 +3,7 @@
 Two coroutines serve a stream, so a stream costs two tasks and a request none. The reader takes
 messages until the client or the bookie ends the stream. The writer sends what is owed and sleeps
 while nothing is owed. The subclasses `AddStreamHandler`, `ReadStreamHandler` and `LacWatchHandler`
-say what a message asks for and what is sent.
+define `_take` for a message and `_write` for the answers.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from bookie.wire.interfaces import CallContext
 
 
 class StreamHandler:
-    """Serves one call. A class of each kind says what `_take` and `_write` do."""
+    """Serves one call. Each kind of stream defines `_take` and `_write`."""
 
     _offers: tuple[tuple[str, str], ...] = ()
-    """Initial metadata: what the client may rely on from now on."""
+    """Initial metadata: promises to the client for this stream."""
 
     def __init__(self) -> None:
         self._tasks = asyncio.TaskGroup()
-        """What ends before the call does."""
+        """Tasks that end before the call does."""
         self._sleep: asyncio.Future[None] | None = None
-        """What the writer waits for, until something is owed or the stream ends.
+        """The writer's sleep, until an answer is owed or the stream ends.
 
         There is no await between the writer's last look and this assignment. So every wake-up
         comes later.
@@ -76,23 +76,23 @@ class StreamHandler:
         self.end()
 
     def _take(self, data: bytes) -> None:
-        """Do what one message asks for."""
+        """Carry out one message."""
         raise NotImplementedError
 
     @property
     def _is_full(self) -> bool:
-        """Whether so much is owed that no message is read: the client is held back meanwhile."""
+        """True if too many answers are owed to read another message: the client is held back."""
         return False
 
     async def _write(self, context: CallContext) -> None:
-        """Send what is owed, until the stream has ended and nothing is."""
+        """Send the owed answers until the stream has ended."""
         raise NotImplementedError
 
     def _stop(self) -> None:
-        """Nothing is sent any more: end the tasks that run for it."""
+        """Cancel the tasks that prepare answers."""
 
     def _forget(self) -> None:
-        """Every task has ended: hold nothing."""
+        """Release everything; every task has ended."""
 
     def _wake(self) -> None:
         if self._sleep is not None and not self._sleep.done():

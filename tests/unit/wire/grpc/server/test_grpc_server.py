@@ -24,7 +24,7 @@ from bookie.node.bookie import Bookie
 from bookie.telemetry import Metrics
 from bookie.wire.codec import encode_add_request
 from bookie.wire.commands import ReadCommand, Reply
-from bookie.wire.grpc import security
+from bookie.wire.grpc import transport
 from bookie.wire.grpc.client.channel import BookieChannel
 from bookie.wire.grpc.server.grpc_server import ServedNode, hold_port
 from bookie.wire.interfaces import SERVICE
@@ -236,8 +236,8 @@ async def test_a_call_that_outlasts_the_grace_is_cut_off() -> None:
 
 def test_both_ends_agree_on_keepalive() -> None:
     """A client pings no more often than its server allows, and finds a dead server as fast."""
-    server = dict(security.server_options(RpcSettings()))
-    client = dict(security.channel_options(RpcSettings(), 5.0))
+    server = dict(transport.server_options(RpcSettings()))
+    client = dict(transport.channel_options(RpcSettings(), 5.0))
     for name in ("grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms"):
         assert server[name] == client[name]
     assert (
@@ -257,9 +257,9 @@ def test_the_instance_id_must_be_there_and_equal() -> None:
         (("other", "abc"),),
     ):
         with pytest.raises(WrongClusterError):
-            security.check_recipient(metadata, "abc", "b1", "")
-    security.check_recipient((("x", "y"), ("bookie-instance-id", "abc")), "abc", "b1", "")
-    security.check_recipient((("bookie-instance-id", b"abc"),), "abc", "b1", "")
+            transport.check_recipient(metadata, "abc", "b1", "")
+    transport.check_recipient((("x", "y"), ("bookie-instance-id", "abc")), "abc", "b1", "")
+    transport.check_recipient((("bookie-instance-id", b"abc"),), "abc", "b1", "")
 
 
 def test_the_bookie_is_a_node_that_can_be_served() -> None:

@@ -27,7 +27,7 @@ from bookie.ids import INSTANCE_ID_METADATA_KEY, Status
 from bookie.telemetry import Metrics
 from bookie.wire.codec import encode_streamed_read
 from bookie.wire.commands import ReadCommand, ReadReply
-from bookie.wire.grpc import security
+from bookie.wire.grpc import transport
 from bookie.wire.grpc.client import streams
 from bookie.wire.grpc.client.channel import BookieChannel
 from bookie.wire.grpc.server import read_stream as server_side
@@ -73,7 +73,7 @@ async def serving(handler: grpc.GenericRpcHandler) -> AsyncIterator[int]:
     """A server of another make on loopback; its port."""
     server = aio.server()
     server.add_generic_rpc_handlers((handler,))
-    port = security.bind(server, "127.0.0.1:0")
+    port = transport.bind(server, "127.0.0.1:0")
     await server.start()
     try:
         yield port

@@ -1,10 +1,10 @@
-"""What guards a connection: gRPC options, the cluster's instance id, credentials.
+"""Transport settings of both ends: gRPC options, ports and channels, metadata of calls.
 
 Both ends take their keepalive from the same settings. A server disconnects a client that pings too
 often (``GOAWAY too_many_pings``). So its shortest interval must stay below every client's.
 
 The instance id travels in the metadata of each call and is compared in constant time. It is not a
-secret, but this is free. All ports and channels are opened here, so credentials have one
+secret, but this is free. All ports and channels are opened here, so credentials would have one
 place.
 """
 
@@ -36,7 +36,7 @@ longest pause of a second, a rolling restart of five bookies cost some ledgers a
 
 
 WINDOW_BYTES: Final = 4 * 1024 * 1024
-"""What a peer may send of one call before it is read.
+"""Bytes that a peer may send of one call before they are read.
 
 It is fixed. By default gRPC begins with 64 KiB and grows the window by measurements, which takes
 long on a fast network. With batches of 256 entries of 1 KB a fixed window saves a fifth of both
@@ -52,7 +52,7 @@ def _milliseconds(seconds: float) -> int:
 
 
 def server_options(settings: RpcSettings) -> ChannelOptions:
-    """What the server tells gRPC, so that no peer can hold more of it than it should.
+    """The gRPC options of the server. They bound what a peer can hold of it.
 
     Connections have no age limit: a stream of adds lives as long as its writer.
     """
@@ -81,7 +81,7 @@ def server_options(settings: RpcSettings) -> ChannelOptions:
 
 
 def channel_options(settings: RpcSettings, connect_timeout_seconds: float) -> ChannelOptions:
-    """What a client tells gRPC.
+    """The gRPC options of a client's channel.
 
     Each channel gets a connection of its own, even to the same bookie. So bulk on one does not
     delay a fence on the other. The retry policy is gRPC's default: it repeats only calls that no
@@ -98,7 +98,7 @@ def channel_options(settings: RpcSettings, connect_timeout_seconds: float) -> Ch
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.initial_reconnect_backoff_ms", first),
         ("grpc.max_reconnect_backoff_ms", longest),
-        # Named a backoff, this is in fact how long one attempt to connect may take.
+        # Named a backoff, this is in fact the timeout of one attempt to connect.
         ("grpc.min_reconnect_backoff_ms", _milliseconds(connect_timeout_seconds)),
         ("grpc.enable_http_proxy", 0),
         *_FLOW_CONTROL,
@@ -123,10 +123,10 @@ def bind(server: Any, address: str) -> int:
 def call_metadata(
     instance_id: str, bookie_id: str = "", incarnation: str = "", life: str = ""
 ) -> Any:
-    """What a client sends with each call; gRPC's own type, which it need not make for each.
+    """Metadata of a client's calls, in gRPC's own type, so that no call converts it.
 
-    Addresses go from one bookie to another, so a call names the bookie that it means. What counts
-    on the bookie's memory names its incarnation as well, or the life of its process.
+    Addresses go from one bookie to another, so a call names its bookie. A call that relies on the
+    bookie's memory names its incarnation as well, or the life of its process.
     """
     pairs = [(INSTANCE_ID_METADATA_KEY, instance_id)]
     if bookie_id:
