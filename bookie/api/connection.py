@@ -109,7 +109,7 @@ class ClusterConnection:
             steps.push_async_callback(self._resources.aclose)
             # The group does not get the error of the body, because it would wrap it.
             steps.push_async_callback(self._tasks.__aexit__, None, None, None)
-            steps.push_async_callback(entered.ledgers.pool.aclose)
+            steps.push_async_callback(entered.ledgers.pool.close)
             steps.push_async_callback(entered.aclose)
 
     def __repr__(self) -> str:

@@ -337,7 +337,7 @@ async def _bookies(
                     bookie_id=name,
                     connect_timeout_seconds=answer_seconds,
                 )
-                stack.push_async_callback(channel.aclose)
+                stack.push_async_callback(channel.close)
             bookies[name] = _Bookie(name, channel, answer_seconds)
             await stack.enter_async_context(bookies[name].listing())
         yield bookies

@@ -16,6 +16,7 @@ from bookie.entry.batch import check_headers
 from bookie.entry.checksum import crc32c
 from bookie.entry.entry import lac_packet_ids
 from bookie.env import DiskUsage, Outcome
+from bookie.env.budget import ByteBudget
 from bookie.errors import (
     BadRequestError,
     BookieError,
@@ -25,7 +26,6 @@ from bookie.errors import (
     error_for_status,
 )
 from bookie.ids import MAX_ID, NO_ENTRY, Status
-from bookie.node.budget import ByteBudget
 from bookie.node.engine.admission import UNAUTHORIZED
 from bookie.node.engine.engine import Engine
 from bookie.node.engine.format.arrays import IdRanges

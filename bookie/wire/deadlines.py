@@ -1,76 +1,117 @@
-"""When calls have to be over: one timer of the event loop for all of a channel's.
+"""Deadlines of calls, and timers of machines: one timer of the event loop for many of them.
 
-A timer for each call would be a fifth of the client's own cost of reading one entry. Nearly every
-timer would be cancelled.
+A timer of the loop for each call would be a fifth of the client's own cost of reading one entry.
+Nearly every timer would be cancelled.
 
-A program may block its event loop, or the process may be stopped. Afterwards the timer fires before
-the loop handles answers that arrived meanwhile. So calls that are due then get a moment more, once.
+Deadlines count the time in which the event loop ran. A program may block its loop, or the process
+may be stopped. A pause must not look like a timeout: the loop would find its deadlines passed
+before it reads the answers that arrived meanwhile. So the loop is looked at every half second. A
+look that comes late moves all deadlines by the pause. A deadline that has passed by then gets half
+a second more, once, so a loop that is always late has timeouts too.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, Final, Generic, TypeVar
+
+K = TypeVar("K")
 
 LATE_SECONDS: Final = 0.1
 """A timer that fires later than this fires in a loop that was held up."""
 
-GRACE_SECONDS: Final = 0.5
-"""For answers to come from their sockets after that."""
+PART_SECONDS: Final = 0.5
+"""The longest time between two looks at the clock; also a passed deadline's extra time."""
 
 
 def is_being_cancelled() -> bool:
-    """True if the current task itself was cancelled, not only what it waits for."""
+    """True if the current task itself was cancelled, not only the call that it awaits."""
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0
 
 
-class Deadlines:
-    """Cancels each call that is not taken out in time. One event loop uses it."""
+def _cancel(call: Any) -> None:
+    call.cancel()
 
-    def __init__(self) -> None:
-        self._due: dict[Any, float] = {}
+
+class Deadlines(Generic[K]):
+    """Expires each key that is not stopped in time. One event loop uses it.
+
+    Args:
+        expire: called with each key whose time is over; by default it cancels the key, a call.
+    """
+
+    def __init__(self, expire: Callable[[K], object] = _cancel) -> None:
+        self._expire = expire
+        self._due: dict[K, float] = {}
+        self._spared: set[K] = set()
+        """Keys that were due after a pause and got more time."""
         self._timer: asyncio.TimerHandle | None = None
         self._wake_at = 0.0
-        self._is_grace = False
-        """True if those who are due were spared when the timer fired last."""
+        self._was_held_up = False
+        self._is_abandoned = False
 
-    def start(self, call: Any, seconds: float) -> None:
-        """Cancel `call` after that time, unless `stop` comes first."""
+    def start(self, key: K, seconds: float) -> None:
+        """Expire `key` after that time, unless `stop` comes first; restart it if it runs."""
         loop = asyncio.get_running_loop()
-        due = self._due[call] = loop.time() + seconds
+        now = loop.time()
+        if self._timer is not None and now - self._wake_at > LATE_SECONDS:
+            self._skip_pause(now)
+        if self._spared:
+            self._spared.discard(key)
+        due = self._due[key] = now + seconds
         if self._timer is None or due < self._wake_at:
-            self._arm(loop, due)
+            self._arm(loop, min(due, now + PART_SECONDS))
 
-    def stop(self, call: Any) -> bool:
-        """Forget a call; whether its time was not over yet."""
-        return self._due.pop(call, None) is not None
+    def stop(self, key: K) -> bool:
+        """Forget a key; True if its time was not over yet."""
+        return self._due.pop(key, None) is not None
 
-    def close(self) -> None:
-        """Cancel nothing any more. Closing the channel ends the calls that still run."""
+    def abandon(self) -> None:
+        """Expire nothing any more. The keys stay: their time is not over."""
+        self._is_abandoned = True
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _arm(self, loop: asyncio.AbstractEventLoop, due: float) -> None:
+    def _arm(self, loop: asyncio.AbstractEventLoop, wake_at: float) -> None:
+        if self._is_abandoned:
+            return
         if self._timer is not None:
             self._timer.cancel()
-        self._wake_at = due
-        self._timer = loop.call_at(due, self._fire)
+        self._wake_at = wake_at
+        self._timer = loop.call_at(wake_at, self._fire)
+
+    def _skip_pause(self, now: float) -> None:
+        """Move all deadlines by the time for which the loop was held up."""
+        pause = now - self._wake_at
+        for key in self._due:
+            self._due[key] += pause
+        self._wake_at, self._was_held_up = now, True
 
     def _fire(self) -> None:
-        """Cancel what is due, and wait for what is due next."""
+        """Expire the due keys, in the order of their deadlines, and wait for the next ones."""
         self._timer = None
         loop = asyncio.get_running_loop()
         # Some loops wake up a moment early, by the resolution of their clock.
         now = max(loop.time(), self._wake_at)
-        is_late = bool(self._due) and now - self._wake_at > LATE_SECONDS
-        self._is_grace = is_late and not self._is_grace
-        if self._is_grace:
-            self._arm(loop, now + GRACE_SECONDS)
-            return
-        for call in [call for call, due in self._due.items() if due <= now]:
-            del self._due[call]
-            call.cancel()
-        if self._due:
-            self._arm(loop, min(self._due.values()))
+        if now - self._wake_at > LATE_SECONDS:
+            self._skip_pause(now)
+        is_late, self._was_held_up = self._was_held_up, False
+        passed = [(due, key) for key, due in self._due.items() if due <= now]
+        try:
+            for due, key in sorted(passed, key=lambda one: one[0]):
+                if self._due.get(key) != due:
+                    continue  # stopped or restarted by one that expired before
+                if is_late and key not in self._spared:
+                    self._spared.add(key)
+                    self._due[key] = now + PART_SECONDS
+                else:
+                    del self._due[key]
+                    self._spared.discard(key)
+                    self._expire(key)
+        finally:
+            if self._due:
+                self._spared &= self._due.keys()
+                self._arm(loop, min(now + PART_SECONDS, *self._due.values()))

@@ -132,7 +132,7 @@ async def served(kind: str, loop_name: str) -> AsyncIterator[BookieChannel]:
         async with asyncio.TaskGroup() as tasks:
             channel = BookieChannel(f"127.0.0.1:{port}", INSTANCE_ID, tasks)
             yield channel
-            await channel.aclose()
+            await channel.close()
         process.stdin.close()
         await process.wait()
 
@@ -172,7 +172,7 @@ async def drive_adds(
     if broken:
         raise broken[0]
     seconds = time.perf_counter() - began
-    await stream.aclose()
+    await stream.close()
     return seconds, latencies
 
 

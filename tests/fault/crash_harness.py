@@ -200,7 +200,7 @@ class CrashHarness:
             try:
                 yield channel
             finally:
-                await channel.aclose()
+                await channel.close()
 
     async def _verify_until_killed(self, channel: BookieChannel) -> bool:
         """Check every promise; whether the failpoint was passed meanwhile, by a checkpoint say."""

@@ -46,7 +46,7 @@ async def add_entries(home: Home, first: int, count: int, size: int) -> list[Sta
             got.append(await answers.get())
             if got[-1] is not Status.OK:
                 break
-        await channel.aclose()
+        await channel.close()
     return got
 
 

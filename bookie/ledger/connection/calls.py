@@ -1,4 +1,4 @@
-"""Calls, timers and metadata operations that a protocol machine asks for.
+"""Calls and metadata operations that a protocol machine asks for.
 
 A driver owns one machine. It feeds the machine one event at a time and carries out the effects in
 their order. A call or a timer takes time; its outcome comes back as an event later.
@@ -7,7 +7,7 @@ their order. A call or a timer takes time; its outcome comes back as an event la
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Coroutine, Iterable
 from copy import copy
 from types import TracebackType
 from typing import Generic, Self, TypeVar
@@ -20,11 +20,8 @@ from bookie.ledger.exchange import (
     MetadataRead,
     MetadataWritten,
     ReadMetadata,
-    StartTimer,
-    TimerId,
     WriteMetadata,
 )
-from bookie.wire.deadlines import LATE_SECONDS
 
 T = TypeVar("T")
 
@@ -35,58 +32,6 @@ ELSEWHERE = (
     "asyncio.run_coroutine_threadsafe does"
 )
 """Error text for a call in another event loop than the client's."""
-
-PART_SECONDS = 0.5
-"""One look at the clock adds at most this to a timer."""
-
-
-class Timers:
-    """The timers of one machine. They count the time in which the event loop ran.
-
-    A pause of the process must not look like a timeout. The loop would find its timers expired
-    before it reads the answers that arrived meanwhile. So a timer consists of short parts, and each
-    part begins when the one before has ended. A pause of any length costs one part. A last part
-    that ends late is followed by exactly one more, so a loop that is always late has timeouts too.
-    """
-
-    def __init__(self, on_fired: Callable[[TimerId], None]) -> None:
-        self._on_fired = on_fired
-        self._loop = asyncio.get_running_loop()
-        self._running: dict[TimerId, asyncio.TimerHandle] = {}
-
-    def start(self, effect: StartTimer) -> None:
-        """Start a timer, or restart it."""
-        self.cancel(effect.timer)
-        self._begin_part(effect.timer, effect.seconds, is_last=False)
-
-    def cancel(self, timer: TimerId) -> None:
-        """Forget a timer, if it runs."""
-        handle = self._running.pop(timer, None)
-        if handle is not None:
-            handle.cancel()
-
-    def clear(self) -> None:
-        """Forget all timers."""
-        for handle in self._running.values():
-            handle.cancel()
-        self._running.clear()
-
-    def _begin_part(self, timer: TimerId, seconds: float, *, is_last: bool) -> None:
-        """Wait for a part of `seconds`. If `is_last`, it ends the timer even when late."""
-        part = min(seconds, PART_SECONDS)
-        due = self._loop.time() + part
-        self._running[timer] = self._loop.call_at(
-            due, self._end_part, timer, due, seconds - part, is_last
-        )
-
-    def _end_part(self, timer: TimerId, due: float, left_seconds: float, is_last: bool) -> None:
-        if left_seconds > 0:
-            self._begin_part(timer, left_seconds, is_last=False)
-        elif not is_last and self._loop.time() - due > LATE_SECONDS:
-            self._begin_part(timer, PART_SECONDS, is_last=True)
-        else:
-            del self._running[timer]
-            self._on_fired(timer)
 
 
 class Calls(Generic[T]):

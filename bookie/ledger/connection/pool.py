@@ -97,7 +97,7 @@ class _Reconnecting(ABC, Generic[S]):
         self._stream = self._channel = None
         self._on_broken(BookieUnreachableError("the bookie has another address now"))
 
-    def cancel(self) -> None:
+    def abandon(self) -> None:
         """Reconnect no more."""
         if self._timer is not None:
             self._timer.cancel()
@@ -219,11 +219,11 @@ class AddConnection(_Reconnecting[AddStream]):
             f"{self._stream.queued_bytes} bytes not sent, last heard {silent:.1f} s ago"
         )
 
-    def cancel(self) -> None:
+    def abandon(self) -> None:
         """Reconnect no more."""
         self._users.clear()
         self._awaited.clear()
-        super().cancel()
+        super().abandon()
 
     @property
     def _is_needed(self) -> bool:
@@ -313,10 +313,10 @@ class LacSubscription(_Reconnecting[LacWatch]):
         if not followers and self._callbacks.pop(ledger_id, None) is not None and self._stream:
             self._stream.unsubscribe([ledger_id])
 
-    def cancel(self) -> None:
+    def abandon(self) -> None:
         """Reconnect no more."""
         self._callbacks.clear()
-        super().cancel()
+        super().abandon()
 
     @property
     def _is_needed(self) -> bool:
@@ -389,12 +389,12 @@ class BookieConnection:
         for lane in self._lanes():
             lane.hurry()
 
-    async def aclose(self) -> None:
+    async def close(self) -> None:
         """End all streams and calls. The bookie may still do what it has received."""
         for lane in self._lanes():
-            lane.cancel()
+            lane.abandon()
         if self._channel is not None:
-            await self._channel.aclose()
+            await self._channel.close()
 
 
 class BookiePool:
@@ -403,7 +403,7 @@ class BookiePool:
     Args:
         directory: where bookies are.
         instance_id: the cluster that they must belong to.
-        tasks: where streams and calls live; must outlive `aclose`.
+        tasks: where streams and calls live; must outlive `close`.
         settings: the client's timeouts.
         rpc: message sizes and keepalive, the same as the bookies'.
     """
@@ -490,10 +490,10 @@ class BookiePool:
 
     def close_channel(self, channel: BookieChannel) -> None:
         """Close the channel to a bookie's former address, in the background."""
-        work = channel.aclose(has_moved=True)
+        work = channel.close(has_moved=True)
         self.tasks.create_task(work, name=f"close {channel.address}")
 
-    async def aclose(self) -> None:
+    async def close(self) -> None:
         """Run the callbacks of `on_close`, end all calls and close all connections."""
         self._is_closed = True
         while self._on_close:
@@ -505,4 +505,4 @@ class BookiePool:
         for task in self._spawned:
             task.cancel()
         for connection in self._connections.values():
-            await connection.aclose()
+            await connection.close()

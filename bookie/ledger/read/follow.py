@@ -66,7 +66,7 @@ class Follower:
         name = f"metadata of ledger {self.metadata.ledger_id}"
         self._watcher = self._pool.spawn(self._watch_metadata(), name=name)
 
-    async def aclose(self) -> None:
+    async def close(self) -> None:
         """Stop watching."""
         self._pool.off_close(self._on_pool_closed)
         for unsubscribe in self._unsubscribe:

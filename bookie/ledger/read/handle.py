@@ -207,7 +207,7 @@ class ReaderHandle:
                 if not await self._has_newer_metadata():
                     raise
             finally:
-                await read.aclose()
+                await read.close()
 
     async def _read_one(self, entry_id: int) -> Sequence[Entry]:
         """One entry from the replica that this reader prefers; nothing if it is in doubt."""
@@ -289,7 +289,7 @@ class ReaderHandle:
                     self._last_add_confirmed = max(self._last_add_confirmed, lac)
                     self._adopt(follower.found)
         finally:
-            await follower.aclose()
+            await follower.close()
 
     async def _bounded(self, first: int, last: int | None) -> int:
         """The last entry to read."""

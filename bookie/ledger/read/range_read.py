@@ -10,7 +10,6 @@ from bookie.entry.digest import Digester
 from bookie.entry.entry import Entry, verify_batch
 from bookie.errors import BookieError, ClientClosedError
 from bookie.ids import Status
-from bookie.ledger.connection.calls import Timers
 from bookie.ledger.connection.pool import BookiePool
 from bookie.ledger.exchange import CancelTimer, StartTimer, TimerFired, TimerId
 from bookie.ledger.metadata import LedgerMetadata
@@ -26,6 +25,7 @@ from bookie.ledger.read.reader import (
     SendRead,
 )
 from bookie.ledger.read.verification import verify_read
+from bookie.wire.deadlines import Deadlines
 from bookie.wire.grpc.client.channel import ReadCommand
 
 AHEAD_MAX = 2
@@ -48,7 +48,7 @@ larger entry comes all the same."""
 
 
 class RangeRead:
-    """One read under way. Its calls run in the pool's task group until `aclose`."""
+    """One read under way. Its calls run in the pool's task group until `close`."""
 
     def __init__(self, machine: LedgerRead, pool: BookiePool, digester: Digester) -> None:
         self.machine = machine
@@ -59,7 +59,7 @@ class RangeRead:
         self.entries_read = 0
         """Entries that came so far, and the bytes of their packets."""
         self.bytes_read = 0
-        self._timers = Timers(self._on_timer)
+        self._timers: Deadlines[TimerId] = Deadlines(self._on_timer)
         self._calls: set[asyncio.Task[None]] = set()
         self._ready: deque[Sequence[Entry]] = deque()
         self._waiting_to_continue = True
@@ -96,11 +96,11 @@ class RangeRead:
         self._go_on()
         return entries
 
-    async def aclose(self) -> None:
+    async def close(self) -> None:
         """Stop; calls that run are cancelled."""
         self._ended = True
         self._pool.off_close(self._on_pool_closed)
-        self._timers.clear()
+        self._timers.abandon()
         # The call whose answer was the last has ended, though its task may not have said so yet.
         calls = [call for call in self._calls if not call.done()]
         for call in calls:
@@ -123,10 +123,10 @@ class RangeRead:
                     call = self._pool.spawn(self._call(effect), name=name)
                     self._calls.add(call)
                     call.add_done_callback(self._calls.discard)
-                case StartTimer():
-                    self._timers.start(effect)
+                case StartTimer(timer, seconds):
+                    self._timers.start(timer, seconds)
                 case CancelTimer(timer):
-                    self._timers.cancel(timer)
+                    self._timers.stop(timer)
                 case Deliver(entries):
                     self._ready.append(entries)
                     self._waiting_to_continue = True

@@ -74,19 +74,19 @@ class ReadAhead:
                 # The bookie has no room for several answers to each of its readers.
                 self.spans_max = 1
                 self._position = span.machine.position
-                await self.aclose()
+                await self.close()
                 continue
             if span.is_complete:
                 self._spans.popleft()
                 self._learn(span)
-                await span.aclose()
+                await span.close()
                 self._fill()
             return entries
 
-    async def aclose(self) -> None:
+    async def close(self) -> None:
         """Stop; calls that run are cancelled."""
         while self._spans:
-            await self._spans.popleft().aclose()
+            await self._spans.popleft().close()
 
     def _fill(self) -> None:
         while self._position <= self._last_entry_id and len(self._spans) < self.spans_max:

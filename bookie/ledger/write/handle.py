@@ -26,7 +26,7 @@ from bookie.errors import BadRequestError, BookieError, ClientClosedError
 from bookie.ids import Status
 from bookie.ledger.catalog.ledgers import LedgerManager
 from bookie.ledger.connection.arguments import Payload, checked_bytes, checked_payloads
-from bookie.ledger.connection.calls import Timers, carry_out_metadata, fresh, settle
+from bookie.ledger.connection.calls import carry_out_metadata, fresh, settle
 from bookie.ledger.connection.pool import BookiePool
 from bookie.ledger.exchange import (
     CancelTimer,
@@ -73,6 +73,7 @@ from bookie.ledger.write.writer_events import (
 from bookie.ledger.write.writer_lanes import WriterLanes
 from bookie.metadata.versioned import Versioned
 from bookie.telemetry import event_log
+from bookie.wire.deadlines import Deadlines
 
 _log = event_log(__name__)
 
@@ -134,7 +135,8 @@ class WriterHandle:
         self._ledgers = ledgers
         self._loop = asyncio.get_running_loop()
         self._thread = get_ident()
-        self._timers = Timers(partial(_fire, weakref.WeakMethod(self._on_timer)))
+        on_timer = weakref.WeakMethod(self._on_timer)
+        self._timers: Deadlines[TimerId] = Deadlines(partial(_fire, on_timer))
         self._queue = AppendQueue(
             self._encoder.digester.size_bytes,
             min(settings.batch_entries_max, BATCH_ENTRIES_MAX),
@@ -473,10 +475,10 @@ class WriterHandle:
                     self._send(effect.batch, slot)
             case Resend(batch, slot):
                 self._send(batch, slot)
-            case StartTimer():
-                self._timers.start(effect)
+            case StartTimer(timer, seconds):
+                self._timers.start(timer, seconds)
             case CancelTimer(timer):
-                self._timers.cancel(timer)
+                self._timers.stop(timer)
             case SendLac(lac, slots):
                 self._send_lac(lac, slots)
             case SendForce(force, slots):
@@ -608,7 +610,7 @@ class WriterHandle:
 
     def _leave(self) -> None:
         """Leave the lanes, and drop timers and callbacks."""
-        self._timers.clear()
+        self._timers.abandon()
         self._pool.off_close(self._on_client_closed)
         self._lanes.leave()
 

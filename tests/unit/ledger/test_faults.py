@@ -190,7 +190,7 @@ async def test_another_cluster_is_refused(bk: BookKeeper) -> None:
         reader = ReaderHandle(found, stranger, entered.ledgers)
         with pytest.raises(WrongClusterError):
             await reader.refresh()
-        await stranger.aclose()
+        await stranger.close()
     assert await writer.append(b"b") == 1
 
 

@@ -40,4 +40,4 @@ async def served() -> AsyncIterator[Served]:
     async with serve(node, "127.0.0.1", 0, settings, metrics) as port, asyncio.TaskGroup() as tasks:
         channel = BookieChannel(f"127.0.0.1:{port}", INSTANCE_ID, tasks)
         yield Served(node, metrics, f"127.0.0.1:{port}", channel, tasks)
-        await channel.aclose()
+        await channel.close()

@@ -71,7 +71,7 @@ class BookieChannel:
     """Calls to the bookie at `address` (``HOST:PORT``) in the cluster `instance_id`.
 
     Nothing connects before the first call. Streams run in `tasks`, which has to outlive them;
-    `aclose` ends them all. One event loop uses a channel.
+    `close` ends them all. One event loop uses a channel.
 
     Args:
         address: Address at which the bookie listens.
@@ -105,7 +105,7 @@ class BookieChannel:
             rpc: self._control.unary_unary(f"/{SERVICE}/{rpc}")
             for rpc in ("Read", "ReadLac", "Fence", "Force", "WriteLac", "GetInfo")
         }
-        self._deadlines = Deadlines()
+        self._deadlines: Deadlines[Any] = Deadlines()
         read_stream = self._control.stream_stream(f"/{SERVICE}/ReadStream")
         self._reads = ReadStream(
             address,
@@ -117,7 +117,7 @@ class BookieChannel:
         self._streams: list[AddStream | ReadStream | LacWatch] = [self._reads]
         self._has_moved = False
 
-    async def aclose(self, *, has_moved: bool = False) -> None:
+    async def close(self, *, has_moved: bool = False) -> None:
         """End the streams and close the connections.
 
         Calls that run raise ClientClosedError, or BookieUnreachableError if the bookie `has_moved`:
@@ -125,10 +125,10 @@ class BookieChannel:
         """
         self._has_moved = self._reads.has_moved = has_moved
         for stream in self._streams:
-            await stream.aclose()
+            await stream.close()
         await self._bulk.close()
         await self._control.close()
-        self._deadlines.close()
+        self._deadlines.abandon()
 
     def add_stream(
         self,

@@ -3,7 +3,7 @@
 A stream is used through one *attempt* at a time, which is one gRPC call with a task of its own::
 
     BROKEN ──reopen()──▶ OPEN ──the call ends, for whatever reason──▶ BROKEN (on_broken)
-       └──────────────────┴──aclose()──▶ CLOSED
+       └──────────────────┴──close()──▶ CLOSED
 
 This module sends nothing twice and does not reconnect by itself. A broken stream proves nothing
 about what was sent on it, so its owner decides what to send again, and when. Messages that were
@@ -88,7 +88,7 @@ def error_of(address: str, error: grpc.RpcError) -> BookieError:
 class _Attempt:
     """One call of a stream and what waits to be sent on it."""
 
-    __slots__ = ("arrived", "joins", "queue", "queued_bytes", "sent", "task")
+    __slots__ = ("arrived", "joins", "queue", "queued_bytes", "task")
 
     def __init__(self) -> None:
         self.queue: deque[bytes] = deque()
@@ -96,7 +96,6 @@ class _Attempt:
         self.joins = False
         """True if messages that wait together may travel together."""
         self.arrived = asyncio.Event()
-        self.sent = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
 
 
@@ -173,19 +172,12 @@ class Stream(ABC):
         attempt.queued_bytes += len(data)
         attempt.arrived.set()
 
-    async def room(self) -> None:
-        """Wait until the stream is not full, or broken."""
-        while (attempt := self._attempt) is not None and attempt.queued_bytes > QUEUE_BYTES_MAX:
-            attempt.sent.clear()
-            await attempt.sent.wait()
-
-    async def aclose(self) -> None:
+    async def close(self) -> None:
         """End the stream without `on_broken`. The bookie may still do what it has received."""
         self._closed = True
         attempt, self._attempt = self._attempt, None
         if attempt is not None and attempt.task is not None:
             attempt.task.cancel()
-            attempt.sent.set()
             await asyncio.wait((attempt.task,))
 
     @abstractmethod
@@ -206,7 +198,6 @@ class Stream(ABC):
         error = await self._converse(attempt)
         if self._attempt is attempt:
             self._attempt = None
-            attempt.sent.set()
             self._on_broken(error)
 
     async def _converse(self, attempt: _Attempt) -> BookieError:
@@ -257,7 +248,6 @@ async def _write(call: Any, attempt: _Attempt) -> None:
                 await call.write(join_messages(tuple(islice(queue, joined))))
                 for _ in range(joined):
                     attempt.queued_bytes -= len(queue.popleft())
-                attempt.sent.set()
             attempt.arrived.clear()
             await attempt.arrived.wait()
     except (grpc.RpcError, aio.BaseError, asyncio.InvalidStateError):
@@ -342,7 +332,7 @@ class ReadStream(Stream):
         address: str,
         open_call: OpenCall,
         tasks: asyncio.TaskGroup,
-        deadlines: Deadlines,
+        deadlines: Deadlines[Any],
         *,
         connect_timeout_seconds: float,
     ) -> None:
@@ -394,10 +384,10 @@ class ReadStream(Stream):
             raise found
         return found
 
-    async def aclose(self) -> None:
+    async def close(self) -> None:
         """End the stream; reads that wait for an answer fail."""
         try:
-            await super().aclose()
+            await super().close()
         finally:
             self._settle(lambda: closed_error(self.address, has_moved=self.has_moved))
 

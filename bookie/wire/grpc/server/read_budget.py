@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from bookie.env.budget import ByteBudget
 from bookie.errors import TooManyRequestsError
 from bookie.telemetry import Metrics
 from bookie.wire.commands import ReadCommand, ReadReply
@@ -27,10 +28,10 @@ class ReadBudget:
     """
 
     def __init__(self, limit_bytes: int, read_bytes_max: int, metrics: Metrics) -> None:
-        self._limit_bytes = limit_bytes
+        self._bytes = ByteBudget(limit_bytes)
+        self._fencing_bytes = limit_bytes // 4
         self._read_bytes_max = read_bytes_max
-        self._charged_bytes = 0
-        metrics.in_flight_read_bytes.set_function(lambda: self._charged_bytes)
+        metrics.in_flight_read_bytes.set_function(lambda: self._bytes.used)
 
     def reserve(self, command: ReadCommand) -> Charge:
         """Charge a read before it is made. One read is always admitted, whatever its size.
@@ -40,20 +41,13 @@ class ReadBudget:
         Raises:
             TooManyRequestsError: Too many bytes are being read; nothing was charged.
         """
-        most, limit = command.max_bytes, self._limit_bytes
+        most = command.max_bytes
         if not 0 < most < self._read_bytes_max:
             most = self._read_bytes_max
-        if command.fence:
-            limit += limit // 4
         charge = most + READ_OVERHEAD_BYTES
-        if self._charged_bytes and self._charged_bytes + charge > limit:
+        if not self._bytes.try_take(charge, self._fencing_bytes if command.fence else 0):
             raise TooManyRequestsError("the bookie is answering as many reads as it may")
-        self._charged_bytes += charge
-        return Charge(self, charge)
-
-    def change(self, change_bytes: int) -> None:
-        """Charge more, or less, without a check."""
-        self._charged_bytes += change_bytes
+        return Charge(self._bytes, charge)
 
 
 class Charge:
@@ -61,7 +55,7 @@ class Charge:
 
     __slots__ = ("_budget", "_bytes")
 
-    def __init__(self, budget: ReadBudget, charge_bytes: int) -> None:
+    def __init__(self, budget: ByteBudget, charge_bytes: int) -> None:
         self._budget = budget
         self._bytes = charge_bytes
 
@@ -69,10 +63,10 @@ class Charge:
         """Charge the bytes that the read returned instead of the most that it might return."""
         batch = reply.batch
         charge = READ_OVERHEAD_BYTES + (0 if batch is None else batch.payload_bytes)
-        self._budget.change(charge - self._bytes)
+        self._budget.give_back(self._bytes - charge)
         self._bytes = charge
 
     def release(self, _context: object = None) -> None:
         """Give everything back. It may be called again."""
-        self._budget.change(-self._bytes)
+        self._budget.give_back(self._bytes)
         self._bytes = 0

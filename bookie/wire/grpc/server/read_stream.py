@@ -54,7 +54,7 @@ class ReadStreamHandler(StreamHandler):
         self._answers: deque[tuple[bytes, Charge | None]] = deque()
         self._under_way: set[asyncio.Task[ReadReply]] = set()
         """Reads that wait."""
-        self._deadlines = Deadlines()
+        self._deadlines: Deadlines[asyncio.Task[ReadReply]] = Deadlines()
         self._broken = False
 
     @property
@@ -144,7 +144,7 @@ class ReadStreamHandler(StreamHandler):
 
     def _stop(self) -> None:
         self._broken = True
-        self._deadlines.close()
+        self._deadlines.abandon()
         for reading in self._under_way:
             reading.cancel()
 

@@ -170,7 +170,7 @@ async def test_digests_can_be_checked_with_the_key_in_the_metadata(
     async with asyncio.TaskGroup() as tasks:
         channel = BookieChannel(f"{endpoint.host}:{endpoint.port}", bk.instance_id, tasks)
         reply = await channel.read(ReadCommand(writer.ledger_id, 0, 0), timeout=SECONDS_MAX)
-        await channel.aclose()
+        await channel.close()
     assert reply.batch is not None
     packet = reply.batch.packets()[0]
     assert unpack_packet(writer.ledger_id, 0, packet, digester) == b"payload"

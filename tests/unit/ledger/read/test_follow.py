@@ -145,7 +145,7 @@ async def test_a_hint_is_no_proof(hinted: bool) -> None:
                 if hinted:
                     bookie.lacs.hint(99)
             assert await follower.advance(known) == proven
-        await follower.aclose()
+        await follower.close()
 
 
 async def test_a_hint_with_the_packet_needs_no_question() -> None:
@@ -165,7 +165,7 @@ async def test_a_hint_with_the_packet_needs_no_question() -> None:
             bookie.lacs.hint(hint, wrong)
             assert await follower.advance(4) == 4
             assert bookie.channel().lac_asked == asked
-        await follower.aclose()
+        await follower.close()
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ async def ids_read(
                 ids += [entry.entry_id for entry in entries]
                 assert all(entry.payload == b"%d" % entry.entry_id for entry in entries)
         finally:
-            await read.aclose()
+            await read.close()
     return ids
 
 
@@ -91,7 +91,7 @@ async def test_a_read_is_a_few_answers_ahead() -> None:
         for _ in range(20):
             await asyncio.sleep(0)
         assert asked == [0, 100, 200]
-        await read.aclose()
+        await read.close()
 
 
 def read_ahead(pool: FakePool, last: int, sizes: tuple[int, int, int] = (3, 3, 2)) -> ReadAhead:
@@ -106,7 +106,7 @@ async def ids_in_spans(on_read: OnRead, last: int, sizes: tuple[int, int, int]) 
         read = read_ahead(pool, last, sizes)
         while entries := await read.next():
             ids += [entry.entry_id for entry in entries]
-        await read.aclose()
+        await read.close()
     return ids
 
 
@@ -131,7 +131,7 @@ async def test_spans_are_under_way_together_and_come_in_order() -> None:
         first_may_come.set()
         assert [entry.entry_id for entry in await waiting] == list(range(length))
         assert await asked.get() == (SPANS_MAX * length, 999)
-        await read.aclose()
+        await read.close()
 
 
 @pytest.mark.parametrize("sizes", [(3, 3, 2), (3, 2, 2), (3, 1, 1), (1, 1, 1)])
@@ -166,7 +166,7 @@ async def test_what_stands_before_a_failure_is_delivered_first() -> None:
         assert len(await read.next()) == FIRST_SPAN_ENTRIES
         with pytest.raises(BookieUnreachableError, match=f"entry {FIRST_SPAN_ENTRIES} of"):
             await read.next()
-        await read.aclose()
+        await read.close()
 
 
 async def test_a_bookie_without_room_is_asked_for_one_span_at_a_time() -> None:
@@ -189,7 +189,7 @@ async def test_a_bookie_without_room_is_asked_for_one_span_at_a_time() -> None:
         ids: list[int] = []
         while entries := await reads[0].next():
             ids += [entry.entry_id for entry in entries]
-        await reads[0].aclose()
+        await reads[0].close()
     assert ids == list(range(1000))
 
 
@@ -203,7 +203,7 @@ async def test_no_room_for_a_single_span_is_an_error() -> None:
         read = read_ahead(pool, 999)
         with pytest.raises(TooManyRequestsError):
             await read.next()
-        await read.aclose()
+        await read.close()
 
 
 async def test_a_hanging_bookie_is_overtaken() -> None:
@@ -256,7 +256,7 @@ async def test_nobody_can_be_reached() -> None:
         read = RangeRead(LedgerRead(metadata_of(), 0, 0, limits=FAST), pool.pool, DIGESTER)
         with pytest.raises(BookieUnreachableError, match="entry 0 of ledger 9 could not be read"):
             await read.next()
-        await read.aclose()
+        await read.close()
 
 
 async def test_nobody_has_it() -> None:
@@ -270,7 +270,7 @@ async def test_nobody_has_it() -> None:
         assert [entry.entry_id for entry in await read.next()] == [5, 6, 7, 8, 9]
         with pytest.raises(NoSuchEntryError, match="entry 10"):
             await read.next()
-        await read.aclose()
+        await read.close()
 
 
 # -- unconfirmed -----------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ async def target() -> AsyncIterator[Target]:
     ):
         honest = BookieChannel(f"127.0.0.1:{port}", INSTANCE_ID, tasks)
         yield Target(node, port, honest)
-        await honest.aclose()
+        await honest.close()
 
 
 async def test_a_flood_of_pings_ends_the_connection(target: Target) -> None:

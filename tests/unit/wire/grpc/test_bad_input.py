@@ -218,7 +218,7 @@ async def test_reads_over_the_budget_are_turned_away_and_fencing_ones_later() ->
         assert (await first, await recovering) == (Status.OK, Status.OK)
         assert await read(0) is Status.OK
         await until(lambda: metrics.registry.get_sample_value("bookie_in_flight_read_bytes") == 0)
-        await channel.aclose()
+        await channel.close()
 
 
 async def test_a_client_that_takes_no_answers_uses_up_the_budget_not_the_memory() -> None:
@@ -240,5 +240,5 @@ async def test_a_client_that_takes_no_answers_uses_up_the_budget_not_the_memory(
             assert 0 < most <= limit + 5 * 1024 * 1024
             honest = BookieChannel(f"127.0.0.1:{port}", INSTANCE_ID, tasks)
             assert (await honest.info(timeout=60)).bookie_id == "b1"
-            await honest.aclose()
+            await honest.close()
         await until(lambda: metrics.registry.get_sample_value("bookie_in_flight_read_bytes") == 0)

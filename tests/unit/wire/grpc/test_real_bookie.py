@@ -81,7 +81,7 @@ async def test_what_is_added_over_grpc_is_read_back(tmp_path: Path) -> None:
         assert (await channel.force(7, timeout=60)).status is Status.OK
         assert (await channel.info(timeout=60)).bookie_id == "b1"
         assert [row.ledger_id async for rows in channel.list_ledgers() for row in rows] == [7]
-        await channel.aclose()
+        await channel.close()
     assert broken == []
 
 
@@ -111,7 +111,7 @@ async def test_packets_that_contradict_their_request_are_refused(tmp_path: Path)
         ]
         reply = await channel.read(ReadCommand(7, 0, 0), timeout=60)
         assert reply.status is Status.NO_SUCH_LEDGER
-        await channel.aclose()
+        await channel.close()
 
 
 class FakeContext:

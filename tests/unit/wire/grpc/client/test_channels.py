@@ -163,7 +163,7 @@ async def test_another_cluster_is_refused_by_every_call(served: Served) -> None:
     with pytest.raises(WrongClusterError):
         _ = [page async for page in channel.list_ledgers()]
     assert served.node.calls == []
-    await channel.aclose()
+    await channel.close()
 
 
 async def test_a_call_that_is_not_answered_in_time_raises(served: Served) -> None:
@@ -181,7 +181,7 @@ async def test_a_bookie_that_is_not_there_raises(served: Served) -> None:
     channel = BookieChannel("127.0.0.1:1", INSTANCE_ID, served.tasks)
     with pytest.raises(BookieUnreachableError, match="bookie 127"):
         await channel.fence(3, b"", timeout=60)
-    await channel.aclose()
+    await channel.close()
 
 
 class Updates:
@@ -211,7 +211,7 @@ async def test_a_watcher_gets_the_state_at_once_and_then_each_change(served: Ser
     watch.unsubscribe([2])
     (watcher,) = served.node.watchers
     await until(lambda: watcher.ledgers == {1})
-    await watch.aclose()
+    await watch.close()
     await until(lambda: watcher.closed)
     assert updates.broken == []
 
@@ -265,7 +265,7 @@ async def test_a_watcher_of_another_cluster_is_refused(served: Served) -> None:
     await until(lambda: bool(updates.broken))
     assert updates.states == [LacState(-1, -1, False, Status.WRONG_CLUSTER)]
     assert served.node.watchers == []
-    await channel.aclose()
+    await channel.close()
 
 
 async def test_a_cancelled_call_leaves_the_channel_usable(served: Served) -> None:
@@ -294,7 +294,7 @@ async def test_closing_a_channel_ends_its_calls_without_cancelling_their_callers
 
     task = served.tasks.create_task(read())
     await until(lambda: len(served.node.calls) == 1)
-    await channel.aclose()
+    await channel.close()
     assert await task == "lives on"
 
 
@@ -312,5 +312,5 @@ async def test_closing_a_channel_ends_a_listing_without_cancelling_its_caller(
 
     task = served.tasks.create_task(follow())
     await until(lambda: served.node.listed == 1)
-    await channel.aclose()
+    await channel.close()
     assert await task == "lives on"

@@ -186,8 +186,8 @@ async def test_an_older_bookie_gets_each_request_alone() -> None:
         for number in range(1, 4):
             client.send(number)
         assert [answer[0] for answer in await client.answered(3)] == [1, 2, 3]
-        await client.stream.aclose()
-        await channel.aclose()
+        await client.stream.close()
+        await channel.close()
     await server.stop(None)
     assert len(received) == 3
 
@@ -242,7 +242,7 @@ async def test_adds_go_on_when_their_stream_breaks(served: Served) -> None:
     for request_id in range(3):
         client.send(request_id)
     await until(lambda: len(served.node.held or ()) == 3)
-    await client.stream.aclose()
+    await client.stream.close()
     await asyncio.sleep(0.05)
     assert not any(outcome.done() for outcome in served.node.held)
     for outcome in served.node.held:
@@ -283,7 +283,7 @@ async def test_every_request_of_another_cluster_is_refused(
         (2, Status.WRONG_CLUSTER),
     ]
     assert served.node.added == []
-    await channel.aclose()
+    await channel.close()
 
 
 async def test_a_client_that_reads_no_answers_is_held_back(
@@ -318,7 +318,7 @@ async def test_a_bookie_that_is_not_there_breaks_the_stream(served: Served) -> N
     client.stream.reopen()
     await until(lambda: len(client.broken) == 2)
     assert client.opened == 0
-    await channel.aclose()
+    await channel.close()
     with pytest.raises(ClientClosedError):
         client.stream.reopen()
 
@@ -347,7 +347,7 @@ async def test_an_oversize_message_breaks_the_stream_and_nothing_else(served: Se
 
 
 async def test_a_full_stream_has_room_when_the_bookie_has_taken_enough(served: Served) -> None:
-    """The queue is bounded by its owner, who can wait for it."""
+    """The owner of the stream bounds the queue."""
     served.node.admitting.clear()
     client = Client(served.channel)
     message = encode_add_request(1, 3, batch_of([1024 * 1024]))
@@ -356,7 +356,6 @@ async def test_a_full_stream_has_room_when_the_bookie_has_taken_enough(served: S
         client.stream.send(message)
         count += 1
     assert count >= 16
-    waiting = served.tasks.create_task(client.stream.room())
     served.node.admitting.set()
-    await waiting
+    await until(lambda: not client.stream.is_full)
     await client.answered(count)

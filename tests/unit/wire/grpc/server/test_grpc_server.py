@@ -124,7 +124,7 @@ async def test_a_bookie_that_starts_refuses_at_once_and_then_serves() -> None:
                 await channel.read_entry(ReadCommand(3, 0, 0), timeout=60)
                 assert channel._reads.is_offered
                 assert await healths(held.port) == [health_pb2.HealthCheckResponse.SERVING] * 2
-        await channel.aclose()
+        await channel.close()
 
 
 async def healths(port: int) -> list[int]:
@@ -172,7 +172,7 @@ async def test_a_shutdown_answers_what_was_accepted_before_it_ends_a_stream() ->
             asyncio.get_running_loop().call_later(0.05, _succeed, node.held)
         await until(lambda: bool(broken))
         assert answers == [(1, Status.OK, ""), (2, Status.OK, "")]
-        await channel.aclose()
+        await channel.close()
 
 
 async def test_a_shutdown_answers_the_reads_that_run_before_it_ends_their_stream() -> None:
@@ -191,7 +191,7 @@ async def test_a_shutdown_answers_the_reads_that_run_before_it_ends_their_stream
         assert {(await read).status for read in reads} == {Status.NO_SUCH_ENTRY}
         with pytest.raises(BookieUnreachableError):
             await channel.read_entry(ReadCommand(3, 0, 0), timeout=60)
-        await channel.aclose()
+        await channel.close()
 
 
 def _succeed(outcomes: list[Outcome[Reply]]) -> None:
@@ -215,7 +215,7 @@ async def test_a_shutdown_does_not_wait_for_watchers_and_idle_streams() -> None:
             began = loop.time()
         assert loop.time() - began < 5
         await until(lambda: len(broken) == 2)
-        await channel.aclose()
+        await channel.close()
 
 
 async def test_a_call_that_outlasts_the_grace_is_cut_off() -> None:
@@ -230,7 +230,7 @@ async def test_a_call_that_outlasts_the_grace_is_cut_off() -> None:
             stream.send(encode_add_request(1, 3, batch_of([40])))
             await until(lambda: len(node.held or ()) == 1)
         await until(lambda: bool(broken))
-        await channel.aclose()
+        await channel.close()
     assert not node.held[0].done()
 
 

@@ -179,7 +179,7 @@ async def test_every_request_of_another_cluster_is_refused(
         reply = await channel.read_entry(one(0), timeout=60)
         assert reply.status is Status.WRONG_CLUSTER
     assert served.node.calls == []
-    await channel.aclose()
+    await channel.close()
 
 
 async def test_a_request_that_breaks_a_bound_is_refused_under_its_id(served: Served) -> None:
@@ -234,7 +234,7 @@ async def test_reads_over_the_budget_are_turned_away() -> None:
         assert (await first).status is Status.OK
         assert (await channel.read_entry(large, timeout=60)).status is Status.OK
         await in_flight_is(metrics, 0)
-        await channel.aclose()
+        await channel.close()
 
 
 async def test_a_stream_that_breaks_holds_nothing_of_the_budget(served: Served) -> None:
@@ -247,7 +247,7 @@ async def test_a_stream_that_breaks_holds_nothing_of_the_budget(served: Served) 
     ]
     await until(lambda: len(served.node.calls) == 10)
     await in_flight_is(served.metrics, 10 * (1000 + 4096))
-    await channel.aclose()
+    await channel.close()
     _ = [await read for read in reads]
     await in_flight_is(served.metrics, 0)
 
@@ -287,7 +287,7 @@ async def test_a_client_that_takes_no_answers_is_held_back(
                 in_flight = metrics.registry.get_sample_value("bookie_in_flight_read_bytes")
                 assert 0 < (in_flight or 0) <= limit + 5 * 1024 * 1024
             assert refused() <= 60
-            await honest.aclose()
+            await honest.close()
         await in_flight_is(metrics, 0)
 
 
@@ -401,7 +401,7 @@ async def test_what_a_device_is_reading_for_nobody_stays_charged(
     if breaks:
         task = served.tasks.create_task(_ending_in(ClientClosedError, channel, one(0)))
         await begun.wait()
-        await channel.aclose()
+        await channel.close()
         assert await task == "lives on"
     while not begun.is_set():
         # On a busy machine its time may be over before the bookie begins.
@@ -411,7 +411,7 @@ async def test_what_a_device_is_reading_for_nobody_stays_charged(
     await in_flight_is(served.metrics, 1000 + 4096)
     answered.set()
     await in_flight_is(served.metrics, 0)
-    await channel.aclose()
+    await channel.close()
 
 
 async def test_a_read_whose_client_names_no_time_is_answered_whenever_it_may_be(
@@ -461,7 +461,7 @@ async def test_a_bookie_that_is_not_there_fails_the_read(served: Served) -> None
     for _ in range(2):
         with pytest.raises(BookieUnreachableError, match="bookie 127"):
             await channel.read_entry(one(0), timeout=60)
-    await channel.aclose()
+    await channel.close()
 
 
 async def test_reads_fail_with_their_stream_and_the_next_one_opens_another() -> None:
@@ -483,7 +483,7 @@ async def test_reads_fail_with_their_stream_and_the_next_one_opens_another() -> 
         async with serve(FakeNode(), "127.0.0.1", port, settings, Metrics()):
             reply = await channel.read_entry(one(0), timeout=60)
             assert reply.status is Status.NO_SUCH_ENTRY
-            await channel.aclose()
+            await channel.close()
 
 
 async def test_closing_a_channel_ends_its_reads_without_cancelling_their_callers(
@@ -494,7 +494,7 @@ async def test_closing_a_channel_ends_its_reads_without_cancelling_their_callers
     channel = BookieChannel(served.address, INSTANCE_ID, served.tasks)
     task = served.tasks.create_task(_ending_in(ClientClosedError, channel, one(0)))
     await until(lambda: len(served.node.calls) == 1)
-    await channel.aclose()
+    await channel.close()
     assert await task == "lives on"
     assert await _ending_in(ClientClosedError, channel, one(0)) == "lives on"
 
@@ -527,7 +527,7 @@ async def test_a_bookie_whose_answers_are_no_messages_breaks_the_stream(served: 
         channel = BookieChannel(f"127.0.0.1:{port}", INSTANCE_ID, served.tasks)
         with pytest.raises(BookieUnreachableError, match="cannot be understood"):
             await channel.read_entry(one(0), timeout=60)
-        await channel.aclose()
+        await channel.close()
 
 
 class OldBookie(grpc.GenericRpcHandler):  # type: ignore[misc]  # gRPC has no types
@@ -559,7 +559,7 @@ async def test_a_bookie_without_such_streams_is_asked_by_calls() -> None:
         node.reading.clear()
         with pytest.raises(OperationTimeoutError):
             await channel.read_entry(one(0), timeout=0.05)
-        await channel.aclose()
+        await channel.close()
 
 
 async def test_a_full_stream_is_passed_by(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:

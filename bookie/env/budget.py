@@ -1,4 +1,4 @@
-"""Bytes in flight: a bound on the memory that requests use."""
+"""Bytes in flight: a bound on the memory that a bookie's adds, or its reads, use."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class ByteBudget:
         """Bytes taken and not given back."""
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
-    def try_take(self, size: int) -> bool:
-        """Take `size` bytes now if they are free and no caller waits."""
+    def try_take(self, size: int, beyond: int = 0) -> bool:
+        """Take `size` bytes now if no caller waits, from `beyond` bytes more than there are."""
         used = self.used + size
-        if self._waiting or (self.used and used > self._bytes_max):
+        if self._waiting or (self.used and used > self._bytes_max + beyond):
             return False
         self.used = used
         return True
@@ -45,6 +45,7 @@ class ByteBudget:
             raise
 
     def give_back(self, size: int) -> None:
+        """Return `size` bytes; a negative size takes bytes without a check."""
         assert size <= self.used, "more bytes came back than were taken"
         self.used -= size
         if self._waiting:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bookie.node.budget import ByteBudget
+from bookie.env.budget import ByteBudget
 from tests.unit.node.engine.machine import until
 
 
