@@ -17,7 +17,7 @@ import random
 from bookie.env import Clock
 from bookie.env.clock import duration_text
 from bookie.errors import ClockError, NotEnoughBookiesError
-from bookie.ledger.connection.bookie_answers import ask_bookies
+from bookie.ledger.connection.pool import ask_bookies
 from bookie.ledger.ledger_client import LedgerClient
 from bookie.telemetry import event_log
 

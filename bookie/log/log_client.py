@@ -21,8 +21,8 @@ from bookie.errors import (
     NoSuchLogError,
     NotEnoughBookiesError,
 )
-from bookie.ledger.connection.bookie_answers import ask_bookies
 from bookie.ledger.connection.calls import ELSEWHERE
+from bookie.ledger.connection.pool import ask_bookies
 from bookie.ledger.ledger_client import LedgerClient, LedgerShape
 from bookie.ledger.quorum import Quorum
 from bookie.ledger.write.handle import WriterHandle

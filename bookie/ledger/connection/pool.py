@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from contextlib import suppress
 from itertools import count
 from typing import Generic, Protocol, TypeVar
@@ -25,6 +25,7 @@ from typing import Generic, Protocol, TypeVar
 from bookie.cluster.directory import BookieDirectory
 from bookie.cluster.registration_record import Endpoint
 from bookie.config import ClientSettings, RpcSettings
+from bookie.env import gather
 from bookie.env.backoff import Backoff
 from bookie.errors import (
     BadRequestError,
@@ -35,6 +36,7 @@ from bookie.errors import (
 )
 from bookie.ids import Status
 from bookie.ledger.connection.calls import ELSEWHERE
+from bookie.wire.commands import Info
 from bookie.wire.grpc.client.channel import AddStream, BookieChannel, LacState, LacWatch
 
 RECONNECT_SECONDS_MIN = 0.05
@@ -506,3 +508,18 @@ class BookiePool:
             task.cancel()
         for connection in self._connections.values():
             await connection.close()
+
+
+async def ask_bookies(
+    pool: BookiePool, bookie_ids: Collection[str], *, timeout_seconds: float
+) -> dict[str, Info]:
+    """The descriptions of the bookies that answer within `timeout_seconds`, by id."""
+
+    async def ask(bookie_id: str) -> Info | None:
+        try:
+            return await pool.connection(bookie_id).channel().info(timeout=timeout_seconds)
+        except BookieError:
+            return None
+
+    answers = await gather(ask(bookie_id) for bookie_id in bookie_ids)
+    return {one: info for one, info in zip(bookie_ids, answers, strict=True) if info is not None}

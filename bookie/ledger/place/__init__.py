@@ -17,24 +17,22 @@ Topology, weights and chance arrive as arguments: the same arguments give the sa
 
 | module | what it decides |
 |---|---|
-| `policy` | the bookies of an ensemble, and newcomers in it |
-| `spread` | which domain each slot gets |
-| `ack_domains` | whether acknowledgements span enough domains |
-| `vacancy` | which slots may stay vacant |
+| `policy` | ensembles, newcomers, vacant slots, domains of acknowledgements |
+| `spread` | the domain of each slot |
 
 Source: the placement policies of Apache BookKeeper (rack-, region- and zone-aware).
 """
 
-from bookie.ledger.place.ack_domains import AckDomains
 from bookie.ledger.place.policy import (
     ANYWHERE,
+    AckDomains,
     Placement,
     PlacementPolicy,
     choose_ensemble,
     choose_newcomers,
+    vacant_slots,
     weights_by_free_space,
 )
-from bookie.ledger.place.vacancy import vacant_slots
 
 __all__ = [
     "ANYWHERE",

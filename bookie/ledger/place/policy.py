@@ -6,11 +6,12 @@ import enum
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median_low
+from typing import Self
 
 from bookie.errors import NotEnoughBookiesError
 from bookie.ids import vacancy
-from bookie.ledger.place.ack_domains import AckDomains
 from bookie.ledger.place.spread import UNKNOWN, Spread, draw, span, write_sets
+from bookie.ledger.quorum import Quorum, mask_of
 
 LEVELS = ("region", "zone", "rack")
 """The labels that placement knows, from the widest failure domain to the narrowest."""
@@ -27,6 +28,46 @@ class PlacementPolicy(enum.StrEnum):
     RACK = "rack"
     ZONE = "zone"
     REGION = "region"
+
+
+@dataclass(frozen=True, slots=True)
+class AckDomains:
+    """The failure domains of an ensemble's slots, and how many an acknowledgement must span.
+
+    With a minimum of two, an acknowledged entry survives the loss of any one rack, zone or region.
+    This comes on top of the ack quorum and is strict: while the answering bookies span too few
+    domains, nothing is acknowledged.
+    """
+
+    masks: tuple[int, ...]
+    """The slots of each known domain. Slots in unknown domains are in none."""
+    minimum: int
+    """Domains that the acknowledging slots of each write set must span; 1 asks for nothing."""
+
+    @classmethod
+    def of(cls, domains: Sequence[str], minimum: int) -> Self:
+        """From the domain of each slot, `UNKNOWN` where the bookie has no label."""
+        masks: dict[str, int] = {}
+        for slot, domain in enumerate(domains):
+            if domain != UNKNOWN:
+                masks[domain] = masks.get(domain, 0) | 1 << slot
+        return cls(tuple(masks.values()), minimum)
+
+    def is_enough(self, acked: int, windows: Iterable[int]) -> bool:
+        """True if `acked` spans enough domains inside of each window.
+
+        With all slots that still work as `acked` it says whether it can ever be enough.
+
+        Args:
+            acked: the slots that acknowledged, as a mask.
+            windows: the write sets of the entries, as masks (`Quorum.windows`).
+        """
+        if self.minimum <= 1:
+            return True
+        return all(self._spanned(acked & window) >= self.minimum for window in windows)
+
+    def _spanned(self, slots: int) -> int:
+        return sum(1 for mask in self.masks if mask & slots)
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,3 +318,26 @@ def weights_by_free_space(free_bytes: Mapping[str, int]) -> dict[str, int]:
         return {}
     most = FREE_SPACE_MULTIPLE_MAX * max(1, median_low(free_bytes.values()))
     return {bookie_id: min(max(1, free), most) for bookie_id, free in free_bytes.items()}
+
+
+def vacant_slots(quorum: Quorum, count: int) -> tuple[int, ...]:
+    """The `count` slots to leave vacant: spread evenly, so that no write set has many of them.
+
+    The sizes of a ledger never change, so a ledger that is created smaller stays smaller. A ledger
+    with vacant slots has the wanted sizes from its first entry on. A vacant slot bears a name that
+    no bookie may take. Writer, readers and recovery treat it as a bookie that is always silent. The
+    first spare takes its slot over, when a writer claims the ledger or by an ensemble change. The
+    fragments of the ledger record which entries were written without it.
+
+    Raises:
+        NotEnoughBookiesError: a write set would be left with fewer bookies than the ack quorum.
+    """
+    size = quorum.ensemble_size
+    vacant = tuple(size - 1 - index * size // count for index in reversed(range(count)))
+    occupied = quorum.every_slot & ~mask_of(vacant)
+    if not quorum.is_acknowledged(occupied, range(len(quorum.windows))):
+        raise NotEnoughBookiesError(
+            f"with only {size - count} writable bookies of {size}, some entries would have fewer "
+            f"than {quorum.ack_quorum_size} copies"
+        )
+    return vacant

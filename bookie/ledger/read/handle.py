@@ -21,8 +21,7 @@ from bookie.ledger.connection.arguments import checked_entry_id
 from bookie.ledger.connection.pool import BookiePool
 from bookie.ledger.metadata import LedgerMetadata
 from bookie.ledger.quorum import Quorum
-from bookie.ledger.read.follow import Follower
-from bookie.ledger.read.lac import read_lac
+from bookie.ledger.read.follow import Follower, read_lac
 from bookie.ledger.read.range_read import read_one
 from bookie.ledger.read.read_ahead import ReadAhead
 from bookie.ledger.read.reader import ReaderLimits

@@ -16,7 +16,7 @@ from typing import NamedTuple, Self
 from bookie.entry.entry import HEADER_SIZE_BYTES, SharedPrefix
 from bookie.errors import BadRequestError, BookieError
 from bookie.ids import ENTRY_SIZE_BYTES_MAX
-from bookie.ledger.connection.calls import fresh
+from bookie.ledger.connection.calls import fresh, settle
 
 
 class NewEntries(NamedTuple):
@@ -187,3 +187,24 @@ class AppendQueue:
             self._full.append(self._open)
             self._open = PendingAppends()
         return self._open
+
+
+class ConfirmationWaiters:
+    """The callers of `WriterHandle.flush`, in the order of the entries that they wait for."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[int, Future[None]]] = deque()
+
+    def add(self, entry_id: int, waiter: Future[None]) -> None:
+        """`waiter` waits for an entry that is not below those of the others."""
+        self._waiting.append((entry_id, waiter))
+
+    def confirmed(self, last_add_confirmed: int) -> None:
+        """Entries up to this one are confirmed."""
+        while self._waiting and self._waiting[0][0] <= last_add_confirmed:
+            settle([self._waiting.popleft()[1]], None)
+
+    def fail(self, error: BookieError) -> None:
+        """The writer has ended; each waiter gets an error of its own."""
+        waiting, self._waiting = self._waiting, deque()
+        settle((waiter for _, waiter in waiting), None, error)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from bookie.ids import MAX_ID, NO_ENTRY
 from bookie.ledger.exchange import CancelTimer, StartTimer
-from bookie.ledger.place.ack_domains import AckDomains
+from bookie.ledger.place.policy import AckDomains
 from bookie.ledger.quorum import Quorum, slots_of
 from bookie.ledger.write.deferred import DeferredSync
 from bookie.ledger.write.ensemble_change import EnsembleChange

@@ -41,8 +41,12 @@ from bookie.ledger.exchange import (
 from bookie.ledger.metadata import LedgerMetadata
 from bookie.ledger.place.ensembles import Ensembles
 from bookie.ledger.quorum import mask_of, slots_of
-from bookie.ledger.write.append_queue import AppendQueue, NewEntries, PendingAppends
-from bookie.ledger.write.confirmations import ConfirmationWaiters
+from bookie.ledger.write.append_queue import (
+    AppendQueue,
+    ConfirmationWaiters,
+    NewEntries,
+    PendingAppends,
+)
 from bookie.ledger.write.in_flight import InFlightWindow
 from bookie.ledger.write.pending import BATCH_ENTRIES_MAX, WriterLimits
 from bookie.ledger.write.requests import Request, RequestEncoder

@@ -26,7 +26,7 @@ from bookie.ledger.exchange import (
     WriteMetadata,
 )
 from bookie.ledger.metadata import LedgerMetadata
-from bookie.ledger.place.ack_domains import AckDomains
+from bookie.ledger.place.policy import AckDomains
 
 
 class WriterState(enum.Enum):

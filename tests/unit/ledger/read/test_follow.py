@@ -21,8 +21,7 @@ from bookie.errors import (
 from bookie.ids import Status
 from bookie.ledger.catalog.ledgers import LedgerManager
 from bookie.ledger.metadata import Fragment
-from bookie.ledger.read.follow import Follower
-from bookie.ledger.read.lac import read_lac
+from bookie.ledger.read.follow import Follower, read_lac
 from bookie.metadata.memory.backend import MemoryStore
 from bookie.metadata.versioned import Versioned
 from bookie.wire.grpc.client.channel import LacReply
