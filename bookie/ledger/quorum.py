@@ -51,7 +51,6 @@ class Stripe:
     count: int
 
     def contains(self, entry_id: int) -> bool:
-        """True if the slot stores this entry."""
         return self.modulus == 0 or (entry_id - self.first_residue) % self.modulus < self.count
 
     def next_id(self, entry_id: int) -> int:
@@ -101,7 +100,6 @@ class Quorum:
 
     @property
     def every_slot(self) -> int:
-        """The mask of the whole ensemble."""
         return (1 << self.ensemble_size) - 1
 
     def write_mask(self, entry_id: int) -> int:

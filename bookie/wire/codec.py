@@ -399,7 +399,6 @@ def read_reply_of(fields: Fields, ledger_id: int) -> ReadReply:
 
 
 def _append_arrays(head: bytearray, batch: EntryBatch, steps_tag: bytes, sizes_tag: bytes) -> None:
-    """Write the ids' steps and the entries' sizes as packed arrays."""
     if len(batch.sizes) == 1:
         # One entry, whose size needs no array: its payload has it.
         head += sizes_tag + b"\x04" + len(batch.payload).to_bytes(4, "little")
@@ -420,7 +419,6 @@ def _append_array(head: bytearray, tag: bytes, values: NDArray[Any], dtype: np.d
 def _parse_batch(
     fields: Fields, ledger_id: int, first_entry_id: int, steps_tag: int, sizes_tag: int
 ) -> EntryBatch | None:
-    """The entries of a message, or None."""
     sizes = fields.array(sizes_tag, _FIXED32)
     steps = fields.array(steps_tag, _FIXED64)
     payload = fields.view(0x7A)

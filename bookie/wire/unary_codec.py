@@ -291,7 +291,6 @@ def _pb_status(status: Status) -> Any:
 
 
 def _head(reply: Reply | LacReply) -> dict[str, Any]:
-    """The fields with which each answer begins."""
     text = reply.message[:MESSAGE_TEXT_CHARACTERS_MAX]
     return {"status": _pb_status(reply.status), "message": text}
 

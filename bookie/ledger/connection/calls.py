@@ -55,7 +55,6 @@ class Calls(Generic[T]):
         task.add_done_callback(lambda _: call.close())
 
     def put(self, outcome: T) -> None:
-        """Add an outcome that needs no call."""
         self._outcomes.put_nowait(outcome)
 
     async def next(self) -> T:

@@ -387,7 +387,6 @@ class BookieConnection:
         return self._channel
 
     def hurry(self) -> None:
-        """Let every waiting stream connect now."""
         for lane in self._lanes():
             lane.hurry()
 
@@ -482,7 +481,6 @@ class BookiePool:
         self._on_close[callback] = None
 
     def off_close(self, callback: Callable[[], None]) -> None:
-        """Remove a callback of `on_close`."""
         self._on_close.pop(callback, None)
 
     def linger(self, event: asyncio.Event) -> None:

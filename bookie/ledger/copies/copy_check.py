@@ -65,7 +65,6 @@ class CopyFindings:
 
     @property
     def is_clean(self) -> bool:
-        """True if every entry was verified."""
         return not (self.missing or self.corrupt or self.unread)
 
 

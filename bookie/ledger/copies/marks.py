@@ -316,14 +316,12 @@ class UnderreplicationManager:
         await self._store.put(keys.REPAIR_DISABLED, b"")
 
     async def enable(self) -> None:
-        """Allow taking ledgers."""
         try:
             await self._store.delete(keys.REPAIR_DISABLED)
         except NoSuchKeyError:
             return
 
     async def is_enabled(self) -> bool:
-        """True if replicators may take ledgers."""
         return await self._store.get(keys.REPAIR_DISABLED) is None
 
     async def wait_until_enabled(self) -> None:
@@ -366,7 +364,6 @@ class UnderreplicationManager:
         return await self._number(_check_key(check))
 
     async def set_checked_ms(self, check: str, now_ms: int) -> None:
-        """Record when a check ended."""
         await self._store.put(_check_key(check), b"%d" % now_ms)
 
     async def _number(self, key: str) -> int | None:

@@ -271,7 +271,6 @@ def _wrong_length(
 
 
 def _judge_empty(metadata: LedgerMetadata) -> ReplicaVerdict:
-    """The verdict about a closed ledger without entries."""
     if metadata.length:
         return _wrong_length(metadata, CopyRange(0, 0, "", 0, NO_ENTRY), "", 0)
     return ReplicaVerdict(metadata.ledger_id, 0, "", 0, NO_ENTRY, "ok", 0)

@@ -77,7 +77,6 @@ class ReplicaRepair:
         self._marks = UnderreplicationManager(store, worker)
 
     async def is_enabled(self) -> bool:
-        """True if the cluster allows repairs now."""
         return await self._marks.is_enabled()
 
     async def run(self, ledger_id: int, damages: Sequence[CopyDamage]) -> list[RepairOutcome]:
@@ -150,7 +149,6 @@ class _Copying:
         self._entries = self._packet_bytes = 0
 
     def outcome(self, outcome: str, detail: str = "") -> RepairOutcome:
-        """The outcome with the counts so far."""
         return RepairOutcome(
             self._metadata.ledger_id,
             self._damage.bookie_id,

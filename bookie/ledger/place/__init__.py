@@ -28,8 +28,6 @@ from bookie.ledger.place.policy import (
     AckDomains,
     Placement,
     PlacementPolicy,
-    choose_ensemble,
-    choose_newcomers,
     vacant_slots,
     weights_by_free_space,
 )
@@ -39,8 +37,6 @@ __all__ = [
     "AckDomains",
     "Placement",
     "PlacementPolicy",
-    "choose_ensemble",
-    "choose_newcomers",
     "vacant_slots",
     "weights_by_free_space",
 ]

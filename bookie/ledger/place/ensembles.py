@@ -17,7 +17,7 @@ from bookie.env import Backoff, gather
 from bookie.errors import FormatError, MetadataError, NotEnoughBookiesError, StoreWentBackError
 from bookie.ids import is_vacant
 from bookie.ledger.metadata import LedgerMetadata
-from bookie.ledger.place import AckDomains, choose_ensemble, choose_newcomers, vacant_slots
+from bookie.ledger.place import AckDomains, vacant_slots
 from bookie.ledger.place.placement_view import PlacementView
 from bookie.ledger.quorum import Quorum, slots_of
 
@@ -96,13 +96,12 @@ class Ensembles:
         self, candidates: Collection[str], quorum: Quorum, lacking: int = 0
     ) -> tuple[str, ...]:
         placement = self.placement.now()
-        chosen = choose_ensemble(
+        chosen = placement.ensemble(
             candidates,
             quorum.ensemble_size,
             pick=self._pick,
             write_quorum_size=quorum.write_quorum_size,
             vacant=vacant_slots(quorum, lacking) if lacking else (),
-            placement=placement,
         )
         domains = placement.ack_domains(chosen)
         if domains is not None and not domains.is_enough(quorum.every_slot, quorum.windows):
@@ -138,13 +137,12 @@ class Ensembles:
     ) -> dict[int, str]:
         """Bookies for these slots; slots that are missing in the answer find none."""
         candidates = self.directory.bookies().keys() - self.quarantine.members()
-        return choose_newcomers(
+        return self.placement.now().newcomers(
             ensemble,
             slots,
             candidates.difference(excluded),
             pick=self._pick,
             write_quorum_size=write_quorum_size,
-            placement=self.placement.now(),
         )
 
     def newcomers_or_renewed(

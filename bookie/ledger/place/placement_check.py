@@ -35,12 +35,10 @@ class FragmentPlacement:
 
     @property
     def vacant(self) -> int:
-        """Number of slots without a bookie."""
         return sum(map(is_vacant, self.bookies))
 
     @property
     def is_right(self) -> bool:
-        """True if the fragment meets the policy and has all its bookies."""
         return self.spans >= self.wanted and not self.vacant
 
 

@@ -99,7 +99,6 @@ class Placement:
         return self._label(bookie_id, self.policy.value)
 
     def domains(self, bookies: Iterable[str]) -> tuple[str, ...]:
-        """The failure domain of each bookie."""
         return tuple(map(self.domain, bookies))
 
     def wanted(self, write_quorum_size: int) -> int:
@@ -268,48 +267,11 @@ class Placement:
 
     @staticmethod
     def _count(taken: list[str], domain: str) -> int:
-        """The number of `taken` that may be the same domain."""
         return len(taken) if domain == UNKNOWN else taken.count(domain)
 
 
 ANYWHERE = Placement()
 """The default: every choice of bookies equally likely."""
-
-
-def choose_ensemble(
-    candidates: Collection[str],
-    ensemble_size: int,
-    *,
-    pick: Callable[[int], int],
-    excluded: Collection[str] = (),
-    write_quorum_size: int | None = None,
-    vacant: Collection[int] = (),
-    placement: Placement = ANYWHERE,
-) -> tuple[str, ...]:
-    """Choose the bookies of a new ensemble; see `Placement.ensemble`."""
-    return placement.ensemble(
-        candidates,
-        ensemble_size,
-        pick=pick,
-        excluded=excluded,
-        write_quorum_size=write_quorum_size,
-        vacant=vacant,
-    )
-
-
-def choose_newcomers(
-    ensemble: Sequence[str],
-    slots: Collection[int],
-    candidates: Collection[str],
-    *,
-    pick: Callable[[int], int],
-    write_quorum_size: int | None = None,
-    placement: Placement = ANYWHERE,
-) -> dict[int, str]:
-    """Choose bookies that take over slots; see `Placement.newcomers`."""
-    return placement.newcomers(
-        ensemble, slots, candidates, pick=pick, write_quorum_size=write_quorum_size
-    )
 
 
 def weights_by_free_space(free_bytes: Mapping[str, int]) -> dict[str, int]:

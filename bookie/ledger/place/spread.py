@@ -143,7 +143,6 @@ class Spread:
         return power
 
     def _cost(self, index: int) -> int:
-        """The least cost that a write set can come to."""
         return self._price(self._reach(index))
 
     def _reach(self, index: int) -> int:

@@ -110,7 +110,6 @@ class Follower:
 
     @property
     def metadata(self) -> LedgerMetadata:
-        """The ledger's metadata as last heard of."""
         return self.found.value
 
     def start(self) -> None:

@@ -291,7 +291,6 @@ class ReaderHandle:
             await follower.close()
 
     async def _bounded(self, first: int, last: int | None) -> int:
-        """The last entry to read."""
         _check_range(first, last)
         if last is None:
             return self.last_entry_id

@@ -84,7 +84,6 @@ class ReadAhead:
             return entries
 
     async def close(self) -> None:
-        """Stop; calls that run are cancelled."""
         while self._spans:
             await self._spans.popleft().close()
 

@@ -132,7 +132,6 @@ class RecoveryForecast:
         """First id that the recovery reads; everything that it finds is stored again."""
 
     def begin(self) -> list[Question]:
-        """The first questions."""
         return self._feed(Start())
 
     def answer(self, answer: ForecastAnswer) -> list[Question]:

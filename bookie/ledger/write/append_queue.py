@@ -40,7 +40,6 @@ class NewEntries(NamedTuple):
 
     @property
     def greatest_bytes(self) -> int:
-        """The size of the largest entry; there is one."""
         return max(self.sizes) + len(self.prefix)
 
 
@@ -102,7 +101,6 @@ class AppendQueue:
 
     @property
     def has_full(self) -> bool:
-        """True if the next group is full."""
         return bool(self._full)
 
     def put(self, payload: bytes, future: Future[int]) -> None:
@@ -200,7 +198,6 @@ class ConfirmationWaiters:
         self._waiting.append((entry_id, waiter))
 
     def confirmed(self, last_add_confirmed: int) -> None:
-        """Entries up to this one are confirmed."""
         while self._waiting and self._waiting[0][0] <= last_add_confirmed:
             settle([self._waiting.popleft()[1]], None)
 

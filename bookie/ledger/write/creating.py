@@ -39,15 +39,12 @@ class Creating(Coroutine[Any, Any, H], Generic[H]):
     # -- for tasks, which take coroutines only -----------------------------------------------------
 
     def send(self, value: Any, /) -> Any:
-        """Forwarded to the coroutine."""
         return self._coroutine.send(value)
 
     def throw(self, *error: Any) -> Any:
-        """Forwarded to the coroutine."""
         return self._coroutine.throw(*error)
 
     def close(self) -> None:
-        """Forwarded to the coroutine."""
         self._coroutine.close()
 
 

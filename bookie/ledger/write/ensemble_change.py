@@ -50,7 +50,6 @@ class EnsembleChange:
 
     @property
     def replaced(self) -> int:
-        """The slots that change, as a mask."""
         return mask_of(self.newcomers)
 
     @property
@@ -97,7 +96,6 @@ class Replacements:
 
     @property
     def are_allowed(self) -> bool:
-        """True if bookies may be replaced at all."""
         return self._changes_max > 0
 
     @property

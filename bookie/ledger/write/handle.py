@@ -392,7 +392,6 @@ class WriterHandle:
         self._lanes.join(lost)
 
     def take(self, event: WriterEvent) -> None:
-        """Take an event of a lane."""
         self._step(event)
 
     def abandon(self) -> None:

@@ -120,7 +120,6 @@ class LedgerOwnership:
 
     @property
     def is_busy(self) -> bool:
-        """True if an operation is under way."""
         return self._operation is not None
 
     def check(self) -> list[MetadataEffect]:
@@ -141,7 +140,6 @@ class LedgerOwnership:
         return self._write_closed()
 
     def on_timer(self) -> list[MetadataEffect]:
-        """The pause before a read is over."""
         is_reading = self._operation in (_Operation.CHANGE, _Operation.CLOSE)
         return [ReadMetadata()] if is_reading else []
 

@@ -88,7 +88,6 @@ class BatchWindow:
 
     @property
     def has_room(self) -> bool:
-        """True if another batch may be taken."""
         limits = self._limits
         return (
             self.retained_bytes < limits.in_flight_bytes_max
@@ -117,12 +116,10 @@ class BatchWindow:
         self.length_confirmed = batch.length_after
 
     def release(self, batch: PendingBatch) -> None:
-        """The bytes of `batch` are not needed any more."""
         del self.retained[batch.number]
         self.retained_bytes -= batch.payload_bytes
 
     def clear(self) -> None:
-        """Forget all batches."""
         self.pending.clear()
         self.retained.clear()
         self.retained_bytes = 0

@@ -48,7 +48,6 @@ class Slots:
 
     @property
     def up(self) -> int:
-        """The slots that batches are sent to."""
         return self.connected & ~self.dead
 
     def connect(self, slot: int) -> None:
@@ -98,7 +97,6 @@ class Slots:
         self.newcomers |= 1 << slot
 
     def may_probe(self, slot: int) -> bool:
-        """True if a probe of the slot makes sense now."""
         return bool(self.dead & self.connected & 1 << slot) and slot not in self.probes
 
     def targets(self, slots: int, batch: int) -> int:

@@ -165,22 +165,18 @@ class LedgerWriter:
 
     @property
     def metadata(self) -> LedgerMetadata:
-        """The ledger's metadata as the writer last saw it."""
         return self.ownership.metadata
 
     @property
     def last_add_confirmed(self) -> int:
-        """The last entry that is durable, and before which all are; -1 if none is."""
         return self.window.last_add_confirmed
 
     @property
     def lac_carried(self) -> int:
-        """The highest LAC that some request carried; never above the LAC."""
         return self.delivery.lac_carried
 
     @property
     def length_confirmed(self) -> int:
-        """Payload bytes up to the LAC: the ledger's length if it is closed now."""
         return self.window.length_confirmed
 
     @property

@@ -62,7 +62,6 @@ class _Slot:
         self._tell(SlotLost(self._slot, self._epoch))
 
     def on_missing(self) -> None:
-        """There is no bookie."""
         self._tell(SlotSilent(self._slot, self._epoch))
 
     def on_silent(self) -> None:
@@ -119,7 +118,6 @@ class WriterLanes:
 
     @property
     def is_used(self) -> bool:
-        """True if the lanes were joined and not left."""
         return self._is_used
 
     def join(self, lost: Collection[str]) -> None:
@@ -135,14 +133,12 @@ class WriterLanes:
                 slot.lane.join(slot)
 
     def leave(self) -> None:
-        """Leave the lanes."""
         if self._is_used:
             self._is_used = False
             for slot in self._slots:
                 slot.lane.leave(slot)
 
     def send(self, slot: int, request: Request, on_answer: OnAnswer) -> None:
-        """Send a request to a slot."""
         request_id, data = request
         self._slots[slot].lane.send(request_id, data, on_answer)
 
@@ -151,7 +147,6 @@ class WriterLanes:
         return self._slots[slot].lane.life
 
     def describe(self) -> list[str]:
-        """The state of each lane, for the log."""
         return [slot.lane.describe() for slot in self._slots]
 
     # -- newcomers -------------------------------------------------------------------------------

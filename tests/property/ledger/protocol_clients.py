@@ -20,7 +20,7 @@ from bookie.ledger.exchange import (
     WriteMetadata,
 )
 from bookie.ledger.metadata import LedgerMetadata, LedgerState
-from bookie.ledger.place import choose_newcomers
+from bookie.ledger.place import ANYWHERE
 from bookie.ledger.quorum import slots_of
 from bookie.ledger.read import reader
 from bookie.ledger.read.reader import LedgerRead
@@ -419,7 +419,7 @@ class SimRecoverer:
             slots = list(slots_of(effect.slots))
             candidates = world.bookies.keys() - self.failing
             chosen.update(
-                choose_newcomers(effect.bookies, slots, candidates, pick=world.rng.randrange)
+                ANYWHERE.newcomers(effect.bookies, slots, candidates, pick=world.rng.randrange)
             )
             for name in chosen.values():
                 self.incarnations[name] = world.bookies[name].incarnation

@@ -185,7 +185,6 @@ class Stream(ABC):
         """Take one message; overridden by each kind of stream."""
 
     def _error_of(self, error: grpc.RpcError) -> BookieError:
-        """The error of a failed attempt."""
         return error_of(self.address, error)
 
     def _refusal_of(self, offered: tuple[tuple[str, str | bytes], ...]) -> BookieError | None:
@@ -194,7 +193,6 @@ class Stream(ABC):
         return None
 
     async def _run(self, attempt: _Attempt) -> None:
-        """Carry one attempt from its call to its end."""
         error = await self._converse(attempt)
         if self._attempt is attempt:
             self._attempt = None

@@ -45,7 +45,6 @@ class LacWatchHandler(StreamHandler):
         return len(self._refused) > WATCH_IDS_MAX
 
     def _note(self, state: LacState) -> None:
-        """Remember the latest state of a ledger."""
         self._latest[state.ledger_id] = state
         self._wake()
 
@@ -56,7 +55,6 @@ class LacWatchHandler(StreamHandler):
         self._note(LacState(ledger_id, NO_ENTRY, fenced=False, status=status))
 
     def _take(self, data: bytes) -> None:
-        """Carry out the changes that one message asks for."""
         try:
             change = parse_watch_request(data)
         except BookieError as error:

@@ -63,7 +63,6 @@ class ReadStreamHandler(StreamHandler):
         return waiting >= WAITING_MAX or waiting + len(self._answers) >= PENDING_MAX
 
     def _take(self, data: bytes) -> None:
-        """Answer one request, or begin to."""
         request_id, charge = 0, None
         try:
             if self._refusal is not None:
@@ -87,7 +86,6 @@ class ReadStreamHandler(StreamHandler):
                 self._deadlines.start(reading, timeout_ms / 1000)
 
     async def _read_later(self, command: ReadCommand) -> ReadReply:
-        """Make a read that has to wait."""
         try:
             return await self._node.read(command)
         except Exception as error:  # noqa: BLE001  (the servicer's error mapping)

@@ -86,7 +86,6 @@ class BookieService:
             stream.end()
 
     def _calls(self) -> list[_Call[Any, Any]]:
-        """The unary calls."""
         node = self._node
         return [
             _Call(
@@ -182,7 +181,6 @@ class BookieService:
         return Reply(Status.OK), await self._node.info()
 
     async def _add_stream(self, _requests: Any, context: CallContext) -> None:
-        """Serve one stream of adds."""
         is_named = bool(named(context.invocation_metadata(), INCARNATION_METADATA_KEY))
         refusal = self._refusal(context)
         stream = AddStreamHandler(
@@ -191,14 +189,12 @@ class BookieService:
         await self._serve(stream, context)
 
     async def _read_stream(self, _requests: Any, context: CallContext) -> None:
-        """Serve one stream of reads."""
         refusal = self._refusal(context)
         await self._serve(
             ReadStreamHandler(self._node, self._errors, self._budget, refusal), context
         )
 
     async def _watch_lac(self, _requests: Any, context: CallContext) -> None:
-        """Serve one subscription to LACs."""
         await self._serve(
             LacWatchHandler(self._node, self._errors, self._refusal(context)), context
         )

@@ -16,8 +16,6 @@ from bookie.ledger.place import (
     AckDomains,
     Placement,
     PlacementPolicy,
-    choose_ensemble,
-    choose_newcomers,
     vacant_slots,
 )
 from bookie.ledger.place.spread import STEPS_MAX, Spread
@@ -74,27 +72,23 @@ def test_no_ensemble_spans_more(
     pick = random.Random(seed).randrange
     if len(racks) < ensemble_size:
         try:
-            choose_ensemble(names, ensemble_size, pick=pick, placement=topology(racks))
+            topology(racks).ensemble(names, ensemble_size, pick=pick)
         except NotEnoughBookiesError:
             return
         raise AssertionError("too few bookies made an ensemble")
     best = max(
         spans_of(choice, write_quorum_size) for choice in set(permutations(racks, ensemble_size))
     )
-    chosen = choose_ensemble(
-        names,
-        ensemble_size,
-        pick=pick,
-        write_quorum_size=write_quorum_size,
-        placement=topology(racks),
+    chosen = topology(racks).ensemble(
+        names, ensemble_size, pick=pick, write_quorum_size=write_quorum_size
     )
     assert len(set(chosen)) == ensemble_size
     assert set(chosen) <= set(names)
     assert spans_of(racks_of(chosen, racks), write_quorum_size) == best
     strict = topology(racks, enforce=True, wanted=wanted)
     try:
-        chosen = choose_ensemble(
-            names, ensemble_size, pick=pick, write_quorum_size=write_quorum_size, placement=strict
+        chosen = strict.ensemble(
+            names, ensemble_size, pick=pick, write_quorum_size=write_quorum_size
         )
     except NotEnoughBookiesError:
         assert best[0] < min(wanted, write_quorum_size)
@@ -121,13 +115,12 @@ def test_no_newcomers_are_better(
     racks = [*standing, *spare]
     names = [f"b{n}" for n in range(len(racks))]
     placement = topology(racks, enforce=enforce)
-    chosen = choose_newcomers(
+    chosen = placement.newcomers(
         names[:ensemble_size],
         slots,
         names,
         pick=random.Random(data.draw(st.integers(0, 2**32))).randrange,
         write_quorum_size=write_quorum_size,
-        placement=placement,
     )
     assert chosen.keys() <= set(slots)
     assert len(set(chosen.values())) == len(chosen)
@@ -222,13 +215,8 @@ def test_newcomers_are_found_where_the_search_ends_in_a_dead_end() -> None:
     spares = [f"b{64 + n}" for n in range(30)]
     names = [f"b{n}" for n in range(64)]
     placement = topology([*racks, *["a"] * 30], enforce=True)
-    chosen = choose_newcomers(
-        names,
-        slots,
-        [*names, *spares],
-        pick=random.Random(1).randrange,
-        write_quorum_size=3,
-        placement=placement,
+    chosen = placement.newcomers(
+        names, slots, [*names, *spares], pick=random.Random(1).randrange, write_quorum_size=3
     )
     assert len(chosen) == len(slots) - 1
     after = tuple(chosen.get(slot, name) for slot, name in enumerate(names))
@@ -242,12 +230,11 @@ def test_large_ensembles_that_fit_exactly_are_found(shape: tuple[int, int, int])
     racks = planted(ensemble_size, write_quorum_size, count, random.Random(1))
     names = [f"b{n}" for n in range(ensemble_size)]
     for seed in range(5):
-        chosen = choose_ensemble(
+        chosen = topology(racks, enforce=True, wanted=write_quorum_size).ensemble(
             names,
             ensemble_size,
             pick=random.Random(seed).randrange,
             write_quorum_size=write_quorum_size,
-            placement=topology(racks, enforce=True, wanted=write_quorum_size),
         )
         assert spans_of(racks_of(chosen, racks), write_quorum_size)[0] == write_quorum_size
 
@@ -258,12 +245,11 @@ def test_a_search_that_was_given_up_says_so() -> None:
     messages = set()
     for seed in range(5):
         try:
-            choose_ensemble(
+            topology(racks, enforce=True, wanted=5).ensemble(
                 [f"b{n}" for n in range(50)],
                 50,
                 pick=random.Random(seed).randrange,
                 write_quorum_size=5,
-                placement=topology(racks, enforce=True, wanted=5),
             )
         except NotEnoughBookiesError as error:
             messages.add(str(error))

@@ -11,10 +11,9 @@ import pytest
 from bookie.errors import NotEnoughBookiesError
 from bookie.ids import is_vacant
 from bookie.ledger.place import (
+    ANYWHERE,
     Placement,
     PlacementPolicy,
-    choose_ensemble,
-    choose_newcomers,
     vacant_slots,
     weights_by_free_space,
 )
@@ -25,7 +24,7 @@ def test_an_ensemble_has_different_bookies() -> None:
     """Every slot gets its own bookie, from the candidates that are not excluded."""
     pick = random.Random(1).randrange
     for _ in range(100):
-        ensemble = choose_ensemble({"a", "b", "c", "d"}, 3, pick=pick, excluded={"b"})
+        ensemble = ANYWHERE.ensemble({"a", "b", "c", "d"}, 3, pick=pick, excluded={"b"})
         assert sorted(ensemble) == ["a", "c", "d"]
 
 
@@ -34,13 +33,13 @@ def test_too_few_candidates() -> None:
     with pytest.raises(
         NotEnoughBookiesError, match="ensemble of 3 is wanted, but there are only 2"
     ):
-        choose_ensemble(["a", "b", "b"], 3, pick=random.Random(1).randrange)
+        ANYWHERE.ensemble(["a", "b", "b"], 3, pick=random.Random(1).randrange)
 
 
 def test_the_same_choices_give_the_same_ensemble() -> None:
     """The order of the candidates does not matter, only the choices do."""
-    one = choose_ensemble(["a", "b", "c", "d"], 2, pick=random.Random(7).randrange)
-    two = choose_ensemble({"d", "c", "b", "a"}, 2, pick=random.Random(7).randrange)
+    one = ANYWHERE.ensemble(["a", "b", "c", "d"], 2, pick=random.Random(7).randrange)
+    two = ANYWHERE.ensemble({"d", "c", "b", "a"}, 2, pick=random.Random(7).randrange)
     assert one == two
 
 
@@ -49,7 +48,7 @@ def test_every_slot_sees_every_bookie_equally_often() -> None:
     pick = random.Random(3).randrange
     slots = [Counter[str](), Counter[str]()]
     for _ in range(4000):
-        for slot, bookie_id in enumerate(choose_ensemble("abcd", 2, pick=pick)):
+        for slot, bookie_id in enumerate(ANYWHERE.ensemble("abcd", 2, pick=pick)):
             slots[slot][bookie_id] += 1
     for counts in slots:
         assert set(counts) == set("abcd")
@@ -59,9 +58,9 @@ def test_every_slot_sees_every_bookie_equally_often() -> None:
 def test_newcomers_stand_outside_the_ensemble_and_each_in_one_slot() -> None:
     """Three slots, two spares: two slots get a bookie, in the order in which they were named."""
     candidates = ["b0", "b1", "b2", "b3", "b4"]
-    chosen = choose_newcomers(("b0", "b1", "b2"), [2, 0, 1], candidates, pick=lambda n: n - 1)
+    chosen = ANYWHERE.newcomers(("b0", "b1", "b2"), [2, 0, 1], candidates, pick=lambda n: n - 1)
     assert chosen == {2: "b4", 0: "b3"}
-    assert choose_newcomers(("b0",), [0], ["b0"], pick=lambda n: 0) == {}
+    assert ANYWHERE.newcomers(("b0",), [0], ["b0"], pick=lambda n: 0) == {}
 
 
 def labelled(policy: PlacementPolicy, **bookies: str) -> Placement:
@@ -94,12 +93,8 @@ def test_a_striped_ensemble_spans_domains_in_each_write_set() -> None:
         PlacementPolicy.RACK, a="rack=r1", b="rack=r1", c="rack=r2", d="rack=r2", e="rack=r2"
     )
     for seed in range(50):
-        ensemble = choose_ensemble(
-            "abcde",
-            4,
-            pick=random.Random(seed).randrange,
-            write_quorum_size=2,
-            placement=placement,
+        ensemble = placement.ensemble(
+            "abcde", 4, pick=random.Random(seed).randrange, write_quorum_size=2
         )
         assert placement.domains(ensemble) in (("r1", "r2") * 2, ("r2", "r1") * 2)
 
@@ -117,7 +112,7 @@ def test_within_a_region_zones_and_racks_differ_as_far_as_they_can() -> None:
     for seed in range(30):
         pick = random.Random(seed).randrange
         for spares in ("bc", "cx"):
-            chosen = choose_newcomers(("a", "u", "z"), [2], spares, pick=pick, placement=placement)
+            chosen = placement.newcomers(("a", "u", "z"), [2], spares, pick=pick)
             assert chosen == {2: "c"}
 
 
@@ -126,9 +121,9 @@ def test_a_bookie_without_the_label_proves_nothing() -> None:
     placement = labelled(PlacementPolicy.RACK, a="rack=r1", b="rack=r2")
     pick = random.Random(8).randrange
     for _ in range(20):
-        assert set(choose_ensemble("abxy", 2, pick=pick, placement=placement)) == {"a", "b"}
+        assert set(placement.ensemble("abxy", 2, pick=pick)) == {"a", "b"}
     assert placement.spans(("a", "x", "y"), 3) == (1,)
-    assert choose_newcomers(("a", "b"), [1], ["x"], pick=pick, placement=placement) == {1: "x"}
+    assert placement.newcomers(("a", "b"), [1], ["x"], pick=pick) == {1: "x"}
 
 
 def test_labels_that_change_count_from_the_next_choice_on() -> None:
@@ -137,8 +132,8 @@ def test_labels_that_change_count_from_the_next_choice_on() -> None:
     after = labelled(PlacementPolicy.RACK, a="rack=r1", b="rack=r2", c="rack=r1")
     for seed in range(20):
         pick = random.Random(seed).randrange
-        assert choose_newcomers(("a", "z"), [1], "bc", pick=pick, placement=before) == {1: "c"}
-        assert choose_newcomers(("a", "z"), [1], "bc", pick=pick, placement=after) == {1: "b"}
+        assert before.newcomers(("a", "z"), [1], "bc", pick=pick) == {1: "c"}
+        assert after.newcomers(("a", "z"), [1], "bc", pick=pick) == {1: "b"}
 
 
 def test_enforced_domains_are_kept_or_refused() -> None:
@@ -148,10 +143,10 @@ def test_enforced_domains_are_kept_or_refused() -> None:
     )
     pick = random.Random(1).randrange
     with pytest.raises(NotEnoughBookiesError, match=r"must span 2 racks, .* allow only 1"):
-        choose_ensemble("ab", 2, pick=pick, placement=placement)
-    assert choose_newcomers(("a", "c"), [1], ["b"], pick=pick, placement=placement) == {}
+        placement.ensemble("ab", 2, pick=pick)
+    assert placement.newcomers(("a", "c"), [1], ["b"], pick=pick) == {}
     # What is wrong already may be replaced by what is no worse.
-    assert choose_newcomers(("a", "x"), [1], ["b"], pick=pick, placement=placement) == {1: "b"}
+    assert placement.newcomers(("a", "x"), [1], ["b"], pick=pick) == {1: "b"}
 
 
 def test_more_room_makes_a_bookie_likelier() -> None:
@@ -163,9 +158,7 @@ def test_more_room_makes_a_bookie_likelier() -> None:
         placement = replace(
             labelled(policy, a="rack=r1", b="rack=r1", c="rack=r1"), weights=weights
         )
-        chosen = Counter(
-            choose_ensemble("abcd", 1, pick=pick, placement=placement)[0] for _ in range(5000)
-        )
+        chosen = Counter(placement.ensemble("abcd", 1, pick=pick)[0] for _ in range(5000))
         assert 2.6 < chosen["c"] / chosen["a"] < 3.4
         assert chosen["d"] < 50
     assert weights_by_free_space({}) == {}
@@ -178,13 +171,8 @@ def test_vacant_slots_are_named_and_spread() -> None:
     assert vacant_slots(quorum, 2) == (2, 5)
     placement = labelled(PlacementPolicy.RACK, a="rack=r1", b="rack=r1", c="rack=r2", d="rack=r2")
     for seed in range(20):
-        ensemble = choose_ensemble(
-            "abcd",
-            6,
-            pick=random.Random(seed).randrange,
-            write_quorum_size=3,
-            vacant=(2, 5),
-            placement=placement,
+        ensemble = placement.ensemble(
+            "abcd", 6, pick=random.Random(seed).randrange, write_quorum_size=3, vacant=(2, 5)
         )
         assert (ensemble[2], ensemble[5]) == ("vacant.2", "vacant.5")
         assert [is_vacant(bookie_id) for bookie_id in ensemble] == [False, False, True] * 2
