@@ -13,16 +13,15 @@ from bookie.entry.batch import EntryBatch
 from bookie.entry.digest import digester_for_key
 from bookie.entry.entry import parse_header
 from bookie.env.backoff import Backoff
-from bookie.errors import BookieError, NoSuchLedgerError
+from bookie.errors import BookieError
 from bookie.ids import Status
 from bookie.ledger.connection.pool import BookiePool
 from bookie.ledger.copies.replica_plan import EntryRange, merged, stripe_ranges
 from bookie.ledger.metadata import LedgerMetadata
 from bookie.ledger.quorum import Stripe
 from bookie.ledger.read.range_read import READ_BYTES_MAX, READ_ENTRIES_MAX
-from bookie.ledger.read.verification import VerifiedRead, verify_read
+from bookie.ledger.read.verification import VerifiedRead, list_stored, read_command, verify_read
 from bookie.ledger.striping import is_run
-from bookie.wire.grpc.client.channel import BookieChannel, ReadCommand
 
 PATIENCE_SECONDS = 10.0
 """Time for which a bookie without a definite answer is asked again. A busy one may lose its session
@@ -152,19 +151,17 @@ class CopyCheck:
 
     async def _read_once(self, position: int, last: int) -> VerifiedRead:
         stripe = self._stripe
-        command = ReadCommand(
-            self._metadata.ledger_id,
+        command = read_command(
+            self._metadata,
             position,
             last,
+            stripe,
             max_entries=READ_ENTRIES_MAX,
             max_bytes=READ_BYTES_MAX,
-            master_key=self._metadata.password_key,
-            stripe_modulus=stripe.modulus,
-            stripe_first_residue=stripe.first_residue,
-            stripe_count=stripe.count,
         )
         try:
-            reply = await self._channel().read(command, timeout=self._timeout)
+            channel = self._pool.connection(self._bookie_id).channel()
+            reply = await channel.read(command, timeout=self._timeout)
         except BookieError as error:
             status = Status.UNAUTHORIZED if error.status is Status.UNAUTHORIZED else NO_WORD
             return VerifiedRead(status, message=str(error))
@@ -174,11 +171,10 @@ class CopyCheck:
             return VerifiedRead(NO_WORD, message=message)
         return told
 
-    def _channel(self) -> BookieChannel:
-        return self._pool.connection(self._bookie_id).channel()
-
     async def _end_of_hole(self, at: int, last: int) -> int:
         """The last id of the stripe before the next one that the bookie lists."""
+        if at >= last:
+            return last
         listed = await list_stored(self._pool, self._bookie_id, self._metadata, at + 1, last)
         wanted = (
             self._stripe.next_id(max(begin, at + 1))
@@ -193,29 +189,3 @@ class CopyCheck:
         offset = int(batch.offsets()[-2])
         header = parse_header(memoryview(batch.payload)[offset:])
         found.last_entry_id, found.length = header.entry_id, header.length
-
-
-async def list_stored(
-    pool: BookiePool, bookie_id: str, metadata: LedgerMetadata, first: int, last: int
-) -> list[EntryRange]:
-    """The ranges of ids from `first` to `last` that a bookie says it stores.
-
-    Raises:
-        BookieError: it did not answer.
-    """
-    if last < first:
-        return []
-    channel = pool.connection(bookie_id).channel()
-    ranges: list[EntryRange] = []
-    try:
-        async for firsts, lasts in channel.list_entries(
-            metadata.ledger_id,
-            first,
-            last,
-            key=metadata.password_key,
-            timeout=pool.settings.read_timeout_seconds,
-        ):
-            ranges += zip(firsts.tolist(), lasts.tolist(), strict=True)
-    except NoSuchLedgerError:
-        return []
-    return ranges

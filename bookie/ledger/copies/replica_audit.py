@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from bookie.env import gather
 from bookie.errors import BookieError, NoSuchLedgerError
 from bookie.ids import NO_ENTRY
-from bookie.ledger.copies.copy_check import CopyCheck, CopyFindings, list_stored
+from bookie.ledger.copies.copy_check import CopyCheck, CopyFindings
 from bookie.ledger.copies.replica_plan import (
     AuditItem,
     CopyRange,
@@ -41,6 +41,7 @@ from bookie.ledger.copies.replica_plan import (
 from bookie.ledger.ledger_client import LedgerClient
 from bookie.ledger.metadata import LedgerMetadata, decode
 from bookie.ledger.read.handle import ReaderHandle
+from bookie.ledger.read.verification import list_stored
 from bookie.metadata.versioned import Versioned
 
 COPIES_AT_ONCE = 16

@@ -27,13 +27,12 @@ from bookie.ledger.copies.marks import UnderreplicationManager
 from bookie.ledger.copies.replica_plan import EntryRange, count_of, duties, merged, quorum_of
 from bookie.ledger.ledger_client import LedgerClient
 from bookie.ledger.metadata import LedgerMetadata
-from bookie.ledger.quorum import Stripe
-from bookie.ledger.read.verification import verify_read
+from bookie.ledger.quorum import EVERY_ID
+from bookie.ledger.read.verification import read_command, verify_read
 from bookie.ledger.striping import is_run
 from bookie.ledger.write.pending import BATCH_ENTRIES_MAX
 from bookie.ledger.write.requests import RequestEncoder
 from bookie.metadata.store import MetadataStore
-from bookie.wire.grpc.client.channel import ReadCommand
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,12 +162,7 @@ class _Copying:
         wrong: list[EntryRange] = []
         owed = duties(self._metadata, self._damage.bookie_id, self._damage.ranges)
         for first, last in owed:
-            check = CopyCheck(
-                self._metadata,
-                self._damage.bookie_id,
-                Stripe(0, 0, 0),
-                self._pool,
-            )
+            check = CopyCheck(self._metadata, self._damage.bookie_id, EVERY_ID, self._pool)
             found = await check.run(first, last)
             if found.unread:
                 return [], found.reason
@@ -214,13 +208,12 @@ class _Copying:
         return [name for name in dict.fromkeys(others) if name != self._damage.bookie_id]
 
     async def _read(self, bookie_id: str, first: int, last: int) -> tuple[EntryBatch | None, str]:
-        command = ReadCommand(
-            self._metadata.ledger_id,
+        command = read_command(
+            self._metadata,
             first,
             last,
             max_entries=BATCH_ENTRIES_MAX,
             max_bytes=BATCH_SIZE_BYTES_MAX,
-            master_key=self._metadata.password_key,
         )
         try:
             channel = self._pool.connection(bookie_id).channel()
@@ -231,7 +224,7 @@ class _Copying:
         if told.batch is None:
             problem = told.stopped_by if told.status is Status.OK else told.status
             return None, told.message or problem.name.lower().replace("_", " ")
-        if not is_run(told.batch, Stripe(0, 0, 0), first):
+        if not is_run(told.batch, EVERY_ID, first):
             return None, "it left out entries"
         return told.batch, ""
 

@@ -24,7 +24,7 @@ from bookie.ledger.read.reader import (
     ReadFailed,
     SendRead,
 )
-from bookie.ledger.read.verification import verify_read
+from bookie.ledger.read.verification import read_command, verify_read
 from bookie.wire.deadlines import Deadlines
 from bookie.wire.grpc.client.channel import ReadCommand
 
@@ -55,7 +55,6 @@ class RangeRead:
         self._pool = pool
         self._digester = digester
         self._ledger_id = machine.metadata.ledger_id
-        self._key = machine.metadata.password_key
         self.entries_read = 0
         """Entries that came so far, and the bytes of their packets."""
         self.bytes_read = 0
@@ -148,17 +147,13 @@ class RangeRead:
         self._step(TimerFired(timer))
 
     async def _call(self, effect: SendRead) -> None:
-        stripe = effect.stripe
-        command = ReadCommand(
-            self._ledger_id,
+        command = read_command(
+            self.machine.metadata,
             effect.first_entry_id,
             effect.last_entry_id,
+            effect.stripe,
             max_entries=READ_ENTRIES_MAX,
             max_bytes=READ_BYTES_MAX,
-            master_key=self._key,
-            stripe_modulus=stripe.modulus,
-            stripe_first_residue=stripe.first_residue,
-            stripe_count=stripe.count,
         )
         try:
             channel = self._pool.connection(effect.bookie_id).channel()

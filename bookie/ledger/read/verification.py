@@ -1,4 +1,4 @@
-"""Verified answers of bookies: digests checked, payloads sliced out."""
+"""Questions to one bookie, and its verified answers: digests checked, payloads sliced out."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from bookie.entry.batch import EntryBatch
 from bookie.entry.digest import Digester
 from bookie.entry.entry import Entries, Entry, parse_header, unpack_lac, unpack_packet, verify_batch
-from bookie.errors import ChecksumError, FormatError
+from bookie.errors import ChecksumError, FormatError, NoSuchLedgerError
 from bookie.ids import NO_ENTRY, Status
-from bookie.wire.grpc.client.channel import LacReply, ReadReply
+from bookie.ledger.connection.pool import BookiePool
+from bookie.ledger.metadata import LedgerMetadata
+from bookie.ledger.quorum import EVERY_ID, Stripe
+from bookie.wire.grpc.client.channel import LacReply, ReadCommand, ReadReply
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,3 +94,52 @@ def verify_lac(ledger_id: int, reply: LacReply, digester: Digester) -> VerifiedL
     except (ChecksumError, FormatError) as error:
         return VerifiedLac(Status.BAD_CHECKSUM, message=str(error))
     return VerifiedLac(reply.status, lac, last, length)
+
+
+def read_command(
+    metadata: LedgerMetadata,
+    first_entry_id: int,
+    last_entry_id: int,
+    stripe: Stripe = EVERY_ID,
+    *,
+    max_entries: int,
+    max_bytes: int,
+    fence: bool = False,
+) -> ReadCommand:
+    """A read of the ids of a stripe in ``first_entry_id … last_entry_id`` (inclusive)."""
+    return ReadCommand(
+        metadata.ledger_id,
+        first_entry_id,
+        last_entry_id,
+        max_entries,
+        max_bytes,
+        fence,
+        metadata.password_key,
+        stripe.modulus,
+        stripe.first_residue,
+        stripe.count,
+    )
+
+
+async def list_stored(
+    pool: BookiePool, bookie_id: str, metadata: LedgerMetadata, first: int, last: int = NO_ENTRY
+) -> list[tuple[int, int]]:
+    """The ranges of ids from `first` to `last` (-1: the end) that a bookie says it stores.
+
+    Raises:
+        BookieError: it did not answer.
+    """
+    channel = pool.connection(bookie_id).channel()
+    ranges: list[tuple[int, int]] = []
+    try:
+        async for firsts, lasts in channel.list_entries(
+            metadata.ledger_id,
+            first,
+            last,
+            key=metadata.password_key,
+            timeout=pool.settings.read_timeout_seconds,
+        ):
+            ranges += zip(firsts.tolist(), lasts.tolist(), strict=True)
+    except NoSuchLedgerError:
+        return []
+    return ranges

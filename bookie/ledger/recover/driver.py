@@ -25,7 +25,13 @@ from bookie.ledger.exchange import (
 from bookie.ledger.metadata import LedgerMetadata
 from bookie.ledger.place.ensembles import Ensembles
 from bookie.ledger.quorum import slots_of
-from bookie.ledger.read.verification import verify_lac, verify_read
+from bookie.ledger.read.verification import (
+    VerifiedLac,
+    VerifiedRead,
+    read_command,
+    verify_lac,
+    verify_read,
+)
 from bookie.ledger.recover.recovery import LedgerRecovery
 from bookie.ledger.recover.recovery_events import (
     FenceAnswered,
@@ -46,7 +52,6 @@ from bookie.ledger.write.pending import BATCH_ENTRIES_MAX
 from bookie.ledger.write.requests import RequestEncoder
 from bookie.metadata.versioned import Versioned
 from bookie.telemetry import event_log
-from bookie.wire.grpc.client.channel import ReadCommand
 
 _log = event_log(__name__)
 
@@ -104,10 +109,10 @@ class _RecoveryDriver:
         ensembles: Ensembles,
         calls: Calls[RecoveryEvent],
     ) -> None:
+        self._metadata = machine.metadata
         self._ledger_id = machine.metadata.ledger_id
         self._key = machine.metadata.password_key
         self._token = machine.metadata.c_token
-        self._write_quorum_size = machine.metadata.write_quorum_size
         self._encoder = RequestEncoder(machine.metadata, machine.quorum, pool.next_request_id)
         self._pool = pool
         self._ledgers = ledgers
@@ -155,29 +160,17 @@ class _RecoveryDriver:
         except BookieError as error:
             return FenceAnswered(effect.round, effect.slot, error.status, message=str(error))
         told = verify_lac(self._ledger_id, reply, self._encoder.digester)
-        return FenceAnswered(
-            effect.round,
-            effect.slot,
-            told.status,
-            told.last_add_confirmed,
-            told.last_entry_id,
-            told.last_length,
-            told.message,
-        )
+        return fence_answered(effect, told)
 
     async def _read(self, effect: SendRecoveryRead) -> RecoveryEvent:
-        stripe = effect.stripe
-        command = ReadCommand(
-            self._ledger_id,
+        command = read_command(
+            self._metadata,
             effect.first_entry_id,
             effect.last_entry_id,
+            effect.stripe,
             max_entries=BATCH_ENTRIES_MAX,
             max_bytes=BATCH_SIZE_BYTES_MAX,
             fence=effect.fence,
-            master_key=self._key,
-            stripe_modulus=stripe.modulus,
-            stripe_first_residue=stripe.first_residue,
-            stripe_count=stripe.count,
         )
         try:
             incarnation = await self._incarnation_of(effect.bookie_id)
@@ -186,16 +179,7 @@ class _RecoveryDriver:
             reply = await channel.read(command, timeout=timeout, incarnation=incarnation)
         except BookieError as error:
             return RecoveryReadAnswered(effect.round, effect.slot, error.status, message=str(error))
-        told = verify_read(reply, self._encoder.digester)
-        return RecoveryReadAnswered(
-            effect.round,
-            effect.slot,
-            told.status,
-            told.batch,
-            told.next_entry_id,
-            told.stopped_by,
-            told.message,
-        )
+        return read_answered(effect, verify_read(reply, self._encoder.digester))
 
     async def _add(self, effect: SendAdd) -> RecoveryEvent:
         bookie_id = effect.bookie_id
@@ -228,7 +212,7 @@ class _RecoveryDriver:
         chosen = self._ensembles.newcomers(
             effect.bookies,
             list(slots_of(effect.slots)),
-            self._write_quorum_size,
+            self._metadata.write_quorum_size,
             excluded=self._failing,
         )
         newcomers = {
@@ -291,6 +275,20 @@ class _RecoveryDriver:
             found = await self._cookies.read_latest(bookie_id)
             self._incarnations[bookie_id] = "" if found is None else found.value.incarnation
         return self._incarnations[bookie_id]
+
+
+def fence_answered(effect: SendFence, told: VerifiedLac) -> FenceAnswered:
+    """The event of a verified answer to a fence."""
+    lac, last = told.last_add_confirmed, told.last_entry_id
+    return FenceAnswered(
+        effect.round, effect.slot, told.status, lac, last, told.last_length, told.message
+    )
+
+
+def read_answered(effect: SendRecoveryRead, told: VerifiedRead) -> RecoveryReadAnswered:
+    """The event of a verified answer to a read."""
+    head = effect.round, effect.slot, told.status, told.batch
+    return RecoveryReadAnswered(*head, told.next_entry_id, told.stopped_by, told.message)
 
 
 async def _sleep(timer: TimerId, seconds: float) -> RecoveryEvent:

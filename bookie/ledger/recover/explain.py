@@ -16,22 +16,23 @@ from dataclasses import dataclass, replace
 
 from bookie.entry.digest import digester_for_key
 from bookie.env import gather
-from bookie.errors import (
-    BookieError,
-    BookieUnreachableError,
-    NoSuchLedgerError,
-    OperationTimeoutError,
-)
+from bookie.errors import BookieError, BookieUnreachableError, OperationTimeoutError
 from bookie.ids import BATCH_SIZE_BYTES_MAX, NO_ENTRY, Status
 from bookie.ledger.connection.pool import BookiePool
 from bookie.ledger.exchange import ChooseNewcomers, NewcomersChosen
 from bookie.ledger.metadata import LedgerMetadata
 from bookie.ledger.place.ensembles import Ensembles
 from bookie.ledger.quorum import slots_of
-from bookie.ledger.read.verification import VerifiedLac, verify_lac, verify_read
+from bookie.ledger.read.verification import (
+    VerifiedLac,
+    list_stored,
+    read_command,
+    verify_lac,
+    verify_read,
+)
+from bookie.ledger.recover.driver import fence_answered, read_answered
 from bookie.ledger.recover.explanation import LedgerExplanation, Outcome, SlotFindings, tail_of
 from bookie.ledger.recover.recovery_events import (
-    FenceAnswered,
     RecoveryReadAnswered,
     SendFence,
     SendRecoveryRead,
@@ -46,7 +47,6 @@ from bookie.ledger.recover.recovery_forecast import (
 )
 from bookie.ledger.write.pending import BATCH_ENTRIES_MAX
 from bookie.metadata.versioned import Versioned
-from bookie.wire.grpc.client.channel import ReadCommand
 
 _NO_ANSWER = "no answer"
 
@@ -132,17 +132,8 @@ class _Inquiry:
 
     async def _ask(self, question: Question) -> ForecastAnswer:
         match question:
-            case SendFence(round_, slot):
-                lac = self.probes[slot].lac
-                return FenceAnswered(
-                    round_,
-                    slot,
-                    lac.status,
-                    lac.last_add_confirmed,
-                    lac.last_entry_id,
-                    lac.last_length,
-                    lac.message,
-                )
+            case SendFence():
+                return fence_answered(question, self.probes[question.slot].lac)
             case SendRecoveryRead():
                 return await self._read(question)
             case ChooseNewcomers():
@@ -244,16 +235,13 @@ class _Inquiry:
             elif probe.findings.is_definite:
                 # Its first answer denied every entry beyond its last one.
                 return _unread(effect, Status.NO_SUCH_ENTRY)
-        command = ReadCommand(
-            self._metadata.ledger_id,
+        command = read_command(
+            self._metadata,
             effect.first_entry_id,
             last,
+            stripe,
             max_entries=BATCH_ENTRIES_MAX,
             max_bytes=BATCH_SIZE_BYTES_MAX,
-            master_key=self._metadata.password_key,
-            stripe_modulus=stripe.modulus,
-            stripe_first_residue=stripe.first_residue,
-            stripe_count=stripe.count,
         )
         try:
             reply = await self._pool.connection(name).channel().read(
@@ -268,15 +256,7 @@ class _Inquiry:
         problem = told.status if told.status is not Status.OK else told.stopped_by
         if problem is not Status.OK and not problem.is_definite_negative:
             self._remember(name, _words(problem, told.message))
-        return RecoveryReadAnswered(
-            effect.round,
-            effect.slot,
-            told.status,
-            told.batch,
-            told.next_entry_id,
-            told.stopped_by,
-            told.message,
-        )
+        return read_answered(effect, told)
 
     async def held(self) -> Mapping[str, list[tuple[int, int]]]:
         """The ranges of ids beyond the LAC that each bookie lists."""
@@ -290,23 +270,12 @@ class _Inquiry:
     async def _listed(
         self, bookie_id: str, first: int = 0, last: int = NO_ENTRY
     ) -> list[tuple[int, int]]:
-        """The ranges of ids that a bookie lists; `last` -1 means to the end."""
-        channel = self._pool.connection(bookie_id).channel()
-        ranges: list[tuple[int, int]] = []
+        """The ranges of ids that a bookie lists; none if it does not answer."""
         try:
-            async for firsts, lasts in channel.list_entries(
-                self._metadata.ledger_id,
-                first,
-                last,
-                key=self._metadata.password_key,
-                timeout=self._timeout,
-            ):
-                ranges += zip(firsts.tolist(), lasts.tolist(), strict=True)
-        except NoSuchLedgerError:
-            pass
+            return await list_stored(self._pool, bookie_id, self._metadata, first, last)
         except BookieError as error:
             self._remember(bookie_id, _reason_of(error))
-        return ranges
+            return []
 
     @property
     def last_add_confirmed(self) -> int:
