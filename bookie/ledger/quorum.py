@@ -16,8 +16,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Self
 
 from bookie.errors import BadRequestError
+from bookie.ledger.metadata import LedgerMetadata
 
 ENSEMBLE_SIZE_MAX = 64
 """The largest ensemble: far above any use, and small enough for a mask in one machine word."""
@@ -87,6 +89,11 @@ class Quorum:
             mask_of((first + i) % ensemble for i in range(write)) for first in range(classes)
         )
         object.__setattr__(self, "windows", windows)
+
+    @classmethod
+    def of(cls, metadata: LedgerMetadata) -> Self:
+        """The quorum of a ledger."""
+        return cls(metadata.ensemble_size, metadata.write_quorum_size, metadata.ack_quorum_size)
 
     @property
     def is_striped(self) -> bool:

@@ -10,7 +10,7 @@ CLIENT_MUTANTS = (
     Mutant(
         "a repair stores under any incarnation",
         "bookie/ledger/copies/replica_repair.py",
-        ".recovery(await self._incarnation_of(bookie_id))",
+        ".recovery(await self._incarnations.of(bookie_id))",
         '.recovery("")',
         (f"{REPAIR}a_bookie_of_another_incarnation_is_given_nothing",),
         "A repair is told as done, and a bookie that is being replaced had its entries.",

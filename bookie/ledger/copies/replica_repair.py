@@ -27,6 +27,7 @@ from bookie.ledger.copies.marks import UnderreplicationManager
 from bookie.ledger.copies.replica_plan import EntryRange, count_of, duties, merged, quorum_of
 from bookie.ledger.ledger_client import LedgerClient
 from bookie.ledger.metadata import LedgerMetadata
+from bookie.ledger.place.ensembles import Incarnations
 from bookie.ledger.quorum import EVERY_ID
 from bookie.ledger.read.verification import read_command, verify_read
 from bookie.ledger.striping import is_run
@@ -144,7 +145,7 @@ class _Copying:
         self._encoder = RequestEncoder(
             metadata, quorum_of(metadata), client.pool.next_request_id
         )  # fmt: skip
-        self._incarnation: str | None = None
+        self._incarnations = Incarnations(client.ensembles.cookies)
         self._entries = self._packet_bytes = 0
 
     def outcome(self, outcome: str, detail: str = "") -> RepairOutcome:
@@ -232,7 +233,7 @@ class _Copying:
         """Store packets. Raises BookieUnreachableError, or the error of the bookie's status."""
         bookie_id = self._damage.bookie_id
         request_id, data = self._encoder.entries(batch, recovery=True)
-        lane = self._pool.connection(bookie_id).recovery(await self._incarnation_of(bookie_id))
+        lane = self._pool.connection(bookie_id).recovery(await self._incarnations.of(bookie_id))
         seconds = self._pool.settings.add_timeout_seconds
         try:
             async with asyncio.timeout(seconds):
@@ -243,12 +244,6 @@ class _Copying:
             ) from error
         if status is not Status.OK:
             raise error_for_status(status, message)
-
-    async def _incarnation_of(self, bookie_id: str) -> str:
-        if self._incarnation is None:
-            found = await self._client.ensembles.cookies.read_latest(bookie_id)
-            self._incarnation = "" if found is None else found.value.incarnation
-        return self._incarnation
 
 
 def _all(ledger_id: int, damages: Sequence[CopyDamage], outcome: str) -> list[RepairOutcome]:

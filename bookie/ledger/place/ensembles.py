@@ -53,6 +53,28 @@ class Quarantine:
         return set(self._until)
 
 
+class Incarnations:
+    """The incarnations that may speak for bookies: each as the store has it when first asked for.
+
+    A former process of a bookie that lives on would deny what its successor acknowledged.
+    """
+
+    def __init__(self, cookies: CookieManager) -> None:
+        self.known: dict[str, str] = {}
+        self._cookies = cookies
+
+    async def of(self, bookie_id: str) -> str:
+        """The incarnation of a bookie; empty if the store names none.
+
+        Raises:
+            MetadataError: the store does not answer.
+        """
+        if bookie_id not in self.known:
+            found = await self._cookies.read_latest(bookie_id)
+            self.known[bookie_id] = "" if found is None else found.value.incarnation
+        return self.known[bookie_id]
+
+
 class Ensembles:
     """Chooses bookies for the ledgers of one client."""
 

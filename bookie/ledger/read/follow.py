@@ -60,7 +60,7 @@ async def read_lac(pool: BookiePool, metadata: LedgerMetadata, digester: Digeste
         WrongClusterError: a bookie refused the caller.
         ClientClosedError: the client was closed meanwhile.
     """
-    quorum = Quorum(metadata.ensemble_size, metadata.write_quorum_size, metadata.ack_quorum_size)
+    quorum = Quorum.of(metadata)
     answered, lac, silence = 0, NO_ENTRY, ""
     async with Calls[tuple[int, VerifiedLac]]() as calls:
         for slot in range(metadata.ensemble_size):

@@ -43,9 +43,7 @@ class ReaderHandle:
         metadata = found.value
         self._digester = digester_for_key(metadata.digest_type, metadata.password_key)
         self._last_add_confirmed = NO_ENTRY
-        self._quorum = Quorum(
-            metadata.ensemble_size, metadata.write_quorum_size, metadata.ack_quorum_size
-        )
+        self._quorum = Quorum.of(metadata)
         # Readers of one ledger start at different replicas.
         self._replica = random.randrange(metadata.write_quorum_size)  # noqa: S311  (load)
         self._limits = ReaderLimits(speculative_read_seconds=pool.settings.speculative_read_seconds)

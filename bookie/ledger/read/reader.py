@@ -141,9 +141,7 @@ class LedgerRead:
         assert 0 <= first_entry_id <= last_entry_id
         self.metadata = metadata
         self.limits = limits or ReaderLimits()
-        self.quorum = quorum or Quorum(
-            metadata.ensemble_size, metadata.write_quorum_size, metadata.ack_quorum_size
-        )
+        self.quorum = quorum or Quorum.of(metadata)
         self.position = first_entry_id
         """The first id that is not delivered."""
         self.last_entry_id = last_entry_id

@@ -23,7 +23,7 @@ from bookie.ledger.exchange import (
     WriteMetadata,
 )
 from bookie.ledger.metadata import LedgerMetadata
-from bookie.ledger.place.ensembles import Ensembles
+from bookie.ledger.place.ensembles import Ensembles, Incarnations
 from bookie.ledger.quorum import slots_of
 from bookie.ledger.read.verification import (
     VerifiedLac,
@@ -119,8 +119,8 @@ class _RecoveryDriver:
         self._ensembles = ensembles
         self._cookies = ensembles.cookies
         self._calls = calls
-        self._incarnations: dict[str, str] = {}
-        """By bookie, as the store has it after the ledger was marked. No other one is believed."""
+        self._incarnations = Incarnations(ensembles.cookies)
+        """First asked for after the ledger was marked. No other ones are believed."""
         self._failing: set[str] = set()
         """Bookies that did not store what they were sent: they take over no slot."""
         self._adds_behind: Counter[str] = Counter()
@@ -149,7 +149,7 @@ class _RecoveryDriver:
 
     async def _fence(self, effect: SendFence) -> RecoveryEvent:
         try:
-            incarnation = await self._incarnation_of(effect.bookie_id)
+            incarnation = await self._incarnations.of(effect.bookie_id)
             channel = self._pool.connection(effect.bookie_id).channel()
             reply = await channel.fence(
                 self._ledger_id,
@@ -173,7 +173,7 @@ class _RecoveryDriver:
             fence=effect.fence,
         )
         try:
-            incarnation = await self._incarnation_of(effect.bookie_id)
+            incarnation = await self._incarnations.of(effect.bookie_id)
             channel = self._pool.connection(effect.bookie_id).channel()
             timeout = self._pool.settings.read_timeout_seconds
             reply = await channel.read(command, timeout=timeout, incarnation=incarnation)
@@ -199,7 +199,7 @@ class _RecoveryDriver:
         request_id, data = self._encoder.entries(effect.batch, recovery=True)
         seconds = self._pool.settings.add_timeout_seconds
         try:
-            incarnation = await self._incarnation_of(effect.bookie_id)
+            incarnation = await self._incarnations.of(effect.bookie_id)
             lane = self._pool.connection(effect.bookie_id).recovery(incarnation)
             async with asyncio.timeout(seconds):
                 return await lane.request(request_id, data)
@@ -239,7 +239,7 @@ class _RecoveryDriver:
         if found is None:
             self._failing.add(bookie_id)
             return False
-        self._incarnations[bookie_id] = found.value.incarnation
+        self._incarnations.known[bookie_id] = found.value.incarnation
         return True
 
     async def _publish(self, effect: PublishNewcomers) -> RecoveryEvent:
@@ -249,7 +249,7 @@ class _RecoveryDriver:
         try:
             for bookie_id in effect.newcomers:
                 found = await self._cookies.read_latest(bookie_id)
-                if found is None or found.value.incarnation != self._incarnations[bookie_id]:
+                if found is None or found.value.incarnation != self._incarnations.known[bookie_id]:
                     lost.append(bookie_id)
                 else:
                     conditions.append(self._cookies.unchanged(bookie_id, found.version))
@@ -262,19 +262,6 @@ class _RecoveryDriver:
         except BookieError as error:
             return MetadataFailed(error)
         return MetadataWritten(written.version)
-
-    async def _incarnation_of(self, bookie_id: str) -> str:
-        """The incarnation that may speak for a bookie; empty if the store names none.
-
-        A former process of it that lives on would deny what its successor acknowledged.
-
-        Raises:
-            MetadataError: the store does not answer.
-        """
-        if bookie_id not in self._incarnations:
-            found = await self._cookies.read_latest(bookie_id)
-            self._incarnations[bookie_id] = "" if found is None else found.value.incarnation
-        return self._incarnations[bookie_id]
 
 
 def fence_answered(effect: SendFence, told: VerifiedLac) -> FenceAnswered:

@@ -21,7 +21,7 @@ from bookie.ids import BATCH_SIZE_BYTES_MAX, NO_ENTRY, Status
 from bookie.ledger.connection.pool import BookiePool
 from bookie.ledger.exchange import ChooseNewcomers, NewcomersChosen
 from bookie.ledger.metadata import LedgerMetadata
-from bookie.ledger.place.ensembles import Ensembles
+from bookie.ledger.place.ensembles import Ensembles, Incarnations
 from bookie.ledger.quorum import slots_of
 from bookie.ledger.read.verification import (
     VerifiedLac,
@@ -116,7 +116,7 @@ class _Inquiry:
         self._ensembles = ensembles
         self._digester = digester_for_key(metadata.digest_type, metadata.password_key)
         self._timeout = pool.settings.read_timeout_seconds
-        self._incarnations: dict[str, str] = {}
+        self._incarnations = Incarnations(ensembles.cookies)
         self._horizon = NO_ENTRY
         self._reads: dict[tuple[str, int, int], RecoveryReadAnswered] = {}
 
@@ -168,7 +168,7 @@ class _Inquiry:
             registered_incarnation="" if registered is None else registered.incarnation,
         )
         try:
-            believed = await self._incarnation_of(bookie_id)
+            believed = await self._incarnations.of(bookie_id)
             findings = replace(findings, cookie_incarnation=believed)
             channel = self._pool.connection(bookie_id).channel()
             info = await channel.info(timeout=self._timeout)
@@ -201,13 +201,6 @@ class _Inquiry:
             return _Probe(findings, lac, is_reachable=False)
         listed = [] if is_definite else await self._listed(bookie_id)
         return _Probe(findings, lac, True, listed[-1][1] if listed else NO_ENTRY)
-
-    async def _incarnation_of(self, bookie_id: str) -> str:
-        """The incarnation that a recovery would name; empty if the bookie has no cookie."""
-        if bookie_id not in self._incarnations:
-            found = await self._ensembles.cookies.read_latest(bookie_id)
-            self._incarnations[bookie_id] = "" if found is None else found.value.incarnation
-        return self._incarnations[bookie_id]
 
     def _remember(self, bookie_id: str, reason: str) -> str:
         self.reasons[bookie_id] = reason
@@ -245,7 +238,7 @@ class _Inquiry:
         )
         try:
             reply = await self._pool.connection(name).channel().read(
-                command, timeout=self._timeout, incarnation=await self._incarnation_of(name)
+                command, timeout=self._timeout, incarnation=await self._incarnations.of(name)
             )  # fmt: skip
         except BookieError as error:
             self._remember(name, _reason_of(error))
@@ -295,7 +288,7 @@ class _Inquiry:
             excluded=failing,
         )
         return NewcomersChosen(
-            {slot: name for slot, name in chosen.items() if await self._incarnation_of(name)}
+            {slot: name for slot, name in chosen.items() if await self._incarnations.of(name)}
         )
 
 

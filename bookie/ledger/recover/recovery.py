@@ -136,9 +136,7 @@ class LedgerRecovery:
         self.metadata = metadata
         self.version = version
         self.limits = limits or RecoveryLimits()
-        self.quorum = Quorum(
-            metadata.ensemble_size, metadata.write_quorum_size, metadata.ack_quorum_size
-        )
+        self.quorum = Quorum.of(metadata)
         self.tail = RecoveryTail.of(metadata)
         """The fragments for entries stored again. `metadata` has them only after the close."""
         self.state = RecoveryState.MARKING

@@ -140,9 +140,7 @@ class LedgerWriter:
     ) -> None:
         assert metadata.state is LedgerState.OPEN
         self.limits = limits or WriterLimits()
-        self.quorum = Quorum(
-            metadata.ensemble_size, metadata.write_quorum_size, metadata.ack_quorum_size
-        )
+        self.quorum = Quorum.of(metadata)
         self.ownership = LedgerOwnership(metadata, version, self.limits)
         self.delivery = Delivery(self.quorum, self.limits, deferred_sync=deferred_sync)
         self.window, self.slots = self.delivery.window, self.delivery.slots
