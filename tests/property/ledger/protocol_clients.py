@@ -266,7 +266,7 @@ class SimWriter:
             )
 
     def _may_count_on(self, bookie: SimBookie, entry_id: int) -> bool:
-        """Whether the bookie has the entry, or lost it so late that the writer cannot know."""
+        """True if the bookie has the entry, or lost it so late that the writer cannot know."""
         if entry_id in bookie.entries:
             return True
         # At most one incarnation before the present one had it.
@@ -304,7 +304,7 @@ class SimRecoverer:
         self.recovered: LedgerMetadata | None = None
         self.failed: BookieError | None = None
         self.incarnations = {name: bookie.incarnation for name, bookie in world.bookies.items()}
-        """As the store says; of a newcomer, when it was chosen."""
+        """From the store; of a newcomer, at the time of its choice."""
         self.failing: set[str] = set()
         self.newcomers = 0
         self.step(recovery_events.Start())

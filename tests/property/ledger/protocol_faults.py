@@ -1,4 +1,4 @@
-"""How often things go wrong in the simulated world."""
+"""Rates of faults in the simulated world."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Faults:
-    """How often things go wrong, per step."""
+    """Rates of faults, per step."""
 
     lose_call: float = 0.01
     break_stream: float = 0.01
@@ -16,14 +16,14 @@ class Faults:
     fail_metadata: float = 0.01
     read_only: float = 0.003
     lose_disk: float = 0.0
-    """How often a bookie that crashes loses data as well; fewer than an ack quorum do, in all."""
+    """Share of crashes that lose data; fewer bookies than an ack quorum do, in all."""
     kill_bookie: float = 0.0
-    """How often a bookie goes for good; such a loss counts like that of a disk."""
+    """Rate of bookies that go for good; such a loss counts like that of a disk."""
     slow: float = 0.25
-    """How many calls and streams are overtaken by nearly everything else."""
+    """Share of calls and streams that nearly everything else overtakes."""
     busy: float = 0.01
-    """How many adds are refused with TOO_MANY_REQUESTS."""
+    """Share of adds that are refused with TOO_MANY_REQUESTS."""
     leave: float = 0.003
-    """How often a bookie is told to stop: it answers SHUTTING_DOWN until it is down."""
+    """Rate of bookies told to stop: they answer SHUTTING_DOWN until they are down."""
     tell_silence: float = 0.003
-    """How often another ledger of the writer's client waits for a bookie in vain."""
+    """Rate at which another ledger of the writer's client gets no answer from a bookie."""

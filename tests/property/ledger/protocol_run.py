@@ -29,7 +29,7 @@ SIZES = [
 
 @dataclass(frozen=True)
 class Setting:
-    """What varies between runs besides the seed."""
+    """The differences between runs besides the seed."""
 
     sizes: tuple[int, int, int] = (3, 3, 2)
     faults: Faults = field(default_factory=Faults)

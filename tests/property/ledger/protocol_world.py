@@ -51,7 +51,7 @@ def require(condition: object, rule: str) -> None:
 
 @dataclass
 class ReadResult:
-    """What a bookie answers to a read, before verification."""
+    """A bookie's answer to a read, before verification."""
 
     status: Status
     packets: list[tuple[int, bytes]] = field(default_factory=list)
@@ -67,15 +67,15 @@ class SimBookie:
     """
 
     renews = True
-    """Whether it has another incarnation after a loss."""
+    """True if it has another incarnation after a loss."""
     suspects = True
-    """Whether it is in limbo after a loss."""
+    """True if it is in limbo after a loss."""
     compares = True
-    """Whether it refuses those who mean another incarnation."""
+    """True if it refuses callers that mean another incarnation."""
     fences = False
-    """Whether it fences the ledger after a loss."""
+    """True if it fences the ledger after a loss."""
     unreadable_status = Status.IO_ERROR
-    """What it says of an entry that it stores and cannot read."""
+    """Its answer about an entry that it stores and cannot read."""
 
     def __init__(self, bookie_id: str, world: World) -> None:
         self.bookie_id = bookie_id
@@ -84,7 +84,7 @@ class SimBookie:
         self.gone = False
         """It never comes up again."""
         self.silent = False
-        """What is asked of it now is never answered, not even by a timeout."""
+        """Requests to it are never answered now, not even by a timeout."""
         self.read_only = False
         self.leaving = False
         """It was told to stop, and answers SHUTTING_DOWN until it is down."""
@@ -99,7 +99,7 @@ class SimBookie:
         self.unreadable: set[int] = set()
         """Entries that are stored, and whose bytes cannot be read."""
         self.destroyed: dict[int, bytes] = {}
-        """What was durable here and is gone."""
+        """Entries that were durable here and are gone."""
         self._older: tuple[dict[int, bytes], bool] = ({}, False)
         """Entries and fence of a copy of the disk."""
 
@@ -326,7 +326,7 @@ class World:
         self.acknowledged = NO_ENTRY
         """The highest entry that the writer has acknowledged."""
         self.payloads: dict[int, bytes] = {}
-        """What the writer gave each id."""
+        """The writer's payload for each id."""
         self.lacs_seen: list[int] = []
         self.calm = False
         """Nothing goes wrong any more."""
@@ -339,7 +339,7 @@ class World:
         self.changes = 0
         """Ensemble changes that took place."""
         self.newcomers = 0
-        """How often a bookie took over a slot."""
+        """Number of slots that bookies took over."""
 
     # -- what clients do -------------------------------------------------------------------------
 
@@ -416,7 +416,7 @@ class World:
         return [self.store.metadata, *arriving]
 
     def check_acknowledged(self, metadata: LedgerMetadata, version: int) -> None:
-        """What may become the metadata names an ack quorum of holders of every entry (I3)."""
+        """Metadata that may come into force names an ack quorum of holders of every entry (I3)."""
         if version != self.store.version:
             return
         for entry_id in range(self.acknowledged + 1):
@@ -564,7 +564,7 @@ class World:
         return copied
 
     def is_busy(self) -> bool:
-        """Whether a bookie refuses an add because it has too many."""
+        """True if a bookie refuses an add because it has too many."""
         return not self.calm and self.rng.random() < self.faults.busy
 
     def fire_a_timer(self) -> bool:

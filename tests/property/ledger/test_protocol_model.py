@@ -87,7 +87,7 @@ UNRELIABLE = Faults(lose_call=0.15)
 """Many adds of a recovery are not answered, so that others take over."""
 
 SURVIVORS = [sizes for sizes in SIZES if sizes[2] > 1]
-"""Where a ledger outlives one bookie: one of Qa copies may be gone, and a denial still counts."""
+"""A ledger may outlive one bookie: one of Qa copies may be gone, and a denial still counts."""
 
 
 @pytest.mark.parametrize("sizes", SURVIVORS, ids=str)
@@ -106,7 +106,7 @@ def test_a_dead_bookie_and_a_spare_stop_no_recovery(sizes: tuple[int, int, int])
 
 @pytest.mark.parametrize("sizes", [s for s in SURVIVORS if s[1] > s[2]], ids=str)
 def test_no_recovery_waits_for_a_silent_bookie(sizes: tuple[int, int, int]) -> None:
-    """Where the others suffice, recovery ends without one timeout of the bookie that hangs."""
+    """If the others suffice, recovery ends without one timeout of the bookie that hangs."""
     for seed in range(SEEDS):
         try:
             run(seed, Setting(sizes, loses_bookie=True, silently=True))

@@ -156,7 +156,7 @@ class ReadsItsNewEnsemble(LedgerRecovery):
 
 
 class KeepsAcksAcrossItsChange(LedgerRecovery):
-    """What former bookies stored counts for the fragment that names others in their slots."""
+    """Copies on former bookies count for the fragment that names others in their slots."""
 
     def _offer_slots(self, batch: EntryBatch) -> list[RecoveryEffect]:
         effects = super()._offer_slots(batch)
@@ -380,7 +380,7 @@ class CountsReplacedBookies(LedgerWriter):
 
 
 class KeepsAcksAcrossTheChange(LedgerWriter):
-    """What a replaced bookie acknowledged counts for its successor."""
+    """Acknowledgements of a replaced bookie count for its successor."""
 
     def _take_newcomers(self, change: EnsembleChange) -> list[WriterEffect]:
         acked = {number: batch.acked for number, batch in self.window.retained.items()}

@@ -45,7 +45,7 @@ def packed(first: int, count_: int) -> EntryBatch:
 
 
 def reply_to(command: ReadCommand, until: int) -> ReadReply:
-    """What a bookie that stores everything below `until` answers, at most 100 entries."""
+    """The answer of a bookie that stores all entries below `until`; at most 100 entries."""
     first = command.first_entry_id
     end = min(command.last_entry_id + 1, until, first + 100)
     if first >= until:
@@ -92,7 +92,7 @@ class FakeChannel:
         self._bookie_id = bookie_id
         self._on_read = on_read
         self.lac_reply = LacReply(Status.NO_SUCH_LEDGER)
-        """What the bookie says about the end of a ledger."""
+        """The bookie's answer about the end of a ledger."""
         self.lac_asked = 0
 
     async def read_lac(self, ledger_id: int, master_key: bytes, *, timeout: float) -> LacReply:
@@ -194,7 +194,7 @@ class FakePool:
 
     @property
     def pool(self) -> BookiePool:
-        """What takes its place."""
+        """The stand-in."""
         return cast("BookiePool", self)
 
 

@@ -42,7 +42,7 @@ class RealCluster:
         self._stops: dict[int, asyncio.Event] = {}
         self._running: dict[int, asyncio.Task[None]] = {}
         self.ports: dict[int, int] = {}
-        """Where each bookie listens, or did; may be changed before it is started."""
+        """The address of each bookie, now or before; may be changed before its start."""
 
     async def start(self, number: int, *, same_port: bool = True) -> None:
         """Start a bookie, on the port that it had before if it had one."""

@@ -1,4 +1,4 @@
-"""What a deletion leaves behind in the metadata store."""
+"""The proof that a deletion leaves in the metadata store."""
 
 from __future__ import annotations
 

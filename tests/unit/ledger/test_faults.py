@@ -1,4 +1,4 @@
-"""What clients promise while bookies come and go and other clients interfere, on real bookies."""
+"""Promises of clients while bookies come and go and other clients interfere, on real bookies."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ async def test_what_was_not_forced_is_not_promised(bk: BookKeeper, cluster: Real
     """Two bookies restart before the force: their copies may be gone, and the force says so."""
     writer = await bk.create_ledger(deferred_sync=True)
     await writer.append(b"a")
-    # What one of the three has not acknowledged is kept, and would be sent to the restarted anew.
+    # A batch that one of three has not acknowledged is kept, and sent to the restarted one.
     await until(lambda: not writer._machine.window.retained)
     for number in (0, 1):
         await cluster.stop(number)
@@ -146,7 +146,7 @@ async def test_what_was_not_forced_is_not_promised(bk: BookKeeper, cluster: Real
 async def test_a_force_does_not_mean_a_later_life(bk: BookKeeper, cluster: RealCluster) -> None:
     """Two bookies restart, and the client does not notice, as when a machine loses its power.
 
-    What they had not synced is gone then. So they must not answer a force for it.
+    Unsynced entries are gone then. So they must not answer a force for it.
     """
     writer = await bk.create_ledger(deferred_sync=True)
     await writer.append(b"a")

@@ -50,7 +50,7 @@ async def test_an_id_is_used_once(bk: BookKeeper) -> None:
 
 
 async def test_no_entry_of_another_life(bk: BookKeeper, cluster: RealCluster) -> None:
-    """Not by appends, reads, recovery, tails or lists. What has the old ledger open reads it."""
+    """Not by appends, reads, recovery, tails or lists. Readers of the old ledger go on."""
     await write(bk, 7, OLD)
     old = await bk.open_ledger(7)
     await forget(cluster, 7)

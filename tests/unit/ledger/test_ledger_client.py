@@ -128,7 +128,7 @@ async def test_a_cancelled_append_is_written_all_the_same(bk: BookKeeper) -> Non
 
 
 async def test_close_waits_for_appends_and_refuses_later_ones(bk: BookKeeper) -> None:
-    """What was appended before the call is in the ledger; closing twice is no error."""
+    """Appends made before the call are in the ledger; closing twice is no error."""
     writer = await bk.create_ledger()
     async with asyncio.TaskGroup() as tasks:
         appends = [tasks.create_task(writer.append(b"x")) for _ in range(10)]
@@ -430,7 +430,7 @@ def test_settings_are_checked() -> None:
 
 
 def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What an operator sets reaches clients that know nothing of it; an argument wins."""
+    """Settings of an operator reach clients that know nothing of them; an argument wins."""
     monkeypatch.setenv("BOOKIE_CLIENT__ADD_TIMEOUT_SECONDS", "-1")
     with pytest.raises(ConfigurationError, match="BOOKIE_CLIENT__ADD_TIMEOUT_SECONDS"):
         connect("memory://x")

@@ -33,7 +33,7 @@ OPEN = LedgerMetadata(
     custom_metadata={"b": b"2", "a": b"1"},
     c_token=-5,
 )
-# What Java writes for a ledger of one bookie, field by field.
+# The bytes that Java writes for a ledger of one bookie, field by field.
 JAVA_V3 = (
     b"BookieMetadataFormatVersion\t3\n"
     + bytes([0x38])

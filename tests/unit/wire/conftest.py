@@ -26,7 +26,7 @@ class Served:
     tasks: asyncio.TaskGroup
 
     def requests(self, rpc: str, status: str) -> float:
-        """How often `rpc` was answered with `status`."""
+        """Number of answers of `rpc` with `status`."""
         value = self.metrics.registry.get_sample_value(
             "bookie_requests_total", {"rpc": rpc, "status": status}
         )

@@ -20,7 +20,7 @@ class Call:
         self.cancelled = asyncio.Event()
 
     def cancel(self) -> None:
-        """As a call of gRPC."""
+        """Cancelled like a call of gRPC."""
         self._order.append(self)
         self.cancelled.set()
 
@@ -115,7 +115,7 @@ def test_a_loop_that_is_always_late_has_deadlines() -> None:
 
 
 class Fired:
-    """When each timer ran out."""
+    """The time at which each timer ran out."""
 
     def __init__(self, loop: Loop) -> None:
         self.at: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""Which ledgers have their last copies on a bookie, against the definition, entry by entry."""
+"""The ledgers with last copies on a bookie, against the definition, entry by entry."""
 
 from __future__ import annotations
 

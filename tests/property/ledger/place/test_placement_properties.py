@@ -26,7 +26,7 @@ RACKS = ["", "r1", "r2", "r3"]
 
 
 def spans_of(racks: Sequence[str], write_quorum_size: int) -> list[int]:
-    """How many racks each write set spans, ascending: written down once more, on purpose."""
+    """The racks that each write set spans, ascending: computed a second time, on purpose."""
     found = []
     for first in range(len(racks)):
         inside = {racks[(first + i) % len(racks)] for i in range(write_quorum_size)}

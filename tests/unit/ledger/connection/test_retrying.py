@@ -62,7 +62,7 @@ def test_the_last_error_is_raised() -> None:
 
 @pytest.mark.parametrize("error", [LedgerFencedError("taken"), ValueError("a bug")])
 def test_other_errors_are_not_repeated(error: Exception) -> None:
-    """What is not retryable, and what is not ours."""
+    """Errors that are not retryable, or not of this library."""
     call = Call(9, error)
     with pytest.raises(type(error)):
         run(retry(call))

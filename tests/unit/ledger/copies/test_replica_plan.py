@@ -1,4 +1,4 @@
-"""What should be stored where, cut and balanced."""
+"""The plan of copies: cut into pieces and balanced."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which bookies a client may choose, and who they are; store and registrations are scripted."""
+"""The bookies that a client may choose, and their incarnations, with a scripted store."""
 
 from __future__ import annotations
 

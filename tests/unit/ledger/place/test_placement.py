@@ -1,4 +1,4 @@
-"""Which bookies are chosen, by each policy; `property/ledger/place` compares with brute force."""
+"""The choice of bookies by each policy; `property/ledger/place` compares with brute force."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_enforced_domains_are_kept_or_refused() -> None:
     with pytest.raises(NotEnoughBookiesError, match=r"must span 2 racks, .* allow only 1"):
         placement.ensemble("ab", 2, pick=pick)
     assert placement.newcomers(("a", "c"), [1], ["b"], pick=pick) == {}
-    # What is wrong already may be replaced by what is no worse.
+    # A placement that is wrong already may be replaced by one that is no worse.
     assert placement.newcomers(("a", "x"), [1], ["b"], pick=pick) == {1: "b"}
 
 

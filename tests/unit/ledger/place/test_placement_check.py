@@ -1,4 +1,4 @@
-"""How clients place ledgers, as cluster settings and registrations say, and the check of it."""
+"""Placement by cluster settings and registrations, and the check of it."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ async def test_policy_and_labels_are_those_of_now(store: MetadataStore) -> None:
 
 
 async def test_a_client_may_overrule_its_cluster(store: MetadataStore) -> None:
-    """As a bookie may: by variable, file or flag."""
+    """By variable, file or flag, as for a bookie."""
     await ClusterSettings(store).set({"placement.policy": "zone", "placement.enforce": "true"})
     own = sources(BOOKIE_PLACEMENT__POLICY="rack")
     async with BookieDirectory(store) as directory, PlacementView(store, directory, own) as view:

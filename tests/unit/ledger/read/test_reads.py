@@ -170,7 +170,7 @@ async def test_what_stands_before_a_failure_is_delivered_first() -> None:
 
 
 async def test_a_bookie_without_room_is_asked_for_one_span_at_a_time() -> None:
-    """What was refused is asked for again, and nothing beside it from then on."""
+    """A refused read is made again, and from then on alone."""
     reads: list[ReadAhead] = []
     under_way = 0
 
@@ -279,7 +279,7 @@ async def test_nobody_has_it() -> None:
 async def unconfirmed(
     end: int, last: int | None = None, *, sizes: tuple[int, int, int] = (3, 3, 2), closed: int = -2
 ) -> list[int] | BookieError:
-    """What is read of an open ledger without a LAC, whose bookies store everything below `end`.
+    """Entries read from an open ledger without a LAC, whose bookies store all ids below `end`.
 
     If `closed` is not -2, somebody has closed it there meanwhile.
     """
@@ -326,7 +326,7 @@ async def test_unconfirmed_entries_up_to_an_id() -> None:
 
 @pytest.mark.parametrize("closed", [-1, 0, 4, 99])
 async def test_a_closed_ledger_has_no_unconfirmed_entries(closed: int) -> None:
-    """What a recovery dropped is not read, though bookies still store it."""
+    """Entries that a recovery dropped are not read, though bookies still store them."""
     assert await unconfirmed(100, closed=closed) == list(range(closed + 1))
     refusal = await unconfirmed(200, 150, closed=closed)
     assert isinstance(refusal, BadRequestError)

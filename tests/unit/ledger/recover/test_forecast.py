@@ -54,7 +54,7 @@ Order = Callable[[ForecastAnswer], tuple[bool, float]]
 
 @dataclass
 class Bookies:
-    """What each slot stores, by id. A slot may be silent, or in limbo: then it denies nothing."""
+    """Entries of each slot, by id. A slot may be silent, or in limbo: then it denies nothing."""
 
     held: list[set[int]]
     lac: int = NO_ENTRY
@@ -235,7 +235,7 @@ def test_a_closed_ledger_ends_where_it_ends() -> None:
 
 
 def recovered(bookies: Bookies, sizes: tuple[int, int, int], dice: random.Random) -> int | None:
-    """Where a recovery closes that hears the answers in any order; None if it fails."""
+    """The end of a recovery that hears the answers in any order; None if it fails."""
     machine = LedgerRecovery(ledger(sizes), 0, RecoveryLimits(attempts_max=1))
     events: list[RecoveryEvent] = [Start()]
     while True:

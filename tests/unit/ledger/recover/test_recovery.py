@@ -278,7 +278,7 @@ def test_still_in_recovery_is_tried_again() -> None:
 
 
 def test_a_changed_last_fragment_starts_over() -> None:
-    """What was stored again is on bookies that the metadata no longer names."""
+    """Entries stored again are on bookies that the metadata no longer names."""
     changed = ledger(state=LedgerState.IN_RECOVERY, fragments=(Fragment(0, ("b0", "b1", "c9")),))
     sends = of_type(closing().step(MetadataRead(changed, 8)), SendFence)
     assert [send.bookie_id for send in sends] == ["b0", "b1", "c9"]

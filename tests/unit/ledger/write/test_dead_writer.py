@@ -1,4 +1,4 @@
-"""What a writer that has ended says: why, and what to do; never that it may be tried again."""
+"""Errors of a writer that has ended: the reason and the remedy; never to try it again."""
 
 from __future__ import annotations
 

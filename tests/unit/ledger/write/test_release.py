@@ -1,4 +1,4 @@
-"""What a client holds on to: nothing for a writer that was dropped."""
+"""Memory of a client: a dropped writer leaves nothing behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a writer replaces bookies, one rule a test; schedules are in tests/property/protocol."""
+"""Replacement of bookies by a writer, one rule a test; schedules are in tests/property/protocol."""
 
 from __future__ import annotations
 

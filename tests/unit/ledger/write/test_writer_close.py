@@ -135,7 +135,7 @@ def test_close_after_a_metadata_failure_may_be_tried_again() -> None:
 
 
 def test_a_failed_writer_closes_at_its_lac() -> None:
-    """What was unconfirmed had an unknown outcome; the ledger ends before it."""
+    """Unconfirmed entries had an unknown outcome; the ledger ends before them."""
     writer = connected()
     writer.step(Append(1, 10))
     ack(writer, 0, 0)

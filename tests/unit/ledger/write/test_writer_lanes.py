@@ -42,7 +42,7 @@ class Owner:
 
 
 class Quarantined:
-    """Who was put into quarantine."""
+    """Bookies in quarantine."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -52,7 +52,7 @@ class Quarantined:
 
 
 class Registered:
-    """What registrations say."""
+    """Registered bookies."""
 
     def incarnation(self, bookie_id: str) -> str:
         return f"registered {bookie_id}"
@@ -85,7 +85,7 @@ class ScriptedEnsembles:
 
     @property
     def ensembles(self) -> Ensembles:
-        """What takes its place."""
+        """The stand-in."""
         return cast("Ensembles", self)
 
 

@@ -159,7 +159,7 @@ def test_a_close_waits_for_the_answer() -> None:
 
 
 def test_acknowledgements_of_a_lost_bookie_are_void() -> None:
-    """What it had acknowledged may be gone: the batch needs the two others."""
+    """Its acknowledged entries may be gone: the batch needs the two others."""
     writer = connected()
     writer.step(Append(1, 10))
     ack(writer, 0, 1)

@@ -193,7 +193,7 @@ async def test_a_subscription_to_too_many_ledgers_at_once_is_refused(served: Ser
 
 
 async def test_reads_over_the_budget_are_turned_away_and_fencing_ones_later() -> None:
-    """What is being answered is bounded in bytes; recovery gets a quarter more."""
+    """The bytes of answers under way are bounded; recovery gets a quarter more."""
     node, metrics = FakeNode(NodeSettings(in_flight_read_bytes_max=4 * 1024 * 1024)), Metrics()
     node.reading.clear()
     node.read_reply = ReadReply(Status.OK, "", batch_of([1000]), 1)

@@ -240,7 +240,7 @@ async def _add(stream: FakeContext, request: bytes) -> None:
 
 
 class _Details:
-    """What gRPC asks for when it looks for a handler."""
+    """The details with which gRPC looks for a handler."""
 
     invocation_metadata = ()
 

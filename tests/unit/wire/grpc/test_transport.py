@@ -1,4 +1,4 @@
-"""How gRPC waits for sockets is chosen before it is loaded, and by the user if he says so."""
+"""gRPC's way to wait for sockets is chosen before it is loaded, or by the user."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ LOADS = (
 
 
 def served(load: str, **variables: str) -> tuple[bool, str | None, str]:
-    """Whether other threads were woken for each call; the variable; what stderr was told."""
+    """Were other threads woken for each call? Also the variable, and the text on stderr."""
     environment = {key: value for key, value in os.environ.items() if key != GRPC_VARIABLE}
     script = CALL_AND_COUNT.format(load=load, calls=CALLS, variable=GRPC_VARIABLE)
     done = subprocess.run(
@@ -124,7 +124,7 @@ os._exit(1)
     ("variables", "is_silent"), [({}, True), ({"GRPC_VERBOSITY": "error"}, False)]
 )
 def test_a_daemon_silences_the_library(variables: dict[str, str], is_silent: bool) -> None:
-    """Its own lines are no JSON. Who looks for a fault in it may still ask for them."""
+    """Its own lines are no JSON. They may still be asked for, to look for a fault."""
     done = subprocess.run(
         [sys.executable, "-c", PORT_TAKEN],
         env={name: text for name, text in os.environ.items() if name != "GRPC_VERBOSITY"}

@@ -185,7 +185,7 @@ async def test_a_bookie_that_is_not_there_raises(served: Served) -> None:
 
 
 class Updates:
-    """What a watcher's owner sees."""
+    """Records what a watcher's owner sees."""
 
     def __init__(self) -> None:
         self.states: list[LacState] = []
@@ -232,7 +232,7 @@ async def test_updates_that_wait_are_merged_to_the_latest(served: Served) -> Non
 
 
 async def test_a_watch_that_is_reopened_subscribes_again(served: Served) -> None:
-    """What is watched belongs to the watcher, not to its connection."""
+    """Subscriptions belong to the watcher, not to its connection."""
     served.node.lacs[1] = 5
     updates = Updates()
     watch = served.channel.watch_lac(updates.states.append, updates.broken.append)

@@ -40,7 +40,7 @@ Answers = list[tuple[int, Status, str]]
 
 
 class Client:
-    """What a stream's owner sees."""
+    """Records what a stream's owner sees."""
 
     def __init__(self, channel: BookieChannel) -> None:
         self.answers: Answers = []
@@ -148,7 +148,7 @@ async def test_requests_of_a_message_are_handled_in_order_and_answered_together(
 
 
 async def test_a_client_that_joins_nothing_gets_each_answer_alone(served: Served) -> None:
-    """It may be older than joined messages. What the bookie takes, it says first."""
+    """It may be older than joined messages. The bookie first says which messages it takes."""
     served.node.held = []
     async with raw_stream(served) as call:
         assert JOINED_MESSAGES_METADATA in tuple(await call.initial_metadata())
@@ -255,7 +255,7 @@ async def test_adds_go_on_when_their_stream_breaks(served: Served) -> None:
 
 
 async def test_a_fault_of_the_node_is_an_io_error_without_its_words(served: Served) -> None:
-    """What the node did not mean to say stays in its log."""
+    """Unexpected errors stay in the node's log."""
     served.node.failure = RuntimeError("a secret")
     client = Client(served.channel)
     client.send(1)

@@ -128,7 +128,7 @@ async def test_a_bookie_that_starts_refuses_at_once_and_then_serves() -> None:
 
 
 async def healths(port: int) -> list[int]:
-    """What health says of the server and of the service."""
+    """The health of the server and of the service."""
     async with aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         answers = [

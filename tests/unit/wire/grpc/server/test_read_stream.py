@@ -83,7 +83,7 @@ async def serving(handler: grpc.GenericRpcHandler) -> AsyncIterator[int]:
 
 @pytest.mark.parametrize("waits", [False, True])
 async def test_a_read_returns_the_nodes_reply(served: Served, waits: bool) -> None:
-    """Whether the node has it at once or after a while; the answers are counted as the stream's."""
+    """The node has it at once or after a while; the answers are counted as the stream's."""
     served.node.read_reply = found(5, 60)
     if waits:
         served.node.reading.clear()
@@ -154,7 +154,7 @@ STOPPED = (asyncio.CancelledError(), Status.SHUTTING_DOWN, "the bookie is stoppi
 async def test_errors_of_the_node_are_answered_in_band(
     served: Served, waits: bool, error: BaseException, status: Status, sentence: str
 ) -> None:
-    """As by a call, and a read that the bookie gave up is answered too; the stream goes on."""
+    """Errors are those of a call. A read that the bookie gave up is answered, too."""
     if waits:
         served.node.reading.clear()
     served.node.failure = error
@@ -417,7 +417,7 @@ async def test_what_a_device_is_reading_for_nobody_stays_charged(
 async def test_a_read_whose_client_names_no_time_is_answered_whenever_it_may_be(
     served: Served,
 ) -> None:
-    """As clients do that are older than the field."""
+    """Clients older than the field send none."""
     served.node.reading.clear()
     async with aio.insecure_channel(served.address) as channel:
         call = channel.stream_stream(f"/{SERVICE}/ReadStream")(metadata=METADATA)
@@ -563,7 +563,7 @@ async def test_a_bookie_without_such_streams_is_asked_by_calls() -> None:
 
 
 async def test_a_full_stream_is_passed_by(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What waits to be sent is bounded; further reads go by calls."""
+    """The bytes that wait to be sent are bounded; further reads go by calls."""
     await served.channel.read_entry(one(0), timeout=60)
     monkeypatch.setattr(streams, "QUEUE_BYTES_MAX", -1)
     await served.channel.read_entry(one(1), timeout=60)

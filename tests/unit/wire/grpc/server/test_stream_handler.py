@@ -1,4 +1,4 @@
-"""How the bookie's three kinds of streams begin and end, on calls that the test breaks."""
+"""Begin and end of the bookie's three kinds of streams, on calls that the test breaks."""
 
 from __future__ import annotations
 
