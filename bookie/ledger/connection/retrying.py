@@ -35,8 +35,8 @@ async def retry(
 
     Do not wrap `append`. Every error of an append leaves its outcome unknown, so that a repetition
     may store the entry twice. A writer's errors are never retryable anyway, because the writer has
-    ended. Another ledger with the same entries is right only where duplicates do no harm, or where
-    readers find them, as those of an idempotent producer do. `create_ledger` may leave a ledger
+    ended. Another ledger with the same entries is right only if duplicates do no harm. Or readers
+    must find them, as those of an idempotent producer do. `create_ledger` may leave a ledger
     without a writer behind for each attempt.
 
     Args:

@@ -1,7 +1,7 @@
 """Read every entry that one bookie should store, from that bookie alone, and verify it.
 
-A bookie in limbo denies nothing, because it may have lost what it does not have. For a copy that
-makes no difference: the entry is not there, and may be stored there again. So it counts as missing.
+A bookie in limbo denies no entry, because it may have lost some. For a copy that makes no
+difference: the entry is absent, and may be stored there again. So it counts as missing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Audit copies: what each bookie should store, read from it alone, verified, and judged.
 
 Nothing is fenced or written. A verdict is given against the metadata as it is when the copies have
-been read: an ensemble change or a deletion meanwhile is no damage. A copy that an open ledger's
-writer has just sent may be on its way, so a missing one is asked for again after a pause.
+been read: an ensemble change or a deletion meanwhile is no damage. A copy of an open ledger
+may still be on its way, so a missing one is asked for again after a pause.
 
 ============= ====================================================================================
 verdict       meaning

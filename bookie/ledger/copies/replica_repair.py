@@ -171,7 +171,7 @@ class _Copying:
         return merged(wrong), ""
 
     async def restore(self, first: int, last: int) -> str:
-        """Copy consecutive entries; returns why not, if an entry has no good copy.
+        """Copy consecutive entries; returns the reason if an entry lacks a good copy, else "".
 
         Raises:
             NoSuchLedgerError: the ledger was deleted meanwhile.

@@ -24,8 +24,7 @@ class DeferredSync:
 
     An acknowledgement counts for durability once the same bookie has answered a force that began
     after it. The stream must not break in between, because that may mean a restart. A force names
-    the life of the bookie that took the adds, so a restarted one refuses it, also before the stream
-    is known to be broken.
+    the life of the bookie that took the adds, so a restarted bookie refuses it.
     """
 
     def __init__(self, quorum: Quorum) -> None:

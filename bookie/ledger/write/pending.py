@@ -40,7 +40,7 @@ class WriterLimits:
     urgent_seconds: float = 0.1
     """The same, when the others are too few for an ack quorum."""
     spare_seconds: float = 1.0
-    """Time without a search for newcomers after there were none."""
+    """Pause of the search for newcomers after a search without a result."""
     changes_per_minute_max: int = 20
     """Ensemble changes; 0 never replaces a bookie. Each counts for a minute from its proposal. An
     append that lacks an ack quorum waits for the limit, at most as long as its add timeout."""

@@ -23,7 +23,7 @@ CLOSED   never
 ======== ===========================================================================================
 
 A writer that failed (`error` is set) never acknowledges again. It may still be closed at its LAC,
-unless another client has taken the ledger over, or confirmed entries beyond are not synced.
+except if another client has taken the ledger over, or if confirmed entries are unsynced.
 
 **Fenced, or not.** A bookie that answers FENCED is skipped while the metadata is read again. If
 the ledger is still OPEN and ours, the bookie failed, or somebody fenced it without a recovery. It
@@ -47,7 +47,7 @@ are heard all the same, because they may be about the ledger: FENCED and UNAUTHO
 
 **Deferred sync.** Batches are confirmed when they are written, not synced; the LAC follows only
 after a force. An acknowledgement that was not forced is void when the stream it came on breaks.
-Bookies are never replaced, because no rule is proven for entries that they have not synced.
+Bookies are never replaced: the rule of changes is not proven for unsynced entries.
 
 Source: the BookKeeper protocol document, "Writing to ledgers" and "Closing a ledger as a writer".
 """

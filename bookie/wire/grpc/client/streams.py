@@ -5,7 +5,7 @@ A stream is used through one *attempt* at a time, which is one gRPC call with a 
     BROKEN ──reopen()──▶ OPEN ──the call ends, for whatever reason──▶ BROKEN (on_broken)
        └──────────────────┴──close()──▶ CLOSED
 
-This module sends nothing twice and does not reconnect by itself. A broken stream proves nothing
+This module sends each message once. Its owner reconnects. A broken stream proves nothing
 about what was sent on it, so its owner decides what to send again, and when. Messages that were
 still queued are dropped; the owner holds each of them until it is answered.
 
