@@ -62,10 +62,6 @@ async def nuke_cluster(store: MetadataStore, *, foreign: bool = False) -> bool:
 
     With `foreign` also keys that can name no record; otherwise they stop the removal.
 
-    First its identity is removed in one step, so that bookies cannot join any more. If a bookie
-    registered at the last moment, the identity is put back. The next call continues an interrupted
-    removal.
-
     Raises:
         ClusterInUseError: bookies are registered, a key has another owner, or another cluster's
             scope lies in this one. This call deleted nothing.

@@ -41,23 +41,25 @@ def id_given_away(ledger_id: int) -> BookieError:
 
 def end_of_writer(error: BookieError, ledger_id: int) -> BookieError:
     """The error of every later call to a writer that `error` ended: the writer never recovers."""
-    ended = type(error)(
-        f"{error}; the writer of ledger {ledger_id} has ended, create another ledger"
+    return _final(
+        error, f"{error}; the writer of ledger {ledger_id} has ended, create another ledger"
     )
-    ended.retryable = False
-    ended.__cause__ = error.__cause__
-    return ended
 
 
 def ended_unsynced(error: BookieError, last_add_confirmed: int) -> BookieError:
     """The error of a close after `error`: entries were confirmed and are not synced."""
-    unsynced = type(error)(
+    return _final(
+        error,
         f"entries after {last_add_confirmed} are written but not synced, so only a recovery may "
-        f"close the ledger: {error}"
+        f"close the ledger: {error}",
     )
-    unsynced.retryable = False
-    unsynced.__cause__ = error.__cause__
-    return unsynced
+
+
+def _final(error: BookieError, text: str) -> BookieError:
+    final = type(error)(text)
+    final.retryable = False
+    final.__cause__ = error.__cause__
+    return final
 
 
 def no_ack_quorum(

@@ -44,6 +44,7 @@ from bookie.wire.grpc.client.streams import (
     OnBroken,
     OnOpen,
     ReadStream,
+    StreamCall,
     closed_error,
     error_of,
 )
@@ -106,14 +107,7 @@ class BookieChannel:
             for rpc in ("Read", "ReadLac", "Fence", "Force", "WriteLac", "GetInfo")
         }
         self._deadlines: Deadlines[Any] = Deadlines()
-        read_stream = self._control.stream_stream(f"/{SERVICE}/ReadStream")
-        self._reads = ReadStream(
-            address,
-            lambda: read_stream(metadata=self._metadata),
-            tasks,
-            self._deadlines,
-            connect_timeout_seconds=connect_timeout_seconds,
-        )
+        self._reads = ReadStream(self._stream_call(self._control, "ReadStream"), self._deadlines)
         self._streams: list[AddStream | ReadStream | LacWatch] = [self._reads]
         self._has_moved = False
 
@@ -142,16 +136,11 @@ class BookieChannel:
 
         If `incarnation` is not empty, only a bookie of that incarnation takes the stream up.
         """
-        call = self._bulk.stream_stream(f"/{SERVICE}/AddStream")
-        metadata = self._metadata_for(incarnation)
         stream = AddStream(
-            self.address,
-            lambda: call(metadata=metadata),
-            self._tasks,
+            self._stream_call(self._bulk, "AddStream", incarnation),
             on_answer,
             on_broken,
-            connect_timeout_seconds=self._connect_timeout_seconds,
-            on_open=on_open,
+            on_open,
             bookie_id=self._bookie_id,
             incarnation=incarnation,
         )
@@ -166,19 +155,21 @@ class BookieChannel:
         on_open: OnOpen | None = None,
     ) -> LacWatch:
         """An open subscription to LACs, of no ledgers yet."""
-        call = self._control.stream_stream(f"/{SERVICE}/WatchLac")
-        stream = LacWatch(
-            self.address,
-            lambda: call(metadata=self._metadata),
-            self._tasks,
-            on_update,
-            on_broken,
-            connect_timeout_seconds=self._connect_timeout_seconds,
-            on_open=on_open,
-        )
+        call = self._stream_call(self._control, "WatchLac")
+        stream = LacWatch(call, on_update, on_broken, on_open)
         self._streams.append(stream)
         stream.reopen()
         return stream
+
+    def _stream_call(self, connection: Any, rpc: str, incarnation: str = "") -> StreamCall:
+        call = connection.stream_stream(f"/{SERVICE}/{rpc}")
+        metadata = self._metadata_for(incarnation)
+        return StreamCall(
+            self.address,
+            lambda: call(metadata=metadata),
+            self._tasks,
+            self._connect_timeout_seconds,
+        )
 
     def _metadata_for(self, incarnation: str, life: str = "") -> Any:
         """Metadata of a call for one incarnation or life of the bookie only."""

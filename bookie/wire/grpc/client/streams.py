@@ -19,6 +19,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from itertools import count, islice
 from math import ceil
 from typing import Any, ClassVar, Final, Protocol
@@ -56,7 +57,6 @@ QUEUE_BYTES_MAX: Final = 16 * 1024 * 1024
 TIMEOUT_MILLISECONDS_MAX: Final = 2**32 - 1
 """The longest timeout that a request can carry, 49 days; longer ones are cut."""
 
-OpenCall = Callable[[], Any]
 OnBroken = Callable[[BookieError], None]
 OnOpen = Callable[[], None]
 
@@ -85,8 +85,19 @@ def error_of(address: str, error: grpc.RpcError) -> BookieError:
     return BookieUnreachableError(f"bookie {address} cannot be reached: {error.details()}")
 
 
+@dataclass(frozen=True, slots=True)
+class StreamCall:
+    """The call of a stream: made anew by each attempt, in tasks of `tasks`."""
+
+    address: str
+    open: Callable[[], Any]
+    tasks: asyncio.TaskGroup
+    connect_timeout_seconds: float
+    """Time for the bookie to take the stream up."""
+
+
 class _Attempt:
-    """One call of a stream and what waits to be sent on it."""
+    """One call of a stream and the messages that wait to be sent on it."""
 
     __slots__ = ("arrived", "joins", "queue", "queued_bytes", "task")
 
@@ -109,21 +120,13 @@ class Stream(ABC):
     """True if nothing is sent before the bookie has taken the stream up."""
 
     def __init__(
-        self,
-        address: str,
-        open_call: OpenCall,
-        tasks: asyncio.TaskGroup,
-        on_broken: OnBroken,
-        *,
-        connect_timeout_seconds: float,
-        on_open: OnOpen | None = None,
+        self, call: StreamCall, on_broken: OnBroken, on_open: OnOpen | None = None
     ) -> None:
-        self.address = address
-        self._open_call = open_call
-        self._tasks = tasks
+        self.address = call.address
+        self._call = call
+        self._tasks = call.tasks
         self._on_broken = on_broken
         self._on_open = on_open
-        self._connect_timeout_seconds = connect_timeout_seconds
         self._attempt: _Attempt | None = None
         self._closed = False
 
@@ -200,12 +203,12 @@ class Stream(ABC):
 
     async def _converse(self, attempt: _Attempt) -> BookieError:
         """Send and receive until the call ends; returns why it did."""
-        call = self._open_call()
+        call = self._call.open()
         writer: asyncio.Task[None] | None = None
         try:
             if not self._patient:
                 writer = self._writer(call, attempt)
-            async with asyncio.timeout(self._connect_timeout_seconds):
+            async with asyncio.timeout(self._call.connect_timeout_seconds):
                 offered = tuple(await call.initial_metadata() or ())
             refusal = self._refusal_of(offered)
             if refusal is not None:
@@ -261,25 +264,15 @@ class AddStream(Stream):
 
     def __init__(
         self,
-        address: str,
-        open_call: OpenCall,
-        tasks: asyncio.TaskGroup,
+        call: StreamCall,
         on_answer: OnAnswer,
         on_broken: OnBroken,
-        *,
-        connect_timeout_seconds: float,
         on_open: OnOpen | None = None,
+        *,
         bookie_id: str = "",
         incarnation: str = "",
     ) -> None:
-        super().__init__(
-            address,
-            open_call,
-            tasks,
-            on_broken,
-            connect_timeout_seconds=connect_timeout_seconds,
-            on_open=on_open,
-        )
+        super().__init__(call, on_broken, on_open)
         self._on_answer = on_answer
         self._bookie_id = bookie_id
         self._incarnation = incarnation
@@ -325,22 +318,8 @@ class ReadStream(Stream):
     # A write on a refused call would replace the refusal by another error.
     _patient = True
 
-    def __init__(
-        self,
-        address: str,
-        open_call: OpenCall,
-        tasks: asyncio.TaskGroup,
-        deadlines: Deadlines[Any],
-        *,
-        connect_timeout_seconds: float,
-    ) -> None:
-        super().__init__(
-            address,
-            open_call,
-            tasks,
-            self._fail,
-            connect_timeout_seconds=connect_timeout_seconds,
-        )
+    def __init__(self, call: StreamCall, deadlines: Deadlines[Any]) -> None:
+        super().__init__(call, self._fail)
         self._deadlines = deadlines
         self._request_ids = count(1)
         self._awaited: dict[int, asyncio.Future[Fields | BookieError | None]] = {}
@@ -420,23 +399,12 @@ class LacWatch(Stream):
 
     def __init__(
         self,
-        address: str,
-        open_call: OpenCall,
-        tasks: asyncio.TaskGroup,
+        call: StreamCall,
         on_update: Callable[[LacState], None],
         on_broken: OnBroken,
-        *,
-        connect_timeout_seconds: float,
         on_open: OnOpen | None = None,
     ) -> None:
-        super().__init__(
-            address,
-            open_call,
-            tasks,
-            on_broken,
-            connect_timeout_seconds=connect_timeout_seconds,
-            on_open=on_open,
-        )
+        super().__init__(call, on_broken, on_open)
         self._on_update = on_update
         self._watched: set[int] = set()
 
