@@ -13,19 +13,29 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from bookie.entry.digest import digester_for_key
-from bookie.entry.entry import Entry
-from bookie.errors import BadRequestError, NoSuchEntryError, UnavailableError
-from bookie.ids import MAX_ID, NO_ENTRY
+from bookie.entry.entry import Entry, verify_batch
+from bookie.errors import (
+    BadRequestError,
+    BookieError,
+    ClientClosedError,
+    NoSuchEntryError,
+    UnavailableError,
+)
+from bookie.ids import MAX_ID, NO_ENTRY, Status
 from bookie.ledger.catalog.ledgers import LedgerManager
 from bookie.ledger.connection.arguments import checked_entry_id
 from bookie.ledger.connection.pool import BookiePool
 from bookie.ledger.metadata import LedgerMetadata
 from bookie.ledger.quorum import Quorum
 from bookie.ledger.read.follow import Follower, read_lac
-from bookie.ledger.read.range_read import read_one
 from bookie.ledger.read.read_ahead import ReadAhead
 from bookie.ledger.read.reader import ReaderLimits
 from bookie.metadata.versioned import Versioned
+from bookie.wire.grpc.client.channel import ReadCommand
+
+READ_ONE_BYTES_MAX = 1024 * 1024
+"""Limit in the request for one entry. The bookie reserves this much until it has read the entry. A
+larger entry comes all the same."""
 
 
 class ReaderHandle:
@@ -207,19 +217,35 @@ class ReaderHandle:
                 await read.close()
 
     async def _read_one(self, entry_id: int) -> Sequence[Entry]:
-        """One entry from the replica that this reader prefers; nothing if it is in doubt."""
-        entries = await read_one(
-            self._found.value,
-            self._quorum,
-            entry_id,
-            self._replica,
-            self._pool,
-            self._digester,
-            self._patience_seconds,
+        """One entry from the preferred replica; nothing if there is any doubt, for a `RangeRead`.
+
+        Nearly every read of one entry ends here: without a machine, timers and a task of its own it
+        takes half of the processor time.
+        """
+        metadata = self._found.value
+        slot = self._quorum.member(entry_id, self._replica)
+        bookie_id = metadata.fragment_of(entry_id).bookies[slot]
+        key = metadata.password_key
+        command = ReadCommand(
+            metadata.ledger_id, entry_id, entry_id, 1, READ_ONE_BYTES_MAX, master_key=key
         )
-        if not entries:
-            self._replica = (self._replica + 1) % self._quorum.write_quorum_size
-        return entries
+        try:
+            channel = self._pool.connection(bookie_id).channel()
+            reply = await channel.read_entry(command, timeout=self._patience_seconds)
+            batch = reply.batch
+            if (
+                batch is not None
+                and reply.status is Status.OK
+                and len(batch.sizes) == 1
+                and batch.first_entry_id == entry_id
+            ):
+                return verify_batch(batch, self._digester)
+        except ClientClosedError:
+            raise
+        except BookieError:
+            pass
+        self._replica = (self._replica + 1) % self._quorum.write_quorum_size
+        return ()
 
     async def read_acknowledged(
         self, first_entry_id: int, last_entry_id: int

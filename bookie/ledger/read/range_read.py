@@ -7,13 +7,10 @@ from collections import deque
 from collections.abc import Sequence
 
 from bookie.entry.digest import Digester
-from bookie.entry.entry import Entry, verify_batch
+from bookie.entry.entry import Entry
 from bookie.errors import BookieError, ClientClosedError
-from bookie.ids import Status
 from bookie.ledger.connection.pool import BookiePool
 from bookie.ledger.exchange import CancelTimer, StartTimer, TimerFired, TimerId
-from bookie.ledger.metadata import LedgerMetadata
-from bookie.ledger.quorum import Quorum
 from bookie.ledger.read.reader import (
     Continue,
     Deliver,
@@ -26,7 +23,6 @@ from bookie.ledger.read.reader import (
 )
 from bookie.ledger.read.verification import read_command, verify_read
 from bookie.wire.deadlines import Deadlines
-from bookie.wire.grpc.client.channel import ReadCommand
 
 AHEAD_MAX = 2
 """Deliveries fetched before the consumer asks: one to work on, one on its way."""
@@ -41,10 +37,6 @@ SPAN_BYTES = 2 * 1024 * 1024
 
 READ_BYTES_MAX = SPAN_BYTES + SPAN_BYTES // 4
 """Packet bytes of one answer. Spans aim below it, so that sizes that vary need no second answer."""
-
-READ_ONE_BYTES_MAX = 1024 * 1024
-"""Limit in the request for one entry. The bookie reserves this much until it has read the entry. A
-larger entry comes all the same."""
 
 
 class RangeRead:
@@ -176,40 +168,3 @@ class RangeRead:
                 told.message,
             )
         )
-
-
-async def read_one(
-    metadata: LedgerMetadata,
-    quorum: Quorum,
-    entry_id: int,
-    replica: int,
-    pool: BookiePool,
-    digester: Digester,
-    timeout_seconds: float,
-) -> Sequence[Entry]:
-    """One entry from one replica; nothing if there is any doubt, and then a `RangeRead` decides.
-
-    Nearly every read of one entry ends here: without a machine, timers and a task of its own it
-    takes half of the processor time.
-
-    Raises:
-        ClientClosedError: the client was closed meanwhile.
-    """
-    bookie_id = metadata.fragment_of(entry_id).bookies[quorum.member(entry_id, replica)]
-    key = metadata.password_key
-    command = ReadCommand(
-        metadata.ledger_id, entry_id, entry_id, 1, READ_ONE_BYTES_MAX, master_key=key
-    )
-    try:
-        channel = pool.connection(bookie_id).channel()
-        reply = await channel.read_entry(command, timeout=timeout_seconds)
-        batch = reply.batch
-        if reply.status is not Status.OK or batch is None:
-            return ()
-        if len(batch.sizes) != 1 or batch.first_entry_id != entry_id:
-            return ()
-        return verify_batch(batch, digester)
-    except ClientClosedError:
-        raise
-    except BookieError:
-        return ()

@@ -183,43 +183,33 @@ class RecoveryForecast:
         machine, quorum = self._machine, self._machine.quorum
         entry_id = machine.next_entry_id
         bookies = machine.metadata.last_fragment.bookies
-        shortfalls: list[Shortfall | None] = []
+        windows, write = quorum.windows, quorum.write_quorum_size
+        missing = spared = 0
         if not isinstance(error, LedgerRecoveryError):
             return WouldFail(error, state, entry_id, ())  # a bookie refused the caller
         match state:
             case RecoveryState.FENCING:
                 # As in `Quorum.covers`: fewer than an ack quorum may be silent.
-                spared = quorum.ack_quorum_size - 1
-                shortfalls = [
-                    _shortfall(bookies, window, window & ~machine.fenced, spared)
-                    for window in quorum.windows
-                ]
+                missing, spared = ~machine.fenced, quorum.ack_quorum_size - 1
             case RecoveryState.READING:
-                window = quorum.write_mask(entry_id)
-                denied = machine.denied.get(entry_id, 0)
-                spared = quorum.write_quorum_size - quorum.negatives_needed
-                shortfalls = [_shortfall(bookies, window, window & ~denied, spared)]
+                windows = (quorum.write_mask(entry_id),)
+                missing = ~machine.denied.get(entry_id, 0)
+                spared = write - quorum.negatives_needed
             case RecoveryState.READDING:
-                bookies = machine.tail.bookies
-                failing = mask_of(
+                bookies, spared = machine.tail.bookies, write - quorum.ack_quorum_size
+                missing = mask_of(
                     slot
                     for slot, name in enumerate(bookies)
                     if name in self._ensemble and not self._stores(name)
                 )
-                spared = quorum.write_quorum_size - quorum.ack_quorum_size
-                shortfalls = [
-                    _shortfall(bookies, window, window & failing, spared)
-                    for window in quorum.windows
-                ]
             case RecoveryState.MEASURING:
                 entry_id -= 1
                 bookies = machine.metadata.fragment_of(entry_id).bookies
-                window = quorum.write_mask(entry_id)
-                shortfalls = [_shortfall(bookies, window, window, quorum.write_quorum_size - 1)]
+                windows, missing, spared = (quorum.write_mask(entry_id),), -1, write - 1
             case _:
                 pass
-        found = tuple(one for one in shortfalls if one is not None)
-        return WouldFail(error, state, entry_id, found)
+        found = (_shortfall(bookies, window, window & missing, spared) for window in windows)
+        return WouldFail(error, state, entry_id, tuple(one for one in found if one is not None))
 
 
 def _shortfall(
