@@ -139,6 +139,7 @@ class WriterHandle:
         self._ledgers = ledgers
         self._loop = asyncio.get_running_loop()
         self._thread = get_ident()
+        on_timer: weakref.WeakMethod[Callable[[TimerId], None]]
         on_timer = weakref.WeakMethod(self._on_timer)
         self._timers: Deadlines[TimerId] = Deadlines(partial(_fire, on_timer))
         self._queue = AppendQueue(

@@ -317,5 +317,5 @@ async def test_a_bookie_that_registered_is_tried_again_soon() -> None:
     assert attempts == 11
     assert lane._timer is not None
     wait = lane._timer.when() - asyncio.get_running_loop().time()
-    lane.cancel()
+    lane.abandon()
     assert wait <= RECONNECT_SECONDS_MIN
