@@ -21,8 +21,9 @@ from bookie.errors import (
 )
 from bookie.ids import MAX_ID
 from bookie.ledger.catalog.ledgers import LedgerManager
-from bookie.ledger.copies.copy_check import CopyCheck, list_stored
+from bookie.ledger.copies.copy_check import CopyCheck
 from bookie.ledger.quorum import Stripe
+from bookie.ledger.read.verification import list_stored
 from tests.unit.ledger.real_cluster import RealCluster, until
 
 OLD, NEW = [b"old %d" % i for i in range(20)], [b"new %d" % i for i in range(3)]
