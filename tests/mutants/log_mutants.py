@@ -297,7 +297,7 @@ PUBLISHERS = (
 DELETIONS = (
     Mutant(
         "the own clock deletes",
-        "bookie/log/tidy/retention_run.py",
+        "bookie/log/tidy/truncation.py",
         "await client.clocks.deletion_ms() if policy.retention_seconds else 0",
         "client.clock.now_ms()",
         (

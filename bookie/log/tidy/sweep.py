@@ -32,7 +32,7 @@ from bookie.log.catalog.log_metadata import LogDefinition
 from bookie.log.catalog.logs import LogName, LogPartition
 from bookie.log.log_client import LOG_TAG, PARTITION_TAG, LogClient
 from bookie.log.tidy.deletion import delete_log
-from bookie.log.tidy.retention_run import apply_retention, retention_offset
+from bookie.log.tidy.truncation import apply_retention, retention_offset
 from bookie.log.tidy.unnamed_ledgers import delete_unnamed, named_among
 from bookie.telemetry import event_log
 

@@ -1,8 +1,12 @@
-"""Truncate a partition: first in its head, then its ledgers, last its chunks.
+"""Truncate a partition: before an offset or a time, or as far as the retention of its log allows.
 
-Anybody may truncate, under compare-and-set. The owner of the partition stays its owner, and makes
-its next change on the truncated head. A crash between the steps leaves ledgers and chunks that no
-head names; a sweep finds them (:mod:`bookie.log.tidy.sweep`).
+A truncation changes the head first, then deletes ledgers, and chunks last. Every process may
+truncate, under compare-and-set. The owner of the partition stays its owner, and makes its next
+change on the truncated head. A crash between the steps leaves ledgers and chunks that no head
+names; a sweep finds them (:mod:`bookie.log.tidy.sweep`).
+
+The owner of a partition applies the retention now and then. A sweep applies it to all partitions,
+because many have no owner. The rule is in :mod:`bookie.log.tidy.retention`.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 
 from bookie.errors import BadRequestError, MetadataError
 from bookie.log.attempts import Attempts
@@ -20,11 +25,11 @@ from bookie.log.head.chain import live_bytes, live_ranges
 from bookie.log.log_client import LogClient
 from bookie.log.record.log_record import LogPosition
 from bookie.log.tidy.ledger_times import LedgerTimes
-from bookie.log.tidy.retention import RetentionLimits, expired_count
+from bookie.log.tidy.retention import RetentionLimits, expired_count, limits_of
 from bookie.log.tidy.unnamed_ledgers import delete_ended, read_chunk
 
 Choose = Callable[[LogHead], Awaitable[int]]
-"""Before which offset a partition with this head is truncated."""
+"""Decides the offset before which a partition with this head is truncated."""
 
 
 async def truncate(
@@ -36,10 +41,9 @@ async def truncate(
 ) -> int:
     """Truncate a partition before an offset, a position, or a time; returns its first offset.
 
-    Readers cannot read earlier entries any more when it returns. Ledgers are deleted as wholes, so
-    a ledger stays while a later entry of it does. `before_ms` is in ms since 1970: the ranges at
-    the beginning go of which every record is older. An offset that was truncated before changes
-    nothing.
+    When it returns, no reader can read earlier entries. A ledger is deleted as a whole, so it stays
+    while one of its later entries stays. `before_ms` is in ms since 1970: leading ranges go if all
+    their records are older. An offset that was truncated before changes nothing.
 
     Raises:
         NoSuchLogError: there is no such log.
@@ -62,6 +66,34 @@ async def truncate(
         return await expired_offset(client, partition, head, limits)
 
     return await truncate_as(client, partition, definition.log_id, choose)
+
+
+async def apply_retention(client: LogClient, partition: LogPartition) -> int:
+    """Truncate what the policy and the protected cursors allow; returns the first offset.
+
+    Raises:
+        NoSuchLogError: there is no such log.
+        MetadataError: the metadata store failed; it may be truncated.
+        FormatError: the chain or a cursor cannot be read; nothing was truncated.
+        NotEnoughBookiesError: too few bookies tell the time; nothing was truncated.
+    """
+    definition = await client.definition(partition.name)
+    choose = partial(retention_offset, client, partition)
+    return await truncate_as(client, partition, definition.log_id, choose)
+
+
+async def retention_offset(client: LogClient, partition: LogPartition, head: LogHead) -> int:
+    """The first offset that the retention keeps now; `start_offset` if it keeps everything.
+
+    Raises what `apply_retention` does, and BadVersionError if the head has changed meanwhile.
+    """
+    policy = await client.policy(partition.name)
+    cursors = await client.logs.cursors(partition)
+    now_ms = await client.clocks.deletion_ms() if policy.retention_seconds else 0
+    limits = limits_of(policy, now_ms, [found.value for found in cursors.values()])
+    if limits is None:
+        return head.start_offset
+    return await expired_offset(client, partition, head, limits, times=LedgerTimes(client))
 
 
 async def truncate_as(
@@ -89,16 +121,16 @@ async def _truncate_head(
     gone: list[LogRange],
     chunks: list[LogChunk],
 ) -> LogHead:
-    """Truncate the head and return it; `gone` and `chunks` get what it does not name any more.
+    """Truncate the head and return it; add the ranges and chunks that left it to `gone`, `chunks`.
 
-    They also get what attempts of unknown outcome had in mind. So look whether it is still named.
+    An attempt of unknown outcome adds its ranges and chunks too. The head may still name those.
     """
     attempts = Attempts()
     while True:
         try:
             found = await client.logs.read_latest_head(partition, log_id)
             offset = await choose(found.value)
-            # Without a later offset, a range may go that was left for its producers only.
+            # Even without a later offset, a range that stayed for its producers may go.
             is_later = offset > found.value.start_offset
             whole = await _chunks_before(client, partition, found.value, offset) if is_later else []
             head, went = chain.truncated(found.value, offset, whole)
@@ -122,9 +154,9 @@ async def expired_offset(
     *,
     times: LedgerTimes | None = None,
 ) -> int:
-    """Before which offset nothing has to be kept; reads no more chunks than may go, and one.
+    """The first offset that `limits` keep; reads the chunks that may go, and one more.
 
-    With `times`, the time of a range is bounded by when ledgers were created; without, it is that
+    With `times`, the creation times of ledgers bound the time of a range. Without, it is the time
     of its records.
 
     Raises:
@@ -152,7 +184,7 @@ async def _dated(
     limits: RetentionLimits,
     times: LedgerTimes,
 ) -> LogRange:
-    """The range with a time that ledgers confirm, if nothing else keeps it."""
+    """The range with a time that ledgers confirm, unless another limit keeps the range."""
     if one.end_ms is None or not expired_count((one,), left, limits.without_time()):
         return one
     return replace(one, end_ms=await times.end_ms(one, after, limits.keep_from_ms))
@@ -161,7 +193,7 @@ async def _dated(
 async def _neighbours(
     client: LogClient, partition: LogPartition, head: LogHead
 ) -> AsyncGenerator[tuple[LogRange, Sequence[LogRange]], None]:
-    """The ranges of a chain from the first one on, each with some that follow it."""
+    """The ranges of a chain in order, each with some that follow it."""
     last: LogRange | None = None
     async with aclosing(_links(client, partition, head)) as links:
         async for ranges in links:
@@ -177,7 +209,7 @@ async def _neighbours(
 async def _links(
     client: LogClient, partition: LogPartition, head: LogHead
 ) -> AsyncGenerator[tuple[LogRange, ...], None]:
-    """The ranges of a chain from the first one on, chunk by chunk."""
+    """The ranges of a chain in order, chunk by chunk."""
     for number in range(head.first_chunk, head.next_chunk):
         yield (await read_chunk(client, partition, head, number)).ranges
     yield live_ranges(head)
@@ -186,7 +218,7 @@ async def _links(
 async def _chunks_before(
     client: LogClient, partition: LogPartition, head: LogHead, offset: int
 ) -> list[LogChunk]:
-    """The chunks of which every entry is before `offset`."""
+    """The chunks that end before `offset`."""
     whole: list[LogChunk] = []
     for number in range(head.first_chunk, head.next_chunk):
         chunk = await read_chunk(client, partition, head, number)

@@ -58,7 +58,7 @@ from bookie.log.log_client import LogClient
 from bookie.log.record.log_record import Producer
 from bookie.log.record.positions import LogPositions
 from bookie.log.record.record_encoder import NewRecord, RecordEncoder
-from bookie.log.tidy.retention_run import apply_retention
+from bookie.log.tidy.truncation import apply_retention
 from bookie.log.write.idempotence import IdempotentAppends
 from bookie.log.write.ledger_end import end_of
 from bookie.log.write.takeover import Ownership, WriterOptions, discard, remove_empty

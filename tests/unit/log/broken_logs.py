@@ -19,7 +19,7 @@ from bookie.log.publish import publisher
 from bookie.log.read import reader
 from bookie.log.record.positions import PositionRun
 from bookie.log.record.producer_windows import ProducerWindows
-from bookie.log.tidy import retention_run as retention
+from bookie.log.tidy import truncation
 from bookie.log.tidy.retention import RetentionLimits, limits_of
 from bookie.log.write import idempotence, partition_writer, takeover
 from bookie.log.write.unconfirmed import Segment, Unconfirmed
@@ -187,7 +187,7 @@ def truncates_past_cursors(patch: pytest.MonkeyPatch) -> None:
     def without_cursors(policy: Any, now_ms: int, cursors: Any) -> RetentionLimits | None:
         return limits_of(policy, now_ms, [])
 
-    patch.setattr(retention, "limits_of", without_cursors)
+    patch.setattr(truncation, "limits_of", without_cursors)
 
 
 def counts_empty_ledgers(patch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,8 @@ from bookie.log.catalog.log_policy import LogPolicy
 from bookie.log.clock_check import ClockCheck
 from bookie.log.log_client import LogClient
 from bookie.log.tidy.retention import AHEAD_MS_MAX, plausible_end_ms
-from bookie.log.tidy.retention_run import apply_retention
 from bookie.log.tidy.sweep import sweep_logs
+from bookie.log.tidy.truncation import apply_retention
 from bookie.metadata.store import MetadataStore
 from tests.transactional_logs import (
     NOON_MS,

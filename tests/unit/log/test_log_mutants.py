@@ -15,7 +15,7 @@ from bookie.log.catalog.log_cursor import LogCursor
 from bookie.log.catalog.logs import LogName, LogPartition
 from bookie.log.consume.cursor_record import CursorRecord, take_cursor
 from bookie.log.log_client import LogClient
-from bookie.log.tidy.retention_run import apply_retention
+from bookie.log.tidy.truncation import apply_retention
 from bookie.log.write.partition_writer import PartitionWriter
 from bookie.metadata.connect import open_store
 from bookie.metadata.model import NOT_EXISTS

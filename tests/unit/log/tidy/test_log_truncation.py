@@ -20,8 +20,7 @@ from bookie.log.head.chain import LedgerEnd, taken_over, with_closed, with_ledge
 from bookie.log.head.head_keeper import HeadKeeper
 from bookie.log.publish import publisher as publisher_module
 from bookie.log.record.log_record import LogPosition
-from bookie.log.tidy.retention_run import apply_retention
-from bookie.log.tidy.truncation import truncate, truncate_as
+from bookie.log.tidy.truncation import apply_retention, truncate, truncate_as
 from bookie.metadata.model import NOT_EXISTS
 from tests.conformance.faulty_store import FaultyStore
 from tests.transactional_logs import (
