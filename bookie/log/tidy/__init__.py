@@ -1,1 +1,1 @@
-"""What goes, and when: retention, truncation, deletion, sweep."""
+"""Deletion of old and unused data: retention, truncation, deletion of logs, the sweep."""

@@ -1,4 +1,4 @@
-"""Delete a log: nobody can open it any more, then its ledgers go, last its metadata."""
+"""Delete a log: mark it so that nobody can open it, delete its ledgers, then its metadata."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bookie.log.tidy.unnamed_ledgers import READS_AT_ONCE
 from bookie.telemetry import event_log
 
 FENCE_SECONDS_MAX = 10.0
-"""A deletion waits for bookies no longer than this, ledger by ledger."""
+"""The longest wait for the bookies of one open ledger."""
 
 _log = event_log(__name__)
 
@@ -23,9 +23,9 @@ _log = event_log(__name__)
 async def delete_log(client: LogClient, name: LogName) -> None:
     """Delete a log with all its ledgers, cursors, its policy and its record of applications.
 
-    From the first step on nobody can open it. Its owner and its readers get NoSuchLogError at the
-    latest when the metadata goes. After an error or a crash, call it again to continue; a sweep
-    does so, too. Ledgers that no head names yet are left to a sweep.
+    After the first step nobody can open it. Its owner and its readers get NoSuchLogError, at the
+    latest when the metadata is deleted. After an error or a crash, call it again to continue; a
+    sweep does the same. A sweep also deletes the ledgers that no head names yet.
 
     Raises:
         NoSuchLogError: there is no such log, or it was deleted completely.
@@ -44,9 +44,9 @@ async def delete_log(client: LogClient, name: LogName) -> None:
 async def _delete_ledgers(
     client: LogClient, partition: LogPartition, definition: LogDefinition
 ) -> None:
-    """Delete the ledgers that the chain names; again if a writer has added one meanwhile.
+    """Delete the ledgers that the chain names; repeat if a writer has added one meanwhile.
 
-    Ledgers that are open are closed first: an owner must not append into nothing.
+    Close open ledgers first, so that an owner cannot append to a deleted ledger.
     """
     version: int | None = None
     while True:
@@ -62,7 +62,7 @@ async def _delete_ledgers(
 
 
 async def _end_writer(client: LogClient, ledger_id: int) -> None:
-    """Take a ledger from its writer. Without enough bookies it goes all the same."""
+    """Take a ledger from its writer. Too few bookies do not stop the deletion."""
     with suppress(BookieError, TimeoutError):
         async with asyncio.timeout(FENCE_SECONDS_MAX):
             await client.ledgers.close_for_deletion(ledger_id)
@@ -73,7 +73,7 @@ async def _named(
 ) -> AsyncGenerator[set[int], None]:
     for number in range(head.first_chunk, head.next_chunk):
         chunk = await client.logs.read_chunk(partition, number)
-        # A removal that was cut off has deleted chunks. Their ledgers were deleted before.
+        # An interrupted removal deletes a chunk only after its ledgers.
         if chunk is not None:
             yield {one.ledger_id for one in chunk.ranges}
     yield {one.ledger_id for one in head.ranges}

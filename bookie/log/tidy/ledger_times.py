@@ -1,10 +1,9 @@
-"""When the ledgers of a log were created: what the times of records are compared with.
+"""The creation times of a log's ledgers, which bound the times of its records.
 
-Records are appended after their ledger was created, and before the next ledger of the partition is
-added. The first keeps records for longer, so any time of creation will do. The second lets them go,
-so it takes a ledger with a tag: its creator's clock was compared with those of bookies
-(:mod:`bookie.log.clock_check`). A ledger that a compaction wrote has the latest tag of those that
-it was copied from.
+A record is appended after its ledger was created, and before the next ledger of the partition is
+added. The first bound keeps records for longer, so every creation time may give it. The second one
+lets records go. So only a tagged ledger gives it: its creator compared its clock with those of
+bookies (:mod:`bookie.log.clock_check`). A copy by a compaction has the latest tag of its originals.
 """
 
 from __future__ import annotations
@@ -21,11 +20,12 @@ from bookie.log.tidy.retention import AHEAD_MS_MAX, plausible_end_ms
 
 @dataclass(frozen=True, slots=True)
 class Creation:
-    """When a ledger was made, in ms since 1970."""
+    """The time at which a ledger was created."""
 
     ms: int
+    """Since 1970."""
     is_compared: bool
-    """Whether the clock was compared with others."""
+    """True if the creator had compared its clock with those of bookies."""
 
 
 class LedgerTimes:
@@ -36,7 +36,7 @@ class LedgerTimes:
         self._created: dict[int, Creation | None] = {}
 
     async def created(self, ledger_id: int) -> Creation | None:
-        """When the ledger of a range was created; None if it is gone or does not say it.
+        """The creation of a ledger; None if the ledger is gone or does not tell it.
 
         Raises:
             MetadataError: the metadata store failed.
@@ -52,21 +52,21 @@ class LedgerTimes:
         return self._created[ledger_id]
 
     async def latest_ms(self, ranges: Iterable[LogRange]) -> int:
-        """When the newest ledger of `ranges` was created; -1 if one does not say it for sure."""
+        """The creation time of the newest ledger of `ranges`; -1 if one has no tag for it."""
         found = [await self.created(one.ledger_id) for one in ranges]
         if any(one is None or not one.is_compared for one in found):
             return -1
         return max(one.ms for one in found if one is not None)
 
     async def end_ms(self, one: LogRange, after: Sequence[LogRange], keep_from_ms: int) -> int:
-        """When a closed range ended, as far as that decides whether it is kept.
+        """The end time of a closed range, exact enough to decide if the range is kept.
 
         `after` are ranges that follow it. Raises what `created` does.
         """
         end_ms = one.end_ms
         assert end_ms is not None, "the range is closed"
         if keep_from_ms <= end_ms < keep_from_ms + AHEAD_MS_MAX:
-            return end_ms  # it is kept, whatever the ledgers say
+            return end_ms  # it is kept in any case
         created = await self.created(one.ledger_id)
         earliest = None if created is None else created.ms
         if end_ms < keep_from_ms:

@@ -1,4 +1,4 @@
-"""Which ranges at the beginning of a partition may be truncated.
+"""The rule of retention: the ranges at the beginning of a partition that may be truncated.
 
 ============================== ==================================================================
 rule                           why
@@ -6,18 +6,18 @@ rule                           why
 only whole ranges, from the    a chain has no holes, and a ledger is deleted as a whole
 first one on
 an open range stays            its end is not known
-at least `keep_bytes` are kept the policy's size, if it has one
-what ends at `keep_from_ms` or a range goes only when its last record is old enough; if the policy
-later is kept                  has a size and a time, a range has to be beyond both
-a record is not older than its a writer may give any time, and clocks are wrong: what is younger
-ledger                         than the policy keeps stays
-a record counts as a day newer microseconds that were given as milliseconds keep a log for ever,
-than the next ledger at most   because times in a chain do not go back; only a ledger counts whose
-                               creator's clock was compared
-what ends behind               a protected cursor has not consumed it
-`keep_from_offset` is kept
-without a size and a time      a policy that decides nothing keeps everything
-nothing goes
+at least `keep_bytes` are kept the policy sets this size
+a range stays if it ends at    a range goes when its last record is old enough; if the policy has a
+`keep_from_ms` or later        size and a time, a range has to be beyond both
+a record is not older than its a writer may give any time, and clocks may be wrong; a young ledger
+ledger                         stays
+a record is at most a day      microseconds given as milliseconds would keep a log for ever, because
+newer than the next ledger     times in a chain never decrease; the creator of that ledger must have
+                               compared its clock
+a range stays if it ends       a protected cursor has not consumed it
+behind `keep_from_offset`
+nothing goes without a size    a policy that sets no limit keeps everything
+and a time
 ============================== ==================================================================
 """
 
@@ -32,12 +32,12 @@ from bookie.log.catalog.log_metadata import LogRange
 from bookie.log.catalog.log_policy import LogPolicy
 
 AHEAD_MS_MAX = 24 * 3600 * 1000
-"""A record's time counts at most this long after its append."""
+"""A record counts as at most this much newer than its append."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetentionLimits:
-    """What is kept of a partition."""
+    """The parts of a partition that are kept."""
 
     keep_bytes: int = 0
     """At least so many payload bytes."""
@@ -48,11 +48,10 @@ class RetentionLimits:
 
     @property
     def has_time(self) -> bool:
-        """Whether anything is kept because of its time."""
+        """True if a time limits the retention."""
         return self.keep_from_ms != MAX_ID
 
     def without_time(self) -> RetentionLimits:
-        """The other limits."""
         return replace(self, keep_from_ms=MAX_ID)
 
 
@@ -72,9 +71,9 @@ def limits_of(
 
 
 def plausible_end_ms(end_ms: int, created_ms: int | None, next_created_ms: int | None) -> int:
-    """When a range ended: its last time, as far as the ledgers' times of creation agree with it.
+    """The end time of a range, moved into the bounds that the creation times of ledgers give.
 
-    `next_created_ms` is of the ledger of the range that follows. None is unknown.
+    `next_created_ms` belongs to the ledger of the next range. None means unknown.
     """
     if created_ms is not None:
         end_ms = max(end_ms, created_ms)
@@ -84,7 +83,7 @@ def plausible_end_ms(end_ms: int, created_ms: int | None, next_created_ms: int |
 
 
 def expired_count(ranges: Sequence[LogRange], total_bytes: int, limits: RetentionLimits) -> int:
-    """How many of the first of `ranges` may go.
+    """The number of leading `ranges` that may go.
 
     `total_bytes` is the size of `ranges` and of all that follow them.
     """

@@ -1,22 +1,22 @@
-"""Sweep logs: finish what crashed processes left behind.
+"""Sweep logs: finish the work that crashed processes left behind.
 
 ============================ =====================================================================
-left behind by               what the sweep does
+left behind by               the sweep
 ============================ =====================================================================
-a deletion that was cut off  continues it
-a truncation, a compaction,  deletes ledgers with the tags of a log that no range names, and
-an empty ledger, or a        chunks that the head does not name
-takeover that was cut off
+an interrupted deletion      continues it
+an interrupted truncation,   deletes ledgers that have the tags of a log and that no range names,
+compaction or takeover, or   and chunks that the head does not name
+an empty ledger
 a publisher that died        deletes its ledgers, unless a range names them
-an owner that crashed, or    applies the retention of each partition: an owner that is alive does
-nobody owns the partition    the same, and the name of a dead one stays in the head
+an owner that crashed, or a  applies the retention of each partition; a live owner does the same,
+partition without an owner   and the head still names a dead one
 ============================ =====================================================================
 
-Only ledgers that are older than some age are looked at. A publisher begins no range in a ledger
-that is older than half a day, and publishes within the other half. Ages are by the clocks of the
-ledgers' creators and of the sweep, each compared with those of bookies (`clock_check`). Safety does
-not depend on them: a range of a deleted ledger is refused when it is published
-(:mod:`bookie.log.tidy.unnamed_ledgers`). Its batch is written again.
+A sweep takes only ledgers above a certain age. A publisher begins no range in a ledger that is
+older than half a day, and publishes within the other half. The clocks of the ledgers' creators and
+of the sweep give the age; each was compared with the clocks of bookies (`clock_check`). Safety does
+not depend on clocks: the publication of a range is refused if its ledger was deleted
+(:mod:`bookie.log.tidy.unnamed_ledgers`). The batch is then written again.
 
 Any number of sweeps may run at the same time.
 """
@@ -43,7 +43,7 @@ _log = event_log(__name__)
 
 @dataclass(slots=True)
 class LogSweep:
-    """What a sweep did; with `dry_run`, what it would have done."""
+    """The result of a sweep; with `dry_run`, the result that it would have had."""
 
     ledgers: list[int] = field(default_factory=list)
     """Deleted, because no log names them."""
@@ -54,13 +54,13 @@ class LogSweep:
     truncated: dict[LogPartition, int] = field(default_factory=dict)
     """By partition: the first offset that retention left."""
     failures: dict[str, str] = field(default_factory=dict)
-    """By log, partition or ledger: why something was left for the next sweep."""
+    """By log, partition or ledger: the reason why something is left for the next sweep."""
 
 
 async def sweep_logs(
     client: LogClient, *, older_than_seconds: float = OLDER_THAN_SECONDS, dry_run: bool = False
 ) -> LogSweep:
-    """Sweep all logs once. What fails for one log does not keep the sweep from the others.
+    """Sweep all logs once. A failure in one log does not stop the sweep of the others.
 
     Raises:
         MetadataError: the logs or the ledgers cannot be listed.
@@ -73,7 +73,7 @@ async def sweep_logs(
 
 @dataclass(frozen=True, slots=True, order=True)
 class _Tags:
-    """What the tags of a ledger say."""
+    """The log and partition that a ledger belongs to, by its tags."""
 
     partition: LogPartition
     log_id: str
@@ -84,12 +84,12 @@ class _Sweep:
         self._client = client
         self._older_than_ms = int(1000 * older_than_seconds)
         self._before_ms = 0
-        """Ledgers that were created later are left alone."""
+        """Ledgers that were created later stay."""
         self._dry_run = dry_run
         self.done = LogSweep()
 
     async def run(self) -> None:
-        """Retention comes first, so that what it leaves is swept, and the listing before heads."""
+        """Apply retention, then sweep its leftovers too; list ledgers before reading heads."""
         self._before_ms = await self._client.clocks.deletion_ms() - self._older_than_ms
         for name in [name async for name in self._client.logs.list_logs()]:
             try:
@@ -147,7 +147,7 @@ class _Sweep:
             self.done.truncated[partition] = start
 
     async def _candidates(self) -> dict[_Tags, list[int]]:
-        """The ledgers of logs that are old enough, by what their tags say."""
+        """The ledgers of logs that are old enough, by their tags."""
         candidates: dict[_Tags, list[int]] = {}
         ledgers = self._client.ledgers.ledgers
         async for found in ledgers.list_readable(lambda _: None):
@@ -192,7 +192,7 @@ class _Sweep:
 
 
 def _tags_of(ledger: LedgerMetadata) -> _Tags | None:
-    """What the tags say; None if the ledger belongs to no log, or they cannot be read."""
+    """The tags of a ledger; None if it belongs to no log, or its tags cannot be read."""
     log, number = (ledger.custom_metadata.get(key) for key in (LOG_TAG, PARTITION_TAG))
     if log is None or number is None:
         return None

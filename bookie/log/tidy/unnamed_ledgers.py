@@ -1,15 +1,15 @@
 """Delete ledgers of a partition that its chain does not name.
 
-Three things meet here: a ledger is deleted, a head comes to name it, and both may happen late,
-because a request can arrive after its caller gave up. So that no head ever names a deleted ledger:
+A deletion of a ledger may race with a publication that names it in the head. Each may take effect
+late, because a request can arrive after its caller gave up. Two rules keep every head from naming a
+deleted ledger:
 
-1. The deletion writes the head again, unchanged, in the same transaction. It fails if the head has
-   changed since the ledger was looked for in it. After it, every change fails that was proposed on
-   the head as it was before.
+1. The deletion rewrites the unchanged head in the same transaction. It fails if the head has
+   changed since the search for the ledger. After it, a change proposed on the old version fails.
 2. A publication reads the head first, and then checks that its ledgers exist.
 
-So a publication that read the head before a deletion fails, and one that read it afterwards sees
-that the ledger is gone.
+So a publication that read the head before a deletion fails. One that read it afterwards sees that
+the ledger is gone.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from bookie.metadata.model import Operation
 from bookie.metadata.versioned import Versioned
 
 DELETIONS_AT_ONCE = 40
-"""Ledgers of one transaction; each takes two operations."""
+"""Ledgers that one transaction deletes; each takes two operations."""
 
 READS_AT_ONCE = 64
-"""Reads of metadata that are under way at the same time."""
+"""The most reads of metadata that are under way at once."""
 
 
 async def delete_unnamed(
@@ -49,13 +49,13 @@ async def delete_unnamed(
 ) -> list[int]:
     """Delete those of the ledgers that no range of the partition names and that `may_go`.
 
-    Returns the deleted ones, ascending. Fine if some are gone before. After an error a part is
-    deleted; call it again.
+    Returns the deleted ones, ascending. Some may be gone before. After an error a part is deleted;
+    call it again.
 
     Raises:
         NoSuchLogError: the log was deleted.
         MetadataError: the metadata store failed.
-        FormatError: the chain cannot be read; what it names is unknown, so nothing was deleted.
+        FormatError: the chain cannot be read, so nothing was deleted.
     """
     wanted = set(ledger_ids)
     deleted: list[int] = []
@@ -105,8 +105,8 @@ async def delete_ended(
 ) -> list[int]:
     """Delete the ledgers of closed ranges that left the chain; returns the deleted ones.
 
-    A ledger stays that another range names. So does one that is open, or has entries behind these
-    ranges: its publisher may still publish them. A sweep deletes it later.
+    A ledger stays if another range names it. An open ledger stays too, and so does one with entries
+    behind these ranges: its publisher may still publish them. A sweep deletes it later.
 
     Raises what `delete_unnamed` does.
     """
@@ -124,7 +124,7 @@ async def delete_ended(
 async def named_among(
     client: LogClient, partition: LogPartition, head: LogHead, wanted: Iterable[int]
 ) -> set[int]:
-    """Those of the ledgers that a range of the partition names. It may have to read all chunks.
+    """The ledgers of `wanted` that a range of the partition names. It may read all chunks.
 
     Raises:
         BadVersionError: the head has changed meanwhile.
@@ -185,7 +185,7 @@ async def read_chain(
 async def read_ledgers(
     client: LogClient, ledger_ids: Iterable[int]
 ) -> dict[int, Versioned[LedgerMetadata]]:
-    """The metadata of ledgers; those that do not exist are left out."""
+    """The metadata of the ledgers that exist."""
 
     async def read(ledger_id: int) -> Versioned[LedgerMetadata] | None:
         try:
