@@ -35,9 +35,9 @@ from bookie.log.consume.group import GroupMember, GroupStatus, group_status, joi
 from bookie.log.publish.publisher import LogPublisher
 from bookie.log.publish.range_writer import RangeWriter
 from bookie.log.read.partitions_reader import PartitionsReader, open_reader
-from bookie.log.read.places import LogStart
 from bookie.log.read.reader import LogReader, OnTruncated
 from bookie.log.read.reading import LogReading
+from bookie.log.read.start_position import LogStart
 from bookie.log.read.status import LogStatus, log_status
 from bookie.log.read.survey import LogSurvey, await_records
 from bookie.log.record.log_record import LogPosition, LogRecord

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from bookie.cli.log_arguments import check_partition
 from bookie.errors import UnavailableError
 from bookie.log.catalog.logs import LogName, LogPartition
-from bookie.log.read.places import checked_place
 from bookie.log.read.reading import LogReading
-from bookie.log.read.seek import unpublished_entries
+from bookie.log.read.start_position import checked_place
+from bookie.log.read.status import unpublished_entries
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from bookie.api import BookKeeper
     from bookie.log.catalog.log_metadata import LogDefinition
     from bookie.log.log_client import LogClient
-    from bookie.log.read.places import LogStart
+    from bookie.log.read.start_position import LogStart
 
 
 def client_of(bk: BookKeeper) -> LogClient:

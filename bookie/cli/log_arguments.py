@@ -9,7 +9,7 @@ import typer
 
 if TYPE_CHECKING:
     from bookie.log.catalog.log_metadata import LogDefinition
-    from bookie.log.read.places import LogStart
+    from bookie.log.read.start_position import LogStart
     from bookie.metadata.store import MetadataStore
 
 _ENTRY = re.compile(r"(\d{1,19}):(\d{1,19})", re.ASCII)

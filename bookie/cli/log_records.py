@@ -22,7 +22,7 @@ from bookie.cli.progress import Advance, progress_bar
 from bookie.env import Moment
 from bookie.env.clock import moment_text
 from bookie.errors import BadRequestError, DuplicateRecordError
-from bookie.log.read.places import LogStart
+from bookie.log.read.start_position import LogStart
 from bookie.log.record.producer_windows import WINDOW_SEQUENCES
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from bookie.api import BookKeeper
     from bookie.log.catalog.log_metadata import LogDefinition, LogHead
     from bookie.log.catalog.logs import LogPartition
-    from bookie.log.read.seek import LogExtent
+    from bookie.log.read.status import LogExtent
     from bookie.metadata.store import MetadataStore
 
 
@@ -137,7 +137,7 @@ async def _extent(
     """The extent of a partition; None if bookies do not tell its end."""
     from bookie.cli.log_access import client_of
     from bookie.errors import UnavailableError
-    from bookie.log.read.seek import log_extent
+    from bookie.log.read.status import log_extent
 
     try:
         return await log_extent(client_of(bk), partition, definition, password)

@@ -18,8 +18,8 @@ from bookie.ledger.recover.explanation import LedgerExplanation
 from bookie.log.catalog.logs import LogPartition
 from bookie.log.consume.consumer import AutoCommit
 from bookie.log.read.partitions_reader import ReaderKeywords
-from bookie.log.read.places import LogStart
 from bookie.log.read.reader import OnTruncated
+from bookie.log.read.start_position import LogStart
 from bookie.log.read.status import LogStatus
 from bookie.log.record.log_record import LogRecord
 from bookie.metadata.connect import SESSION_TIMEOUT_SECONDS

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from bookie.env import Moment
 from bookie.errors import BadRequestError
 from bookie.log.read.partitions_reader import PartitionsReader
-from bookie.log.read.places import LogStart
 from bookie.log.read.reader import LogReader
+from bookie.log.read.start_position import LogStart
 from bookie.log.record.log_record import LogPosition, LogRecord
 from bookie.sync.given_records import GivenRecords
 from bookie.sync.handles import BATCHES_AHEAD, SyncHandle

@@ -408,7 +408,7 @@ READERS = (
     ),
     Mutant(
         "halving for a time goes too far",
-        "bookie/log/read/seek.py",
+        "bookie/log/read/start_position.py",
         "        if await _greatest_ms(handle, middle) < timestamp_ms:",
         "        if await _greatest_ms(handle, middle) <= timestamp_ms:",
         (f"{READ}seek.py::test_late_records",),

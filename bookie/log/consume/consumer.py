@@ -28,8 +28,8 @@ from bookie.log.catalog.logs import LogName, LogPartition
 from bookie.log.consume.cursor_record import CursorRecord
 from bookie.log.consume.partition_consumer import ConsumedBatch, PartitionConsumer
 from bookie.log.log_client import LogClient
-from bookie.log.read.places import LogStart, Place, checked_place
 from bookie.log.read.reading import PartitionReading, locate_cursor
+from bookie.log.read.start_position import LogStart, Place, checked_place
 from bookie.log.record.log_record import LogPosition, LogRecord
 from bookie.telemetry import event_log
 

@@ -27,8 +27,8 @@ from bookie.log.catalog.log_cursor import LogCursor
 from bookie.log.catalog.logs import LogName, LogPartition
 from bookie.log.consume.cursor_record import CursorRecord, next_epoch, unique_owner
 from bookie.log.log_client import LogClient
-from bookie.log.read.places import AtEntry, LogStart, checked_place
 from bookie.log.read.reading import PartitionReading, locate_cursor
+from bookie.log.read.start_position import AtEntry, LogStart, checked_place
 from bookie.log.record.log_record import LogPosition
 from bookie.metadata.model import NOT_EXISTS
 

@@ -61,8 +61,8 @@ from bookie.log.consume.cursors import CursorStatus
 from bookie.log.consume.group_leader import GroupLeader, read_profile, split_pattern
 from bookie.log.consume.partition_consumer import ConsumedBatch, PartitionConsumer
 from bookie.log.log_client import LogClient
-from bookie.log.read.places import LogStart, Place, checked_place
 from bookie.log.read.reading import PartitionReading, locate_cursor
+from bookie.log.read.start_position import LogStart, Place, checked_place
 from bookie.log.record.log_record import LogPosition, LogRecord, Producer
 from bookie.metadata.mirror import follow
 from bookie.metadata.versioned import Versioned

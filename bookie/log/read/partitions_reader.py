@@ -18,8 +18,8 @@ from bookie.errors import BadRequestError
 from bookie.log.background import Background
 from bookie.log.catalog.logs import LogName, LogPartition
 from bookie.log.log_client import LogClient
-from bookie.log.read.places import LogStart
 from bookie.log.read.reader import LogReader, OnTruncated
+from bookie.log.read.start_position import LogStart
 from bookie.log.record.log_record import LogPosition, LogRecord
 
 

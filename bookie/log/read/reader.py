@@ -45,16 +45,21 @@ from bookie.log.head.log_ranges import LedgerRun, runs_from
 from bookie.log.log_client import LogClient
 from bookie.log.read.head_watch import HeadWatch
 from bookie.log.read.ledger_runs import LedgerReaders, RunEntries, read_runs
-from bookie.log.read.places import AtEntry, AtTime, LogStart, Place, checked_end, checked_place
 from bookie.log.read.ranges import LogRanges
-from bookie.log.read.seek import (
+from bookie.log.read.start_position import (
+    AtEntry,
+    AtTime,
+    LogStart,
+    Place,
     after_vanished,
+    checked_end,
+    checked_place,
     confirmed_end,
-    extent_of,
     find_end,
     find_entry,
     find_time,
 )
+from bookie.log.read.status import extent_of
 from bookie.log.record.log_record import LogPosition, LogRecord
 from bookie.log.record.log_records import decode_log_records
 from bookie.telemetry import event_log

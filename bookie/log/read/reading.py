@@ -11,10 +11,10 @@ from bookie.errors import BadRequestError
 from bookie.log.catalog.logs import LogPartition
 from bookie.log.log_client import LogClient
 from bookie.log.read.ledger_runs import LedgerReaders
-from bookie.log.read.places import AtEntry, AtTime, Place
 from bookie.log.read.ranges import LogRanges
 from bookie.log.read.reader import LogReader, OnTruncated
-from bookie.log.read.seek import extent_of, find_entry, find_time
+from bookie.log.read.start_position import AtEntry, AtTime, Place, find_entry, find_time
+from bookie.log.read.status import extent_of
 from bookie.log.record.log_record import LogRecord
 
 END_LOOKS_MAX = 20

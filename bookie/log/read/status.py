@@ -1,35 +1,119 @@
-"""What a log is and holds, for people and for tools. Nothing is fenced or written."""
+"""The state and the extent of a log, for people and tools. Nothing is fenced or written."""
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from dataclasses import dataclass
 
+from bookie.errors import NoSuchLedgerError
 from bookie.log.catalog.log_metadata import LogDefinition, LogOwner
 from bookie.log.catalog.log_policy import LogPolicy
 from bookie.log.catalog.logs import LogName, LogPartition
+from bookie.log.head.chain import live_bytes
 from bookie.log.log_client import LogClient
 from bookie.log.read.ledger_runs import LedgerReaders
 from bookie.log.read.ranges import LogRanges
-from bookie.log.read.seek import LogExtent, extent_of
+from bookie.log.read.start_position import find_end
+
+UNPUBLISHED_MAX = 1000
+"""The most entries behind the end that are counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogExtent:
+    """The offsets and the size of a partition at one moment."""
+
+    earliest_offset: int
+    """Offset of the first record that was not truncated."""
+    end_offset: int
+    """The offset behind the last confirmed record."""
+    size_bytes: int
+    """Payload bytes of its closed ranges."""
+    ranges: int
+    """In the head; chunks hold further ones."""
+    chunks: int
+
+    @property
+    def count(self) -> int:
+        """Entries that can be read."""
+        return self.end_offset - self.earliest_offset
+
+
+async def log_extent(
+    client: LogClient, partition: LogPartition, definition: LogDefinition, password: bytes = b""
+) -> LogExtent:
+    """The extent of a partition now.
+
+    Raises:
+        NoSuchLogError: the log was deleted.
+        NotEnoughBookiesError: too few bookies answered to tell where the log ends.
+        MetadataError: the metadata store failed.
+    """
+    ranges = LogRanges(client.logs, partition, definition.log_id)
+    await ranges.refresh()
+    return await extent_of(ranges, LedgerReaders(client.ledgers, password))
+
+
+async def unpublished_entries(
+    client: LogClient, partition: LogPartition, definition: LogDefinition, password: bytes = b""
+) -> int:
+    """The number of entries that bookies store behind the confirmed end, up to `UNPUBLISHED_MAX`.
+
+    A live writer confirms them soon. After a writer was killed, the next owner decides about them.
+
+    Raises:
+        NoSuchLogError, NotEnoughBookiesError, MetadataError: as `log_extent`.
+    """
+    ranges = LogRanges(client.logs, partition, definition.log_id)
+    await ranges.refresh()
+    readers = LedgerReaders(client.ledgers, password)
+    found = 0
+    for one in ranges.head.open_ranges:
+        try:
+            handle = await readers.open(one.ledger_id)
+            first = await handle.refresh() + 1
+            if handle.is_closed:
+                continue
+            async with aclosing(handle.read_unconfirmed(first)) as entries:
+                async for _ in entries:
+                    found += 1
+                    if found == UNPUBLISHED_MAX:
+                        return found
+        except NoSuchLedgerError:  # the log continued in another ledger meanwhile
+            continue
+    return found
+
+
+async def extent_of(ranges: LogRanges, readers: LedgerReaders) -> LogExtent:
+    """The extent of a partition whose ranges were refreshed. Raises what `log_extent` raises."""
+    end = await find_end(ranges, readers)
+    head = ranges.head
+    return LogExtent(
+        head.start_offset,
+        max(end, head.start_offset),
+        live_bytes(head),
+        len(head.ranges),
+        head.next_chunk - head.first_chunk,
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionStatus:
-    """One partition as of now."""
+    """One partition at one moment."""
 
     number: int
     epoch: int
     """The fencing token of the last owner; 0 before the first one."""
     owner: LogOwner | None
-    """The present owner, which may be dead; None without one."""
+    """The owner that the head names, which may be dead."""
     extent: LogExtent
     open_ledgers: tuple[int, ...]
-    """The ledgers whose ranges are open: mostly the one that is written."""
+    """The ledgers of open ranges, usually the one that is being written."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogStatus:
-    """A log as of now, as far as one moment can be seen."""
+    """A log now. Its partitions are read one after the other."""
 
     name: str
     definition: LogDefinition
@@ -39,7 +123,7 @@ class LogStatus:
 
 
 async def log_status(client: LogClient, name: LogName, password: bytes = b"") -> LogStatus:
-    """What a log is, and how far each of its partitions goes.
+    """The definition of a log, its policy, and the extent of each partition.
 
     Raises:
         NoSuchLogError: there is no such log.

@@ -19,10 +19,10 @@ from bookie.log.catalog.logs import LogName, LogPartition
 from bookie.log.head.log_ranges import runs_from
 from bookie.log.log_client import LogClient
 from bookie.log.read.ledger_runs import LedgerReaders
-from bookie.log.read.places import LogStart, checked_place
 from bookie.log.read.ranges import LogRanges
 from bookie.log.read.reader import LogReader
 from bookie.log.read.reading import LogReading
+from bookie.log.read.start_position import LogStart, checked_place
 from bookie.log.record.log_record import LogRecord
 
 SAMPLE_ENTRIES = 64

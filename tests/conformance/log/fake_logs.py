@@ -10,7 +10,7 @@ from itertools import pairwise
 from bookie.errors import BookieError
 from bookie.log.catalog.log_cursor import LogCursor, decode_log_cursor
 from bookie.log.catalog.logs import LogPartition
-from bookie.log.read.places import AtEntry, AtTime, Place
+from bookie.log.read.start_position import AtEntry, AtTime, Place
 from bookie.log.record.log_record import LogRecord
 from bookie.metadata.model import Operation, Put, Stat
 from bookie.metadata.store import MetadataStore

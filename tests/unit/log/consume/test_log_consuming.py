@@ -17,8 +17,8 @@ from bookie.log.consume.cursors import Cursors
 from bookie.log.consume.group import GroupMember, group_status, join_group
 from bookie.log.head.chain import with_ledger
 from bookie.log.log_client import LogClient
-from bookie.log.read.places import LogStart
 from bookie.log.read.reading import LogReading
+from bookie.log.read.start_position import LogStart
 from bookie.log.tidy.truncation import truncate
 from tests.unit.ledger.real_cluster import RealCluster, real_cluster, until
 

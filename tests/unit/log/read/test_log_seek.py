@@ -15,7 +15,8 @@ from bookie.log.head.chain import CHUNK_RANGES, seal, with_published
 from bookie.log.log_client import LogClient
 from bookie.log.read.ledger_runs import LedgerReaders
 from bookie.log.read.ranges import LogRanges
-from bookie.log.read.seek import find_time, log_extent
+from bookie.log.read.start_position import find_time
+from bookie.log.read.status import log_extent
 from bookie.log.record.log_record import LogRecord, encode_log_record
 from bookie.metadata.model import NOT_EXISTS, Record
 from bookie.metadata.store import MetadataStore

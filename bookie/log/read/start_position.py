@@ -1,38 +1,124 @@
-"""Find places in a log: its end, an entry, a time.
+"""The position at which a reader starts: how a caller names it, and how its offset is found.
 
 Each record tells the greatest timestamp of the records up to itself, and each closed range the
-greatest one at its end. Both never go back. So the first record with a timestamp of t or later is
-the first whose greatest timestamp is at least t, and halving finds it: chunks, ranges, entries.
+greatest one at its end. Both never decrease. So a binary search over chunks, ranges and entries
+finds the first record with a timestamp of t or later: its greatest timestamp is the first that
+reaches t.
 
-In two cases the entry that is found may be before that record, never behind it. A control record
+In two cases the entry that is found lies before that record, but never behind it. A control record
 has a timestamp, too. And a publisher of a transactional log counts entries of its ledger that were
-not published. A reader therefore skips what is older than t, which is next to nothing.
+not published. A reader therefore skips the few older records that it meets.
 """
 
 from __future__ import annotations
 
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
-from bookie.errors import NoSuchLedgerError
+from bookie.env import Moment, moment_ms
+from bookie.errors import BadRequestError, NoSuchLedgerError
+from bookie.ids import MAX_ID
+from bookie.ledger.connection.arguments import checked_entry_id
 from bookie.ledger.read.handle import ReaderHandle
-from bookie.log.catalog.log_metadata import LogDefinition, LogRange
-from bookie.log.catalog.logs import LogPartition
-from bookie.log.head.chain import live_bytes
-from bookie.log.log_client import LogClient
+from bookie.log.catalog.log_metadata import LogRange
 from bookie.log.read.ledger_runs import LedgerReaders
 from bookie.log.read.ranges import LogRanges
-from bookie.log.record.log_record import greatest_timestamp_ms
+from bookie.log.record.log_record import LogPosition, greatest_timestamp_ms
 
-UNPUBLISHED_MAX = 1000
-"""Of entries behind the end, no more are counted."""
+
+@dataclass(frozen=True, slots=True)
+class AtTime:
+    """The first record with this timestamp or a later one."""
+
+    timestamp_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class AtEntry:
+    """An entry of one of the log's ledgers; its offset is found later."""
+
+    ledger_id: int
+    entry_id: int
+
+
+Place: TypeAlias = Literal["earliest", "latest"] | int | AtEntry | AtTime
+"""A checked place; an integer is an offset."""
+
+LogStart: TypeAlias = Literal["earliest", "latest"] | int | LogPosition | tuple[int, int] | None
+"""The caller's name for a place: an offset, a record's position, or (ledger id, entry id).
+
+``earliest`` is the first record that was not truncated, ``latest`` the end of the log. None means
+``earliest``.
+"""
+
+
+def checked_place(start: object = None, time: Moment | None = None) -> Place:
+    """The place that `start` or `time` names.
+
+    Raises:
+        BadRequestError: the name is not valid, or both are given.
+    """
+    if time is not None:
+        if start is not None:
+            raise BadRequestError("a place in a log is named by a time or otherwise, not by both")
+        return AtTime(moment_ms(time))
+    match start:
+        case None | "earliest":
+            return "earliest"
+        case "latest":
+            return "latest"
+        case LogPosition(offset=offset) if offset >= 0:
+            # A compaction may have copied its ledger, but keeps offsets.
+            return _checked_offset(offset)
+        case int() if not isinstance(start, bool):
+            return _checked_offset(start)
+        case (ledger_id, entry_id, *_):
+            return _checked_entry(ledger_id, entry_id)
+        case _:
+            pass
+    raise BadRequestError(
+        f"{start!r} is no place in a log: name 'earliest', 'latest', an offset, a position, or a "
+        "ledger id and an entry id"
+    )
+
+
+def checked_end(end: object) -> int | AtEntry | None:
+    """The place before which a reader ends; None for the end of the log.
+
+    Raises:
+        BadRequestError: `end` is neither an offset nor a position.
+    """
+    if end is None:
+        return None
+    place = checked_place(end)
+    if isinstance(place, int | AtEntry):
+        return place
+    raise BadRequestError(f"a reader ends before an offset or a position, not at {end!r}")
+
+
+def _checked_offset(offset: int) -> int:
+    if not 0 <= offset <= MAX_ID:
+        raise BadRequestError(f"{offset} is not an offset in a log")
+    return offset
+
+
+def _checked_entry(ledger_id: object, entry_id: object) -> AtEntry:
+    ledger = checked_entry_id(ledger_id, "the ledger id of a position")
+    entry = checked_entry_id(entry_id, "the entry id of a position")
+    if ledger < 0 or entry < 0:
+        raise BadRequestError(f"({ledger_id}, {entry_id}) is not the position of a record")
+    return AtEntry(ledger, entry)
+
+
+# -- offsets of places ------------------------------------------------------------------------------
 
 
 async def find_end(ranges: LogRanges, readers: LedgerReaders) -> int:
-    """The offset behind the last entry that is known to be confirmed.
+    """The offset behind the last confirmed entry.
 
     Raises:
-        NoSuchLedgerError: an open range's ledger has vanished, and the head does not say why.
+        NoSuchLedgerError: the ledger of an open range has vanished, and the head still names it.
         NotEnoughBookiesError: too few bookies answered to tell where an open range ends.
         MetadataError: the metadata store failed.
     """
@@ -69,7 +155,7 @@ async def confirmed_end(one: LogRange, ranges: LogRanges, readers: LedgerReaders
 async def find_entry(
     ranges: LogRanges, readers: LedgerReaders, ledger_id: int, entry_id: int
 ) -> LogRange:
-    """The range of an entry; behind the last entry of a ledger, the range of that one.
+    """The range of an entry; for the entry id after a ledger's last one, its last range.
 
     Raises:
         LogTruncatedError: no range has it: it was truncated, or copied by a compaction.
@@ -77,7 +163,7 @@ async def find_entry(
     """
     found = await ranges.of_entry(ledger_id, entry_id)
     if found.last_entry_id is not None and entry_id > found.last_entry_id:
-        # A later range of the ledger may have been copied elsewhere, and this one left.
+        # A compaction may have copied a later range of the ledger, but not this one.
         handle = await readers.open(ledger_id)
         if (handle.last_entry_id if handle.is_closed else await handle.refresh()) >= entry_id:
             raise ranges.unnamed_error(ledger_id, entry_id)
@@ -85,10 +171,10 @@ async def find_entry(
 
 
 async def after_vanished(ledger_id: int, ranges: LogRanges, readers: LedgerReaders) -> None:
-    """A ledger is gone: learn from the newest head why.
+    """Refresh the head after a ledger was found missing.
 
     Raises:
-        NoSuchLedgerError: the head has not changed since: the ledger was not deleted by the log.
+        NoSuchLedgerError: the head has not changed, so the log has not deleted the ledger.
         NoSuchLogError: the log was deleted.
         MetadataError: the metadata store failed.
     """
@@ -103,8 +189,8 @@ async def after_vanished(ledger_id: int, ranges: LogRanges, readers: LedgerReade
 async def find_time(ranges: LogRanges, readers: LedgerReaders, timestamp_ms: int) -> int:
     """An offset such that all records before it have timestamps below `timestamp_ms`.
 
-    It is that of the first record that has not, but for the two cases above. If there is none, it
-    is the end of the log.
+    Except in the two cases above, it is the offset of the first other record. Without such a
+    record, it is the end of the log.
 
     Raises:
         NoSuchLedgerError, NoSuchEntryError, UnavailableError, CorruptionError: as a read.
@@ -120,7 +206,7 @@ async def find_time(ranges: LogRanges, readers: LedgerReaders, timestamp_ms: int
 async def _find_time(
     ranges: LogRanges, readers: LedgerReaders, timestamp_ms: int
 ) -> tuple[int | None, int | None]:
-    """The offset, or the ledger that has vanished; neither if what is known has changed."""
+    """The offset, or the ledger that has vanished; neither if the known ranges have changed."""
     end = None
     for one in await ranges.from_time(timestamp_ms):
         if one.base_offset is None:
@@ -143,7 +229,7 @@ async def _find_time(
 
 
 async def _first_of_time(handle: ReaderHandle, first: int, last: int, timestamp_ms: int) -> int:
-    """The first of the entries whose greatest timestamp is `timestamp_ms` or later, or last + 1."""
+    """The first entry whose greatest timestamp reaches `timestamp_ms`, or last + 1."""
     low, high = first, last + 1
     while low < high:
         middle = (low + high) // 2
@@ -159,82 +245,3 @@ async def _greatest_ms(handle: ReaderHandle, entry_id: int) -> int:
         async for entries in batches:
             return greatest_timestamp_ms(entries[0].payload)
     raise AssertionError("a read returns its entry or raises")
-
-
-@dataclass(frozen=True, slots=True)
-class LogExtent:
-    """What a partition holds now."""
-
-    earliest_offset: int
-    """Of the first record that was not truncated."""
-    end_offset: int
-    """Behind the last record that is known to be confirmed."""
-    size_bytes: int
-    """Payload bytes of its closed ranges."""
-    ranges: int
-    """In the head; those in chunks come besides."""
-    chunks: int
-
-    @property
-    def count(self) -> int:
-        """Entries that can be read."""
-        return self.end_offset - self.earliest_offset
-
-
-async def log_extent(
-    client: LogClient, partition: LogPartition, definition: LogDefinition, password: bytes = b""
-) -> LogExtent:
-    """What a partition holds now. Nothing is fenced or written.
-
-    Raises:
-        NoSuchLogError: the log was deleted.
-        NotEnoughBookiesError: too few bookies answered to tell where the log ends.
-        MetadataError: the metadata store failed.
-    """
-    ranges = LogRanges(client.logs, partition, definition.log_id)
-    await ranges.refresh()
-    return await extent_of(ranges, LedgerReaders(client.ledgers, password))
-
-
-async def unpublished_entries(
-    client: LogClient, partition: LogPartition, definition: LogDefinition, password: bytes = b""
-) -> int:
-    """How many entries bookies store behind the confirmed end; at most `UNPUBLISHED_MAX` count.
-
-    A live writer publishes them in a moment. A killed one never does: the next owner decides about
-    them. Nothing is fenced or written.
-
-    Raises:
-        NoSuchLogError, NotEnoughBookiesError, MetadataError: as `log_extent`.
-    """
-    ranges = LogRanges(client.logs, partition, definition.log_id)
-    await ranges.refresh()
-    readers = LedgerReaders(client.ledgers, password)
-    found = 0
-    for one in ranges.head.open_ranges:
-        try:
-            handle = await readers.open(one.ledger_id)
-            first = await handle.refresh() + 1
-            if handle.is_closed:
-                continue
-            async with aclosing(handle.read_unconfirmed(first)) as entries:
-                async for _ in entries:
-                    found += 1
-                    if found == UNPUBLISHED_MAX:
-                        return found
-        except NoSuchLedgerError:  # the log went on meanwhile
-            continue
-    return found
-
-
-async def extent_of(ranges: LogRanges, readers: LedgerReaders) -> LogExtent:
-    """The extent of a partition whose ranges were refreshed. Raises what `log_extent` does."""
-    end = await find_end(ranges, readers)
-    head = ranges.head
-    return LogExtent(
-        head.start_offset,
-        max(end, head.start_offset),
-        live_bytes(head),
-        len(head.ranges),
-        head.next_chunk - head.first_chunk,
-    )
