@@ -1,4 +1,4 @@
-"""A call that runs among the client's tasks while its caller does something else."""
+"""A call that runs as one of the client's tasks, beside its caller."""
 
 from __future__ import annotations
 
@@ -13,18 +13,14 @@ T = TypeVar("T")
 
 
 class Background(Generic[T]):
-    """One call. Wait for its `result`, or `give_up`; do one of both.
+    """One call. Wait for its `result`, or `close` it.
 
-    It may begin in one task and end in another, as a part of an async generator does. So no task
-    group of the caller can hold it.
+    It may begin in one task and end in another, like a part of an async generator. So no task group
+    of the caller can hold it.
     """
 
     def __init__(self, pool: BookiePool, call: Coroutine[None, None, T], name: str) -> None:
-        """Begin the call.
-
-        Raises:
-            ClientClosedError: the client is closed.
-        """
+        """Begin the call. Raises ClientClosedError if the client is closed."""
         self._call = call
         self._results: list[T] = []
         self._error: Exception | None = None
@@ -43,11 +39,11 @@ class Background(Generic[T]):
 
     @property
     def task(self) -> asyncio.Task[None]:
-        """What to wait for; it never fails."""
+        """The task of the call; it never fails."""
         return self._task
 
     async def result(self) -> T:
-        """What the call returned; raises what it raised.
+        """The result of the call; raises the error of the call.
 
         Raises:
             ClientClosedError: the client was closed meanwhile.
@@ -60,10 +56,10 @@ class Background(Generic[T]):
             raise ClientClosedError("the client was closed while a log was read")
         return self._results[0]
 
-    async def give_up(self) -> None:
-        """Cancel the call and wait until it has ended, whatever it comes to.
+    async def close(self) -> None:
+        """Cancel the call, and wait until it has ended. Its errors are dropped.
 
-        A caller that is cancelled meanwhile waits all the same: the call may hold a generator that
+        A caller that is cancelled meanwhile still waits, because the call may hold a generator that
         cannot be closed before.
         """
         cancelled: asyncio.CancelledError | None = None
@@ -73,6 +69,6 @@ class Background(Generic[T]):
                 await asyncio.wait([self._task])
             except asyncio.CancelledError as error:
                 cancelled = error
-        self._call.close()  # one that was cancelled before it began was never awaited
+        self._call.close()  # if it was cancelled before it began, nobody awaited it
         if cancelled is not None:
             raise cancelled

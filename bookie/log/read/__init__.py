@@ -1,1 +1,1 @@
-"""Readers of a log: positions and times, ranges, followers, several partitions."""
+"""Reading a log: start positions, ranges, readers of one partition or several, status."""

@@ -18,7 +18,7 @@ _log = event_log(__name__)
 
 
 class HeadWatch:
-    """A watch that begins with the first `next` and ends with `aclose`."""
+    """A watch that begins with the first `next` and ends with `close`."""
 
     def __init__(
         self,
@@ -36,9 +36,9 @@ class HeadWatch:
         self._heads: AsyncIterator[Versioned[LogHead]] | None = None
 
     async def next(self) -> Versioned[LogHead]:
-        """The head now, at the first call and after a failure; else the head after a change.
+        """The head after its next change; at the first call and after a failure, the head now.
 
-        While the store does not answer, it waits.
+        It waits while the store does not answer.
 
         Raises:
             NoSuchLogError: the log was deleted.
@@ -53,14 +53,13 @@ class HeadWatch:
                 return await anext(self._heads)
             except (MetadataUnavailableError, SessionLostError) as error:
                 _log.warning("log_head_unknown", partition=str(self._partition), reason=str(error))
-                await self.aclose()
+                await self.close()
                 await asyncio.sleep(self._retry_seconds)
             except BaseException:
-                # What was interrupted cannot go on: the next call begins a new watch.
-                await self.aclose()
+                # An interrupted watch cannot continue; the next call begins a new one.
+                await self.close()
                 raise
 
-    async def aclose(self) -> None:
-        """End the watch."""
+    async def close(self) -> None:
         self._heads = None
         await self._resources.aclose()

@@ -1,7 +1,7 @@
-"""Read runs of entries, ledger after ledger, ahead of the consumer and within a bound.
+"""Read runs of entries, ledger after ledger, with a bounded read-ahead.
 
-A large run is read by the ledger's own reader, which is some answers ahead. Of small runs, a few
-are read at a time, so that a log of many small ranges does not cost one wait for each.
+The ledger's own reader reads a large run, some answers ahead. Several small runs are read at once,
+so that a log of many small ranges does not wait for each.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ HANDLES_KEPT = 16
 
 SMALL_RUN_BYTES = 256 * 1024
 RUNS_AHEAD_MAX = 8
-"""Small runs that are read at a time: at most 2 MiB, as much as one answer of a large one."""
+"""Small runs that are read at once: at most 2 MiB, as much as one answer of a large run."""
 
 
 class RunEntries(NamedTuple):
-    """Consecutive entries and the offset of the first of them."""
+    """Consecutive entries, and the offset of the first one."""
 
     ledger_id: int
     offset: int
@@ -35,7 +35,7 @@ class RunEntries(NamedTuple):
 
 
 class LedgerReaders:
-    """Readers of a log's ledgers; the last few are kept."""
+    """Readers of a log's ledgers; the last few stay open."""
 
     def __init__(self, ledgers: LedgerClient, password: bytes = b"") -> None:
         self._ledgers = ledgers
@@ -44,14 +44,14 @@ class LedgerReaders:
 
     @property
     def pool(self) -> BookiePool:
-        """Where calls run."""
+        """The client's connections; its tasks run the calls."""
         return self._ledgers.pool
 
     async def open(self, ledger_id: int) -> ReaderHandle:
-        """A reader of a ledger; it need not know where the ledger ends: `refresh` it to know.
+        """A reader of a ledger. It may not know the ledger's end: `refresh` it for that.
 
         Raises:
-            NoSuchLedgerError: it was deleted, as this client knows.
+            NoSuchLedgerError: it was deleted.
             UnauthorizedError: the password is wrong.
             MetadataError: the metadata store failed.
         """
@@ -66,14 +66,14 @@ class LedgerReaders:
         return handle
 
     def forget(self) -> None:
-        """A ledger has vanished: open all anew."""
+        """Open every ledger again at its next use, because one has vanished."""
         self._handles.clear()
 
 
 async def read_runs(
     runs: Iterable[LedgerRun], readers: LedgerReaders
 ) -> AsyncGenerator[RunEntries, None]:
-    """The entries of `runs`, in order; all of them are acknowledged and the runs have an end.
+    """The entries of `runs`, in order. The runs have an end, and all entries are acknowledged.
 
     Raises:
         NoSuchLedgerError: a ledger was deleted; all runs before it were delivered.
@@ -100,7 +100,7 @@ async def read_runs(
                         yield _located(run, entries)
     finally:
         for _, reading in ahead:
-            await reading.give_up()
+            await reading.close()
 
 
 def _is_small(run: LedgerRun) -> bool:

@@ -1,7 +1,7 @@
 """Read several partitions of a log as one: each in its order, and all as their records arrive.
 
-One task for each partition keeps one batch ready. What nobody took when the iteration ends is read
-again by the next one.
+One task for each partition keeps one batch ready. If the iteration ends before a batch is taken,
+the next iteration reads it again.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from bookie.log.record.log_record import LogPosition, LogRecord
 
 @dataclass(slots=True)
 class _Lane:
-    """One partition and what it has ready."""
+    """One partition, and its batch that is ready."""
 
     reader: LogReader
     batch: Sequence[LogRecord] = ()
     seeks: int = 0
-    """How often somebody had sought before `batch` was read."""
+    """The number of seeks before `batch` was read."""
     taken: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def is_valid(self) -> bool:
-        """Whether `batch` is what the reader wants to read."""
+        """True if no seek came after `batch` was read."""
         return self.seeks == self.reader.seeks
 
 
 class PartitionsReader:
-    """Readers of partitions, merged. One iteration at a time; see `LogReader`."""
+    """Readers of partitions, merged. Only one iteration at a time, as with `LogReader`."""
 
     def __init__(self, readers: Iterable[LogReader]) -> None:
         self._readers = {reader.partition.number: reader for reader in readers}
@@ -62,10 +62,10 @@ class PartitionsReader:
     def seek(
         self, to: LogStart = None, *, time: Moment | None = None, partition: int | None = None
     ) -> None:
-        """The next record comes from there, in one partition or in all.
+        """Move one partition, or all, to a place; the next record comes from there.
 
         Raises:
-            BadRequestError: that is no place in a log, or there is no such partition.
+            BadRequestError: the place is not valid, or there is no such partition.
         """
         for reader in self._chosen(partition):
             reader.seek(to, time=time)
@@ -86,7 +86,7 @@ class PartitionsReader:
         return self.records()
 
     async def records(self) -> AsyncGenerator[LogRecord, None]:
-        """The records one by one. Raises what `batches` raises."""
+        """The records one by one. Raises what `LogReader.batches` raises."""
         async with aclosing(self._batches()) as lanes:
             async for lane in lanes:
                 batch, unread = lane.batch, 0
@@ -97,18 +97,18 @@ class PartitionsReader:
                         unread += 1
                         yield record
                 finally:
-                    # What is left goes back when the iteration ends here.
+                    # If the iteration ends here, the rest of the batch stays unread.
                     lane.batch = batch[unread:] if unread < len(batch) else ()
 
     async def batches(self) -> AsyncGenerator[Sequence[LogRecord], None]:
-        """The records, some of one partition at a time. Raises what `LogReader.batches` raises."""
+        """The records in batches of one partition. Raises what `LogReader.batches` raises."""
         async with aclosing(self._batches()) as lanes:
             async for lane in lanes:
                 batch, lane.batch = lane.batch, ()
                 yield batch
 
     async def _batches(self) -> AsyncGenerator[_Lane, None]:
-        """Lanes with a batch, which the consumer empties."""
+        """Lanes that have a batch; the consumer takes it."""
         ready: asyncio.Queue[_Lane | Exception | None] = asyncio.Queue()
         lanes = [_Lane(reader) for reader in self._readers.values()]
         calls = [
@@ -128,14 +128,14 @@ class PartitionsReader:
                 item.taken.set()
         finally:
             for call in calls:
-                await call.give_up()
+                await call.close()
             for lane in lanes:
                 if lane.batch and lane.is_valid:
                     lane.reader.seek(lane.batch[0].offset)
 
 
 async def _fill(lane: _Lane, ready: asyncio.Queue[_Lane | Exception | None]) -> None:
-    """Keep one batch ready in a lane; at last, its end or its error."""
+    """Keep one batch ready in a lane. At the end, put None or the error into `ready`."""
     try:
         async with aclosing(lane.reader.batches()) as batches:
             async for batch in batches:
@@ -166,9 +166,9 @@ async def open_reader(
     partition: int | None = None,
     **keywords: Unpack[ReaderKeywords],
 ) -> LogReader | PartitionsReader:
-    """A reader of a log, or of one of its partitions; see `BookKeeper.log_reader`.
+    """A reader of a log, or of one of its partitions, as `BookKeeper.log_reader` describes.
 
-    Of several partitions, each starts and ends at the same offset. A position belongs to one.
+    Several partitions start and end at the same offset each. A position belongs to one partition.
 
     Raises:
         NoSuchLogError: there is no such log.

@@ -1,9 +1,9 @@
-"""The ranges of one partition, for a reader: which one has an offset, a time, or an entry.
+"""The ranges of one partition, for a reader: find the range of an offset, a time, or an entry.
 
-Old ranges lie in chunks. A chunk never changes, so the last few are kept. Chunks are numbered in
-the order of offsets and times, and each search among them reads a few by halving. The head that is
-known may be old. A chunk that is missing shows this: it was truncated, or written anew by a
-compaction. The search begins anew on a newer head.
+Old ranges lie in chunks. A chunk never changes, so the last few are cached. Chunks are numbered in
+the order of offsets and times, so a binary search reads a few of them. The known head may be old. A
+missing chunk shows this: a truncation deleted it, or a compaction rewrote it. The search then
+begins again on a newer head.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from bookie.metadata.model import NOT_EXISTS
 from bookie.metadata.versioned import Versioned
 
 CHUNKS_KEPT = 32
-"""Chunks that a reader remembers: a search among a million ranges reads 14."""
+"""Chunks that a reader caches: a search among a million ranges reads 14."""
 
 
 class LogRanges:
-    """What is known of the ranges of a partition. It begins empty; `refresh` it first."""
+    """The known ranges of a partition. It begins empty; `refresh` it first."""
 
     def __init__(self, logs: LogManager, partition: LogPartition, log_id: str) -> None:
         self.partition = partition
@@ -39,16 +39,15 @@ class LogRanges:
 
     @property
     def head(self) -> LogHead:
-        """The newest head that was seen."""
         return self._found.value
 
     @property
     def ranges(self) -> Sequence[LogRange]:
-        """The ranges of the head, completed by what is known of their ledgers."""
+        """The ranges of the head, completed by the known ends of their ledgers."""
         return self._ranges
 
     async def refresh(self) -> bool:
-        """See every change that was finished before this call; returns whether there was one.
+        """Learn of every change that was finished before this call; True if there was one.
 
         Raises:
             NoSuchLogError: the log was deleted.
@@ -56,11 +55,11 @@ class LogRanges:
         """
         found = await self._logs.read_latest_head(self.partition, self._log_id)
         if found.version == NOT_EXISTS:
-            await self.require_log()  # it had no owner yet, or was deleted
+            await self.require_log()  # it has had no owner, or was deleted
         return self.adopt(found)
 
     async def require_log(self) -> None:
-        """Check that the log is still there: a deletion takes its ledgers before its head.
+        """Check that the log exists: its deletion deletes ledgers before the head.
 
         Raises:
             NoSuchLogError: it was deleted.
@@ -69,7 +68,7 @@ class LogRanges:
         await self._logs.require(self.partition.name, self._log_id)
 
     def adopt(self, found: Versioned[LogHead]) -> bool:
-        """Take a head that is newer than the known one; returns whether it is."""
+        """Replace the known head by a newer one; False if `found` is not newer."""
         if found.version <= self._found.version:
             return False
         self._found = found
@@ -79,18 +78,18 @@ class LogRanges:
         return True
 
     def note_end(self, ledger_id: int, last_entry_id: int) -> None:
-        """A ledger is CLOSED and ends with `last_entry_id`, whether the head knows it or not."""
+        """Note that a ledger is CLOSED with `last_entry_id`; the head may not know it."""
         self._ends[ledger_id] = last_entry_id
         self._ranges = completed(self.head.ranges, self._ends)
 
     def has_ended(self, ledger_id: int) -> bool:
-        """Whether the ledger of an open range is known to be CLOSED."""
+        """True if the ledger of an open range is known to be CLOSED."""
         return ledger_id in self._ends
 
     async def from_offset(self, offset: int) -> Sequence[LogRange]:
-        """Ranges from the one that has `offset`; those up to the end of its chunk or of the head.
+        """The range that has `offset`, and those after it in the same chunk or head.
 
-        The sequence is empty if `offset` is behind all ranges that are known.
+        The sequence is empty if `offset` is behind all known ranges.
 
         Raises:
             LogTruncatedError: the entry was truncated.
@@ -112,7 +111,7 @@ class LogRanges:
             return chunk.ranges[range_of_offset(chunk.ranges, offset) :]
 
     async def from_time(self, timestamp_ms: int) -> Sequence[LogRange]:
-        """Ranges from the first one that may have a record of `timestamp_ms` or later.
+        """The first range that may have a record of `timestamp_ms` or later, and those after it.
 
         Raises:
             MetadataError: the metadata store failed.
@@ -128,7 +127,7 @@ class LogRanges:
     async def of_entry(self, ledger_id: int, entry_id: int) -> LogRange:
         """The range that has an entry, or will have it, or ends right before it.
 
-        It looks at the newest ranges first, and reads chunks one by one. Prefer offsets.
+        This reads chunks one by one, the newest ranges first. Prefer offsets.
 
         Raises:
             LogTruncatedError: no range has it: it was truncated, or copied by a compaction.
@@ -149,7 +148,7 @@ class LogRanges:
             raise self.unnamed_error(ledger_id, entry_id)
 
     def unnamed_error(self, ledger_id: int, entry_id: int) -> LogTruncatedError:
-        """The error of who asks for an entry that no range has."""
+        """The error for an entry that no range has."""
         return LogTruncatedError(
             f"entry {entry_id} of ledger {ledger_id} is not part of {self.partition}: it was "
             "truncated, or its ledger was compacted, and then its offset finds it; "
@@ -158,7 +157,7 @@ class LogRanges:
         )
 
     async def _chunk_of_offset(self, offset: int) -> LogChunk:
-        """The chunk that has `offset`, which is before the ranges of the head."""
+        """The chunk that has `offset`, an offset before the ranges of the head."""
         likely = self._chunk_read_last + 1
         if self.head.first_chunk <= likely < self.head.next_chunk:
             chunk = await self._chunk(likely)
@@ -172,7 +171,7 @@ class LogRanges:
         return found
 
     async def _first_chunk(self, is_before: Callable[[LogChunk], bool]) -> LogChunk | None:
-        """The first chunk that `is_before` denies; it must hold for those before that one only."""
+        """The first chunk for which `is_before` is false. It has to be true for all before."""
         low, high = self.head.first_chunk, self.head.next_chunk
         found = None
         while low < high:
@@ -188,7 +187,7 @@ class LogRanges:
         """One chunk that the head names.
 
         Raises:
-            _ChunkGoneError: it was removed; a newer head is known now.
+            _ChunkGoneError: it was removed; the newer head has been read.
         """
         chunk = self._chunks.get(number)
         if chunk is None:
@@ -208,7 +207,7 @@ class _ChunkGoneError(Exception):
 
 
 def truncated_error(partition: LogPartition, offset: int, head: LogHead) -> LogTruncatedError:
-    """The error of a reader that wants an offset which is gone."""
+    """The error for an offset that was truncated."""
     return LogTruncatedError(
         f"offset {offset} of {partition} was truncated; the earliest one is {head.start_offset}",
         earliest_offset=head.start_offset,
@@ -219,7 +218,7 @@ def _range_of_entry(ranges: Sequence[LogRange], ledger_id: int, entry_id: int) -
     for one in reversed(ranges):
         if one.ledger_id == ledger_id and one.first_entry_id <= entry_id:
             last = one.last_entry_id
-            # The position behind the last entry is a place, too: that of the next range.
+            # The position behind the last entry is a valid place: the begin of the next range.
             if last is None or entry_id <= last + 1:
                 return one
     return None

@@ -1,23 +1,23 @@
-"""The reader of one partition of a log: from any place, across ledgers, for as long as it goes on.
+"""The reader of one partition of a log: from any place, across ledgers, with or without following.
 
-It keeps its place as an offset. For each stretch it asks `LogRanges` which ledgers have the next
-offset, reads them, and asks again:
+It keeps its place as an offset. For each stretch it asks `LogRanges` for the ledgers that have the
+next offset, reads them, and asks again:
 
 ==================================== ===========================================================
-what it meets                        what follows
+it meets                             then
 ==================================== ===========================================================
-closed ranges                        read by `read_runs`, whatever the ledgers' LAC says
-an open range, following             the ledger's tail, until the ledger is CLOSED; then the next
-                                     range that the head has, or will have
-an open range, not following         read up to the LAC; the end
-no range has the offset              following: wait for the head; else the end
-a ledger or chunk is gone            the newest head tells: truncated, compacted, or an empty ledger
-                                     dropped
-the second of two open ranges        waits until the first one's ledger is CLOSED
+closed ranges                        `read_runs` reads them without asking for a LAC
+an open range, following             it reads the ledger's tail until the ledger is CLOSED, then the
+                                     next range, for which it may wait
+an open range, not following         it reads up to the LAC, and ends
+no range has the offset              following: it waits for the head; else it ends
+a missing ledger or chunk            the newest head tells the reason: truncated, compacted, or an
+                                     empty ledger
+the second of two open ranges        it waits until the first one's ledger is CLOSED
 ==================================== ===========================================================
 
-A reader never fences, recovers or writes. It reads ahead within a bound, and only while somebody
-waits for its next batch or works on one.
+A reader never fences, recovers or writes. It reads ahead within a bound, and only while its caller
+waits for a batch or works on one.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ from bookie.telemetry import event_log
 T = TypeVar("T")
 
 OnTruncated = Literal["raise", "skip"]
-"""What a reader does when its next record was truncated."""
+"""The reaction of a reader whose next record was truncated."""
 
 _log = event_log(__name__)
 
@@ -75,8 +75,8 @@ _log = event_log(__name__)
 class LogReader:
     """Reads one partition. Iterate it, or its `batches`; one iteration at a time.
 
-    After an error, or after a loop was left, a new iteration goes on with the next record. It needs
-    no closing, but leave an iteration by `contextlib.aclosing` to end its tasks at once.
+    After an error, or after the caller left a loop, a new iteration continues with the next record.
+    A reader needs no close. To end an iteration's tasks at once, use `contextlib.aclosing`.
     """
 
     def __init__(
@@ -92,12 +92,11 @@ class LogReader:
         password: bytes = b"",
         on_truncated: OnTruncated = "raise",
     ) -> None:
-        """See `LogStart` for `start`; or start at the first record of `start_time` or later.
+        """Start at `start` (`LogStart`), or at the first record of `start_time` or later.
 
-        The record at `end` and later ones are not read; nothing is if `end` is not behind the
-        start. With `follow` the reader goes on for ever, or up to `end`. Without it, it ends with
-        the last record that is confirmed when it gets there. With `on_truncated` ``skip`` it goes
-        on at the earliest record, and logs a line.
+        The reader stops before the record at `end`. With `follow` it reads on for ever, or up to
+        `end`. Without it, it ends with the last record that is confirmed when it gets there. With
+        `on_truncated` ``skip`` it continues at the earliest record, and logs a line.
 
         Raises:
             BadRequestError: an argument is wrong.
@@ -113,17 +112,17 @@ class LogReader:
         self._ranges = LogRanges(client.logs, partition, definition.log_id)
         self._readers = LedgerReaders(client.ledgers, password)
         self._target: Place | None = checked_place(start, start_time)
-        """Where the next record comes from, until that is known as an offset."""
+        """The place of the next record, until its offset is known."""
         self._end = checked_end(end)
         self._next_offset = 0
         self._not_before_ms: int | None = None
         """Records before the first one of this time are skipped."""
         self._is_floating = False
-        """Whether it starts at the earliest record, wherever that is, and has read none."""
+        """True if it starts at the earliest record and has read none: that record may change."""
         self._last: LogRecord | None = None
         self._seeks = 0
         self._is_sought = False
-        """Whether a seek waits to be carried out."""
+        """True while a seek waits to be carried out."""
         self._waker: asyncio.Future[None] | None = None
         self._is_iterated = False
 
@@ -132,38 +131,38 @@ class LogReader:
 
     @property
     def log_id(self) -> str:
-        """The id of the log that it reads, which a later log of the name does not have."""
+        """The id of the log; a later log of the same name has another one."""
         return self._definition.log_id
 
     @property
     def position(self) -> LogPosition | None:
-        """Where the record is that was handed out last; None before the first one."""
+        """The position of the last record that was given out; None before the first one."""
         return None if self._last is None else self._last.position
 
     @property
     def next_offset(self) -> int | None:
-        """The next record has this offset or a later one; None until the start has been found."""
+        """The least offset of the next record; None until the start has been found."""
         if self._target is None:
             return self._next_offset
         return self._target if isinstance(self._target, int) else None
 
     @property
     def pool(self) -> BookiePool:
-        """The connections that it reads by."""
+        """The client's connections."""
         return self._readers.pool
 
     @property
     def seeks(self) -> int:
-        """How often `seek` was called."""
+        """The number of calls of `seek`."""
         return self._seeks
 
     def seek(self, to: LogStart = None, *, time: Moment | None = None) -> None:
-        """The next record comes from there, also if somebody waits for one right now.
+        """Move to a place; the next record comes from there, even if a task waits for one now.
 
-        Of a batch that was handed out, the rest stays valid; `records` drops it.
+        The rest of a batch that was given out stays valid; `records` drops it.
 
         Raises:
-            BadRequestError: that is no place in a log.
+            BadRequestError: the place is not valid.
         """
         self._target = checked_place(to, time)
         self._seeks += 1
@@ -172,7 +171,7 @@ class LogReader:
             self._waker.set_result(None)
 
     async def lag(self) -> int:
-        """How many entries are confirmed and not yet read; all, before the start has been found.
+        """The number of confirmed entries still to be read; all, until the start has been found.
 
         Raises:
             NoSuchLogError: the log was deleted.
@@ -204,7 +203,7 @@ class LogReader:
                     self._next_offset = behind
 
     async def batches(self) -> AsyncGenerator[Sequence[LogRecord], None]:
-        """The records, some at a time, for speed; no batch is empty.
+        """The records in batches, which is faster; no batch is empty.
 
         Raises:
             LogTruncatedError: the next record was truncated; the error names the earliest one.
@@ -212,8 +211,8 @@ class LogReader:
             NoSuchLedgerError: a ledger that the log names does not exist.
             UnauthorizedError: the password is wrong.
             NoSuchEntryError, UnavailableError, CorruptionError: as `ReaderHandle.read`.
-            MetadataError: the metadata store failed. A reader that waits for it waits on.
-            BadRequestError: somebody else iterates the reader.
+            MetadataError: the metadata store failed. A reader that waits for the head waits on.
+            BadRequestError: another task iterates the reader.
         """
         async with self._iteration() as watch:
             if self._target is None:
@@ -240,10 +239,10 @@ class LogReader:
             yield watch
         finally:
             self._is_iterated = False
-            await watch.aclose()
+            await watch.close()
 
     def _taken(self, found: RunEntries) -> Sequence[LogRecord]:
-        """The records among entries, which count as read from now on."""
+        """The records among entries; the entries count as read from now on."""
         entries = found.entries
         first = LogPosition(
             found.ledger_id, entries[0].entry_id, found.offset, self.partition.number
@@ -258,7 +257,7 @@ class LogReader:
         return batch
 
     async def _stretches(self, watch: HeadWatch) -> AsyncGenerator[RunEntries, None]:
-        """The entries from the place that is wanted on; after a seek, from the new place."""
+        """The entries from the target on; after a seek, from the new target."""
         while True:
             runs: Sequence[LedgerRun] = ()
             try:
@@ -270,7 +269,7 @@ class LogReader:
                 if runs:
                     async with aclosing(self._stretch(runs)) as stretch:
                         async for found in stretch:
-                            # A seek may have come while this was awaited, or handed out.
+                            # A seek may come in each `await` and in the `yield`.
                             if not self._has_target():
                                 yield found
                             if self._has_target():
@@ -287,7 +286,7 @@ class LogReader:
                 await self._after_vanished(error, runs)
 
     def _has_target(self) -> bool:
-        """Whether another place has to be found before anything is read."""
+        """True if a place has to be found before the next read."""
         return self._target is not None
 
     @property
@@ -295,23 +294,22 @@ class LogReader:
         return self._end if isinstance(self._end, int) else None
 
     def _runs_of(self, ranges: Sequence[LogRange]) -> Sequence[LedgerRun]:
-        """What to read of `ranges`; nothing if the end is not behind the next record."""
+        """The runs to read of `ranges`; none if the next record is at the end or later."""
         if self._is_behind_end():
             return ()
         return runs_from(ranges, self._next_offset, self._known_end)
 
     def _is_behind_end(self) -> bool:
-        """True if the next record is at the end or later: a range that begins there is empty."""
         end = self._known_end
         return end is not None and self._next_offset >= end
 
     def _is_at_end(self, runs: Sequence[LedgerRun]) -> bool:
-        """Whether the reader is done, after it has read `runs`."""
+        """True if the reader ends after it has read `runs`."""
         if self._is_behind_end():
             return True
         if self._follow:
             return False
-        # Without an end, the last run was open and is read as far as it was confirmed.
+        # If the last run has no end, it was open, and was read up to its LAC.
         return not runs or (
             runs[-1].last_entry_id is None and not self._ranges.has_ended(runs[-1].ledger_id)
         )
@@ -327,14 +325,14 @@ class LogReader:
                     yield found
 
     async def _open_run(self, run: LedgerRun) -> AsyncGenerator[RunEntries, None]:
-        """The entries of an open range; what remains when it has an end is read as a closed one."""
+        """The entries of an open range. Once the range has an end, its rest is read as closed."""
         handle = await self._readers.open(run.ledger_id)
         try:
             last = await handle.refresh()
         except NotEnoughBookiesError:
             if not self._follow:
                 raise
-            last = handle.last_entry_id  # a tail learns more when bookies come
+            last = handle.last_entry_id  # a tail learns of more when bookies come
         if self._note_end(handle):
             return
         end = self._known_end
@@ -360,13 +358,13 @@ class LogReader:
             self._note_end(handle)
 
     def _note_end(self, handle: ReaderHandle) -> bool:
-        """Whether the ledger is CLOSED; then the range ends with it."""
+        """If the ledger is CLOSED, note the end of its range and return True."""
         if handle.is_closed:
             self._ranges.note_end(handle.ledger_id, handle.last_entry_id)
         return handle.is_closed
 
     async def _unless_sought(self, coroutine: Coroutine[None, None, T]) -> T | None:
-        """The result of `coroutine`; None, and it is cancelled, as soon as somebody seeks."""
+        """The result of `coroutine`. A seek cancels it; then the result is None."""
         call = Background(self._readers.pool, coroutine, f"reader of {self.partition}")
         self._waker = asyncio.get_running_loop().create_future()
         try:
@@ -376,7 +374,7 @@ class LogReader:
             return await call.result() if call.task.done() else None
         finally:
             self._waker = None
-            await call.give_up()
+            await call.close()
 
     async def _await_head(self, watch: HeadWatch) -> None:
         found = await self._unless_sought(watch.next())
@@ -384,7 +382,7 @@ class LogReader:
             self._ranges.adopt(found)
 
     async def _go_to_target(self, watch: HeadWatch) -> None:
-        """Find the offset of the target; if another one comes meanwhile, it is found next."""
+        """Find the offset of the target; after a seek meanwhile, leave the new one to the next call."""
         self._is_sought = False
         target, seeks = self._target, self._seeks
         assert target is not None
@@ -413,13 +411,13 @@ class LogReader:
         return max(end, self._ranges.head.start_offset)
 
     async def _offset_of_entry(self, target: AtEntry, watch: HeadWatch) -> int | None:
-        """The offset of an entry; None if somebody seeks meanwhile."""
+        """The offset of an entry; None if a seek comes meanwhile."""
         seeks = self._seeks
         while self._seeks == seeks:
             found = await find_entry(self._ranges, self._readers, target.ledger_id, target.entry_id)
             if found.base_offset is not None:
                 return found.base_offset + target.entry_id - found.first_entry_id
-            # The range before it is open in the head. Perhaps its ledger has ended.
+            # The head has the range before it open, but its ledger may have ended.
             before = self._ranges.ranges[-2]
             try:
                 if await confirmed_end(before, self._ranges, self._readers) is not None:
@@ -429,8 +427,8 @@ class LogReader:
         return None
 
     def _skip_truncated(self, error: LogTruncatedError) -> None:
-        """Go on at the earliest record, or raise `error`."""
-        # The record at the place of an entry may be there, in another ledger.
+        """Continue at the earliest record, or raise `error`."""
+        # A compaction may have copied the record of a target entry to another ledger.
         if isinstance(self._target, AtEntry) or not (self._skips or self._is_floating):
             raise error
         if self._skips:
@@ -446,8 +444,8 @@ class LogReader:
             self._target = "earliest"
 
     async def _after_vanished(self, error: NoSuchLedgerError, runs: Sequence[LedgerRun]) -> None:
-        """A ledger of `runs` is gone: go on if the newest head names another one in its place."""
-        # Those before it were delivered.
+        """A ledger of `runs` is gone: raise `error` if the newest head still names it."""
+        # The entries of earlier ledgers were delivered.
         gone = [run.ledger_id for run in runs if run.offset <= self._next_offset][-1:]
         self._readers.forget()
         await self._ranges.refresh()

@@ -1,4 +1,4 @@
-"""How consumers read partitions; tests put other records in the place of a log's."""
+"""The interface by which consumers read partitions, so that tests can supply other records."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from bookie.log.record.log_record import LogRecord
 
 END_LOOKS_MAX = 20
 END_PAUSE_SECONDS = 0.1
-"""How often, and after which pauses, the end is looked at before an offset counts as behind it."""
+"""The looks at the end, and the pauses between them, before an offset counts as behind it."""
 
 
 class PartitionReading(Protocol):
-    """What consumers need of partitions."""
+    """The reading of partitions, as consumers need it."""
 
     def batches(
         self, partition: LogPartition, offset: int
     ) -> AsyncGenerator[Sequence[LogRecord], None]:
-        """The records from `offset` on, for ever, in batches that are not empty."""
+        """The records from `offset` on, without an end, in batches that are not empty."""
 
     async def locate(self, partition: LogPartition, place: Place) -> int:
-        """The offset of a place."""
+        """The offset of a place; ``latest`` is behind the last confirmed record."""
 
     async def bounds(self, partition: LogPartition) -> tuple[int, int]:
-        """The earliest offset, and the one behind the last record that is confirmed."""
+        """The earliest offset, and the one behind the last confirmed record."""
 
 
 async def locate_cursor(reading: PartitionReading, partition: LogPartition, place: Place) -> int:
     """The offset of a place where a cursor may stand: in the log, or right behind its end.
 
-    A cursor further on would pass over records that are still to be appended, and tell nobody. What
-    was acknowledged a moment ago may be behind the end that bookies tell; so it looks again.
+    A cursor further on would silently skip records that are still to be appended. Bookies may tell
+    an end that lacks the records of the last moment. So this looks at the end several times.
 
     Raises:
         BadRequestError: the place is behind the end.
@@ -67,7 +67,6 @@ class LogReading:
     def __init__(
         self, client: LogClient, password: bytes = b"", on_truncated: OnTruncated = "raise"
     ) -> None:
-        """See `LogReader` for `on_truncated`."""
         self._client = client
         self._password = password
         self._on_truncated: OnTruncated = on_truncated
@@ -75,7 +74,7 @@ class LogReading:
     async def batches(
         self, partition: LogPartition, offset: int
     ) -> AsyncGenerator[Sequence[LogRecord], None]:
-        """See `PartitionReading`; raises what `LogReader.batches` does."""
+        """The records from `offset` on. Raises what `LogReader.batches` raises."""
         reader = LogReader(
             self._client,
             partition,
@@ -90,7 +89,7 @@ class LogReading:
                 yield batch
 
     async def locate(self, partition: LogPartition, place: Place) -> int:
-        """See `PartitionReading`. ``latest`` is behind the last record that is confirmed.
+        """The offset of a place.
 
         Raises:
             NoSuchLogError: there is no such log.
@@ -118,12 +117,12 @@ class LogReading:
                 return found.base_offset + entry_id - found.first_entry_id
 
     async def bounds(self, partition: LogPartition) -> tuple[int, int]:
-        """See `PartitionReading`; raises what `locate` does."""
+        """The earliest offset and the end. Raises what `locate` raises."""
         extent = await extent_of(*await self._look(partition))
         return extent.earliest_offset, extent.end_offset
 
     async def _look(self, partition: LogPartition) -> tuple[LogRanges, LedgerReaders]:
-        """The newest ranges, and what reads them."""
+        """The newest ranges, and readers for their ledgers."""
         definition = await self._client.definition(partition.name)
         ranges = LogRanges(self._client.logs, partition, definition.log_id)
         await ranges.refresh()

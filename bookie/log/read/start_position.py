@@ -111,7 +111,7 @@ def _checked_entry(ledger_id: object, entry_id: object) -> AtEntry:
     return AtEntry(ledger, entry)
 
 
-# -- offsets of places ------------------------------------------------------------------------------
+# -- offsets of places -----------------------------------------------------------------------------
 
 
 async def find_end(ranges: LogRanges, readers: LedgerReaders) -> int:

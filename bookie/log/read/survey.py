@@ -1,6 +1,6 @@
-"""Where the records of a log are, for those who split the work of reading it among many.
+"""The places of a log's records, for jobs that split the reading among many tasks.
 
-A survey fences and writes nothing. What it says was true when it was asked.
+A survey fences and writes nothing. Its answers hold for the moment of the call.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from bookie.log.read.start_position import LogStart, checked_place
 from bookie.log.record.log_record import LogRecord
 
 SAMPLE_ENTRIES = 64
-"""So many entries tell the mean size of those in a ledger that is still open."""
+"""The entries of an open ledger that are read to estimate their mean size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class LogSpan:
 
 
 class LogSurvey:
-    """A look at one log. Made by `open`."""
+    """The survey of one log. `open` makes it."""
 
     def __init__(
         self, client: LogClient, name: LogName, definition: LogDefinition, password: bytes
@@ -73,18 +73,18 @@ class LogSurvey:
     async def locate(
         self, partition: int, start: LogStart = None, *, time: Moment | None = None
     ) -> int:
-        """The offset of a place in a partition; of a time, that of the first record not before it.
+        """The offset of a place in a partition; for a time, of the first record not before it.
 
         Raises:
-            LogTruncatedError, BadRequestError: it is no place in the partition.
+            LogTruncatedError, BadRequestError: the partition has no such place.
         """
         return await self._reading.locate(self._partition(partition), checked_place(start, time))
 
     @checked
     async def spans(self, partition: int, start: int, end: int) -> Sequence[LogSpan]:
-        """What is to be read from the offset `start` up to `end`, in order and without a gap.
+        """The spans to read from the offset `start` up to `end`, in order and without a gap.
 
-        The records before `end` are known to be confirmed, say from `bounds`.
+        The caller knows that the records before `end` are confirmed, for example from `bounds`.
 
         Raises:
             LogTruncatedError: `start` was truncated.
@@ -100,7 +100,7 @@ class LogSurvey:
             part = await ranges.from_offset(start)
             means = _mean_sizes(part)
             runs = runs_from(part, start, end)
-            if not runs:  # the head was not told yet where the records are
+            if not runs:  # the head does not name the ledger of the records yet
                 found.append(LogSpan(start, end, 0))
                 break
             for run in runs:
@@ -118,7 +118,7 @@ class LogSurvey:
     ) -> float:
         handle = await readers.open(ledger_id)
         sizes: list[int] = []
-        # A part of the entries may be in the next ledger, if this one has just been closed.
+        # If this ledger has just been closed, some of the entries are in the next one.
         last = min(first + min(count, SAMPLE_ENTRIES) - 1, await handle.refresh())
         if last < first:
             return 0.0
@@ -140,7 +140,7 @@ class LogSurvey:
 
 
 def _mean_sizes(ranges: Sequence[LogRange]) -> Mapping[int, float]:
-    """By ledger: the mean payload of the entries in its closed ranges."""
+    """By ledger: the mean payload bytes of an entry in its closed ranges."""
     sizes: dict[int, tuple[int, int]] = {}
     for one in ranges:
         if one.count and one.size_bytes is not None:
@@ -156,7 +156,7 @@ async def await_records(
     password: bytes = b"",
     timeout_seconds: float,
 ) -> bool:
-    """Wait until some partition has a record at its offset or behind it; False after the timeout.
+    """Wait until a partition has a record at or behind its offset; False after the timeout.
 
     Raises:
         NoSuchLogError: a log was deleted.

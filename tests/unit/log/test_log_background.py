@@ -50,7 +50,7 @@ async def test_a_second_cancellation_does_not_leave_the_call_behind() -> None:
             try:
                 await asyncio.wait([call.task])
             finally:
-                await call.give_up()
+                await call.close()
 
     async with asyncio.TaskGroup() as tasks:
         reading = tasks.create_task(read(cast("BookiePool", TaskPool(tasks))))

@@ -111,7 +111,7 @@ async def test_a_watch_goes_on_after_failures(log: HandMadeLog, odd: OddLogs) ->
     await log.metadata.remove(log.partition.name)
     with pytest.raises(NoSuchLogError):
         await watch.next()
-    await watch.aclose()
+    await watch.close()
 
 
 async def test_a_client_that_is_closed(tmp_path: Path) -> None:
