@@ -1,4 +1,4 @@
-"""Compare-and-set by anybody: again after a lost one, and until an unknown one is decided."""
+"""Retries of a compare-and-set: after a lost one, and until an unknown outcome is decided."""
 
 from __future__ import annotations
 
@@ -19,12 +19,16 @@ from bookie.errors import (
 
 T = TypeVar("T")
 
+UNANSWERED = (MetadataUnavailableError, SessionLostError)
+"""Errors of a metadata store that did not answer; a write may have been made."""
+
 PAUSE_SECONDS_MIN = 0.01
-PAUSE_SECONDS_MAX = 2.0
-"""Pauses between attempts; they double, and vary."""
+"""The first pause between attempts that need the metadata store only."""
 
 PATIENT_PAUSE_SECONDS_MIN = 0.05
-"""Likewise, of what needs bookies."""
+"""The first pause of `patiently`."""
+
+PAUSE_SECONDS_MAX = 2.0
 
 
 async def patiently(
@@ -34,10 +38,10 @@ async def patiently(
     retried: type[BookieError] | tuple[type[BookieError], ...],
     on_failure: Callable[[BookieError], Awaitable[object]] | None = None,
 ) -> T:
-    """The result of `attempt`, made again after errors that are `retried`, until the deadline.
+    """The result of `attempt`, which is repeated after `retried` errors until the deadline.
 
     `deadline` is a time of the event loop. `on_failure` runs before each pause, and may raise.
-    Raises what the last attempt did.
+    Raises the error of the last attempt.
     """
     now = asyncio.get_running_loop().time
     pauses = Backoff(PATIENT_PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX, jitter, AROUND)
@@ -53,7 +57,7 @@ async def patiently(
 
 
 class Attempts:
-    """The attempts at one change. Each reads what is there, and proposes what follows from it.
+    """The attempts at one change. Each reads the present state, and proposes the next one.
 
     ::
 
@@ -69,13 +73,13 @@ class Attempts:
 
     def __init__(self) -> None:
         self.is_in_doubt = False
-        """Whether the outcome of a proposal is unknown: what is read may be its effect, or the
-        effect may still come."""
+        """True if the outcome of a proposal is unknown: it may be what an attempt reads, or it may
+        take effect later."""
         self._pauses = Backoff(PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX, jitter, AROUND)
 
     @contextmanager
     def proposing(self) -> Iterator[None]:
-        """Around the write."""
+        """Put this around the write."""
         try:
             yield
         except MetadataUnavailableError:
@@ -88,7 +92,7 @@ class Attempts:
         Raises:
             MetadataError: `error`, if no other attempt should follow.
         """
-        is_unanswered = isinstance(error, MetadataUnavailableError | SessionLostError)
-        if not isinstance(error, BadVersionError) and not (is_unanswered and self.is_in_doubt):
+        may_be_made = isinstance(error, UNANSWERED) and self.is_in_doubt
+        if not (isinstance(error, BadVersionError) or may_be_made):
             raise error
         await asyncio.sleep(self._pauses.next())

@@ -1,19 +1,19 @@
 """The head of a partition, as its owner changes it: one change at a time, each with one outcome.
 
 ============================ =====================================================================
-what a write comes to        what follows
+outcome of a write           then
 ============================ =====================================================================
 written                      the change is made
-another version is there     it is read; the owner's own change: made. The same epoch: the change is
-                             made on the new head. Another epoch: LogTakenOverError; the change may
-                             have been made before (`may_name`)
-unknown                      it is read until the store answers, then as above. If the old version
-                             is still there, the *same* head is written again: the first write may
-                             arrive late, and must not meet a different second one
+another version is there     read it. If it is the owner's own change, that is made. In the same
+                             epoch, make the change on the new head. In another epoch, raise
+                             LogTakenOverError; the change may have been made before (`may_name`)
+unknown                      read until the store answers, then as above. If the old version is
+                             still there, write the *same* head again: the first write may arrive
+                             late, and must not meet a different second one
 ============================ =====================================================================
 
-A write may be made and not answered, and somebody may then truncate the partition. So the change is
-asked for again although it is in the head. The steps here leave such a head as it is.
+A write may be made without an answer, and then another process may truncate the partition. The
+owner then repeats a change that the head already has. The steps here leave such a head unchanged.
 """
 
 from __future__ import annotations
@@ -21,17 +21,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from bookie.env import Backoff, jitter
-from bookie.env.backoff import AROUND
 from bookie.env.clock import moment_text
-from bookie.errors import (
-    BadVersionError,
-    BookieError,
-    LogTakenOverError,
-    MetadataUnavailableError,
-    NoSuchLogError,
-    SessionLostError,
-)
+from bookie.errors import BadVersionError, LogTakenOverError, NoSuchLogError
+from bookie.log.attempts import UNANSWERED, patiently
 from bookie.log.catalog.log_metadata import LogChunk, LogHead
 from bookie.log.catalog.logs import LogManager, LogPartition
 from bookie.log.head.chain import LedgerEnd, seal, with_closed, with_ledger
@@ -41,11 +33,11 @@ HeadStep = Callable[[LogHead], LogHead]
 """A pure step of :mod:`bookie.log.head.chain`."""
 
 HeadCheck = Callable[[], Awaitable[object]]
-"""Raises if a step must not be taken any more."""
+"""Raises if a step must no longer be taken."""
 
 
 def adding(ledger_id: int) -> HeadStep:
-    """A step after which a ledger is the last, open range."""
+    """A step that adds a ledger as the last, open range."""
 
     def step(head: LogHead) -> LogHead:
         is_there = any(one.ledger_id == ledger_id for one in head.open_ranges)
@@ -55,7 +47,7 @@ def adding(ledger_id: int) -> HeadStep:
 
 
 def closing(ends: Sequence[LedgerEnd]) -> HeadStep:
-    """A step after which the ranges of some ledgers, the oldest one first, are closed."""
+    """A step that closes the ranges of some ledgers, the oldest one first."""
 
     def step(head: LogHead) -> LogHead:
         for end in ends:
@@ -64,11 +56,6 @@ def closing(ends: Sequence[LedgerEnd]) -> HeadStep:
         return head
 
     return step
-
-
-PAUSE_SECONDS_MIN = 0.02
-PAUSE_SECONDS_MAX = 2.0
-"""Pauses between questions to a store that does not answer; they double, and vary."""
 
 
 class HeadKeeper:
@@ -84,37 +71,36 @@ class HeadKeeper:
     ) -> None:
         """`found` is the head in which the owner's epoch began.
 
-        After `patience_seconds` without an answer of the store, an operation gives up.
+        An operation fails after `patience_seconds` without an answer of the store.
         """
         self._logs = logs
         self._partition = partition
         self._found = found
         self._patience_seconds = patience_seconds
         self._latest = found.value
-        """As read last, also if it is of another epoch."""
+        """The head that was read last; its epoch may be another one."""
 
     @property
     def head(self) -> LogHead:
-        """The head as of the last change or look."""
+        """The head after the last change or read."""
         return self._found.value
 
     @property
     def log_id(self) -> str:
-        """The id of the log."""
         return self.head.log_id
 
     def may_name(self, ledger_id: int) -> bool:
-        """Whether the head as read last names a ledger.
+        """True if the head that was read last names a ledger.
 
-        A change may have been made although the partition was then taken over: the head of the new
-        owner names the ledger, until that owner has closed it.
+        A change may be made before a takeover. Then the head of the new owner names the ledger,
+        until that owner has closed it.
         """
         return any(one.ledger_id == ledger_id for one in self._latest.ranges)
 
     async def change(self, step: HeadStep, *, check: HeadCheck | None = None) -> LogHead:
-        """Take `step`, on the newest head; returns the head after it.
+        """Take `step` on the newest head; returns the head after it.
 
-        If somebody else changed the head, `check` runs before the step is taken on the new one.
+        If another process changed the head, `check` runs before the step is taken on the new one.
 
         Raises:
             LogTakenOverError: another owner has the partition; the step was not taken.
@@ -131,7 +117,7 @@ class HeadKeeper:
                 await check()
 
     async def refresh(self) -> LogHead:
-        """Read the head as of now, and check that this owner still has the partition.
+        """Read the head now, and check that this owner still has the partition.
 
         Raises:
             LogTakenOverError, NoSuchLogError, MetadataUnavailableError: as `change`.
@@ -143,7 +129,7 @@ class HeadKeeper:
     async def _write(
         self, head: LogHead, sealed: tuple[LogChunk, ...]
     ) -> Versioned[LogHead] | None:
-        """Write a head; None if somebody else's change came first, which is adopted then."""
+        """Write a head. If another change came first, adopt it and return None."""
         version = self._found.version
         deadline = _now() + self._patience_seconds
         while True:
@@ -151,7 +137,7 @@ class HeadKeeper:
                 return await self._logs.write_head(self._partition, head, version, sealed=sealed)
             except BadVersionError:
                 found = await self._read()
-            except (MetadataUnavailableError, SessionLostError):
+            except UNANSWERED:
                 found = await self._read()
                 if found.version == version and _now() < deadline:
                     continue
@@ -163,16 +149,12 @@ class HeadKeeper:
             return None
 
     async def _read(self) -> Versioned[LogHead]:
-        """The head as of now, however long the store takes to answer, within the patience."""
-        deadline = _now() + self._patience_seconds
-        pauses = Backoff(PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX, jitter, AROUND)
-        while True:
-            try:
-                return await self._logs.read_latest_head(self._partition, self.log_id)
-            except (MetadataUnavailableError, SessionLostError):
-                if _now() >= deadline:
-                    raise
-            await asyncio.sleep(pauses.next())
+        """The head now. Within the patience, it waits for the store to answer."""
+        return await patiently(
+            lambda: self._logs.read_latest_head(self._partition, self.log_id),
+            deadline=_now() + self._patience_seconds,
+            retried=UNANSWERED,
+        )
 
     def _adopt(self, found: Versioned[LogHead]) -> None:
         self._latest = found.value
@@ -184,7 +166,7 @@ class HeadKeeper:
 
 
 def taken_over_error(partition: LogPartition, head: LogHead) -> LogTakenOverError:
-    """The error of a former owner."""
+    """The error that a former owner gets."""
     owner = head.owner
     if owner is None:
         return LogTakenOverError(f"another process has owned {partition} meanwhile")
@@ -194,11 +176,6 @@ def taken_over_error(partition: LogPartition, head: LogHead) -> LogTakenOverErro
         owner=owner.name,
         since_ms=owner.since_ms,
     )
-
-
-def is_unanswered(error: BookieError) -> bool:
-    """Whether the store may answer later."""
-    return isinstance(error, MetadataUnavailableError | SessionLostError)
 
 
 def _now() -> float:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 
-from bookie.errors import MetadataUnavailableError, SessionLostError
+from bookie.log.attempts import UNANSWERED
 from bookie.log.catalog.log_metadata import LogHead
 from bookie.log.catalog.logs import LogManager, LogPartition
 from bookie.metadata.versioned import Versioned
@@ -51,7 +51,7 @@ class HeadWatch:
                         self._logs.watch_head(self._partition, self._log_id)
                     )
                 return await anext(self._heads)
-            except (MetadataUnavailableError, SessionLostError) as error:
+            except UNANSWERED as error:
                 _log.warning("log_head_unknown", partition=str(self._partition), reason=str(error))
                 await self.close()
                 await asyncio.sleep(self._retry_seconds)

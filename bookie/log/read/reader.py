@@ -382,7 +382,7 @@ class LogReader:
             self._ranges.adopt(found)
 
     async def _go_to_target(self, watch: HeadWatch) -> None:
-        """Find the offset of the target; after a seek meanwhile, leave the new one to the next call."""
+        """Find the offset of the target. After a seek meanwhile, the next call finds it."""
         self._is_sought = False
         target, seeks = self._target, self._seeks
         assert target is not None

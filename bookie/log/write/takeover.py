@@ -282,7 +282,3 @@ async def _delete(client: LogClient, ledger_id: int) -> None:
         return
     except BookieError as error:
         _log.warning("log_ledger_left_over", ledger_id=ledger_id, reason=str(error))
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()
