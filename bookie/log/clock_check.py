@@ -1,12 +1,12 @@
-"""Other clocks beside this machine's: times that delete, and times that stay, are compared first.
+"""Compare this machine's clock with those of bookies, before a time deletes data or is stored.
 
-A machine whose clock is forty days ahead would delete what is a minute old. So what deletes by time
-goes by the earliest of the own clock and the clocks of some bookies. And who makes a ledger for a
-log is refused while the own clock contradicts all bookies that answer: records and ledgers would
-keep the wrong time.
+A machine whose clock is forty days ahead would delete records that are a minute old. So deletions
+by time use the earliest of the own clock and the clocks of some bookies. And no ledger of a log is
+made while the own clock contradicts all bookies that answer, because ledgers and records would keep
+the wrong time.
 
-Bookies tell their time when they are asked (``GetInfo``). What they said is extended by this
-machine's monotonic clock, which no step of the wall clock moves.
+Bookies tell their time when they are asked (``GetInfo``). This machine's monotonic clock extends
+their answers, so a step of the wall clock does not move them.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from bookie.ledger.ledger_client import LedgerClient
 from bookie.telemetry import event_log
 
 DIFFERENCE_SECONDS_MAX = 3600.0
-"""A clock that is further away from all others is wrong. The ages that matter are half a day."""
+"""A clock that differs more from all others is wrong. The ages that matter are half a day."""
 
 ASKED_MAX = 5
-"""Bookies that are asked."""
+"""The most bookies that are asked."""
 
 TELLERS_MIN = 2
-"""So many have to tell the time for a deletion, if the cluster has them: a sweep may run on the
-machine of a bookie, and share its wrong clock."""
+"""The bookies that have to tell the time for a deletion, if the cluster has so many: a sweep may
+run on the machine of a bookie, and share its wrong clock."""
 
 ANSWER_SECONDS_MAX = 1.0
 KEPT_SECONDS = 60.0
-"""So long nobody is asked again: an owner may have thousands of partitions."""
+"""For this time no bookie is asked again: an owner may have thousands of partitions."""
 
 _log = event_log(__name__)
 
 
 class ClockCheck:
-    """The clock of this machine, as the bookies see it."""
+    """Compares the clock of this machine with those of bookies."""
 
     def __init__(self, clock: Clock, ledgers: LedgerClient) -> None:
         self._clock = clock
@@ -51,10 +51,10 @@ class ClockCheck:
         self._warned = False
 
     async def deletion_ms(self) -> int:
-        """Now, for a decision to delete: the earliest of all clocks.
+        """The time for a deletion, in ms since 1970: the earliest of all clocks.
 
         Raises:
-            NotEnoughBookiesError: too few bookies tell the time, so nothing is deleted by it.
+            NotEnoughBookiesError: too few bookies tell the time, so nothing may be deleted by it.
         """
         await self._ask()
         needed = min(TELLERS_MIN, max(1, len(self._ledgers.directory.all())))
@@ -71,13 +71,12 @@ class ClockCheck:
         return int(min(own, earliest))
 
     async def require_right(self, *, again: bool = False) -> bool:
-        """Refuse to go on with a clock that contradicts every bookie that answers.
+        """Check that the clock agrees with a bookie that answers; False if none answers.
 
-        Returns whether it was compared: whatever needs bookies says why they are silent. `again`
-        asks bookies now, whatever they said before.
+        `again` drops earlier answers, and asks bookies now.
 
         Raises:
-            ClockError: it does; the sentence says by how much.
+            ClockError: it contradicts every bookie; the message tells the difference.
         """
         if again:
             self._asked_at = None
@@ -109,7 +108,7 @@ class ClockCheck:
                 self._ledgers.pool, asked, timeout_seconds=ANSWER_SECONDS_MAX
             )
             elapsed = 1000 * self._clock.monotonic()
-            # A bookie of an older version does not tell the time.
+            # Bookies of older versions do not tell the time.
             found = {one: info.now_ms - elapsed for one, info in answers.items() if info.now_ms}
             if found:
                 self._offsets, self._asked_at = found, now
@@ -118,6 +117,6 @@ class ClockCheck:
 
 
 def _apart(own_ms: float, other_ms: float) -> str:
-    """How far the own clock is from another."""
+    """The difference of the own clock from another one, in words."""
     words = "ahead of" if own_ms > other_ms else "behind"
     return f"{duration_text(abs(own_ms - other_ms) / 1000)} {words}"

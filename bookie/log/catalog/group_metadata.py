@@ -1,4 +1,4 @@
-"""What the metadata store holds about a group of consumers: its members and its assignment.
+"""The records of a group of consumers in the metadata store: its members and its assignment.
 
 Canonical JSON (:mod:`bookie.metadata.json_record`), version 1: formats ``bookie-group-member`` and
 ``bookie-group-assignment``.
@@ -24,7 +24,7 @@ class MemberProfile:
     owner: str = ""
     """Host and process, for people."""
     logs: tuple[str, ...] = ()
-    """The logs that the group is to consume, by name."""
+    """The names of the logs that the group has to consume."""
     pattern: str = ""
     """Further logs of one namespace: ``orders-*``; none if empty."""
 

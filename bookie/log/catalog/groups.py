@@ -3,12 +3,13 @@
 =========================== ====================================================================
 key below ``groups/<group>`` value
 =========================== ====================================================================
-``members/<member>``        leased: a member and what it wants (`MemberProfile`)
-``leader/…``                leased: the queue of the members that would lead
-``assignment``              who consumes what (`GroupAssignment`), under compare-and-set
+``members/<member>``        leased: a member and its wishes (`MemberProfile`)
+``leader/…``                leased: the queue of candidates for the leader
+``assignment``              the partitions of each member (`GroupAssignment`), under
+                            compare-and-set
 =========================== ====================================================================
 
-How far a group has come is in the cursors of its name, one for each partition (`logs`).
+The cursors of the group's name hold its progress, one for each partition (`logs`).
 """
 
 from __future__ import annotations
@@ -16,13 +17,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from bookie.cluster import keys
-from bookie.errors import FormatError
 from bookie.log.catalog.group_metadata import (
     GroupAssignment,
     decode_group_assignment,
     encode_group_assignment,
 )
-from bookie.log.catalog.logs import checked_name
+from bookie.log.catalog.logs import checked_name, decoded
 from bookie.metadata.model import NOT_EXISTS, Check, Operation, Put
 from bookie.metadata.store import MetadataStore
 from bookie.metadata.versioned import Versioned
@@ -52,10 +52,7 @@ class ConsumerGroup:
         record = await self._store.get(self.assignment_key)
         if record is None:
             return Versioned(GroupAssignment(), NOT_EXISTS)
-        try:
-            return Versioned(decode_group_assignment(record.value), record.version)
-        except FormatError as error:
-            raise type(error)(f"the metadata key {record.key}: {error}") from error
+        return Versioned(decoded(decode_group_assignment, record), record.version)
 
     async def write_assignment(
         self, assignment: GroupAssignment, version: int, conditions: Iterable[Check] = ()
@@ -74,5 +71,5 @@ class ConsumerGroup:
 
 
 async def list_groups(store: MetadataStore) -> list[str]:
-    """The names of all groups that ever had a member, sorted."""
+    """The names of all groups that have ever had a member, sorted."""
     return await store.get_children(keys.GROUPS)

@@ -1,8 +1,8 @@
-"""A cursor of a partition: how far its consumers have come.
+"""The record of a cursor: the progress of its consumers in one partition.
 
 Canonical JSON (:mod:`bookie.metadata.json_record`), format ``bookie-log-cursor``, version 1. The
-cursor belongs to the holder of its `epoch`. Taking it raises the epoch, so a former holder's
-commit is recognised.
+cursor belongs to the holder of its `epoch`. Each new holder raises the epoch, so the commit of a
+former holder is recognised.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ _VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class LogCursor:
-    """Where the next consumer continues."""
+    """The state of a cursor."""
 
     offset: int
     """The offset of the next entry to consume."""
     epoch: int = 0
-    """Rises with each holder, and with each reset: the cursor's fencing token."""
+    """The cursor's fencing token, which rises with each holder and each reset."""
     owner: str = ""
-    """Who took it last; for people."""
+    """The last process that took or reset it; for people."""
     committed_ms: int = 0
-    """When it was changed last."""
+    """The time of its last change, in ms since 1970."""
     is_protected: bool = True
-    """Whether retention keeps what this cursor has not consumed."""
+    """True if retention keeps the records that this cursor has not consumed."""
 
 
 def encode_log_cursor(cursor: LogCursor) -> bytes:

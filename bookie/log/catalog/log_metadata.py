@@ -1,11 +1,11 @@
-"""What the metadata store holds about a log: its definition, and for each partition its ranges.
+"""The records of a log in the metadata store: its definition, and the ranges of each partition.
 
 A log has one or more **partitions**. Each partition is an ordered list of **ranges** of ledgers.
 The newest ranges are in the partition's **head**, which changes under compare-and-set. When there
-are many, the oldest ones move to a **chunk**, a separate record that never changes again. Chunks
-are numbered; the head says which numbers belong to the partition.
+are many, the oldest ones move to a **chunk**, a separate record that never changes. Chunks are
+numbered; the head tells the numbers that belong to the partition.
 
-Each entry of a partition has an **offset**: 0 for the first ever appended, rising by one. The
+Each entry of a partition has an **offset**: the first one has 0, each next one has one more. The
 offset of a range's first entry follows from the ranges before it. It is unknown only while the
 range before it is open.
 
@@ -13,7 +13,7 @@ range before it is open.
 rule                  why
 ===================== ===============================================================
 offsets continue      base + count of a closed range is the base of the next one
-times do not go back  a closed range ends with the greatest timestamp so far
+times never decrease  a closed range ends with the greatest timestamp so far
 open ranges come last a roll adds the new ledger before the old one is closed, so
 (at most two)         there may be two; the second one's base is null until then
 chunks: all closed    a chunk never changes
@@ -49,7 +49,7 @@ NO_TIME_MS = -(2**63)
 
 
 class LogMode(enum.Enum):
-    """Who appends to a log; fixed when it is created."""
+    """The kind of a log's writers; fixed at its creation."""
 
     WRITER = "writer"
     """One exclusive owner for each partition, whose ledger is the open last range."""
@@ -59,22 +59,21 @@ class LogMode(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class LogDefinition:
-    """What a log is. Only `is_deleted` ever changes."""
+    """The definition of a log. Only `is_deleted` ever changes."""
 
     log_id: str
-    """Random for each log: tells a log from a later one of the same name."""
-
+    """Random, so a later log of the same name has another one."""
     mode: LogMode = LogMode.WRITER
     partitions: int = 1
     created_ms: int = 0
     is_deleted: bool = False
-    """The log is being deleted; nobody may open it."""
+    """True while the log is being deleted; nobody may open it."""
 
     def validate(self) -> None:
-        """Check the ranges of the fields.
+        """Check the fields.
 
         Raises:
-            BadRequestError: naming the first field that is wrong.
+            BadRequestError: a field is out of range; the message names the first one.
         """
         _check(0 < len(self.log_id) <= 64, "the log's id is empty or too long")
         _check(
@@ -100,7 +99,7 @@ class LogRange:
 
     @property
     def is_open(self) -> bool:
-        """Whether entries are still appended to it."""
+        """True while entries may be appended to it."""
         return self.last_entry_id is None
 
     @property
@@ -112,7 +111,7 @@ class LogRange:
 
     @property
     def end_offset(self) -> int | None:
-        """The offset after the last entry; None while that is not known."""
+        """The offset after the last entry; None while it is unknown."""
         if self.last_entry_id is None or self.base_offset is None:
             return None
         return self.base_offset + self.last_entry_id - self.first_entry_id + 1
@@ -120,37 +119,37 @@ class LogRange:
 
 @dataclass(frozen=True, slots=True)
 class LogOwner:
-    """Who owns a partition, as far as the others are told."""
+    """The owner of a partition, as the head shows it."""
 
     name: str
-    """Host and process, or what the owner calls itself. Several may call themselves alike."""
+    """Host and process, or a name that the owner chose. Several owners may share a name."""
     since_ms: int
     claim: str = ""
-    """Random: tells the owner from another one of the same name, in the same millisecond."""
+    """Random, so that two owners of one name in one millisecond differ."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogHead:
-    """The newest ranges of a partition and everything about it that changes."""
+    """The newest ranges of a partition, and its other state that changes."""
 
     log_id: str
-    """The log that it belongs to."""
+    """The id of its log."""
     epoch: int = 0
-    """Rises by one with each owner: the fencing token of the partition."""
+    """The fencing token of the partition, which rises by one with each owner."""
     owner: LogOwner | None = None
-    """The owner of `epoch`; None after it closed the partition, and in a transactional log."""
+    """The owner of `epoch`; None after it closed the partition, and in transactional logs."""
     ranges: tuple[LogRange, ...] = ()
     first_chunk: int = 0
-    """Number of the oldest chunk that still exists."""
+    """The number of the oldest existing chunk."""
     next_chunk: int = 0
-    """Number of the chunk that will be sealed next; equal to `first_chunk` if there are none."""
+    """The number of the next chunk to be sealed; without chunks it equals `first_chunk`."""
     chunk_bytes: int = 0
-    """Payload bytes of the ranges in all chunks that still exist."""
+    """Payload bytes of the ranges in all existing chunks."""
     start_offset: int = 0
-    """Entries before this offset have been truncated."""
+    """Entries before this offset were truncated."""
     has_producers: bool = False
-    """The newest closed range tells what its writer knew of producers. A truncation leaves it, also
-    when all of its entries are before `start_offset`."""
+    """True if the newest closed range has a snapshot of producers. A truncation leaves that range,
+    even if all of its entries are before `start_offset`."""
 
     @property
     def open_ranges(self) -> tuple[LogRange, ...]:
@@ -167,7 +166,7 @@ class LogHead:
         """Check the rules above.
 
         Raises:
-            BadRequestError: naming the first rule that is broken.
+            BadRequestError: a rule is broken; the message names the first one.
         """
         _check_ranges(self.ranges, open_max=_OPEN_RANGES_MAX)
         _check(0 <= self.epoch <= MAX_ID, "the epoch is out of range")
@@ -178,7 +177,7 @@ class LogHead:
 
 @dataclass(frozen=True, slots=True)
 class LogChunk:
-    """Older ranges of a partition, all closed; never changes."""
+    """Older ranges of a partition, all closed. A chunk never changes."""
 
     number: int
     ranges: tuple[LogRange, ...]
@@ -187,7 +186,7 @@ class LogChunk:
         """Check the rules above.
 
         Raises:
-            BadRequestError: naming the first rule that is broken.
+            BadRequestError: a rule is broken; the message names the first one.
         """
         _check(0 <= self.number <= MAX_ID, "the chunk's number is out of range")
         _check(bool(self.ranges), "a chunk has at least one range")

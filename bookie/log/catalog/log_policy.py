@@ -1,8 +1,8 @@
-"""How the ledgers of a log are written and for how long they are kept, as a namespace decides it.
+"""The policy of a log: quorum, digest, the size and age of a roll, retention, quota, partitions.
 
-Canonical JSON (:mod:`bookie.metadata.json_record`), format ``bookie-log-policy``, version 1. A
-field that is absent or null is inherited: a log's from its namespace, a namespace's from the
-cluster's defaults.
+Canonical JSON (:mod:`bookie.metadata.json_record`), format ``bookie-log-policy``, version 1. An
+absent or null field is inherited: a log's from its namespace, a namespace's from the cluster's
+defaults.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DIGESTS = ("crc32c", "crc32", "hmac", "dummy")
 
 @dataclass(frozen=True, slots=True)
 class LogPolicy:
-    """What may be decided; None is inherited. Sizes are bytes, times seconds.
+    """The decisions of one level; None is inherited. Sizes are bytes, times seconds.
 
     Raises:
         BadRequestError: a value is out of range, or the quorums contradict each other.
@@ -41,28 +41,28 @@ class LogPolicy:
     """A log continues in a new ledger after this time; 0 means never."""
 
     retention_bytes: int | None = None
-    """At least so many bytes of each partition are kept; 0 sets no limit by size.
+    """At least this number of bytes of each partition is kept; 0 sets no limit by size.
 
-    With a size and a time, what is truncated is beyond both. With neither, everything is kept."""
+    With a size and a time, only records beyond both may go. With neither, everything is kept."""
 
     retention_seconds: int | None = None
-    """Records are kept at least this long; 0 sets no limit by time."""
+    """Records are kept for at least this time; 0 sets no limit by time."""
 
     quota_bytes: int | None = None
     """A partition of this size takes no more records; 0 means unlimited."""
 
     ahead_seconds: int | None = None
-    """A record's time may be at most so far ahead of its append; 0 sets no limit.
+    """A record's time may be ahead of its append by at most this time; 0 sets no limit.
 
-    It finds microseconds that were given as milliseconds. They would hide the times behind them."""
+    The limit finds microseconds given as milliseconds, which would hide all times behind them."""
 
     allow_degraded: bool | None = None
-    """Whether a ledger may be made with fewer bookies than its ensemble has slots.
+    """True if a ledger may be made with fewer bookies than its ensemble has slots.
 
-    Entries then have fewer copies, at least the ack quorum. Bookies that come get the slots."""
+    Entries then have fewer copies, at least the ack quorum. Later bookies get the free slots."""
 
     partitions: int | None = None
-    """How many partitions a new log has."""
+    """The number of partitions of a new log."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -93,7 +93,7 @@ class LogPolicy:
             raise BadRequestError(f"{name} is {value!r}, and must be in {least} … {most}")
 
     def over(self, inherited: LogPolicy) -> LogPolicy:
-        """This policy, and what it leaves open from `inherited`.
+        """This policy, with its open decisions taken from `inherited`.
 
         Raises:
             BadRequestError: the quorums of the two contradict each other.
@@ -118,11 +118,11 @@ DEFAULTS = LogPolicy(
     allow_degraded=False,
     partitions=1,
 )
-"""The defaults of decisions that were not made."""
+"""The decisions that no level makes."""
 
 
 def encode_policy(policy: LogPolicy) -> bytes:
-    """The bytes of a policy: what is inherited is left out."""
+    """The bytes of a policy, without inherited fields."""
     given = {name: value for name, value in asdict(policy).items() if value is not None}
     return json_record.encode(_FORMAT, _VERSION, given)
 

@@ -3,12 +3,12 @@
 =========================================== ====================================================
 key below ``logs/<namespace>/<log>``        value
 =========================================== ====================================================
-``definition``                              what the log is (`LogDefinition`)
+``definition``                              mode, partitions, id (`LogDefinition`)
 ``partitions/<5 digits>/head``              the newest ranges (`LogHead`); absent before the
                                             first owner
 ``partitions/<5 digits>/chunks/<10 digits>`` older ranges (`LogChunk`); never changes
-``partitions/<5 digits>/cursors/<name>``    how far consumers have come (`LogCursor`)
-``partitions/<5 digits>/holders/<cursor>/`` leased: the claims on a cursor, a lock's queue
+``partitions/<5 digits>/cursors/<name>``    the progress of consumers (`LogCursor`)
+``partitions/<5 digits>/holders/<cursor>/`` leased: the claims on a cursor, as a lock's queue
 ``transactions/<application>``              the last batch that an application published
 =========================================== ====================================================
 
@@ -92,7 +92,7 @@ class LogName:
         """The log called ``log`` or ``namespace/log``.
 
         Raises:
-            BadRequestError: it is no name.
+            BadRequestError: it is not a valid name.
         """
         namespace, slash, log = text.rpartition("/") if isinstance(text, str) else ("", "", "")
         if not slash:
@@ -109,12 +109,11 @@ class LogName:
 
     @property
     def key(self) -> str:
-        """Everything about the log is below this key."""
+        """The key above everything about the log."""
         return f"{keys.LOGS}/{self.namespace}/{self.log}"
 
     @property
     def definition_key(self) -> str:
-        """The key of its definition."""
         return f"{self.key}/definition"
 
 
@@ -130,7 +129,7 @@ class LogPartition:
         """The partition called ``log#number``; the first one if there is no number.
 
         Raises:
-            BadRequestError: it is no name of a partition.
+            BadRequestError: it is not a valid name of a partition.
         """
         name, hash_sign, number = text.partition("#")
         if hash_sign and not (number.isascii() and number.isdecimal()):
@@ -142,32 +141,22 @@ class LogPartition:
 
     @property
     def key(self) -> str:
-        """Everything about the partition is below this key."""
+        """The key above everything about the partition."""
         return f"{self.name.key}/partitions/{self.number:0{_PARTITION_DIGITS}}"
 
     @property
     def head_key(self) -> str:
-        """The key of its head."""
         return f"{self.key}/head"
 
     def chunk_key(self, number: int) -> str:
-        """The key of one of its chunks."""
         return f"{self.key}/chunks/{number:0{_CHUNK_DIGITS}}"
 
     def cursor_key(self, cursor: str) -> str:
-        """The key of one of its cursors.
-
-        Raises:
-            BadRequestError: it is no name of a cursor.
-        """
+        """The key of a cursor. Raises BadRequestError if the name is not valid."""
         return f"{self.key}/cursors/{checked_name(cursor, 'a cursor')}"
 
     def holder_key(self, cursor: str) -> str:
-        """The key of the lock that the consumer with one of its cursors holds.
-
-        Raises:
-            BadRequestError: it is no name of a cursor.
-        """
+        """The key of the lock that the consumer of a cursor holds. Raises as `cursor_key`."""
         return f"{self.key}/holders/{checked_name(cursor, 'a cursor')}"
 
 
@@ -183,7 +172,7 @@ class LogManager:
     async def create(
         self, name: LogName, mode: LogMode = LogMode.WRITER, partitions: int = 1
     ) -> Versioned[LogDefinition]:
-        """Make a log.
+        """Create a log.
 
         Raises:
             LogExistsError: the name is taken.
@@ -204,7 +193,7 @@ class LogManager:
         return Versioned(definition, stat.version)
 
     async def read(self, name: LogName) -> Versioned[LogDefinition]:
-        """What a log is.
+        """The definition of a log.
 
         Raises:
             NoSuchLogError: there is no such log, or it is being deleted.
@@ -218,10 +207,10 @@ class LogManager:
         return found
 
     async def require(self, name: LogName, log_id: str) -> None:
-        """Check that a log is still there.
+        """Check that a log exists.
 
         Raises:
-            NoSuchLogError: it was deleted, or is being deleted, or was made anew.
+            NoSuchLogError: it was deleted, is being deleted, or was made anew.
         """
         await self._store.sync()
         found = await self.find(name)
@@ -231,19 +220,19 @@ class LogManager:
             raise NoSuchLogError(f"the log {name} was deleted, and made anew")
 
     async def find(self, name: LogName) -> Versioned[LogDefinition] | None:
-        """What a log is, also of one that is being deleted; None if there is no such log."""
+        """The definition of a log, which may be under deletion; None if there is no such log."""
         record = await self._store.get(name.definition_key)
         if record is None:
             return None
-        return Versioned(_decoded(decode_log_definition, record), record.version)
+        return Versioned(decoded(decode_log_definition, record), record.version)
 
     async def list_logs(self, namespace: str | None = None) -> AsyncIterator[LogName]:
         """The names of all logs, or of those of a namespace, sorted within each namespace.
 
-        Logs that are being deleted are among them.
+        They include logs that are being deleted.
 
         Raises:
-            BadRequestError: `namespace` is no name.
+            BadRequestError: `namespace` is not a valid name.
         """
         if namespace is None:
             namespaces = await self._store.get_children(keys.LOGS)
@@ -254,7 +243,7 @@ class LogManager:
                 yield LogName(one, log)
 
     async def mark_deleted(self, name: LogName) -> LogDefinition:
-        """Begin to delete a log: nobody can open it any more. Fine if that was done before.
+        """Begin to delete a log: from now on nobody can open it. It may be called again.
 
         Raises:
             NoSuchLogError: there is no such log.
@@ -275,10 +264,10 @@ class LogManager:
             return marked
 
     async def remove(self, name: LogName) -> None:
-        """Remove all metadata of a log that is marked as deleted; its ledgers are gone before.
+        """Remove all metadata of a log that is marked as deleted. Its ledgers have to be gone.
 
-        It may be cut off and called again, also by another process. A log that was made anew
-        meanwhile is left alone.
+        After an interruption, any process may call it again. A log that was made anew meanwhile
+        stays.
 
         Raises:
             LogExistsError: the log is not marked as deleted.
@@ -291,7 +280,7 @@ class LogManager:
         condition = Check(name.definition_key, found.version)
         try:
             await self._announce(name, found.value, condition)
-            # The definition goes last, so that a removal that was cut off can go on.
+            # The definition goes last, so that an interrupted removal can continue.
             for part in ("partitions", "transactions"):
                 await self._store.delete_recursive(f"{name.key}/{part}", condition=condition)
             await self._store.delete(condition.key, version=condition.version)
@@ -299,7 +288,7 @@ class LogManager:
             return  # another process removed it
 
     async def _announce(self, name: LogName, definition: LogDefinition, condition: Check) -> None:
-        """Give each partition a head: readers hear of the deletion by watching the head's key."""
+        """Give each partition a head: readers watch its key, and so learn of the deletion."""
         for number in range(definition.partitions):
             key = LogPartition(name, number).head_key
             if not await self._store.exists(key):
@@ -309,29 +298,32 @@ class LogManager:
     # ---- heads and chunks
 
     async def read_head(self, partition: LogPartition, log_id: str) -> Versioned[LogHead]:
-        """The head of a partition; an empty one of version `NOT_EXISTS` before the first owner.
+        """The head of a partition; before its first owner, an empty one of version `NOT_EXISTS`.
 
         Raises:
-            NoSuchLogError: the head belongs to another log: this one was deleted.
+            NoSuchLogError: the head belongs to another log, so this one was deleted.
         """
         record = await self._store.get(partition.head_key)
         if record is None:
             return Versioned(LogHead(log_id), NOT_EXISTS)
-        found = Versioned(_decoded(decode_log_head, record), record.version)
+        found = Versioned(decoded(decode_log_head, record), record.version)
         if found.value.log_id != log_id:
             raise NoSuchLogError(f"the log {partition.name} was deleted, and made anew")
         return found
 
     async def revision(self, name: LogName) -> int:
-        """The store's revision of the last write of a definition; 0 if it is gone, or has none.
+        """The store's revision of the last write of a definition; 0 if there is none.
 
-        It is greater than that of every write before, also of a deleted log of this name.
+        It is greater than that of every earlier write, even of a deleted log of this name.
         """
         record = await self._store.get(name.definition_key)
         return 0 if record is None else record.stat.revision or 0
 
     async def read_latest_head(self, partition: LogPartition, log_id: str) -> Versioned[LogHead]:
-        """As `read_head`; shows every change that was finished before this call."""
+        """The head of a partition, with every change that was finished before this call.
+
+        Raises what `read_head` raises.
+        """
         await self._store.sync()
         return await self.read_head(partition, log_id)
 
@@ -343,7 +335,7 @@ class LogManager:
         *,
         sealed: Sequence[LogChunk] = (),
     ) -> Versioned[LogHead]:
-        """Replace the head that has `version`; in the same step, write the chunks that it seals.
+        """Replace the head of `version`, and write the chunks that it seals, in one step.
 
         Raises:
             BadVersionError: it was changed meanwhile; read it again.
@@ -363,8 +355,8 @@ class LogManager:
         Raises:
             BadVersionError: one of them was changed meanwhile.
             NoSuchLogError: the log of a first head was deleted.
-            BadRequestError: more operations than a transaction has, which are one for each head,
-                each sealed chunk, each of the others, and each log with a first head.
+            BadRequestError: too many operations for one transaction. Each head, each sealed chunk,
+                each of the others, and each log with a first head takes one.
         """
         puts: list[Operation] = []
         rest: list[Operation] = list(others)
@@ -377,7 +369,7 @@ class LogManager:
             ]
             name = partition.name
             if version == NOT_EXISTS and name.definition_key not in named:
-                # Nobody may begin a partition of a log that is deleted.
+                # A partition of a deleted log must not begin.
                 conditions[name.key] = await self.condition(name, head.log_id)
         operations = [*puts, *rest, *conditions.values()]
         if len(operations) > TRANSACTION_OPERATIONS_MAX:
@@ -395,19 +387,23 @@ class LogManager:
         return [stat.version for stat in stats[: len(puts)] if stat is not None]
 
     async def condition(self, name: LogName, log_id: str) -> Check:
-        """That the log exists and is the one of `log_id`, as a condition of a transaction."""
+        """The condition for a transaction that the log exists and has `log_id`.
+
+        Raises:
+            NoSuchLogError: it was deleted.
+        """
         definition = await self.read(name)
         if definition.value.log_id != log_id:
             raise NoSuchLogError(f"the log {name} was deleted, and made anew")
         return Check(name.definition_key, definition.version)
 
     async def read_chunk(self, partition: LogPartition, number: int) -> LogChunk | None:
-        """One chunk; None if it was truncated."""
+        """A chunk; None if it does not exist."""
         record = await self._store.get(partition.chunk_key(number))
-        return None if record is None else _decoded(decode_log_chunk, record)
+        return None if record is None else decoded(decode_log_chunk, record)
 
     async def delete_chunks(self, partition: LogPartition, numbers: Iterable[int]) -> None:
-        """Delete chunks that the head does not name any more; fine if they are gone."""
+        """Delete chunks that the head no longer names. Some may be gone before."""
         for number in numbers:
             try:
                 await self._store.delete(partition.chunk_key(number))
@@ -415,14 +411,14 @@ class LogManager:
                 continue
 
     async def chunk_numbers(self, partition: LogPartition) -> list[int]:
-        """The numbers of all chunks in the store, also of those that a truncation left behind."""
+        """The numbers of all chunks in the store, even of those that no head names."""
         return [int(name) for name in await self._store.get_children(f"{partition.key}/chunks")]
 
     @asynccontextmanager
     async def watch_head(
         self, partition: LogPartition, log_id: str
     ) -> AsyncIterator[AsyncIterator[Versioned[LogHead]]]:
-        """The head now and after each change. Quick changes may be seen as one.
+        """The head now and after each change. It may combine quick changes.
 
         The iterator raises NoSuchLogError when the log is deleted.
         """
@@ -444,7 +440,7 @@ class LogManager:
                 yield found
 
     async def _read_head_of_a_log(self, partition: LogPartition, log_id: str) -> Versioned[LogHead]:
-        """As `read_head`; without a head, the log may have had no owner yet, or be deleted."""
+        """The head of a partition. Without a head, check that the log was not deleted."""
         found = await self.read_head(partition, log_id)
         if found.version == NOT_EXISTS:
             await self.condition(partition.name, log_id)
@@ -453,7 +449,7 @@ class LogManager:
     # ---- cursors
 
     async def read_cursor(self, partition: LogPartition, cursor: str) -> Versioned[LogCursor]:
-        """One cursor.
+        """A cursor.
 
         Raises:
             NoSuchCursorError: it does not exist.
@@ -461,12 +457,12 @@ class LogManager:
         record = await self._store.get(partition.cursor_key(cursor))
         if record is None:
             raise NoSuchCursorError(f"there is no cursor {cursor} on {partition}")
-        return Versioned(_decoded(decode_log_cursor, record), record.version)
+        return Versioned(decoded(decode_log_cursor, record), record.version)
 
     async def cursor_revision(self, partition: LogPartition, cursor: str) -> int:
-        """The store's revision of the last write of a cursor; 0 if it is gone, or has none.
+        """The store's revision of the last write of a cursor; 0 if there is none.
 
-        It is greater than that of every write before, also of a deleted cursor of this name.
+        It is greater than that of every earlier write, even of a deleted cursor of this name.
         """
         record = await self._store.get(partition.cursor_key(cursor))
         return 0 if record is None else record.stat.revision or 0
@@ -474,11 +470,11 @@ class LogManager:
     async def write_cursor(
         self, partition: LogPartition, cursor: str, value: LogCursor, version: int
     ) -> Versioned[LogCursor]:
-        """Replace the cursor that has `version`, or create it with `NOT_EXISTS`.
+        """Replace the cursor of `version`, or create it with `NOT_EXISTS`.
 
         Raises:
             BadVersionError: it was changed, deleted, or made meanwhile.
-            NoSuchLogError: a new cursor, and the log was deleted.
+            NoSuchLogError: the cursor is new, and the log was deleted.
         """
         operations: list[Operation] = [
             Put(partition.cursor_key(cursor), encode_log_cursor(value), version)
@@ -509,14 +505,14 @@ class LogManager:
     async def cursors(self, partition: LogPartition) -> Mapping[str, Versioned[LogCursor]]:
         """All cursors of a partition, by name."""
         return {
-            record.name: Versioned(_decoded(decode_log_cursor, record), record.version)
+            record.name: Versioned(decoded(decode_log_cursor, record), record.version)
             async for record in self._store.scan_children(f"{partition.key}/cursors")
         }
 
     # ---- transactions
 
     async def last_batch(self, name: LogName, application: str) -> Versioned[int]:
-        """The last batch that an application published; -1 of version `NOT_EXISTS` before any."""
+        """The last batch of an application; before its first, -1 of version `NOT_EXISTS`."""
         record = await self._store.get(_transaction_key(name, application))
         if record is None:
             return Versioned(-1, NOT_EXISTS)
@@ -524,10 +520,10 @@ class LogManager:
 
     @staticmethod
     def put_batch(name: LogName, application: str, batch: int, version: int) -> Put:
-        """What records `batch` as the application's last one, in place of the one of `version`.
+        """The operation that replaces the application's last batch, which has `version`.
 
         Raises:
-            BadRequestError: the batch is no number from 0 to 2⁶³-1, or the id is no id.
+            BadRequestError: the batch is no number from 0 to 2⁶³-1, or the id is not valid.
         """
         if not isinstance(batch, int) or not 0 <= batch <= MAX_ID:
             raise BadRequestError(f"{batch!r} is not the number of a batch")
@@ -541,9 +537,9 @@ class LogManager:
         }
 
     async def forget_application(self, name: LogName, application: str) -> None:
-        """Forget what an application published last; its next batch counts as its first.
+        """Forget the last batch of an application; its next one counts as its first.
 
-        Fine if nothing is known of it.
+        An unknown application is no error.
         """
         try:
             await self._store.delete(_transaction_key(name, application))
@@ -552,10 +548,10 @@ class LogManager:
 
 
 def checked_name(text: str, what: str) -> str:
-    """`text`, if it may name a cursor, a group or a namespace.
+    """`text`, a name of a cursor, a group or a namespace.
 
     Raises:
-        BadRequestError: it may not.
+        BadRequestError: it is not a valid name.
     """
     if not isinstance(text, str) or _NAME.fullmatch(text) is None:
         raise BadRequestError(
@@ -566,7 +562,7 @@ def checked_name(text: str, what: str) -> str:
 
 
 def _transaction_key(name: LogName, application: str) -> str:
-    """Percent signs keep what no key may have; each application id has a key of its own."""
+    """The key of an application. Its id is percent-encoded, so that each id has its own key."""
     try:
         quoted = quote(application, safe="").replace(".", "%2E")
     except (TypeError, UnicodeEncodeError):
@@ -585,7 +581,8 @@ def _batch_of(record: Record) -> int:
     return int(record.value)
 
 
-def _decoded(decode: Callable[[bytes], T], record: Record) -> T:
+def decoded(decode: Callable[[bytes], T], record: Record) -> T:
+    """The value of a record; an error of `decode` names the record's key."""
     try:
         return decode(record.value)
     except FormatError as error:

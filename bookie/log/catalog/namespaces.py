@@ -1,8 +1,8 @@
 """Namespaces and the policies of logs: the configuration that applications share.
 
-A log is called ``<namespace>/<name>``. Its own policy stands over that of its namespace, which
-stands over the cluster's defaults (`bookie.log.catalog.log_policy.DEFAULTS`). Each level decides
-what the level above it leaves open. Every change is made under compare-and-set.
+A log is called ``<namespace>/<name>``. Its own policy overrides that of its namespace, which
+overrides the cluster's defaults (`bookie.log.catalog.log_policy.DEFAULTS`). Every change is made
+under compare-and-set.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from bookie.errors import (
     NoSuchKeyError,
 )
 from bookie.log.catalog.log_policy import DEFAULTS, LogPolicy, decode_policy, encode_policy
+from bookie.log.catalog.logs import decoded
 from bookie.metadata.model import NOT_EXISTS, Put, Record
 from bookie.metadata.store import MetadataStore
 from bookie.metadata.versioned import Versioned
@@ -49,7 +50,7 @@ class NamespaceManager:
         return Versioned(policy, stat.version)
 
     async def read(self, name: str) -> Versioned[LogPolicy]:
-        """What a namespace decides itself.
+        """The own decisions of a namespace.
 
         Raises:
             NoSuchKeyError: there is no such namespace.
@@ -76,11 +77,11 @@ class NamespaceManager:
         return Versioned(policy, stat.version)
 
     async def delete(self, name: str) -> None:
-        """Delete a namespace that holds nothing.
+        """Delete an empty namespace.
 
         Raises:
             NoSuchKeyError: there is no such namespace.
-            ClusterInUseError: logs are in it, or policies of logs.
+            ClusterInUseError: it has logs, or policies of logs.
             BadVersionError: its policy, or that of one of its logs, was changed just now.
         """
         found = await self.read(name)
@@ -94,7 +95,7 @@ class NamespaceManager:
         return await self._store.get_children(keys.NAMESPACES)
 
     async def all(self) -> AsyncIterator[tuple[str, Versioned[LogPolicy]]]:
-        """All namespaces with what they decide, by name."""
+        """All namespaces with their own decisions, by name."""
         async for record in self._store.scan_children(keys.NAMESPACES):
             yield record.name, _policy_of(record)
 
@@ -105,7 +106,7 @@ class NamespaceManager:
 
         Raises:
             NoSuchKeyError: there is no such namespace.
-            FormatError: a record is damaged, or what the levels decide contradicts itself.
+            FormatError: a record is damaged, or the decisions of the levels contradict each other.
         """
         decided = (await self.read(namespace)).value.over(DEFAULTS)
         if log is None:
@@ -117,17 +118,17 @@ class NamespaceManager:
             raise FormatError(f"the policy of the log {namespace}/{log}: {error}") from error
 
     async def log_policy(self, namespace: str, log: str) -> Versioned[LogPolicy] | None:
-        """What a log decides itself; None if it has no policy of its own."""
+        """The own decisions of a log; None if it has no policy of its own."""
         record = await self._store.get(_log_key(namespace, log))
         return None if record is None else _policy_of(record)
 
     async def set_log_policy(
         self, namespace: str, log: str, policy: LogPolicy, version: int = NOT_EXISTS
     ) -> Versioned[LogPolicy]:
-        """Set the policy of one log: its first one, or in place of the one of `version`.
+        """Set the policy of one log: its first one, or a replacement of the one of `version`.
 
-        The same transaction writes the namespace's record again, which changes its version. So a
-        deletion fails if it is based on an earlier look at the empty namespace.
+        The same transaction rewrites the namespace's record, which changes its version. So a
+        deletion fails if it saw the namespace empty before.
 
         Raises:
             NoSuchKeyError: there is no such namespace.
@@ -138,8 +139,8 @@ class NamespaceManager:
             found = await self._record(namespace)
             policy.over(_policy_of(found).value.over(DEFAULTS))
             try:
-                # A mere check of the namespace does not suffice: a deletion under way has looked
-                # for policies already. The new version makes it fail.
+                # A check of the namespace is too weak: a deletion under way may have looked for
+                # policies already. The new version makes that deletion fail.
                 stat, _ = await self._store.transaction(
                     [
                         Put(_log_key(namespace, log), encode_policy(policy), version),
@@ -154,7 +155,7 @@ class NamespaceManager:
             return Versioned(policy, stat.version)
 
     async def clear_log_policy(self, namespace: str, log: str) -> None:
-        """Let the namespace decide everything for a log; fine if it does."""
+        """Remove the own policy of a log, if it has one."""
         try:
             await self._store.delete(_log_key(namespace, log))
         except NoSuchKeyError:
@@ -162,12 +163,12 @@ class NamespaceManager:
 
 
 async def check_without_logs(store: MetadataStore, namespace: str) -> None:
-    """Refuse a namespace that has logs in a cluster, also logs that are being deleted.
+    """Check that a namespace has no logs in a cluster; logs under deletion count, too.
 
-    `store` is the cluster's. Its namespaces may be in another one.
+    `store` is the cluster's. Its namespaces may be in another store.
 
     Raises:
-        ClusterInUseError: naming one of the logs.
+        ClusterInUseError: it has logs; the message names one.
     """
     key = f"{keys.LOGS}/{_checked(namespace)}"
     logs = await store.get_children(key)
@@ -180,10 +181,7 @@ def _not_empty(namespace: str, key: str) -> ClusterInUseError:
 
 
 def _policy_of(record: Record) -> Versioned[LogPolicy]:
-    try:
-        return Versioned(decode_policy(record.value), record.version)
-    except FormatError as error:
-        raise FormatError(f"the metadata key {record.key}: {error}") from error
+    return Versioned(decoded(decode_policy, record), record.version)
 
 
 def _key(name: str) -> str:

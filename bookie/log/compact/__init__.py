@@ -1,1 +1,1 @@
-"""Compaction: copies many small ledgers of a log into few."""
+"""Compaction: copy many small ledgers of a log into few."""

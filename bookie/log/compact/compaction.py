@@ -1,27 +1,27 @@
-"""Compact a log: copy many small ledgers of a partition into few, and name those in their place.
+"""Compact a log: copy many small ledgers of a partition into few, and let the head name these.
 
 =========================== ======================================================================
-step                        who, and what a crash after it leaves
+step                        work, and the leftovers after a crash
 =========================== ======================================================================
-`plan_compaction`           one process reads the chains; nothing
+`plan_compaction`           one process reads the chains; nothing is left over
 `copy_group`                any number of processes: each writes and closes a new ledger. No range
                             names it, so a sweep deletes it a day later
 `publish_compaction`        one process for each partition: one compare-and-set names the new
-                            ledgers, then the old ones are deleted, then old chunks. A crash in
-                            between leaves ledgers and chunks that no head names, for a sweep
+                            ledgers. Then it deletes the old ledgers and old chunks. A crash leaves
+                            ledgers and chunks that no head names, for a sweep
 =========================== ======================================================================
 
-Entries keep their offsets, which include control records. An entry is copied byte for byte. Only
-the *greatest timestamp so far*, by which times are found, is raised where it went back between two
-publishers. Readers do not see that field.
+Entries keep their offsets, and control records are copied, too. An entry is copied byte for byte.
+Only the *greatest timestamp so far* is raised where it decreased between two publishers. Searches
+for a time use this field; readers do not see it.
 
 A writer of the log stays its owner, and makes its next change on the new head. If the head changed
-meanwhile, the step is taken on the newest one. What was truncated or joined by somebody else is
-given up, and its copy is deleted. So any number of compactions may run at the same time.
+meanwhile, the step is taken on the newest one. If another process truncated or joined the ranges of
+a copy, the copy is deleted. So any number of compactions may run at the same time.
 
-**Old ledgers go at once**, as after a truncation. A reader that meets a missing ledger or chunk
-looks at the newest head, and goes on at its offset. A grace would not spare it that, because a
-sweep deletes old ledgers that no range names whenever it comes. It would double the space.
+**Old ledgers are deleted at once**, as after a truncation. A reader that meets a missing ledger or
+chunk reads the newest head, and continues at its offset. A delay would not spare it that: a sweep
+may delete old ledgers that no range names at any time. And a delay would double the space.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ from bookie.log.write.takeover import discard
 from bookie.telemetry import event_log
 
 UNCONFIRMED_BYTES_MAX = 8 * 1024 * 1024
-"""Payload bytes of a copy that are written and not yet durable."""
+"""The most payload bytes of a copy that are written and not yet durable."""
 
 _log = event_log(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class CompactionGroup:
-    """Ranges of one partition that become one. It travels to the process that copies it."""
+    """Ranges of one partition that become one. It is sent to the process that copies it."""
 
     partition: LogPartition
     log_id: str
@@ -80,33 +80,33 @@ class CompactionGroup:
 
     @property
     def entries(self) -> int:
-        """Entries that are copied."""
+        """The number of entries to copy."""
         return sum(one.count or 0 for one in self.ranges)
 
     @property
     def size_bytes(self) -> int:
-        """Their payload bytes."""
+        """The payload bytes to copy."""
         return size_of(self.ranges)
 
     @property
     def ledgers(self) -> int:
-        """Ledgers that are read."""
+        """The number of ledgers to read."""
         return len({one.ledger_id for one in self.ranges})
 
 
 @dataclass(frozen=True, slots=True)
 class CompactionPlan:
-    """What a compaction would do."""
+    """The work of one compaction."""
 
     groups: tuple[CompactionGroup, ...]
     """By partition, in the order of offsets."""
     ledgers: int
-    """The ledgers that the log consists of now."""
+    """The number of ledgers of the log now."""
     left: Mapping[int, str]
-    """By partition: why some of its small ranges are left as they are."""
+    """By partition: the reason why some of its small ranges stay."""
 
     def by_partition(self) -> Mapping[LogPartition, Sequence[CompactionGroup]]:
-        """The groups of each partition that has some."""
+        """The groups by partition; partitions without groups are left out."""
         found: dict[LogPartition, list[CompactionGroup]] = {}
         for one in self.groups:
             found.setdefault(one.partition, []).append(one)
@@ -115,36 +115,36 @@ class CompactionPlan:
 
 @dataclass(frozen=True, slots=True)
 class CopiedGroup:
-    """What became of a group."""
+    """The result of copying a group."""
 
     group: CompactionGroup
     after: LogRange | None
     """The range of the new ledger, which is closed; None if it could not be written."""
     reason: str = ""
-    """Why it could not."""
+    """The reason of the failure."""
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedCompaction:
-    """What became of the groups of one partition."""
+    """The result for the groups of one partition."""
 
     joined: int = 0
-    """Groups that are one range now."""
+    """The number of groups that are one range now."""
     size_bytes: int = 0
     """Payload bytes of these ranges."""
     overtaken: int = 0
-    """Groups that were truncated, or joined by another compaction, meanwhile."""
+    """The number of groups that were meanwhile truncated, or joined by another compaction."""
     failures: tuple[str, ...] = ()
-    """Why each of the other groups stays as it is; compact again."""
+    """The reasons why the other groups stay; compact again."""
 
 
 async def plan_compaction(
     client: LogClient, name: LogName, limits: CompactionLimits
 ) -> CompactionPlan:
-    """What is worth joining in a log, within the retention of its policy. Asks no bookie.
+    """The groups to join in a log, within the retention of its policy. Asks no bookie.
 
     Raises:
-        BadRequestError: the limits are none.
+        BadRequestError: the limits are not valid.
         NoSuchLogError: there is no such log.
         MetadataError: the metadata store failed.
         FormatError: a chain cannot be read.
@@ -179,9 +179,9 @@ async def plan_compaction(
 async def copy_group(
     client: LogClient, group: CompactionGroup, password: bytes = b""
 ) -> CopiedGroup:
-    """Copy a group into a new ledger, and close it. Digests of all entries are verified.
+    """Copy a group into a new ledger, verify the digests of all entries, and close the ledger.
 
-    What fails is told by the result: the new ledger is deleted then, or left for a sweep.
+    The result tells of a failure. Then the new ledger is deleted, or left for a sweep.
     """
     try:
         after = await _copy(client, group, password)
@@ -219,7 +219,7 @@ async def _copy(client: LogClient, group: CompactionGroup, password: bytes) -> L
 
 
 async def _write(writer: WriterHandle, found: AsyncGenerator[RunEntries, None]) -> None:
-    """Append what is read, of which a bounded part is not durable yet; all is when it returns."""
+    """Append the entries; all are durable when it returns. A bounded part is under way at once."""
     greatest_ms = NO_TIME_MS
     unconfirmed: deque[tuple[int, asyncio.Future[range]]] = deque()
     unconfirmed_bytes = 0
@@ -231,7 +231,7 @@ async def _write(writer: WriterHandle, found: AsyncGenerator[RunEntries, None]) 
             payloads.append(payload)
         new = NewEntries.of(payloads)
         future = writer.submit(new)
-        future.add_done_callback(_forget)  # after an error nobody waits for the others
+        future.add_done_callback(_forget)  # after an error the others are not awaited
         unconfirmed.append((new.total_bytes, future))
         unconfirmed_bytes += new.total_bytes
         while unconfirmed_bytes > UNCONFIRMED_BYTES_MAX:
@@ -253,7 +253,7 @@ async def publish_compaction(
     """Name the new ledgers of a partition in place of the old ones, and delete those.
 
     All copies are published in one step. Copies that cannot be published are deleted. After an
-    error the step may have been taken; what is left over is found by a sweep.
+    error the step may have been taken; a sweep deletes the leftovers.
 
     Raises:
         NoSuchLogError: the log was deleted.
@@ -265,7 +265,7 @@ async def publish_compaction(
 
 
 class _Publication:
-    """One partition."""
+    """The publication in one partition."""
 
     def __init__(
         self,
@@ -283,11 +283,11 @@ class _Publication:
             JoinedRanges(one.group.ranges, one.after) for one in copies if one.after is not None
         ]
         self._gone: list[LogRange] = []
-        """What attempts had in mind, also those of unknown outcome: it may still be named."""
+        """Ranges that attempts replaced. The head may still name those of an unknown outcome."""
         self._chunks: set[int] = set()
-        """Likewise: the chunks that were written anew."""
+        """The chunks that attempts replaced, in the same way."""
         self._refused: dict[int, str] = {}
-        """By new ledger: why it cannot be published."""
+        """By new ledger: the reason why it cannot be published."""
 
     async def run(self) -> PublishedCompaction:
         """Publish, then delete."""
@@ -302,7 +302,7 @@ class _Publication:
         numbers = sorted(number for number in self._chunks if number < head.first_chunk)
         await client.logs.delete_chunks(partition, numbers)
         failures = [*self._refused.values()]
-        # A copy may have failed because its group is gone. Then it is no failure.
+        # If the group of a failed copy is gone, the copy is overtaken, and no failure.
         failures += [
             one.reason
             for one in self._copies
@@ -317,7 +317,7 @@ class _Publication:
         attempts = Attempts()
         while True:
             try:
-                # The ledgers are looked for after the head was read: see `unnamed_ledgers`.
+                # The ledgers are read after the head, as `unnamed_ledgers` demands.
                 found, chunks = await read_chain(client, partition, self._log_id)
                 ranges = _ranges(found.value, chunks)
                 step = self._step(found.value, chunks, await self._publishable(ranges))
@@ -337,7 +337,7 @@ class _Publication:
     def _step(
         self, head: LogHead, chunks: Sequence[LogChunk], waiting: Sequence[JoinedRanges]
     ) -> tuple[LogHead, tuple[LogChunk, ...], list[LogRange]] | None:
-        """What names all that is `waiting`; None if nothing is, or one change cannot name it."""
+        """The change that names all of `waiting`; None if it is empty, or one change cannot."""
         if not waiting:
             return None
         try:
@@ -347,7 +347,7 @@ class _Publication:
             return None
 
     async def _publishable(self, ranges: Sequence[LogRange]) -> list[JoinedRanges]:
-        """What the chain does not have yet, and whose ranges and new ledger are there."""
+        """The joined ranges that are still to be published, and whose ranges and ledger exist."""
         named = set(ranges)
         waiting = [
             one
@@ -368,7 +368,7 @@ def _ranges(head: LogHead, chunks: Sequence[LogChunk]) -> list[LogRange]:
 
 
 def _ranges_max(definition: LogDefinition) -> int:
-    """How many ranges a head of the log keeps."""
+    """The most ranges that a head of the log keeps."""
     if definition.mode is LogMode.TRANSACTIONAL:
         return head_ranges_max(definition.partitions)
     return chain.HEAD_RANGES_MAX

@@ -1,18 +1,18 @@
-"""Which ranges of a partition are worth joining: many small ones that follow each other.
+"""The rule of compaction: the small consecutive ranges of a partition that become one range.
 
 ================================== ==============================================================
 rule                               why
 ================================== ==============================================================
-only closed ranges                 an open one has an owner, who appends to it
-the newest closed one stays        a new owner reads from its ledger what producers have appended
-what was truncated stays           it goes by itself
-neighbours that continue the same  they are read as one already, and to copy them saves no ledger
+only closed ranges                 an owner appends to an open one
+the newest closed one stays        a new owner reads the numbers of producers from its ledger
+truncated ranges stay              retention deletes them anyway
+neighbours that continue the same  they are read as one already, so a copy saves no ledger
 ledger count as one *piece*
 a piece is joined if it is smaller joining a large one costs much and saves little; so a joined
-than `small_bytes`                 range is left alone once it is large enough
+than `small_bytes`                 range stays once it is large enough
 at most `target_bytes`, and        one task copies them; retention deletes a ledger as a whole
 `PIECES_MAX` pieces, become one
-times differ by at most            retention by time does not wait much longer
+times differ by at most            retention by time waits only a little longer
 `span_ms_max`
 ================================== ==============================================================
 """
@@ -28,28 +28,28 @@ from bookie.log.catalog.log_metadata import LogRange
 from bookie.log.catalog.log_policy import LogPolicy
 
 PIECES_MAX = 4096
-"""The most pieces that become one range: so many ledgers are opened one after the other."""
+"""The most pieces that become one range. Their ledgers are opened one after the other."""
 
 RETENTION_SHARE = 10
-"""A joined range has at most one part in so many of what the retention keeps."""
+"""A joined range has at most this fraction (1 / 10) of the bytes or time that retention keeps."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompactionLimits:
-    """What is joined."""
+    """The limits of a compaction."""
 
     small_bytes: int = 64 * 1024 * 1024
-    """Only pieces with fewer payload bytes."""
+    """Only pieces with fewer payload bytes are joined."""
     target_bytes: int = 1024 * 1024 * 1024
     """The most payload bytes of a joined range."""
     span_ms_max: int = MAX_ID
-    """Between the last records of its first and its last piece."""
+    """The most ms between the last records of its first and its last piece."""
 
     def validate(self) -> None:
         """Check the sizes.
 
         Raises:
-            BadRequestError: one is not positive, or the small one is the larger one.
+            BadRequestError: a size is not positive, or `small_bytes` exceeds `target_bytes`.
         """
         if not 0 < self.small_bytes <= self.target_bytes:
             raise BadRequestError(
@@ -58,7 +58,7 @@ class CompactionLimits:
             )
 
     def within(self, policy: LogPolicy) -> CompactionLimits:
-        """The same, but so that the retention of `policy` keeps at most a tenth more."""
+        """The limits, lowered so that the retention of `policy` keeps at most a tenth more."""
         limits = self
         if policy.retention_seconds:
             span_ms = int(1000 * policy.retention_seconds) // RETENTION_SHARE
@@ -73,7 +73,7 @@ class CompactionLimits:
 def runs_to_join(
     ranges: Sequence[LogRange], start_offset: int, limits: CompactionLimits
 ) -> list[tuple[LogRange, ...]]:
-    """The runs of a partition's `ranges` that each become one range, in order."""
+    """The runs of a partition's `ranges` to join, in order. Each run becomes one range."""
     runs = [_Run()]
     for piece in list(_pieces(ranges))[:-1]:
         is_live = (piece.last.end_offset or 0) > start_offset
@@ -128,7 +128,7 @@ def _pieces(ranges: Sequence[LogRange]) -> Iterator[_Piece]:
 
 @dataclass(slots=True)
 class _Run:
-    """Pieces that follow each other."""
+    """Consecutive pieces."""
 
     pieces: list[_Piece] = field(default_factory=list)
     size_bytes: int = 0

@@ -1,4 +1,4 @@
-"""How the head of a log's partition changes: pure steps from one head to the next.
+"""The changes of a partition's head: pure steps from one head to the next.
 
 A partition is a chain of ledgers. Its owner takes it over, adds ledgers, and closes them. Others
 truncate it, join closed ranges or, in a transactional log, publish ranges. Each step here is
@@ -12,7 +12,7 @@ ledger n+1 only if n-1 is closed   else three ledgers are open, and fencing two 
 close in order                     the offset of the next ledger follows from the end of this one
 an empty ledger leaves the chain   owners that come and go leave no ranges behind
 the newest closed range stays if   the next owner learns from it which records were appended; their
-it tells of producers              repeats may come after they were truncated
+it tells of producers              repeats may come after the truncation of the records
 ================================== ==============================================================
 
 Source: the ledger lists of Apache BookKeeper's protocol document, with an owner that is named.
@@ -29,23 +29,23 @@ from bookie.ids import MAX_ID
 from bookie.log.catalog.log_metadata import LogChunk, LogHead, LogOwner, LogRange
 
 HEAD_RANGES_MAX = 256
-"""With more ranges, the oldest ones of a head are sealed as a chunk. A head has some 16 KB then, so
-one transaction of the metadata store has room for those of 40 partitions."""
+"""With more ranges, the oldest ones of a head are sealed as a chunk. Such a head has some 16 KB, so
+one transaction of the metadata store has room for 40 heads."""
 
 CHUNK_RANGES = 128
-"""The ranges of a chunk. A truncation removes whole chunks, so they are not large."""
+"""The ranges of a chunk. A truncation removes whole chunks, so chunks are small."""
 
 
 def taken_over(head: LogHead, owner: LogOwner, *, first_epoch: int = 1) -> LogHead:
-    """`owner` owns the partition in a new epoch. It fences the open ranges only after this.
+    """Give the partition to `owner` in a new epoch. The owner fences the open ranges after this.
 
-    A partition without an owner so far begins with `first_epoch`.
+    The first owner of a partition gets `first_epoch`.
     """
     return replace(head, epoch=head.epoch + 1 if head.epoch else first_epoch, owner=owner)
 
 
 def given_up(head: LogHead) -> LogHead:
-    """The owner has closed its last ledger and leaves.
+    """Remove the owner, which has closed its last ledger.
 
     Raises:
         BadRequestError: a range is open.
@@ -56,7 +56,7 @@ def given_up(head: LogHead) -> LogHead:
 
 
 def with_ledger(head: LogHead, ledger_id: int) -> LogHead:
-    """A new ledger is the last, open range.
+    """Add a new ledger as the last, open range.
 
     Raises:
         BadRequestError: two ranges are open; the older one has to be closed first.
@@ -69,7 +69,7 @@ def with_ledger(head: LogHead, ledger_id: int) -> LogHead:
 
 @dataclass(frozen=True, slots=True)
 class LedgerEnd:
-    """Where a ledger of the chain was closed."""
+    """The end of a closed ledger of the chain."""
 
     ledger_id: int
     last_entry_id: int
@@ -78,14 +78,14 @@ class LedgerEnd:
     """The greatest timestamp up to its last entry; None if it is empty."""
     size_bytes: int
     has_producers: bool = False
-    """Whether it tells what its writer knew of producers."""
+    """True if it has a snapshot of producers."""
 
 
 def with_closed(head: LogHead, end: LedgerEnd) -> LogHead:
-    """The oldest open range ends as `end` says; an empty one leaves the chain.
+    """Close the oldest open range at `end`; an empty range leaves the chain.
 
     Raises:
-        BadRequestError: `end` is about another ledger.
+        BadRequestError: `end` belongs to another ledger.
     """
     at = len(head.ranges) - len(head.open_ranges)
     if at == len(head.ranges) or head.ranges[at].ledger_id != end.ledger_id:
@@ -96,7 +96,7 @@ def with_closed(head: LogHead, end: LedgerEnd) -> LogHead:
         found, last_entry_id=end.last_entry_id, end_ms=end_ms, size_bytes=end.size_bytes
     )
     kept = (closed,) if closed.count else ()
-    # The range behind it has no base only because this one was open.
+    # The next range had no base because this one was open.
     behind = tuple(
         replace(one, base_offset=closed.end_offset if index == 0 else None)
         for index, one in enumerate(head.ranges[at + 1 :])
@@ -107,7 +107,7 @@ def with_closed(head: LogHead, end: LedgerEnd) -> LogHead:
 
 
 def with_published(head: LogHead, ranges: Sequence[LogRange]) -> LogHead:
-    """Closed `ranges` follow the others; their offsets are assigned here, empty ones left out.
+    """Append closed `ranges` and assign their offsets; empty ones are left out.
 
     Raises:
         BadRequestError: a range is open, here or in the head.
@@ -126,10 +126,10 @@ def with_published(head: LogHead, ranges: Sequence[LogRange]) -> LogHead:
 
 
 def end_offset(head: LogHead) -> int:
-    """The offset behind the last closed range: where the next one begins."""
+    """The offset behind the last closed range, at which the next one begins."""
     closed = len(head.ranges) - len(head.open_ranges)
     if not closed:
-        # Chunks are sealed only while ranges stay in the head, so there are none.
+        # A head with chunks has a closed range, so there are no chunks.
         return head.start_offset
     end = head.ranges[closed - 1].end_offset
     assert end is not None, "a closed range has a base"
@@ -139,9 +139,9 @@ def end_offset(head: LogHead) -> int:
 def seal(
     head: LogHead, *, ranges_max: int = HEAD_RANGES_MAX, chunk_ranges: int = CHUNK_RANGES
 ) -> tuple[LogHead, tuple[LogChunk, ...]]:
-    """Move the oldest ranges of a large head to chunks; the two are written in one step.
+    """Move the oldest ranges of a large head to chunks; head and chunks are written in one step.
 
-    At least one closed range stays in the head, from which the end offset follows.
+    At least one closed range stays in the head; the end offset follows from it.
     """
     assert ranges_max > chunk_ranges + 1, "two open ranges and a closed one stay"
     ranges, number, size = head.ranges, head.next_chunk, head.chunk_bytes
@@ -160,7 +160,7 @@ def size_of(ranges: Iterable[LogRange]) -> int:
 
 
 def live_ranges(head: LogHead) -> tuple[LogRange, ...]:
-    """The ranges of the head without one that is there for its producers only."""
+    """The ranges of the head, without one that stays for its producers only."""
     ends = [one.end_offset for one in head.ranges[:1]]
     if ends and ends[0] is not None and ends[0] <= head.start_offset:
         return head.ranges[1:]
@@ -168,18 +168,18 @@ def live_ranges(head: LogHead) -> tuple[LogRange, ...]:
 
 
 def live_bytes(head: LogHead) -> int:
-    """The payload bytes of a partition's closed ranges, as far as they can be read."""
+    """The payload bytes of a partition's closed ranges that can be read."""
     return head.chunk_bytes + size_of(live_ranges(head))
 
 
 def truncated(
     head: LogHead, before_offset: int, chunks: Sequence[LogChunk] = ()
 ) -> tuple[LogHead, list[LogRange]]:
-    """Entries before `before_offset` are gone; returns the ranges that went whole.
+    """Remove the entries before `before_offset`; returns the new head and the removed ranges.
 
-    A range that is open stays, and so does one that has a later entry, or tells of producers.
-    `chunks` are those whose entries are all before the offset, without a gap. Those that the head
-    has lost meanwhile count for nothing, so the same truncation can be tried again on a newer head.
+    A range stays if it is open, has a later entry, or tells of producers. `chunks` are those that
+    end before the offset, without a gap. Chunks that the head has lost meanwhile are ignored; so
+    the same truncation can be tried again on a newer head.
 
     Raises:
         BadRequestError: the offset is behind the last closed range. Or a chunk is not the oldest
@@ -218,7 +218,7 @@ def truncated(
 
 
 def range_of_offset(ranges: Sequence[LogRange], offset: int) -> int:
-    """The index of the range that has `offset`, or that it would extend; -1 if it is before all."""
+    """The index of the last range that begins at or before `offset`; -1 without one."""
     known = [one.base_offset for one in ranges if one.base_offset is not None]
     return bisect_right(known, offset) - 1
 
@@ -226,7 +226,7 @@ def range_of_offset(ranges: Sequence[LogRange], offset: int) -> int:
 def range_of_time(ranges: Sequence[LogRange], timestamp_ms: int) -> int:
     """The index of the first range that may have a record of `timestamp_ms` or later.
 
-    An open range may. It is ``len(ranges)`` if none does.
+    An open range may have one. The result is ``len(ranges)`` if no range may.
     """
     for index, one in enumerate(ranges):
         if one.end_ms is None or one.end_ms >= timestamp_ms:
@@ -235,19 +235,19 @@ def range_of_time(ranges: Sequence[LogRange], timestamp_ms: int) -> int:
 
 
 CHUNKS_REWRITTEN_MAX = 48
-"""Chunks that are written with one change of a head: as many as one transaction surely takes."""
+"""The most chunks that one change of a head writes: one transaction surely takes so many."""
 
 
 @dataclass(frozen=True, slots=True)
 class JoinedRanges:
-    """Closed ranges that follow each other, and one range with copies of all their entries."""
+    """Consecutive closed ranges, and one range with copies of all their entries."""
 
     before: tuple[LogRange, ...]
     after: LogRange
 
     @property
     def has_all(self) -> bool:
-        """Whether `after` has as many entries, and the same place in the chain."""
+        """True if `after` has as many entries, and the same place in the chain."""
         first, last = self.before[0], self.before[-1]
         return (
             (self.after.base_offset, self.after.end_offset) == (first.base_offset, last.end_offset)
@@ -257,7 +257,7 @@ class JoinedRanges:
 
 
 def place_of(ranges: Sequence[LogRange], part: Sequence[LogRange]) -> int:
-    """The index of `part` in the ranges of a chain, one after the other; -1 if it is not there."""
+    """The index at which `part` lies in the ranges of a chain, without a gap; -1 if it does not."""
     base = part[0].base_offset or 0
     at = bisect_left(ranges, base, key=lambda one: MAX_ID if (b := one.base_offset) is None else b)
     return at if tuple(ranges[at : at + len(part)]) == tuple(part) else -1
@@ -270,11 +270,11 @@ def compacted(
     *,
     ranges_max: int = HEAD_RANGES_MAX,
 ) -> tuple[LogHead, tuple[LogChunk, ...], list[LogRange]]:
-    """Each joined range stands in place of those before it; returns new chunks, and what went.
+    """Put each joined range in place of its originals; returns head, new chunks, removed ranges.
 
-    `chunks` are all that `head` names. A chunk never changes. So if one had to, the whole chain is
-    written anew: up to `ranges_max` ranges in the head, the older ones in chunks with new numbers,
-    and without the ranges that were truncated. Offsets, times, owner and open ranges stay.
+    `chunks` are all that `head` names. A chunk never changes. If a joined range replaces a part of
+    one, the whole chain is rewritten without truncated ranges: `ranges_max` ranges in the head, the
+    older ones in chunks with new numbers. Offsets, times, owner and open ranges stay.
 
     Raises:
         BadRequestError: `chunks` are others. Or the joined ranges are not part of the chain, or

@@ -1,15 +1,15 @@
 """The ranges of a partition as a reader goes through them.
 
-A head may be behind its ledgers. A ledger whose metadata say CLOSED has ended, although its range
-is still open in the head. What a reader knows of ended ledgers completes the head's ranges:
+A head may be behind its ledgers. A ledger whose metadata say CLOSED has ended, even if its range is
+still open in the head. The known ends of ledgers complete the head's ranges:
 
 ======================================== =====================================================
-the oldest open range's ledger has ended the range ends with it, and is left out if it is empty
+the oldest open range's ledger has ended the range ends with it; an empty one is left out
 the range before an open one has an end  that end is the base of the open one
 ======================================== =====================================================
 
-No two ledgers of a partition hold unconfirmed entries at once. So a reader that has come to the end
-of a CLOSED ledger goes on with the next range, whatever the head says of the first one.
+At most one ledger of a partition has unconfirmed entries. So after the end of a CLOSED ledger a
+reader continues with the next range, even if the first one is open in the head.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bookie.log.catalog.log_metadata import LogRange
 
 
 def completed(ranges: Sequence[LogRange], ends: Mapping[int, int]) -> tuple[LogRange, ...]:
-    """The ranges of a head, with the last entry ids of CLOSED ledgers taken from `ends`."""
+    """The ranges of a head, completed by `ends`: the last entry ids of CLOSED ledgers."""
     found: list[LogRange] = []
     end: int | None = None
     for one in ranges:
@@ -42,22 +42,22 @@ def completed(ranges: Sequence[LogRange], ends: Mapping[int, int]) -> tuple[LogR
 
 @dataclass(frozen=True, slots=True)
 class LedgerRun:
-    """Consecutive entries of one ledger that a reader takes in one go."""
+    """Consecutive entries of one ledger that a reader reads in one call."""
 
     ledger_id: int
     first_entry_id: int
     last_entry_id: int | None
     """Inclusive; None while entries are still appended."""
     offset: int
-    """Of the first entry."""
+    """The offset of the first entry."""
     size_bytes: int | None
-    """Payload bytes, at most; None if that is not known."""
+    """An upper bound of the payload bytes; None if it is unknown."""
 
 
 def runs_from(
     ranges: Iterable[LogRange], offset: int, before: int | None = None
 ) -> list[LedgerRun]:
-    """What to read of `ranges` from `offset` on, up to and without the offset `before`.
+    """The runs to read of `ranges` from `offset` on, up to and without the offset `before`.
 
     Neighbours that continue the same ledger are one run. A range without a base ends the list.
     """

@@ -1,1 +1,1 @@
-"""Transactional logs: ranges that are written apart, and published together."""
+"""Transactional logs: many writers write ranges, and one transaction publishes a batch of them."""

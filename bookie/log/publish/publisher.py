@@ -1,17 +1,17 @@
 """Publish ranges of a transactional log: all ranges of a batch in one transaction, or none.
 
 The transaction replaces the head of each partition that the batch touches, and the record of the
-application's last batch. It fails if one of them changed meanwhile; then all is read again, the
-application's record first. As each batch has a greater number than the one before, it is published
-once, by whichever attempt comes through, also by one whose reply was lost.
+application's last batch. It fails if one of them changed meanwhile. Then everything is read again.
+Each batch has a greater number than the one before. So exactly one attempt publishes it, perhaps
+one whose reply was lost.
 
 ================================ =================================================================
-limit of one transaction         what follows for a batch
+limit of one transaction         limit of one batch
 ================================ =================================================================
 100 operations                   it touches at most 98 partitions (`PARTITIONS_TOUCHED_MAX`)
-768 KiB                          it has some 4 000 ranges at most, in all partitions together; the
-                                 heads of logs with many partitions keep fewer ranges, so that all
-                                 of them fit
+768 KiB                          it has about 4 000 ranges in all partitions together; the heads
+                                 of logs with many partitions keep fewer ranges, so that all of
+                                 them fit
 ================================ =================================================================
 """
 
@@ -43,7 +43,7 @@ from bookie.metadata.model import (
 from bookie.metadata.versioned import Versioned
 
 PARTITIONS_TOUCHED_MAX = TRANSACTION_OPERATIONS_MAX - 2
-"""The most partitions of a batch: beside their heads stand the application and the log."""
+"""The most partitions of a batch: the application and the log take the other operations."""
 
 _HEADS_RANGES_MAX = 4000
 """The most ranges in all heads of a log together; a range takes up to 120 bytes."""
@@ -52,30 +52,30 @@ _HEAD_RANGES_MIN = 16
 
 
 def head_ranges_max(partitions: int) -> int:
-    """How many ranges each head of a transactional log keeps."""
+    """The most ranges in each head of a transactional log."""
     most = min(chain.HEAD_RANGES_MAX, _HEADS_RANGES_MAX // partitions)
     return max(_HEAD_RANGES_MIN, most)
 
 
 @dataclass(frozen=True, slots=True)
 class RecordBounds:
-    """What a record of a log may be."""
+    """The limits of a record of a log."""
 
     size_bytes_max: int
-    """With its key, its headers and its own header."""
+    """The size with key, headers and the record's own header."""
     ahead_seconds: int
-    """How far its time may be ahead of the clock; 0 sets no limit."""
+    """The most that its time may be ahead of the clock; 0 sets no limit."""
 
 
 class LogPublisher:
-    """Publishes to one log. It has no state: any number of them may work at the same time."""
+    """Publishes to one log. It is stateless, so any number of publishers may work at once."""
 
     def __init__(self, client: LogClient, name: LogName) -> None:
         self._client = client
         self._name = name
 
     async def definition(self) -> LogDefinition:
-        """What the log is.
+        """The definition of the log.
 
         Raises:
             NoSuchLogError: there is no such log.
@@ -87,7 +87,7 @@ class LogPublisher:
 
     @checked
     async def bounds(self) -> RecordBounds:
-        """What its records may be, by the policy of now; the log need not exist yet.
+        """The limits of its records by the present policy; the log need not exist yet.
 
         Raises:
             NoSuchKeyError: there is no such namespace.
@@ -100,7 +100,7 @@ class LogPublisher:
 
     @checked
     async def last_batch(self, application_id: str) -> int:
-        """The last batch that an application published; -1 before any."""
+        """The last batch that an application published; -1 before its first."""
         self._client.require_here()
         await self._client.store.sync()
         return (await self._client.logs.last_batch(self._name, application_id)).value
@@ -111,10 +111,10 @@ class LogPublisher:
     ) -> bool:
         """Publish a batch, which may be empty; False if it, or a newer one, was published before.
 
-        The ranges of a partition follow each other in the given order. When it returns, all
-        readers see all of them, and an equal or older batch of the application is dropped. The
-        outcome is always known: an error means that nothing was published, except when the caller
-        is cancelled or the client closed. Then publish the same batch again.
+        The ranges of a partition follow each other in the given order. When this returns, all
+        readers see all of them, and an equal or older batch of the application is dropped. After an
+        error nothing was published. After a cancellation, or if the client was closed, the outcome
+        is unknown: publish the same batch again.
 
         Raises:
             NoSuchLogError: there is no such log.
@@ -158,12 +158,12 @@ class LogPublisher:
     async def forget(self, application_id: str) -> None:
         """Delete the record of an application that will publish nothing more.
 
-        Call it when the last `publish` has returned. A request of that batch that is still under
-        way changes nothing: the heads that it would replace have other versions by now. What was
-        published stays. Fine if nothing is known of the application.
+        Call it when the last `publish` has returned. A late request of that batch changes nothing,
+        because the heads have other versions by then. Published ranges stay. An unknown application
+        is no error.
 
         Raises:
-            MetadataError: the metadata store failed; the record may stay, and does no harm.
+            MetadataError: the metadata store failed; the record may stay, without harm.
         """
         self._client.require_here()
         await self._client.logs.forget_application(self._name, application_id)
@@ -172,9 +172,8 @@ class LogPublisher:
     async def abort(self, ranges: Iterable[PendingRange]) -> list[int]:
         """Delete the ledgers of ranges that will not be published; returns the deleted ones.
 
-        A ledger that a published range names stays, and so do ledgers of other logs. A range of a
-        deleted ledger that was not published yet is refused from then on, also if it is published
-        at the same moment.
+        A ledger stays if a published range names it, or if it belongs to another log. A range of a
+        deleted ledger can no longer be published, even at the same moment.
 
         Raises:
             NoSuchLogError: there is no such log.
@@ -196,10 +195,10 @@ class LogPublisher:
         return deleted
 
     async def _look(self, application_id: str, wanted: _Wanted) -> _Look:
-        """What is there, at least as new as of now. The ledgers are read after this.
+        """Read the state for a proposal. The ledgers have to be read after this.
 
-        The application's record is read after the heads: if one of them has the batch already, the
-        record says so.
+        The application's record is read after the heads: if a head has the batch already, the
+        record tells it.
         """
         logs = self._client.logs
         await self._client.store.sync()
@@ -233,7 +232,7 @@ class LogPublisher:
                 _check_ledger(partition, one, ledgers.get(one.ledger_id), tags)
 
     async def _is_ours(self, batch: int, wanted: _Wanted, look: _Look, before: _Look) -> bool:
-        """Whether an attempt of unknown outcome is what published the batch."""
+        """True if the batch was published by an own attempt of unknown outcome."""
         if not wanted:
             return look.last.value == batch
         # All partitions were changed, or none was.
@@ -252,12 +251,12 @@ _Wanted = Mapping[LogPartition, Sequence[LogRange]]
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What a proposal is based on."""
+    """The state on which a proposal is based."""
 
     last: Versioned[int]
     definition: LogDefinition
     condition: Check
-    """The log exists."""
+    """That the log exists."""
     heads: Mapping[LogPartition, Versioned[LogHead]]
 
 
@@ -284,7 +283,7 @@ def _checked(name: LogName, batch: int, ranges: Iterable[PendingRange]) -> _Want
 def _refuse_overlap(
     partition: LogPartition, given: Sequence[LogRange], published: Iterable[LogRange]
 ) -> None:
-    """Refuse ranges that share an entry with each other, or with one of `published`."""
+    """Raise if two ranges share an entry, or one shares an entry with `published`."""
     ledgers = {one.ledger_id for one in given}
     rows = [(one.ledger_id, one.first_entry_id, one.last_entry_id or 0) for one in given]
     rows += [
@@ -329,7 +328,7 @@ def _has_tags(tags: Mapping[str, bytes], ledger: LedgerMetadata) -> bool:
 def _changes(
     look: _Look, wanted: _Wanted
 ) -> list[tuple[LogPartition, LogHead, int, Sequence[LogChunk]]]:
-    """The new heads. Large ones are sealed, as far as the transaction has room for chunks."""
+    """The new heads. Large ones are sealed, if the transaction has room for the chunks."""
     room = TRANSACTION_OPERATIONS_MAX - len(wanted) - 2
     ranges_max = head_ranges_max(look.definition.partitions)
     chunk_ranges = min(chain.CHUNK_RANGES, ranges_max // 2)

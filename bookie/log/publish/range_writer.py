@@ -1,11 +1,11 @@
-"""A publisher's part of a transactional log: records in ledgers of its own, cut into ranges.
+"""Write records of a transactional log to ledgers of the writer's own, and cut them into ranges.
 
-Nobody reads a range before it is published (:mod:`bookie.log.publish.publisher`). An executor of a
-pipeline writes and cuts; it sends the small `PendingRange` to the driver, which publishes.
+No reader sees a range before it is published (:mod:`bookie.log.publish.publisher`). An executor of
+a pipeline writes and cuts. It sends the small `PendingRange` to the driver, which publishes.
 
 One ledger serves many batches. A new one begins between two ranges, when the old one is large or
-old enough for the log's policy, or has failed. A ledger that is not published for a day belongs to
-nobody (:mod:`bookie.log.tidy.sweep`). So no range begins in a ledger that is older than half a day.
+old enough for the log's policy, or has failed. A sweep deletes ledgers that no range names for a
+day (:mod:`bookie.log.tidy.sweep`). So no range begins in a ledger that is older than half a day.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import asyncio
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Self
 
 from bookie.env import Moment, moment_ms
@@ -41,14 +40,14 @@ APPLICATION_TAG = "bookie.log.application"
 """Key in the custom metadata of a publisher's ledgers: the id of the application."""
 
 LEDGER_SECONDS_MAX = 12 * 3600
-"""No range begins in a ledger that is older; half of the age at which a sweep deletes ledgers."""
+"""No range begins in an older ledger; half of the age at which a sweep deletes ledgers."""
 
 _log = event_log(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class PendingRange:
-    """Records that are durable, and that nobody reads before they are published.
+    """Durable records that no reader sees before they are published.
 
     It has numbers only, so it may travel as JSON (``PendingRange(**fields)``) or pickled.
     """
@@ -64,7 +63,7 @@ class PendingRange:
     """Payload bytes of its entries."""
 
     def as_log_range(self) -> LogRange:
-        """The range as it is published; its offset comes then."""
+        """The range for the chain; the publication assigns its offset."""
         return LogRange(
             self.ledger_id,
             self.first_entry_id,
@@ -76,11 +75,11 @@ class PendingRange:
 
 
 class RangeWriter:
-    """Writes records of one partition. Made by `open`; `async with` closes it at the end.
+    """Writes records of one partition. `open` makes it; `async with` closes it.
 
-    Calls may be made concurrently; entries follow the order of the calls. An append that fails or
-    is cancelled fails its whole range: `cut` and further appends then raise LogClosedError until
-    `discard`. What was cut before stays as it is, and may be published.
+    Calls may be concurrent; entries follow the order of the calls. If an append fails or is
+    cancelled, its whole range fails: `cut` and further appends then raise LogClosedError until
+    `discard`. Ranges that were cut before stay, and may be published.
     """
 
     def __init__(
@@ -102,7 +101,7 @@ class RangeWriter:
         self._latest = LatestTime(client.clock, policy.ahead_seconds or 0)
         self._range: _RangeInWork | None = None
         self._beginning = asyncio.Lock()
-        """Held while a range begins, which may need a ledger; appends pass it in their order."""
+        """Held while a range begins, which may need a ledger. Appends pass it in their order."""
         self._is_closed = False
 
     @classmethod
@@ -146,7 +145,7 @@ class RangeWriter:
         await self.append_many([NewRecord(_value(value), key, given, at_ms)])
 
     async def append_many(self, records: Iterable[Payload | NewRecord]) -> int:
-        """Write records in order, and return how many; all are durable when it returns.
+        """Write records in order, and return their number; all are durable when it returns.
 
         A record without a timestamp has the clock's. Values alone are fastest.
         Raises what `append` does; after an error a part of the records may be in the ledger.
@@ -164,8 +163,8 @@ class RangeWriter:
     async def append_encoded(self, payloads: list[bytes], greatest_ms: int) -> None:
         """Write records that the caller has encoded, in order; durable when it returns.
 
-        `greatest_ms` is the greatest timestamp of the range up to the last of them, which late
-        records tell (:mod:`bookie.log.record.log_record`). The caller vouches for the bytes.
+        `greatest_ms` is the greatest timestamp of the range up to the last record; late records
+        contain it (:mod:`bookie.log.record.log_record`). The bytes are not checked.
         Raises what `append` does; after an error a part of the records may be in the ledger.
         """
         payloads = checked_payloads(payloads)
@@ -177,7 +176,7 @@ class RangeWriter:
             await current.append(payloads, greatest_ms)
 
     async def _require_time(self, greatest_ms: int) -> None:
-        """Refuse a time too far ahead, by a clock that is compared again if it has moved."""
+        """Refuse a time too far ahead. If the clock has moved, compare it again first."""
         try:
             self._latest.require(greatest_ms)
         except ClockError:
@@ -186,10 +185,10 @@ class RangeWriter:
             self._latest.require(greatest_ms)
 
     async def cut(self) -> PendingRange | None:
-        """End the range; returns it when all of it is durable, or None if nothing was written.
+        """End the range; returns it when all of it is durable, or None if it is empty.
 
-        Appends that were called before are in it. Those that are called later begin another range.
-        A caller that is cancelled drops the range.
+        Appends that were called before are in it. Later appends begin another range. A cancelled
+        call drops the range.
 
         Raises:
             LogClosedError: an append of the range failed or was cancelled. The range is dropped;
@@ -207,11 +206,11 @@ class RangeWriter:
         return current.cut(self._partition)
 
     def discard(self) -> None:
-        """Drop what was written since the last cut, also after a failure."""
+        """Drop the records since the last cut, also after a failure."""
         self._range = None
 
     async def aclose(self) -> None:
-        """Close the ledger; what was not cut is dropped. Closing twice is no error."""
+        """Close the ledger, and drop the records since the last cut. A second call does nothing."""
         self._client.require_here()
         self._is_closed = True
         self._range = None
@@ -221,19 +220,14 @@ class RangeWriter:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     async def _current(self) -> _RangeInWork:
-        """The range that appends go to. The caller appends at once, so that the order stays."""
+        """The range that takes appends. The caller appends at once, so that the order stays."""
         self._client.require_here()
-        # A lock lets its callers in one by one, in their order. Whoever comes while others wait has
-        # to wait behind them, also when the range has begun.
+        # A lock admits its callers in order. While others wait, a later append waits behind them,
+        # even if the range has begun.
         async with self._beginning:
             if self._range is None:
                 self._require_open()
@@ -259,14 +253,14 @@ class RangeWriter:
         return self._ledger
 
     async def _is_due(self, ledger: WriterHandle) -> bool:
-        """Whether the next range belongs into another ledger."""
+        """True if the next range has to begin in another ledger."""
         seconds_max = min(self._policy.roll_seconds or LEDGER_SECONDS_MAX, LEDGER_SECONDS_MAX)
         age_seconds = self._client.clock.monotonic() - self._created_at
         is_large = 0 < (self._policy.roll_bytes or 0) <= ledger.length
         if is_large or age_seconds >= seconds_max or ledger.failure is not None:
             return True
         try:
-            # An abort may have deleted it. Its entries would be written, and never published.
+            # An abort may have deleted it. Its entries could never be published.
             found = await self._client.ledgers.ledgers.read(ledger.ledger_id)
         except NoSuchLedgerError:
             return True
@@ -279,13 +273,13 @@ class RangeWriter:
         try:
             await ledger.close()
         except BookieError as error:
-            # Ranges that were cut are durable, whether or not their ledger is closed.
+            # The ranges that were cut are durable even if their ledger stays open.
             _log.warning("log_ledger_not_closed", ledger_id=ledger.ledger_id, reason=str(error))
 
 
 @dataclass(slots=True)
 class _RangeInWork:
-    """The range that appends go to."""
+    """The range that takes appends."""
 
     ledger: WriterHandle
     end_ms: int = NO_TIME_MS
@@ -300,7 +294,7 @@ class _RangeInWork:
 
     @contextmanager
     def appending(self) -> Iterator[None]:
-        """An append of the range; its failure is the range's."""
+        """Count an append of the range. If it fails, the range has failed."""
         self.under_way += 1
         self.settled.clear()
         try:
@@ -314,21 +308,21 @@ class _RangeInWork:
                 self.settled.set()
 
     async def append(self, payloads: list[bytes], greatest_ms: int) -> None:
-        """Write entries, the last of which knows of this greatest timestamp."""
+        """Write entries; `greatest_ms` is the greatest timestamp up to the last of them."""
         self.end_ms = max(self.end_ms, greatest_ms)
         with self.appending():
             ids = await self.ledger.append_many(payloads)
             self.add(ids, sum(map(len, payloads)))
 
     def add(self, ids: range, size_bytes: int) -> None:
-        """These entries are durable."""
+        """Add durable entries."""
         self.first_entry_id = ids.start if not self.count else min(self.first_entry_id, ids.start)
         self.last_entry_id = max(self.last_entry_id, ids.stop - 1)
         self.count += len(ids)
         self.size_bytes += size_bytes
 
     def cut(self, partition: LogPartition) -> PendingRange | None:
-        """The range, once all is settled."""
+        """The range; every append has to be settled. None if it is empty."""
         if not self.count:
             return None
         expected = self.last_entry_id - self.first_entry_id + 1
@@ -352,10 +346,10 @@ def publisher_tags(
 
 
 def require_transactional(partition: LogPartition, definition: LogDefinition) -> None:
-    """Refuse logs that belong to a writer, and partitions that do not exist.
+    """Check that a partition exists and its log is transactional.
 
     Raises:
-        BadRequestError: it is one.
+        BadRequestError: the log has an exclusive writer, or has no such partition.
     """
     if definition.mode is not LogMode.TRANSACTIONAL:
         raise BadRequestError(
