@@ -43,7 +43,8 @@ from bookie.ledger.read.handle import ReaderHandle
 from bookie.ledger.recover.explanation import LedgerExplanation
 from bookie.ledger.write.handle import WriterHandle
 from bookie.log.catalog.log_policy import LogPolicy
-from bookie.log.consume.consumer import AutoCommit, LogConsumer
+from bookie.log.consume.commit import AutoCommit
+from bookie.log.consume.consumer import LogConsumer
 from bookie.log.consume.cursors import Cursors
 from bookie.log.consume.group import GroupMember, GroupRecord, GroupStatus
 from bookie.log.publish.publisher import LogPublisher, RecordBounds

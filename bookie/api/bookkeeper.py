@@ -29,7 +29,8 @@ from bookie.log.catalog.groups import list_groups
 from bookie.log.catalog.log_metadata import LogMode
 from bookie.log.catalog.log_policy import LogPolicy
 from bookie.log.catalog.logs import LogName, LogPartition
-from bookie.log.consume.consumer import AutoCommit, LogConsumer, consume
+from bookie.log.consume.commit import AutoCommit
+from bookie.log.consume.consumer import LogConsumer, consume
 from bookie.log.consume.cursors import Cursors
 from bookie.log.consume.group import GroupMember, GroupStatus, group_status, join_group
 from bookie.log.publish.publisher import LogPublisher

@@ -110,7 +110,7 @@ class ClusterConnection:
             # The group does not get the error of the body, because it would wrap it.
             steps.push_async_callback(self._tasks.__aexit__, None, None, None)
             steps.push_async_callback(entered.ledgers.pool.close)
-            steps.push_async_callback(entered.aclose)
+            steps.push_async_callback(entered.close)
 
     def __repr__(self) -> str:
         state = "not connected" if self._entered is None else "connected"

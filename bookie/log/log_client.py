@@ -1,4 +1,4 @@
-"""What every part of a log needs: the client's ledgers, the logs' metadata, and their policies."""
+"""The client's access to logs: their ledgers, their metadata, their policies."""
 
 from __future__ import annotations
 
@@ -38,15 +38,16 @@ LOG_TAG = "bookie.log"
 """Key in the custom metadata of a log's ledgers: the log's name, a space, and its id."""
 
 PARTITION_TAG = "bookie.log.partition"
-"""Likewise: the number of the partition."""
+"""Key in the custom metadata of a log's ledgers: the number of the partition."""
 
 CREATED_TAG = "bookie.log.created_ms"
-"""Likewise: when the ledger was made, by a clock that was compared with those of bookies.
+"""Key in the custom metadata of a log's ledgers: the creation time, in ms since 1970.
 
-Of copies it is when the newest of the originals was made."""
+The creator had compared its clock with those of bookies. A copy by a compaction has the time of the
+newest original."""
 
 ASKED_EACH = 4
-"""So many bookies are asked for each one that a ledger needs."""
+"""The bookies that are asked for each one that a ledger needs."""
 
 
 class LogClient:
@@ -59,7 +60,7 @@ class LogClient:
         configuration: MetadataStore | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """`configuration` is the store of the namespaces, if that is another one."""
+        """`configuration` is the store of the namespaces, if it is not `store`."""
         self.ledgers = ledgers
         self.store = store
         self.clock = clock or SystemClock()
@@ -67,17 +68,17 @@ class LogClient:
         self.logs = LogManager(store, self.clock)
         self.namespaces = NamespaceManager(configuration or store)
         self.identity = f"{socket.gethostname()}:{os.getpid()}"
-        """What others are told about the owner of a partition or a cursor."""
+        """The name by which owners of partitions and cursors are shown."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._leaving = asyncio.Event()
         self._participant: asyncio.Future[Participant] | None = None
         self._taking_part: asyncio.Task[None] | None = None
 
     def require_here(self) -> None:
-        """Refuse calls of other event loops than that of the first call.
+        """Check that this is the event loop of the first call.
 
         Raises:
-            BadRequestError: another loop runs here; nothing was done.
+            BadRequestError: it is another loop; nothing was done.
         """
         here = asyncio.get_running_loop()
         if self._loop is None:
@@ -86,7 +87,7 @@ class LogClient:
             raise BadRequestError(ELSEWHERE)
 
     async def participant(self) -> Participant:
-        """This client's part in the coordination of consumers; begun with the first call.
+        """This client's participant in the coordination of consumers; the first call begins it.
 
         Raises:
             ClientClosedError: the client was closed.
@@ -96,7 +97,7 @@ class LogClient:
             raise ClientClosedError("the client was closed")
         if self._participant is None:
             self._participant = begun = asyncio.get_running_loop().create_future()
-            # In a task of its own: the caller may end, and be cancelled, before the others.
+            # It has its own task, because the first caller may end before the others.
             name = "part in the coordination of consumers"
             self._taking_part = self.ledgers.pool.spawn(self._take_part(begun), name=name)
         return await asyncio.shield(self._participant)
@@ -113,7 +114,7 @@ class LogClient:
             begun.set_exception(error)
             begun.exception()  # its callers may have been cancelled
 
-    async def aclose(self) -> None:
+    async def close(self) -> None:
         """Give up all cursors and memberships. Call it before the store is closed."""
         self._leaving.set()
         if self._taking_part is not None:
@@ -127,10 +128,10 @@ class LogClient:
         partitions: int | None = None,
         policy: LogPolicy | None = None,
     ) -> LogDefinition:
-        """Make a log. `policy` is what it decides itself; the namespace decides the rest.
+        """Create a log. `policy` holds its own decisions; the namespace decides the rest.
 
-        Without `policy`, one that was set for this name before holds. `policy` replaces it, but
-        only once the log is made: a creation that fails changes nothing.
+        Without `policy`, an earlier policy for this name stays. With it, the earlier one is
+        replaced after the log is made, so a failed creation changes nothing.
 
         Raises:
             LogExistsError: the name is taken.
@@ -164,7 +165,7 @@ class LogClient:
             return
 
     async def definition(self, name: LogName, *, create: bool = False) -> LogDefinition:
-        """What a log is; with `create`, it is made if it does not exist.
+        """The definition of a log; with `create`, a missing log is created.
 
         Raises:
             NoSuchLogError: there is no such log.
@@ -189,7 +190,6 @@ class LogClient:
         return await self._decided(name.namespace, name.log)
 
     async def _decided(self, namespace: str, log: str | None) -> LogPolicy:
-        """The policy of a namespace, or of one of its logs, with the defaults."""
         try:
             return await self.namespaces.policy(namespace, log)
         except NoSuchKeyError:
@@ -200,7 +200,7 @@ class LogClient:
     async def create_ledger(
         self, shape: LedgerShape, custom_metadata: Mapping[str, bytes]
     ) -> WriterHandle:
-        """A new ledger of a log, whose time of creation others can rely on.
+        """A new ledger of a log, with a reliable time of creation.
 
         Raises:
             ClockError: the clock of this machine contradicts all bookies.
@@ -213,7 +213,7 @@ class LogClient:
         return await self.ledgers.create(shape, custom_metadata, created_ms=created_ms)
 
     async def require_answers(self, shape: LedgerShape) -> None:
-        """See that a new ledger could be written, before it is made.
+        """Check that enough bookies answer to write a new ledger, before it is made.
 
         Raises:
             NotEnoughBookiesError: too few bookies answer.
@@ -230,7 +230,7 @@ class LogClient:
             )
 
     async def require_recoverable(self, ledger_id: int) -> None:
-        """See that enough bookies of a ledger answer to tell where it ends. Fences nobody.
+        """Check that enough bookies of a ledger answer to tell its end. Fences nothing.
 
         Raises:
             NotEnoughBookiesError: too few of its last ensemble answer.
@@ -250,7 +250,7 @@ class LogClient:
             )
 
     def shape(self, policy: LogPolicy, password: bytes = b"") -> LedgerShape:
-        """How the ledgers of a log with this policy are written."""
+        """The quorum, digest and password for the ledgers of a log with this policy."""
         assert policy.ensemble_size
         assert policy.write_quorum_size
         assert policy.ack_quorum_size
@@ -265,7 +265,7 @@ class LogClient:
 
     @staticmethod
     def tags(partition: LogPartition, log_id: str) -> Mapping[str, bytes]:
-        """Custom metadata by which a sweep knows the ledgers of a log."""
+        """Custom metadata by which a sweep recognises the ledgers of a log."""
         return {
             LOG_TAG: f"{partition.name.namespace}/{partition.name.log} {log_id}".encode(),
             PARTITION_TAG: str(partition.number).encode(),

@@ -16,7 +16,7 @@ from bookie.env import Moment
 from bookie.ledger.metadata import LedgerMetadata
 from bookie.ledger.recover.explanation import LedgerExplanation
 from bookie.log.catalog.logs import LogPartition
-from bookie.log.consume.consumer import AutoCommit
+from bookie.log.consume.commit import AutoCommit
 from bookie.log.read.partitions_reader import ReaderKeywords
 from bookie.log.read.reader import OnTruncated
 from bookie.log.read.start_position import LogStart

@@ -438,7 +438,7 @@ CONSUMERS = (
     ),
     Mutant(
         "any holder may commit",
-        "bookie/log/consume/cursor_record.py",
+        "bookie/log/consume/commit.py",
         "if (found.value.epoch, found.value.owner) != (self._epoch, self._owner):",
         "if found.value.epoch < self._epoch:",
         (f"{CONSUMER}a_stopped_consumer_cannot_move_the_cursor_back[memory]",),
@@ -446,7 +446,7 @@ CONSUMERS = (
     ),
     Mutant(
         "a cursor goes back",
-        "bookie/log/consume/cursor_record.py",
+        "bookie/log/consume/commit.py",
         "            while offset > self.committed:",
         "            while offset != self.committed:",
         (f"{STORY}[a_cursor_does_not_go_back]",),
@@ -454,15 +454,15 @@ CONSUMERS = (
     ),
     Mutant(
         "a commit that was not answered is believed",
-        "bookie/log/consume/cursor_record.py",
-        "if found is not None and found.version != version:",
-        "if found is not None:",
+        "bookie/log/consume/cursors.py",
+        "                    if found.version != version:\n                        return found\n",
+        "                    return found\n",
         (f"{CURSORS}a_late_commit_cannot_undo_a_later_one[memory]",),
         "A late request undoes a later commit.",
     ),
     Mutant(
         "a cursor made anew begins its tokens anew",
-        "bookie/log/consume/cursor_record.py",
+        "bookie/log/consume/cursors.py",
         "max(1, revision)",
         "1",
         (f"{CURSORS}a_cursor_that_is_made_anew_goes_on_with_its_tokens[memory-a consumer]",),
@@ -470,8 +470,8 @@ CONSUMERS = (
     ),
     Mutant(
         "a cursor is read late",
-        "bookie/log/consume/cursor_record.py",
-        "                await store.sync()\n",
+        "bookie/log/consume/cursors.py",
+        "            await self._client.store.sync()\n",
         "",
         (f"{CURSORS}a_holder_on_a_late_server_hears_that_it_lost_its_cursor[memory]",),
         "A consumer goes on although another one has its cursor.",
@@ -495,11 +495,11 @@ CONSUMERS = (
     Mutant(
         "the record in hand is committed",
         "bookie/log/consume/consumer.py",
-        "                await commit_finished([consumer])\n        finally:\n"
-        "            await consumer.release()",
-        "                await commit_finished([consumer])\n"
+        "                await consumer.commit_finished()\n        finally:\n"
+        "            await consumer.close()",
+        "                await consumer.commit_finished()\n"
         "                await consumer.commit(consumer.position)\n        finally:\n"
-        "            await consumer.release()",
+        "            await consumer.close()",
         (f"{CONSUMER}automatic_commits_are_of_what_is_finished[memory]",),
         "A crash loses the record that the application works on.",
     ),

@@ -1,1 +1,1 @@
-"""Cursors, consumers and groups: how far who has come."""
+"""Cursors and commits, consumers of one partition, groups of consumers."""

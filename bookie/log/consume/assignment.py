@@ -1,12 +1,11 @@
-"""Who of a group's members consumes which partitions: a pure rule, sticky and balanced.
+"""The rule that assigns partitions to the members of a group: sticky and balanced.
 
 =========== ====================================================================================
 rule        meaning
 =========== ====================================================================================
 complete    each partition has one member, if there is any
 balanced    the numbers of partitions of two members differ by one at most
-sticky      of all such assignments, it is one that takes the fewest partitions from members that
-            are still there
+sticky      among all such assignments, the rule takes the fewest partitions from members that stay
 =========== ====================================================================================
 
 Equal arguments give equal results, whatever their order.
@@ -47,7 +46,7 @@ def assign(
 
 
 def _sizes(kept: Mapping[str, Sequence[str]], total: int) -> dict[str, int]:
-    """How many partitions each member gets: those that had most get one more, if some must."""
+    """The number of partitions of each member. Members that had most get the remainder."""
     least, more = divmod(total, len(kept))
     by_most = sorted(kept, key=lambda name: (-len(kept[name]), name))
     return {name: least + (index < more) for index, name in enumerate(by_most)}

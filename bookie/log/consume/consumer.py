@@ -1,4 +1,4 @@
-"""Consuming one partition with a cursor that remembers how far the application has come.
+"""The consumer of one partition, with a cursor that remembers the application's progress.
 
 ::
 
@@ -7,51 +7,35 @@
             ...
             await consumer.commit()
 
-**At least once**: a record counts as consumed when it is committed. After a crash, or when another
-consumer took over, the records after the last commit come again. With automatic commits, a record
-is committed at the earliest when the application asks for the one after it.
+**At least once**: a record counts as consumed when it is committed. After a crash, or after another
+consumer took over, the records after the last commit come again. An automatic commit never includes
+a record before the application asks for the next one.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
 from typing import Self
 
 from bookie.env import Moment
 from bookie.env.checked import checked
-from bookie.errors import BadRequestError, BookieError
+from bookie.errors import BadRequestError
 from bookie.log.catalog.logs import LogName, LogPartition
-from bookie.log.consume.cursor_record import CursorRecord
+from bookie.log.consume.commit import AutoCommit
+from bookie.log.consume.cursors import CursorRecord
 from bookie.log.consume.partition_consumer import ConsumedBatch, PartitionConsumer
 from bookie.log.log_client import LogClient
 from bookie.log.read.reading import PartitionReading, locate_cursor
 from bookie.log.read.start_position import LogStart, Place, checked_place
 from bookie.log.record.log_record import LogPosition, LogRecord
-from bookie.telemetry import event_log
-
-_log = event_log(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class AutoCommit:
-    """When finished records are committed without a call; whatever comes first."""
-
-    every_seconds: float = 5.0
-    every_records: int = 1000
-
-    def __post_init__(self) -> None:
-        if self.every_seconds <= 0 or self.every_records < 1:
-            raise BadRequestError("automatic commits need a time above 0 and a count of at least 1")
 
 
 class RecordFlow:
-    """Gives batches or single records to the application, and knows which it has finished.
+    """Gives batches or single records to the application, and tracks the finished ones.
 
-    What was given out last is in the application's hand, until it asks for more.
+    The application works on the last batch or record until it asks for the next one.
     """
 
     def __init__(
@@ -60,20 +44,20 @@ class RecordFlow:
         auto_commit: AutoCommit | None,
         on_hand_back: Callable[[], object] = lambda: None,
     ) -> None:
-        """`on_hand_back` is called when records of a stopped consumer are handed back."""
+        """`on_hand_back` is called when the application finishes records of a stopped consumer."""
         self._poll = poll
         self._auto_commit = auto_commit
         self._on_hand_back = on_hand_back
         self.news = asyncio.Event()
         """Set when `poll` may have something."""
         self.in_hand: PartitionConsumer | None = None
-        """Where the application's last record came from."""
+        """The source of the record that the application works on."""
         self._consumer: PartitionConsumer | None = None
         self._token = 0
         self._rest: Iterator[LogRecord] = iter(())
-        """Records of `_consumer` that were not given out yet."""
+        """Records of `_consumer` that are still to be given out."""
         self._is_asked = False
-        """Whether a task waits for the next record, or for the commit before it."""
+        """True while a task waits for the next record, or for the commit before it."""
 
     async def next_batch(self) -> ConsumedBatch:
         """The next records of one partition."""
@@ -104,7 +88,7 @@ class RecordFlow:
             await self._fetch()
 
     async def _until_certain(self, consumer: PartitionConsumer) -> None:
-        """Return when the rest of a batch may be given out, or will never be."""
+        """Wait until the consumer may give out the rest of a batch, or is over."""
         while not (consumer.may_give or consumer.is_over):
             self.news.clear()
             await self.news.wait()
@@ -141,34 +125,26 @@ class RecordFlow:
         if auto and consumer.finished - consumer.cursor.committed >= auto.every_records:
             self._is_asked = True
             try:
-                await commit_finished([consumer])
+                await consumer.commit_finished()
             finally:
                 self._is_asked = False
-
-
-async def commit_finished(consumers: Iterable[PartitionConsumer]) -> None:
-    """Commit what the application has finished. A failure is logged, and is harmless."""
-    for consumer in consumers:
-        try:
-            await consumer.commit(consumer.finished)
-        except BookieError as error:
-            _log.warning("not_committed", partition=str(consumer.partition), reason=str(error))
 
 
 async def commit_by_time(
     auto_commit: AutoCommit, consumers: Callable[[], Iterable[PartitionConsumer]]
 ) -> None:
-    """Commit what is finished, again and again."""
+    """Commit finished records at regular times, without an end."""
     while True:
         await asyncio.sleep(auto_commit.every_seconds)
-        await commit_finished(list(consumers()))
+        for consumer in list(consumers()):
+            await consumer.commit_finished()
 
 
 class LogConsumer:
     """The consumer of one partition: an async context manager, and an async iterator of records.
 
-    Entering waits until no other consumer holds the cursor. Use it from one task at a time; any
-    call may be cancelled, and loses nothing.
+    Entering waits until no other consumer holds the cursor. Use it from one task at a time. A call
+    may be cancelled without a loss.
     """
 
     def __init__(
@@ -182,7 +158,7 @@ class LogConsumer:
         start: Place | None = "earliest",
         auto_commit: AutoCommit | None = None,
     ) -> None:
-        """`start` says where a new cursor begins; None refuses to make one."""
+        """`start` is the place of a new cursor; with None, the cursor has to exist."""
         self._client = client
         self._name = name
         self._cursor = cursor
@@ -202,26 +178,25 @@ class LogConsumer:
 
     @property
     def partition(self) -> LogPartition:
-        """What is consumed."""
         return self._consumer.partition
 
     @property
     def token(self) -> int:
-        """The epoch of the cursor: a fencing token, greater than that of every consumer before."""
+        """The epoch of the cursor, a fencing token. Every former consumer had a smaller one."""
         return self._consumer.cursor.token
 
     @property
     def position(self) -> int:
-        """The offset after the last record that was given out: what `commit` commits."""
+        """The offset after the last record that was given out; `commit` commits it."""
         return self._consumer.position
 
     @property
     def committed(self) -> int:
-        """The offset that was committed last."""
+        """The last committed offset."""
         return self._consumer.cursor.committed
 
     async def lag(self) -> int:
-        """How many entries are still to be given out; control records count, truncated do not.
+        """Entries still to be given out; control records count, truncated ones do not.
 
         Raises:
             UnavailableError: the bookies did not tell where the partition ends.
@@ -231,10 +206,10 @@ class LogConsumer:
 
     @checked
     async def commit(self, up_to: LogRecord | LogPosition | int | None = None) -> None:
-        """Mark records as consumed: all that were given out, or those up to a record, and it.
+        """Mark records as consumed: all that were given out, or those up to and with a record.
 
-        A number is the offset of the next record to consume. What is before the last commit is
-        committed already. It is durable when this returns.
+        A number is the offset of the next record to consume. Offsets before the last commit are
+        committed already. The commit is durable when this returns.
 
         Raises:
             CursorLostError: another consumer has the cursor, or it was reset or deleted.
@@ -243,7 +218,7 @@ class LogConsumer:
                 again.
         """
         self._client.require_here()
-        await commit_up_to(self._consumer, up_to)
+        await self._consumer.commit_up_to(up_to)
 
     def batches(self) -> AsyncIterator[ConsumedBatch]:
         """The same records in batches, which is faster."""
@@ -312,40 +287,14 @@ class LogConsumer:
             raise BadRequestError(f"the log {self._name} has no partition {number}")
         return LogPartition(self._name, number or 0)
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         consumer = self._consumer
         try:
             if self._committing is not None:
                 self._committing.cancel()
-                await commit_finished([consumer])
+                await consumer.commit_finished()
         finally:
-            await consumer.release()
-
-
-async def commit_up_to(
-    consumer: PartitionConsumer, up_to: LogRecord | LogPosition | int | None
-) -> None:
-    """As `LogConsumer.commit`."""
-    if up_to is None:
-        offset = consumer.position
-    elif isinstance(up_to, int):
-        offset = up_to
-        if offset < 0:
-            raise BadRequestError(f"{offset} is not an offset in a log")
-    elif up_to.partition != consumer.partition.number:
-        raise BadRequestError(f"{consumer.partition} has no record of partition {up_to.partition}")
-    else:
-        offset = up_to.offset + 1
-    if offset > consumer.position:
-        raise BadRequestError(
-            f"{consumer.partition} was consumed up to offset {consumer.position}, not {offset}"
-        )
-    await consumer.commit(offset)
+            await consumer.close()
 
 
 def consume(
@@ -363,15 +312,15 @@ def consume(
     """A consumer of one partition; enter it to hold the cursor.
 
     Args:
-        client: what the log is reached by.
+        client: gives access to the log.
         log: its name.
-        reading: how the partition is read.
+        reading: reads the partition.
         cursor: the name of the cursor. One consumer at a time holds it; others wait.
         partition: its number; needed if the log has several.
-        start: where a new cursor begins; None: at the earliest record.
-        start_time: or at the first record of this time or later.
+        start: the place of a new cursor; None means the earliest record.
+        start_time: instead of `start`, the first record of this time or later.
         create: make the cursor if it does not exist.
-        auto_commit: when finished records are committed without a call; None: never.
+        auto_commit: commit finished records without a call; None means never.
 
     Raises:
         BadRequestError: a name or the start is invalid.

@@ -1,13 +1,15 @@
 """The cursors of a log, on all its partitions: create, commit, reset, list, delete; and their lag.
 
-A cursor is one record for each partition. Whoever resets or deletes it needs no lock: the epoch
-rises, so the holder of the former epoch can commit nothing more. Its claim is removed as well. So
-it notices at once, and not only with its next commit.
+A cursor is one record for each partition. A reset or a deletion needs no lock. A reset raises the
+epoch, so the holder of the former epoch can commit nothing more. Both remove the holder's claim, so
+that it notices at once, and not only with its next commit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+import secrets
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,20 +19,23 @@ from bookie.env import Moment
 from bookie.env.checked import checked
 from bookie.errors import (
     BadRequestError,
+    BadVersionError,
     KeyExistsError,
-    MetadataUnavailableError,
     NoSuchCursorError,
     NoSuchKeyError,
-    SessionLostError,
 )
+from bookie.log.attempts import UNANSWERED, patiently
 from bookie.log.catalog.log_cursor import LogCursor
 from bookie.log.catalog.logs import LogName, LogPartition
-from bookie.log.consume.cursor_record import CursorRecord, next_epoch, unique_owner
 from bookie.log.log_client import LogClient
 from bookie.log.read.reading import PartitionReading, locate_cursor
 from bookie.log.read.start_position import AtEntry, LogStart, checked_place
 from bookie.log.record.log_record import LogPosition
 from bookie.metadata.model import NOT_EXISTS
+from bookie.metadata.versioned import Versioned
+
+CursorStep = Callable[[LogCursor], LogCursor]
+"""From one value of a cursor to the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +46,104 @@ class CursorStatus:
     name: str
     cursor: LogCursor
     earliest_offset: int
-    """Of the first record that was not truncated."""
+    """The offset of the first record that was not truncated."""
     end_offset: int
-    """The offset of the next entry that will be appended, as far as it is confirmed."""
+    """The offset behind the last confirmed entry."""
 
     @property
     def lag(self) -> int:
-        """Entries that are still to be consumed; control records count, truncated ones do not."""
+        """Entries still to be consumed; control records count, truncated ones do not."""
         return max(0, self.end_offset - max(self.cursor.offset, self.earliest_offset))
+
+
+class CursorRecord:
+    """One cursor of one partition. Each change is one proposal at a time, with one outcome.
+
+    ============================ =================================================================
+    outcome of a write           then
+    ============================ =================================================================
+    written                      the change is made
+    another version is there     read it: it is either the proposal, or another change came first
+    unknown                      read until the store answers, then as above. If the old version is
+                                 still there, write the *same* proposal again
+    ============================ =================================================================
+
+    A proposal is recognised by its value, so two proposals must differ. Whoever takes or resets a
+    cursor writes an owner that no other process writes (`unique_owner`).
+    """
+
+    def __init__(self, client: LogClient, partition: LogPartition, name: str) -> None:
+        """`name` is the cursor's.
+
+        Raises:
+            BadRequestError: it cannot name a cursor.
+        """
+        self.partition = partition
+        self.name = name
+        self.key = partition.cursor_key(name)
+        self._client = client
+
+    def __str__(self) -> str:
+        return f"the cursor {self.name} of {self.partition}"
+
+    async def read(self) -> Versioned[LogCursor]:
+        """The cursor, with every change that was finished before this call.
+
+        Raises:
+            NoSuchCursorError: it does not exist.
+            MetadataUnavailableError: the store did not answer for the timeout of its session.
+        """
+
+        async def read() -> Versioned[LogCursor]:
+            await self._client.store.sync()
+            return await self._client.logs.read_cursor(self.partition, self.name)
+
+        return await patiently(read, deadline=self._deadline(), retried=UNANSWERED)
+
+    async def propose(self, value: LogCursor, version: int) -> Versioned[LogCursor]:
+        """Replace the cursor of `version`; returns the cursor now: `value`, or another change.
+
+        Raises:
+            NoSuchCursorError: it was deleted.
+            NoSuchLogError: it is a new cursor, and the log was deleted.
+            MetadataUnavailableError, SessionLostError: unknown whether it was written.
+        """
+
+        async def write() -> Versioned[LogCursor]:
+            try:
+                return await self._client.logs.write_cursor(
+                    self.partition, self.name, value, version
+                )
+            except BadVersionError:
+                return await self.read()
+            except UNANSWERED:
+                with suppress(NoSuchCursorError):
+                    found = await self.read()
+                    if found.version != version:
+                        return found
+                raise
+
+        return await patiently(write, deadline=self._deadline(), retried=UNANSWERED)
+
+    def _deadline(self) -> float:
+        return asyncio.get_running_loop().time() + self._client.store.session_timeout_seconds
+
+    async def change(self, step: CursorStep) -> Versioned[LogCursor]:
+        """Take `step` on the newest value; a step that changes nothing is not written.
+
+        Raises:
+            NoSuchCursorError: it does not exist.
+            MetadataUnavailableError, SessionLostError: unknown whether it was changed.
+        """
+        found = await self.read()
+        while True:
+            wanted = step(found.value)
+            if wanted == found.value:
+                return found
+            wanted = replace(wanted, committed_ms=self._client.clock.now_ms())
+            found = await self.propose(wanted, found.version)
+            if found.value == wanted:
+                return found
 
 
 class Cursors:
@@ -69,10 +164,10 @@ class Cursors:
         time: Moment | None = None,
         protected: bool = True,
     ) -> None:
-        """Make a cursor on each partition. A call that was cut off is continued by the next one.
+        """Create a cursor on each partition. After an interrupted call, call it again to finish.
 
         It begins at `start`, by default the earliest record, or at the first record of `time`.
-        Retention keeps what a `protected` cursor has not consumed.
+        Retention keeps the records that a `protected` cursor has not consumed.
 
         Raises:
             KeyExistsError: it exists on all partitions.
@@ -96,12 +191,12 @@ class Cursors:
 
     @checked
     async def commit(self, cursor: str, offset: int, *, partition: int = 0) -> None:
-        """The next consumer begins at `offset`. A cursor does not go back: a lower one is ignored.
+        """Let the next consumer begin at `offset`. A lower one is ignored: cursors never go back.
 
         It is for programs that read without being a consumer; others may commit in between.
 
         Raises:
-            NoSuchCursorError, NoSuchLogError: there is none.
+            NoSuchCursorError, NoSuchLogError: the cursor or the log does not exist.
             BadRequestError: the offset is behind the end of the partition.
             UnavailableError: the bookies did not tell where the partition ends.
             MetadataUnavailableError, SessionLostError: unknown whether it was committed.
@@ -126,7 +221,7 @@ class Cursors:
         consumer that holds it gets CursorLostError.
 
         Raises:
-            NoSuchCursorError, NoSuchLogError: there is none.
+            NoSuchCursorError, NoSuchLogError: the cursor or the log does not exist.
             BadRequestError: one offset for several partitions, or one behind the end.
             UnavailableError, CorruptionError: the place was not found.
             MetadataUnavailableError, SessionLostError: unknown which partitions were reset.
@@ -150,10 +245,10 @@ class Cursors:
 
     @checked
     async def protect(self, cursor: str, *, protected: bool = True) -> None:
-        """Whether retention keeps what the cursor has not consumed. Its holder goes on.
+        """Set if retention keeps the records that the cursor has not consumed. Its holder goes on.
 
         Raises:
-            NoSuchCursorError, NoSuchLogError: there is none.
+            NoSuchCursorError, NoSuchLogError: the cursor or the log does not exist.
         """
         for record in await self._records(cursor):
             await record.change(lambda found: replace(found, is_protected=protected))
@@ -163,7 +258,7 @@ class Cursors:
         """Delete a cursor on all partitions. A consumer that holds it gets CursorLostError.
 
         Raises:
-            NoSuchCursorError, NoSuchLogError: there is none.
+            NoSuchCursorError, NoSuchLogError: the cursor or the log does not exist.
         """
         deleted = 0
         for record in await self._records(cursor):
@@ -208,7 +303,7 @@ class Cursors:
 
     @checked
     async def lag(self, cursor: str) -> int:
-        """How many entries of all partitions the cursor has not consumed; raises as `status`."""
+        """The entries of all partitions that are still to be consumed; raises as `status`."""
         return sum(one.lag for one in await self.status(cursor))
 
     # ---- inside
@@ -233,11 +328,11 @@ class Cursors:
         return True
 
     async def _evict(self, record: CursorRecord) -> None:
-        """Remove the first claim, which its lock notices. A failure only delays that."""
+        """Remove the first claim, so that its consumer notices at once, and not later."""
         queue = WaitQueue(
             await self._client.participant(), record.partition.holder_key(record.name)
         )
-        with suppress(MetadataUnavailableError, SessionLostError, NoSuchKeyError):
+        with suppress(*UNANSWERED, NoSuchKeyError):
             first = await queue.first()
             if first is not None:
                 await self._client.store.delete(first.record.key)
@@ -245,3 +340,16 @@ class Cursors:
 
 def _reset(offset: int, owner: str, revision: int, found: LogCursor) -> LogCursor:
     return replace(found, offset=offset, epoch=next_epoch(found, revision), owner=owner)
+
+
+def next_epoch(found: LogCursor, revision: int) -> int:
+    """The epoch after that of `found`; the first one is the `revision` that created the cursor.
+
+    Each epoch takes a write, so no epoch is greater than the revision of the write that began it.
+    """
+    return found.epoch + 1 if found.epoch else max(1, revision)
+
+
+def unique_owner(client: LogClient) -> str:
+    """A unique name for a process that takes or resets a cursor."""
+    return f"{client.identity} {secrets.token_hex(4)}"

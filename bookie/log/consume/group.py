@@ -1,4 +1,4 @@
-"""A group of consumers that share the partitions of logs; each partition has one of them at a time.
+"""A group of consumers that share the partitions of logs; each partition has one member at a time.
 
 ::
 
@@ -7,14 +7,13 @@
             ...
             await member.commit(record)
 
-The group's leader says who consumes what (`group_leader`), and each member follows. Before it gives
-a partition up, a member waits until the application asks for the record after the last one of that
-partition. The next member waits for the lock, takes the cursor, which has the group's name, and so
-fences the former one by its epoch. So even a leader that is wrong, or two of them, cannot make two
-members commit for one partition.
+The group's leader assigns partitions to members (`group_leader`), and each member follows. Before a
+member gives a partition up, it waits until the application asks for the next record. The next
+member waits for the lock. Then it takes the cursor, which has the group's name, and fences the
+former member by the epoch. So even two leaders cannot make two members commit for one partition.
 
-A member whose process dies is replaced when its session ends. One whose cursor is lost, for
-instance by a reset, takes it again as long as the partition is assigned to it.
+A member whose process dies is replaced when its session ends. A member whose cursor is lost, for
+example by a reset, takes it again while the partition is assigned to it.
 """
 
 from __future__ import annotations
@@ -49,15 +48,12 @@ from bookie.errors import (
 from bookie.log.catalog.group_metadata import GroupAssignment, MemberProfile, encode_member_profile
 from bookie.log.catalog.groups import ConsumerGroup
 from bookie.log.catalog.logs import LogName, LogPartition, checked_name
+from bookie.log.consume.commit import AutoCommit
 from bookie.log.consume.consumer import (
-    AutoCommit,
     RecordFlow,
     commit_by_time,
-    commit_finished,
-    commit_up_to,
 )
-from bookie.log.consume.cursor_record import CursorRecord
-from bookie.log.consume.cursors import CursorStatus
+from bookie.log.consume.cursors import CursorRecord, CursorStatus
 from bookie.log.consume.group_leader import GroupLeader, read_profile, split_pattern
 from bookie.log.consume.partition_consumer import ConsumedBatch, PartitionConsumer
 from bookie.log.log_client import LogClient
@@ -72,76 +68,66 @@ _log = event_log(__name__)
 
 
 class GroupRecord(NamedTuple):
-    """A record as a `LogRecord` shows itself, with the log that it comes from."""
+    """A record with its log. It has the attributes of a `LogRecord`."""
 
     log_partition: LogPartition
-    """The log and the number of its partition together."""
+    """The log, and the number of the partition."""
     token: int
-    """The epoch of the cursor: a fencing token for what the record is turned into."""
+    """The epoch of the cursor: a fencing token for results made from the record."""
     record: LogRecord
     """The same record without its log."""
 
     @property
     def log(self) -> str:
-        """The name of the log."""
         return str(self.log_partition.name)
 
     @property
     def partition(self) -> int:
-        """The number of the partition."""
         return self.record.partition
 
     @property
     def value(self) -> bytes:
-        """The record's value."""
         return self.record.value
 
     @property
     def key(self) -> bytes | None:
-        """The record's key."""
         return self.record.key
 
     @property
     def headers(self) -> Mapping[str, bytes]:
-        """The record's headers."""
         return self.record.headers
 
     @property
     def timestamp_ms(self) -> int:
-        """The record's timestamp."""
         return self.record.timestamp_ms
 
     @property
     def producer(self) -> Producer | None:
-        """Who appended it, and as which of its records."""
+        """The producer that appended it, and the number of the record."""
         return self.record.producer
 
     @property
     def ledger_id(self) -> int:
-        """The ledger that it was read from."""
         return self.record.ledger_id
 
     @property
     def entry_id(self) -> int:
-        """The entry of that ledger."""
         return self.record.entry_id
 
     @property
     def offset(self) -> int:
-        """Its offset in the partition."""
         return self.record.offset
 
     @property
     def position(self) -> LogPosition:
-        """Where it was read in its partition."""
         return self.record.position
 
 
 class GroupMember:
     """One member: an async context manager, and an async iterator of records.
 
-    Use it from one task at a time; any call may be cancelled, and loses nothing. Records of one
-    partition come in order.
+    Use it from one task at a time. A call may be cancelled without a loss. Records of one partition
+    come in order.
     """
 
     def __init__(
@@ -168,7 +154,7 @@ class GroupMember:
         self._assigned = GroupAssignment()
         self._wanted: frozenset[LogPartition] = frozenset()
         self._serving: dict[LogPartition, asyncio.Task[None]] = {}
-        """A task for each partition that is wanted, or not given up yet."""
+        """A task for each partition that is wanted, or still to be given up."""
         self._consumers: dict[LogPartition, PartitionConsumer] = {}
         self._turns: deque[LogPartition] = deque()
         """The partitions of `_consumers`; the next to be asked comes first."""
@@ -187,7 +173,7 @@ class GroupMember:
 
     @property
     def generation(self) -> int:
-        """The number of the group's last assignment that this member has seen."""
+        """The number of the last assignment of the group that this member has seen."""
         return self._assigned.generation
 
     @property
@@ -229,11 +215,11 @@ class GroupMember:
     async def commit(self, up_to: GroupRecord | ConsumedBatch | None = None) -> None:
         """Mark records as consumed: all that were given out, or those up to this one.
 
-        Up to a record means: of its partition. It is durable when this returns.
+        `up_to` concerns its own partition only. The commit is durable when this returns.
 
         Raises:
             CursorLostError: the partition belongs to another member now, or its cursor was reset.
-                The uncommitted records come again. What others were given out is committed.
+                The uncommitted records come again. The other partitions are committed.
             MetadataUnavailableError, SessionLostError: unknown whether it was committed.
         """
         self._require_entered()
@@ -243,7 +229,7 @@ class GroupMember:
         failed: BookieError | None = None
         for consumer in list(self._consumers.values()):
             try:
-                await commit_up_to(consumer, None)
+                await consumer.commit_up_to(None)
             except BookieError as error:
                 failed = error
         if failed is not None:
@@ -257,10 +243,10 @@ class GroupMember:
         consumer = self._consumers.get(partition)
         if consumer is None or consumer.cursor.token != up_to.token:
             raise CursorLostError(f"this member does not consume {partition} any more")
-        await commit_up_to(consumer, last)
+        await consumer.commit_up_to(last)
 
     def _require_entered(self) -> None:
-        """Refuse to wait for records that nobody fetches.
+        """Check that the member can fetch records.
 
         Raises:
             BadRequestError: the member was not entered.
@@ -291,11 +277,11 @@ class GroupMember:
         self._want(map(LogPartition.parse, found.value.shares.get(self.name, ())))
 
     def _want(self, partitions: Iterable[LogPartition]) -> None:
-        """Take what is new in `partitions`, and give up everything else."""
+        """Take the new ones of `partitions`, and give up all others."""
         self._wanted = frozenset(partitions)
         for partition, task in self._serving.items():
             if partition not in self._wanted and partition not in self._consumers:
-                task.cancel()  # it waits for its turn
+                task.cancel()  # it waits for the lock
         for partition in sorted(self._wanted - self._serving.keys()):
             self._serve_soon(partition)
         self._stir()
@@ -316,7 +302,7 @@ class GroupMember:
         self._flow.news.set()
 
     async def _serve(self, partition: LogPartition) -> None:
-        """Consume a partition for as long as it is assigned, in one epoch after the other."""
+        """Consume a partition while it is assigned, in one epoch after the other."""
         assert self._participant is not None
         attempt = 0
         while partition in self._wanted:
@@ -330,7 +316,7 @@ class GroupMember:
                 self._fail(ClientClosedError("the client was closed"))
                 return
             except BadRequestError as error:
-                self._fail(error)  # the start that the caller gave
+                self._fail(error)  # the start that the caller gave is wrong
                 return
             except BookieError as error:
                 _log.warning("partition_not_taken", partition=str(partition), reason=str(error))
@@ -340,7 +326,7 @@ class GroupMember:
             attempt = 0
             await self._keep(partition, consumer)
             if isinstance(consumer.error, NoSuchLogError):
-                await self._participant.pause(attempt)  # the leader will notice as well
+                await self._participant.pause(attempt)  # the leader will notice, too
             elif not isinstance(consumer.error, CursorLostError | None):
                 self._fail(consumer.error)
                 return
@@ -350,7 +336,7 @@ class GroupMember:
         self._stir()
 
     async def _keep(self, partition: LogPartition, consumer: PartitionConsumer) -> None:
-        """Give out the partition's records until it is lost or assigned to another member."""
+        """Give out the partition's records until the cursor is lost, or another member gets it."""
         self._consumers[partition] = consumer
         self._turns.append(partition)
         self._on_change(self.assignment)
@@ -361,11 +347,11 @@ class GroupMember:
             while self._flow.in_hand is consumer and not (consumer.error or self._is_leaving):
                 await self._changed.wait()
             if self._auto_commit is not None and consumer.error is None:
-                await commit_finished([consumer])
+                await consumer.commit_finished()
         finally:
             self._consumers.pop(partition)
             self._turns.remove(partition)
-            await consumer.release()
+            await consumer.close()
             self._on_change(self.assignment)
 
     # ---- joining and leaving
@@ -417,17 +403,17 @@ def join_group(
     """A member of a group; enter it to belong to the group.
 
     Args:
-        client: what the logs are reached by.
+        client: gives access to the logs.
         group: its name. The group's cursors have the same name.
-        reading: how partitions are read.
-        logs: the names of logs. Those that do not exist are consumed when they are made.
+        reading: reads partitions.
+        logs: the names of logs. A missing log is consumed after it is made.
         pattern: further logs of one namespace: ``orders-*``, ``sales/*``.
-        member: a name that no other member has; made up if empty. A member that comes back under
-            its name gets its former partitions, as far as that is fair.
-        start: where the group begins in a partition that is new to it; None: at the earliest
+        member: a name that no other member has; random if empty. A member that comes back under
+            its name gets its former partitions, as far as the balance allows.
+        start: the place at which the group begins in a new partition; None means the earliest
             record.
-        start_time: or at the first record of this time or later.
-        auto_commit: when finished records are committed without a call; None: never.
+        start_time: instead of `start`, the first record of this time or later.
+        auto_commit: commit finished records without a call; None means never.
         on_change: called with the partitions of this member after each change; it must not raise.
 
     Raises:
@@ -456,27 +442,27 @@ def join_group(
 
 @dataclass(frozen=True, slots=True)
 class GroupStatus:
-    """A group as of now, as far as one moment can be seen."""
+    """A group now. Its records and cursors are read one after the other."""
 
     name: str
     members: Mapping[str, MemberProfile]
     leader: str
-    """The name of the leading member; empty without one."""
+    """The name of the leading member; empty without a leader."""
     assignment: GroupAssignment
     cursors: tuple[CursorStatus, ...]
     """The group's cursor of each assigned partition that it has begun."""
 
     @property
     def lag(self) -> int:
-        """Entries that the group has not consumed; control records count."""
+        """Entries still to be consumed; control records count."""
         return sum(one.lag for one in self.cursors)
 
 
 async def group_status(client: LogClient, group: str, reading: PartitionReading) -> GroupStatus:
-    """What a group does now.
+    """The members of a group, its assignment, and its cursors now.
 
     Raises:
-        NoSuchKeyError: there never was such a group.
+        NoSuchKeyError: there has never been such a group.
         UnavailableError: the bookies did not tell where a partition ends.
     """
     found = ConsumerGroup(client.store, group)

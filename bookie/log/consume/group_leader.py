@@ -1,8 +1,8 @@
-"""The leader of a group: watches members and logs, and shares the partitions out.
+"""The leader of a group watches members and logs, and assigns the partitions.
 
-Every member is a candidate. The leader writes a new assignment when the members, or the logs that
-they want, have changed. It writes under compare-and-set, with its claim to lead as a condition. So
-a former leader writes nothing. The group consumes what any of its members wants.
+Every member is a candidate. The leader writes a new assignment after a change of the members, or of
+the logs that they want. It writes under compare-and-set, with its claim to lead as a condition, so
+a former leader writes nothing. The group consumes each log that one of its members wants.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ from bookie.errors import (
     BookieError,
     LockLostError,
     MetadataClosedError,
-    MetadataUnavailableError,
     NoSuchLogError,
-    SessionLostError,
 )
+from bookie.log.attempts import UNANSWERED
 from bookie.log.catalog.group_metadata import GroupAssignment, MemberProfile, decode_member_profile
 from bookie.log.catalog.groups import ConsumerGroup
 from bookie.log.catalog.logs import DEFAULT_NAMESPACE, LogName, LogPartition, checked_name
@@ -39,7 +38,7 @@ _log = event_log(__name__)
 
 
 class GroupLeader:
-    """One member's part in leading: `run` stands for election, and leads when elected."""
+    """One member as a candidate: `run` stands for election, and leads when elected."""
 
     def __init__(
         self, client: LogClient, participant: Participant, group: ConsumerGroup, member: str
@@ -49,12 +48,12 @@ class GroupLeader:
         self._group = group
         self._member = member
         self._changed = asyncio.Event()
-        """Set when another assignment may be due."""
+        """Set when a new assignment may be due."""
         self._election = Election(
             participant, group.leader_key, owner=member, on_change=self._on_change
         )
         self._partitions: dict[LogName, int] = {}
-        """The number of partitions of each log, since it was made or deleted last."""
+        """The number of partitions of each log, until the log is made or deleted again."""
 
     async def run(self) -> None:
         """Lead whenever it is this member's turn, until cancelled, or the client is closed."""
@@ -81,13 +80,13 @@ class GroupLeader:
         self._changed.set()
 
     def _forget(self, names: Collection[LogName] | None) -> None:
-        """Logs were made or deleted: these, or, after a gap in a watch, any."""
+        """Look at logs again that were made or deleted; at all after a gap in a watch (None)."""
         for name in list(self._partitions) if names is None else names:
             self._partitions.pop(name, None)
         self._changed.set()
 
     async def _lead(self) -> None:
-        """Share out after each change, for as long as this member leads."""
+        """Assign the partitions after each change, while this member leads."""
         store, key = self._client.store, self._group.members_key
         self._partitions.clear()
         async with (
@@ -100,12 +99,12 @@ class GroupLeader:
                     key.rpartition("/")[2]: profile for key, profile in members.values.items()
                 }
                 logs.watch(_watched(profiles.values()))
-                if profiles:  # otherwise this member's own record is gone for now
+                if profiles:  # without any, this member's own record is missing for now
                     await self._share_out(profiles)
                 await self._changed.wait()
 
     async def _share_out(self, profiles: Mapping[str, MemberProfile]) -> None:
-        """Write the assignment that is due, unless it is there.
+        """Write the assignment that is due, unless the store has it.
 
         Raises:
             MetadataUnavailableError, SessionLostError: unknown whether it was written.
@@ -157,7 +156,7 @@ class GroupLeader:
 
 
 class DefinitionWatch:
-    """Tells when logs are made and deleted; an async context manager."""
+    """Calls back when logs are made or deleted; an async context manager."""
 
     def __init__(
         self,
@@ -165,7 +164,7 @@ class DefinitionWatch:
         participant: Participant,
         on_change: Callable[[Collection[LogName] | None], object],
     ) -> None:
-        """`on_change` gets the names of the logs; None if it could be any."""
+        """`on_change` gets the names of the logs, or None if any log may have changed."""
         self._store = client.store
         self._participant = participant
         self._on_change = on_change
@@ -173,7 +172,7 @@ class DefinitionWatch:
         self._watches: dict[str, asyncio.Task[None]] = {}
 
     def watch(self, prefixes: Collection[str]) -> None:
-        """Watch what is below these keys, and nothing else."""
+        """Watch the keys below these prefixes, and no others."""
         for prefix in self._watches.keys() - set(prefixes):
             self._watches.pop(prefix).cancel()
         for prefix in prefixes:
@@ -185,7 +184,7 @@ class DefinitionWatch:
         while True:
             try:
                 async with self._store.watch(prefix) as changes:
-                    self._on_change(None)  # for what happened before the watch
+                    self._on_change(None)  # for changes before the watch
                     async for change in changes:
                         names = _defined(change)
                         if names is None or names:
@@ -193,7 +192,7 @@ class DefinitionWatch:
                         attempt = 0
             except MetadataClosedError:
                 return
-            except (MetadataUnavailableError, SessionLostError):
+            except UNANSWERED:
                 await self._participant.pause(attempt)
                 attempt += 1
 
@@ -208,17 +207,17 @@ class DefinitionWatch:
 
 
 def split_pattern(pattern: str) -> tuple[str, str]:
-    """The namespace of a pattern, and what the names of its logs match.
+    """The namespace of a pattern, and the pattern for the names in it.
 
     Raises:
-        BadRequestError: the namespace is no name.
+        BadRequestError: the namespace is not a valid name.
     """
     namespace, slash, glob = pattern.rpartition("/")
     return checked_name(namespace, "a namespace") if slash else DEFAULT_NAMESPACE, glob
 
 
 def read_profile(record: Record) -> MemberProfile:
-    """What a member tells, by its record.
+    """The profile in the record of a member.
 
     Raises:
         FormatError: the record is something else, or of a newer version.
@@ -228,7 +227,7 @@ def read_profile(record: Record) -> MemberProfile:
 
 
 def _watched(profiles: Collection[MemberProfile]) -> set[str]:
-    """The keys at or below which the definitions of all wanted logs are."""
+    """The keys at or below which the definitions of all wanted logs lie."""
     found: set[str] = set()
     for profile in profiles:
         found.update(LogName.parse(log).definition_key for log in profile.logs)
@@ -238,7 +237,7 @@ def _watched(profiles: Collection[MemberProfile]) -> set[str]:
 
 
 def _defined(change: Change) -> list[LogName] | None:
-    """The logs whose definitions a change is about; None if it could be any."""
+    """The logs whose definitions changed; None if any may have changed."""
     if isinstance(change, Resync):
         return None
     found = []

@@ -1,19 +1,19 @@
-"""One partition that is consumed with a cursor: who may, what comes next, and how far it came.
+"""One partition in the hands of one consumer: its lock and cursor, its reading, its commits.
 
-The consumer holds a lock, so that others wait for as long as it lives. Then it takes the cursor, in
-a new epoch. Only the epoch is relied on:
+The consumer holds a lock, so that other consumers wait while it lives. Then it takes the cursor in
+a new epoch. Safety rests on the epoch alone:
 
 ============================ =====================================================================
-what happens                 what follows
+event                        then
 ============================ =====================================================================
 the session is in doubt      nothing is given out until it is certain again, not even the rest of a
                              batch (`RecordFlow` asks `may_give` for that)
 the session was lost, and    the lock is claimed again. If the cursor is still in this consumer's
-nobody else waits            epoch, it goes on where it was; otherwise the cursor is lost
-the session was lost, and    the lock is lost, and with it the cursor. A commit that is on its way
-another consumer waits       counts only if it arrives before the other one takes the cursor
+no other consumer waits      epoch, it goes on; otherwise the cursor is lost
+the session was lost, and    the lock and the cursor are lost. A commit that is on its way counts
+another consumer waits       only if it arrives before the other consumer takes the cursor
 the cursor is reset          it is lost, as soon as the claim or a commit shows it
-reading fails for now        the reader is opened again, at the next offset to give out
+a read fails for now         the reader is opened again, at the next offset to give out
 ============================ =====================================================================
 """
 
@@ -29,6 +29,7 @@ from bookie.coordination.lock import Lock, LockState
 from bookie.coordination.participant import Participant
 from bookie.coordination.wait_queue import WaitQueue
 from bookie.errors import (
+    BadRequestError,
     BookieError,
     ClientClosedError,
     CursorLostError,
@@ -37,33 +38,33 @@ from bookie.errors import (
     NoSuchLogError,
 )
 from bookie.log.catalog.logs import LogPartition
-from bookie.log.consume.cursor_record import CursorRecord, HeldCursor, take_cursor
+from bookie.log.consume.commit import HeldCursor, take_cursor
+from bookie.log.consume.cursors import CursorRecord
 from bookie.log.log_client import LogClient
 from bookie.log.read.reading import PartitionReading
-from bookie.log.record.log_record import LogRecord
+from bookie.log.record.log_record import LogPosition, LogRecord
 from bookie.telemetry import event_log
 
 _log = event_log(__name__)
 
 CERTAIN_SECONDS = 0.001
-"""A look at the session's clock costs as much as a record, and sees that a process was stopped."""
+"""The time for which one look at the session's clock holds. A look costs as much as a record."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumedBatch:
-    """Consecutive records of one partition. From batch to batch, its tokens never decrease."""
+    """Consecutive records of one partition. Tokens never decrease from batch to batch."""
 
     partition: LogPartition
     token: int
-    """The epoch of the cursor: a fencing token for what the records are turned into."""
+    """The epoch of the cursor: a fencing token for results made from the records."""
     records: Sequence[LogRecord]
 
 
 class PartitionConsumer:
-    """One partition in the hands of one consumer, from `hold` to `release`.
+    """One partition in the hands of one consumer, from `hold` to `close`.
 
-    `take` never waits: it gives a batch or None, and `on_news` is called when it is worth asking
-    again.
+    `take` never waits: it gives a batch or None. `on_news` is called when it may have more.
     """
 
     def __init__(
@@ -78,10 +79,10 @@ class PartitionConsumer:
         self.position = 0
         """The offset after the last record that was given to the application."""
         self.finished = 0
-        """The offset after the last record that the application has handed back."""
+        """The offset after the last record that the application has finished."""
         self.error: BookieError | None = None
-        """Why nothing is consumed any more."""
-        self._is_stopped = self._is_released = False
+        """The reason why this consumer gives out nothing more."""
+        self._is_stopped = self._is_closed = False
         self._client = client
         self._participant = participant
         self._record = record
@@ -92,11 +93,11 @@ class PartitionConsumer:
         self._lock = Lock(participant, queue, claim, self._on_lock)
         self._cursor: HeldCursor | None = None
         self._checked = 0
-        """The lock's token when the cursor was last seen to be this consumer's."""
+        """The lock's token at the last check that the cursor is this consumer's."""
         self._batch: Sequence[LogRecord] | None = None
         self._now = asyncio.get_running_loop().time
         self._certain_until = 0.0
-        """So long `may_give` need not look again; 0 after every change of the lock."""
+        """Until this time of the loop `may_give` holds; 0 after every change of the lock."""
         self._room = asyncio.Event()
         """Set while no batch is waiting to be taken."""
         self._pump: asyncio.Task[None] | None = None
@@ -109,12 +110,12 @@ class PartitionConsumer:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more is given out: it was stopped, or lost."""
+        """True if nothing more is given out: it was stopped, or lost."""
         return self._is_stopped or self.error is not None
 
     @property
     def may_give(self) -> bool:
-        """Whether the cursor is this consumer's for certain; if not, `on_news` tells of a change.
+        """True if the cursor is certainly this consumer's; if not, `on_news` tells of a change.
 
         A lock that was claimed again has another token, until the cursor was checked.
         """
@@ -129,8 +130,8 @@ class PartitionConsumer:
     async def hold(self, start: Callable[[], Awaitable[int]] | None) -> None:
         """Wait until no other consumer holds the cursor, take it, and begin to read.
 
-        `start` says where a new cursor begins; None refuses to make one. If this raises or is
-        cancelled, nothing is held.
+        `start` gives the offset of a new cursor; with None, the cursor has to exist. If this raises
+        or is cancelled, nothing is held.
 
         Raises:
             NoSuchCursorError: it does not exist, and there is no `start`.
@@ -149,7 +150,7 @@ class PartitionConsumer:
             self._room.set()
             self._pump = self._participant.spawn(self._read(self._cursor.committed))
         except BaseException:
-            await self.release()
+            await self.close()
             raise
         _log.info(
             "cursor_taken",
@@ -161,7 +162,7 @@ class PartitionConsumer:
         self._on_lock(self._lock.state)
 
     def take(self) -> ConsumedBatch | None:
-        """The next batch, if one is there and this consumer may give it out.
+        """The next batch, if there is one and this consumer may give it out.
 
         Raises:
             CursorLostError: the cursor belongs to another consumer, or was reset or deleted.
@@ -178,8 +179,38 @@ class PartitionConsumer:
         self._room.set()
         return ConsumedBatch(self.partition, self.cursor.token, batch)
 
+    async def commit_up_to(self, up_to: LogRecord | LogPosition | int | None) -> None:
+        """Commit all records that were given out, or those up to `up_to`.
+
+        Raises:
+            BadRequestError: the position was not given out yet.
+            BookieError: what `HeldCursor.commit` raises.
+        """
+        if up_to is None:
+            offset = self.position
+        elif isinstance(up_to, int):
+            offset = up_to
+            if offset < 0:
+                raise BadRequestError(f"{offset} is not an offset in a log")
+        elif up_to.partition != self.partition.number:
+            raise BadRequestError(f"{self.partition} has no record of partition {up_to.partition}")
+        else:
+            offset = up_to.offset + 1
+        if offset > self.position:
+            raise BadRequestError(
+                f"{self.partition} was consumed up to offset {self.position}, not {offset}"
+            )
+        await self.commit(offset)
+
+    async def commit_finished(self) -> None:
+        """Commit the records that the application has finished. A failure is logged only."""
+        try:
+            await self.commit(self.finished)
+        except BookieError as error:
+            _log.warning("not_committed", partition=str(self.partition), reason=str(error))
+
     async def commit(self, offset: int) -> None:
-        """The next consumer begins at `offset`; raises what `HeldCursor.commit` does."""
+        """Let the next consumer begin at `offset`. Raises what `HeldCursor.commit` raises."""
         try:
             await self.cursor.commit(offset)
         except (CursorLostError, NoSuchLogError) as error:
@@ -187,15 +218,15 @@ class PartitionConsumer:
             raise
 
     def stop(self) -> None:
-        """Give out no more. What was given out can still be committed."""
+        """Give out no more. Records that were given out can still be committed."""
         self._is_stopped = True
         self._end_reading()
 
-    async def release(self) -> None:
-        """Stop, and let the next consumer hold the cursor. It commits nothing."""
+    async def close(self) -> None:
+        """Stop, and let the next consumer hold the cursor, without a commit."""
         self.stop()
-        self._is_released = True
-        with suppress(MetadataClosedError):  # the participant was closed, and gave the lock up
+        self._is_closed = True
+        with suppress(MetadataClosedError):  # the participant was closed, and released the lock
             await self._lock.release()
 
     # ---- reading
@@ -228,8 +259,8 @@ class PartitionConsumer:
             self._pump.cancel()
 
     def _fail(self, error: BookieError) -> None:
-        """Nothing is consumed any more; others may go on at once."""
-        if self.error is not None or self._is_released:
+        """Stop consuming for good, and release the lock at once."""
+        if self.error is not None or self._is_closed:
             return
         self.error = error
         self._end_reading()
@@ -246,7 +277,7 @@ class PartitionConsumer:
 
     def _on_lock(self, state: LockState) -> None:
         self._certain_until = 0.0
-        if self._cursor is None or self._is_released or self.error is not None:
+        if self._cursor is None or self._is_closed or self.error is not None:
             return
         match state:
             case LockState.HELD if self._lock.token == self._checked:
@@ -261,9 +292,9 @@ class PartitionConsumer:
                 self._fail(CursorLostError(f"another consumer holds {self._record}"))
 
     async def _check(self, token: int) -> None:
-        """The lock was claimed again: make sure that nobody has taken the cursor in between."""
+        """The lock was claimed again: check that no other process took the cursor in between."""
         attempt = 0
-        while self.error is None and not self._is_released:
+        while self.error is None and not self._is_closed:
             try:
                 await self.cursor.check()
             except (CursorLostError, NoSuchLogError, MetadataClosedError) as error:
@@ -272,7 +303,7 @@ class PartitionConsumer:
                 await self._participant.pause(attempt)
                 attempt += 1
             else:
-                # A check that had to be repeated may end after that of a later claim.
+                # A repeated check may end after the check of a later claim.
                 self._checked = max(self._checked, token)
                 self._on_news()
                 return

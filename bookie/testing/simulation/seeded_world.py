@@ -27,7 +27,7 @@ import bookie.ledger.write.handle
 import bookie.ledger.write.writer_lanes
 import bookie.log.catalog.logs
 import bookie.log.clock_check
-import bookie.log.consume.cursor_record
+import bookie.log.consume.cursors
 import bookie.log.consume.group
 import bookie.log.log_client
 import bookie.wire.grpc.transport
@@ -40,7 +40,7 @@ from bookie.testing.simulation.simulated_network import SimulatedNetwork
 _TOKENS = (
     bookie.ledger.catalog.ledgers,
     bookie.log.catalog.logs,
-    bookie.log.consume.cursor_record,
+    bookie.log.consume.cursors,
     bookie.log.consume.group,
 )
 _DRAWS = (

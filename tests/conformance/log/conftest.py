@@ -75,7 +75,7 @@ def process_maker(
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
         ledgers = SimpleNamespace(pool=SimpleNamespace(spawn=tasks.create_task))
         client = LogClient(cast("LedgerClient", ledgers), store)
-        stack.push_async_callback(client.aclose)
+        stack.push_async_callback(client.close)
         return LogProcess(session, store, client, logs)
 
     return make

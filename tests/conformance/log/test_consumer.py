@@ -22,8 +22,8 @@ from bookie.errors import (
     NoSuchLogError,
 )
 from bookie.log.catalog.logs import LogName, LogPartition
-from bookie.log.consume.consumer import AutoCommit, LogConsumer, consume
-from bookie.log.consume.cursor_record import HeldCursor
+from bookie.log.consume.commit import AutoCommit, HeldCursor
+from bookie.log.consume.consumer import LogConsumer, consume
 from tests.conformance.backends import Backend
 from tests.conformance.log.conftest import (
     FIRST,
@@ -462,7 +462,7 @@ async def test_a_closed_client_ends_its_consumers(orders: LogProcess) -> None:
     consumer = orders.consumer()
     await consumer.__aenter__()
     await values(consumer, 2)
-    await orders.client.aclose()
+    await orders.client.close()
     with pytest.raises(ClientClosedError):
         await anext(consumer)
     with pytest.raises(ClientClosedError):

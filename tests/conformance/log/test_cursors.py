@@ -14,7 +14,8 @@ from bookie.errors import (
     NoSuchLogError,
 )
 from bookie.log.catalog.logs import LogName, LogPartition
-from bookie.log.consume.cursor_record import CursorRecord, take_cursor
+from bookie.log.consume.commit import take_cursor
+from bookie.log.consume.cursors import CursorRecord
 from bookie.log.record.log_record import LogPosition
 from tests.conformance.log.conftest import FIRST, ORDERS, LogProcess, NewProcess
 from tests.conformance.log.fake_logs import CursorHistory

@@ -22,7 +22,7 @@ from bookie.errors import (
 from bookie.ledger.catalog.removal import nuke_cluster
 from bookie.log.catalog.groups import ConsumerGroup, list_groups
 from bookie.log.catalog.logs import LogName, LogPartition
-from bookie.log.consume.consumer import AutoCommit
+from bookie.log.consume.commit import AutoCommit
 from bookie.log.consume.group import GroupMember, GroupRecord, group_status, join_group
 from bookie.metadata.model import Check, Operation
 from tests.conformance.backends import Backend
@@ -430,7 +430,7 @@ async def test_errors_that_stay_reach_the_application(orders: LogProcess, team: 
     orders.logs.wake()
     with pytest.raises(LogTruncatedError):
         await take(worker.member, 1)
-    await worker.process.client.aclose()
+    await worker.process.client.close()
     with pytest.raises((ClientClosedError, LogTruncatedError)):
         await take(worker.member, 1)
 

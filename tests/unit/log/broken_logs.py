@@ -11,7 +11,7 @@ import pytest
 from bookie.errors import MetadataUnavailableError
 from bookie.log.catalog.log_cursor import LogCursor
 from bookie.log.catalog.log_metadata import LogHead
-from bookie.log.consume.cursor_record import HeldCursor
+from bookie.log.consume.commit import HeldCursor
 from bookie.log.head.chain import end_offset, with_ledger
 from bookie.log.head.head_keeper import HeadKeeper
 from bookie.log.log_client import LogClient

@@ -13,7 +13,8 @@ from bookie.api import BookKeeper, LogPolicy, LogWriter, connect
 from bookie.errors import BookieError, CursorLostError, LedgerFencedError, LogTakenOverError
 from bookie.log.catalog.log_cursor import LogCursor
 from bookie.log.catalog.logs import LogName, LogPartition
-from bookie.log.consume.cursor_record import CursorRecord, take_cursor
+from bookie.log.consume.commit import take_cursor
+from bookie.log.consume.cursors import CursorRecord
 from bookie.log.log_client import LogClient
 from bookie.log.tidy.truncation import apply_retention
 from bookie.log.write.partition_writer import PartitionWriter

@@ -42,7 +42,7 @@ async def client_of(cluster: RealCluster) -> AsyncIterator[tuple[BookKeeper, Log
         try:
             yield bk, logs
         finally:
-            await logs.aclose()
+            await logs.close()
 
 
 async def take(consumer: LogConsumer, count: int) -> list[bytes]:

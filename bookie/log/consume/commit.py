@@ -1,0 +1,136 @@
+"""The commits of a consumer: it takes a cursor in a new epoch, and moves it within that epoch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+
+from bookie.errors import BadRequestError, CursorLostError, NoSuchCursorError, NoSuchLogError
+from bookie.log.catalog.log_cursor import LogCursor
+from bookie.log.consume.cursors import CursorRecord, next_epoch, unique_owner
+from bookie.log.log_client import LogClient
+from bookie.metadata.model import NOT_EXISTS
+from bookie.metadata.versioned import Versioned
+
+
+@dataclass(frozen=True, slots=True)
+class AutoCommit:
+    """Commit finished records without a call, after a time or a count; the first one decides."""
+
+    every_seconds: float = 5.0
+    every_records: int = 1000
+
+    def __post_init__(self) -> None:
+        if self.every_seconds <= 0 or self.every_records < 1:
+            raise BadRequestError("automatic commits need a time above 0 and a count of at least 1")
+
+
+class HeldCursor:
+    """A cursor in the epoch of one holder, made by `take_cursor`. Commits go one after the other.
+
+    The epoch is a fencing token. After another process takes or resets the cursor, this holder
+    cannot change it.
+    """
+
+    def __init__(
+        self, client: LogClient, record: CursorRecord, taken: Versioned[LogCursor]
+    ) -> None:
+        self._client = client
+        self._record = record
+        self._found = taken
+        self._epoch = taken.value.epoch
+        self._owner = taken.value.owner
+        self._serial = asyncio.Lock()
+        self._lost: CursorLostError | NoSuchLogError | None = None
+        """Set, for good, when this holder learns that another epoch has begun."""
+
+    @property
+    def token(self) -> int:
+        """The epoch. Every former holder, even of a deleted cursor, had a smaller one."""
+        return self._epoch
+
+    @property
+    def committed(self) -> int:
+        """The last committed offset that this holder knows."""
+        return self._found.value.offset
+
+    async def commit(self, offset: int) -> None:
+        """Let the next consumer begin at `offset`. A lower one is ignored: cursors never go back.
+
+        The commit is durable when this returns.
+
+        Raises:
+            CursorLostError: the cursor belongs to another consumer, was reset, or was deleted.
+            NoSuchLogError: the log was deleted.
+            MetadataUnavailableError, SessionLostError: unknown whether it was committed. The next
+                commit decides it.
+        """
+        async with self._serial:
+            if self._lost is not None:
+                raise self._lost
+            while offset > self.committed:
+                value = replace(
+                    self._found.value, offset=offset, committed_ms=self._client.clock.now_ms()
+                )
+                await self._adopt(self._record.propose(value, self._found.version))
+
+    async def check(self) -> None:
+        """Read the cursor and make sure that it is still this holder's; raises as `commit`."""
+        async with self._serial:
+            await self._adopt(self._record.read())
+
+    async def _adopt(self, asked: Awaitable[Versioned[LogCursor]]) -> None:
+        try:
+            found = await asked
+        except NoSuchCursorError as error:
+            self._lost = await self._why_deleted()
+            raise self._lost from error
+        if (found.value.epoch, found.value.owner) != (self._epoch, self._owner):
+            self._lost = CursorLostError(
+                f"this consumer lost {self._record}: the last to take or reset it was "
+                f"{found.value.owner}"
+            )
+            raise self._lost
+        self._found = found
+
+    async def _why_deleted(self) -> CursorLostError | NoSuchLogError:
+        """The error for a deleted cursor; a log is deleted with its cursors."""
+        try:
+            await self._client.definition(self._record.partition.name)
+        except NoSuchLogError as error:
+            return error
+        return CursorLostError(f"{self._record} was deleted")
+
+
+async def take_cursor(
+    client: LogClient, record: CursorRecord, start: Callable[[], Awaitable[int]] | None = None
+) -> HeldCursor:
+    """Become the holder of a cursor, in a new epoch. `start` gives the offset of a new cursor.
+
+    Raises:
+        NoSuchCursorError: it does not exist, and there is no `start`.
+        NoSuchLogError: the log was deleted.
+        MetadataUnavailableError, SessionLostError: unknown whether it was taken.
+    """
+    owner = unique_owner(client)
+    while True:
+        try:
+            found = await record.read()
+        except NoSuchCursorError:
+            if start is None:
+                raise
+            new = LogCursor(await start(), owner=owner, committed_ms=client.clock.now_ms())
+            found = await record.propose(new, NOT_EXISTS)
+        # A deleted cursor of this name may have had epochs. No epoch is greater than the
+        # revision of the write that began it.
+        revision = await client.logs.cursor_revision(record.partition, record.name)
+        taken = replace(
+            found.value,
+            epoch=next_epoch(found.value, revision),
+            owner=owner,
+            committed_ms=client.clock.now_ms(),
+        )
+        written = await record.propose(taken, found.version)
+        if written.value == taken:
+            return HeldCursor(client, record, written)
