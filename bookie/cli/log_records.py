@@ -23,7 +23,7 @@ from bookie.env import Moment
 from bookie.env.clock import moment_text
 from bookie.errors import BadRequestError, DuplicateRecordError
 from bookie.log.read.start_position import LogStart
-from bookie.log.record.producer_windows import WINDOW_SEQUENCES
+from bookie.log.record.producers import WINDOW_SEQUENCES
 
 
 @dataclass(slots=True)

@@ -30,8 +30,7 @@ from bookie.entry.digest import BytesLike
 from bookie.entry.entry import Entries, Entry
 from bookie.errors import BadRequestError
 from bookie.log.record.log_record import LogRecord
-from bookie.log.record.log_record_columns import RecordColumns
-from bookie.log.record.log_records import PlainRecords
+from bookie.log.record.log_records import PlainRecords, RecordColumns
 from bookie.spark.options import SparkOptions
 
 S = TypeVar("S")

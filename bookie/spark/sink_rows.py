@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from bookie.errors import BadRequestError
 from bookie.log.record.log_record import encode_headers, plain_prefix
-from bookie.log.record.log_record_columns import FIXED_SIZE_BYTES, LATE_SIZE_BYTES, record_starts
+from bookie.log.record.log_records import FIXED_SIZE_BYTES, LATE_SIZE_BYTES, record_starts
 from bookie.log.write.writer import partition_of
 from bookie.spark.sink_options import SinkColumns
 

@@ -1,1 +1,1 @@
-"""The records of a log: their bytes, positions, and snapshots of producers."""
+"""The records of a log: their bytes, their positions, their producers."""

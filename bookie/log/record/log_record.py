@@ -1,4 +1,4 @@
-"""A record of a log: the payload of a ledger entry that a log's writer appends.
+"""The bytes of a log record: the payload of a ledger entry that a log's writer appends.
 
 Little endian:
 
@@ -19,17 +19,16 @@ offset bytes meaning
 …      …     value: the rest
 ====== ===== ====================================================================
 
-An absent key and an empty key are different things. Most records have 16 bytes and the key before
-the value, and are parsed with one `struct` call and two slices.
+An absent key and an empty key differ. Most records have only 16 bytes and the key before the value,
+and are parsed with one `struct` call and two slices.
 
 Version 1 is read, and no longer written. It had 32 bytes before the late part, with all lengths and
 the sequence number in them.
 
-**Late** is a record with a smaller timestamp than one before it. As every record tells the greatest
-timestamp so far, a reader finds a time by binary search. **Control records** are for writers, and
-readers skip them (:mod:`bookie.log.record.producer_snapshot`). While a writer keeps the sequence
-numbers of producers, each record says so: one of the entries before it, in the same ledger, is a
-control record.
+A **late** record has a smaller timestamp than one before it. Every record tells the greatest
+timestamp so far, so a reader finds a time by binary search. **Control records** are for writers;
+readers skip them (:mod:`bookie.log.record.producers`). While a writer keeps the sequence numbers of
+producers, each record has a flag: an earlier entry of the same ledger is a control record.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ NO_HEADERS: Mapping[str, bytes] = MappingProxyType({})
 
 
 class Producer(NamedTuple):
-    """Who appended a record, and as which of its records: lets a retry be recognised."""
+    """The producer of a record, and its number of the record, by which a retry is recognised."""
 
     producer_id: str
     sequence: int
@@ -72,7 +71,7 @@ class Producer(NamedTuple):
 
 
 class LogPosition(NamedTuple):
-    """Where a record is. `offset` orders the records of a partition; ledger ids need not ascend."""
+    """The place of a record. Only `offset` orders a partition; ledger ids need not ascend."""
 
     ledger_id: int
     entry_id: int
@@ -89,7 +88,7 @@ class LogRecord(NamedTuple):
     headers: Mapping[str, bytes] = NO_HEADERS
     producer: Producer | None = None
     ledger_id: int = -1
-    """Where it was read; -1 before it is appended. So are `entry_id` and `offset`."""
+    """The ledger that it was read from. This, `entry_id` and `offset` are -1 before the append."""
     entry_id: int = -1
     offset: int = -1
     partition: int = 0
@@ -97,7 +96,7 @@ class LogRecord(NamedTuple):
 
     @property
     def position(self) -> LogPosition:
-        """Where it was read."""
+        """The position at which it was read."""
         return LogPosition(self.ledger_id, self.entry_id, self.offset, self.partition)
 
 
@@ -108,7 +107,7 @@ def encode_log_record(
     is_control: bool = False,
     follows_control: bool = False,
 ) -> bytes:
-    """The bytes of `record`; its position is left out.
+    """The bytes of `record`, without its position.
 
     `greatest_ms` is the greatest timestamp so far; None, or a smaller one, means the record's own.
 
@@ -140,7 +139,7 @@ def encode_log_record(
 
 
 def _not_encoded(record: LogRecord, error: Exception) -> BadRequestError:
-    """What is wrong with a record that cannot be encoded."""
+    """The error for a record that cannot be encoded, with the reason."""
     parts: tuple[Any, ...] = record[:5]
     timestamp_ms, value, key, headers, producer = parts
     wrong = str(error)
@@ -174,12 +173,12 @@ def plain_prefix(
 
 
 def is_control(data: BytesLike) -> bool:
-    """Whether `data`, the payload of an entry, is a record that readers skip."""
+    """True if `data`, the payload of an entry, is a record that readers skip."""
     return len(data) > 1 and bool(data[1] & _IS_CONTROL)
 
 
 def follows_control(data: BytesLike) -> bool:
-    """Whether a control record is among the entries before this one, or this is one itself."""
+    """True if an entry before this one is a control record, or this is one itself."""
     return len(data) > 1 and bool(data[1] & (FOLLOWS_CONTROL | _IS_CONTROL))
 
 
@@ -199,7 +198,7 @@ def greatest_timestamp_ms(data: BytesLike) -> int:
 
 
 def with_greatest(data: bytes, greatest_ms: int) -> bytes:
-    """The same record, which tells at least this greatest timestamp; at most 8 bytes longer.
+    """The same record with at least this greatest timestamp; it is at most 8 bytes longer.
 
     Raises:
         FormatError: not a log record.
@@ -263,10 +262,10 @@ def _too_short(data: BytesLike, value_at: int) -> FormatError:
 
 
 def _from_version_1(data: BytesLike) -> BytesLike:
-    """The same record in this version; `data` itself if it is no record of version 1.
+    """A record of version 1 in the present version; other `data` unchanged.
 
     Raises:
-        FormatError: a record of version 1 that is damaged.
+        FormatError: the record is damaged.
     """
     if not data or data[0] != 1:
         return data
@@ -297,7 +296,7 @@ def _from_version_1(data: BytesLike) -> BytesLike:
 
 
 def _decode_producer(data: BytesLike, at: int) -> tuple[Producer, int]:
-    """The producer that is described at `at`, and where its description ends."""
+    """The producer whose bytes begin at `at`, and the place at which they end."""
     id_at = at + _PRODUCER.size
     if id_at > len(data):
         raise _too_short(data, id_at)
@@ -311,7 +310,7 @@ def _decode_producer(data: BytesLike, at: int) -> tuple[Producer, int]:
 
 
 def encode_headers(headers: Mapping[str, bytes]) -> bytes:
-    """Headers as they stand in a record: nothing if there are none.
+    """The bytes of headers in a record; empty without headers.
 
     Raises:
         struct.error, UnicodeEncodeError, AttributeError: a name is too long, or no text.
@@ -330,7 +329,7 @@ def encode_headers(headers: Mapping[str, bytes]) -> bytes:
 
 
 def _decode_headers(data: BytesLike, at: int, count: int) -> tuple[dict[str, bytes], int]:
-    """The headers that begin at `at`, and where they end."""
+    """The headers whose bytes begin at `at`, and the place at which they end."""
     first_at = at + _HEADERS.size
     if first_at > len(data):
         raise _too_short(data, first_at)

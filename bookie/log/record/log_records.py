@@ -1,8 +1,8 @@
-"""The records of consecutive entries, decoded together.
+"""Many log records at once: decode those of consecutive entries, encode first parts by NumPy.
 
-A reader gets entries in batches. Most batches hold plain records only, without headers and without
-a producer. For them this takes a few C calls for a batch, and makes each `LogRecord` only when it
-is looked at.
+Most batches hold plain records only, without headers and without a producer. For these, reading
+takes a few C calls for a batch, and makes each `LogRecord` only on access. The bytes are described
+in :mod:`bookie.log.record.log_record`.
 """
 
 from __future__ import annotations
@@ -10,21 +10,133 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
 from operator import itemgetter
-from typing import overload
+from typing import NamedTuple, overload
 
+import numpy as np
+from numpy.typing import NDArray
+
+from bookie.entry.digest import BytesLike
 from bookie.entry.entry import Entries
 from bookie.errors import FormatError
 from bookie.log.record.log_record import (
+    FOLLOWS_CONTROL,
+    HAS_KEY,
+    IS_LATE,
+    LOG_RECORD_VERSION,
     NO_HEADERS,
     LogPosition,
     LogRecord,
     decode_log_record,
     is_control,
 )
-from bookie.log.record.log_record_columns import FIXED_SIZE_BYTES, RecordColumns, record_columns
+
+_FIXED = np.dtype(
+    [
+        ("version", "<u1"),
+        ("flags", "<u1"),
+        ("header_count", "<u2"),
+        ("key_length", "<u4"),
+        ("timestamp_ms", "<i8"),
+    ]
+)
+
+FIXED_SIZE_BYTES = _FIXED.itemsize
+LATE_SIZE_BYTES = 8
+
+
+class RecordStarts(NamedTuple):
+    """The first parts of records without a producer. The caller appends key, headers and value."""
+
+    fixed: bytes
+    """`FIXED_SIZE_BYTES` of each record."""
+    late: bytes
+    """`LATE_SIZE_BYTES` of each record; only late records contain them."""
+    is_late: NDArray[np.bool_]
+    greatest_ms: int
+    """The greatest timestamp up to the last record."""
+
+
+def record_starts(
+    timestamps_ms: NDArray[np.int64],
+    greatest_ms: int,
+    has_key: NDArray[np.bool_],
+    key_lengths: NDArray[np.int64],
+    header_counts: NDArray[np.int64],
+) -> RecordStarts:
+    """The first parts of at least one record; `greatest_ms` is the greatest timestamp before them.
+
+    All arrays have one element for each record. A record without a key has the key length 0. The
+    numbers fit into their fields: 16 bits for the number of headers, 32 for the length of a key.
+    """
+    greatest = np.maximum(np.maximum.accumulate(timestamps_ms), greatest_ms)
+    is_late = greatest > timestamps_ms
+    fixed = np.zeros(len(timestamps_ms), _FIXED)
+    fixed["version"] = LOG_RECORD_VERSION
+    fixed["flags"] = has_key * HAS_KEY + is_late * IS_LATE
+    fixed["header_count"] = header_counts
+    fixed["key_length"] = key_lengths
+    fixed["timestamp_ms"] = timestamps_ms
+    late = greatest.astype("<i8").tobytes()
+    return RecordStarts(fixed.tobytes(), late, is_late, int(greatest[-1]))
+
+
+class RecordColumns(NamedTuple):
+    """Consecutive records without headers and producer, in one piece of memory.
+
+    Each array has one element for each record. A key ends where the value begins.
+    """
+
+    data: BytesLike
+    timestamps_ms: NDArray[np.int64]
+    has_key: NDArray[np.bool_]
+    starts: NDArray[np.int64]
+    """The places in `data` at which the records begin."""
+    keys_at: NDArray[np.int64]
+    values_at: NDArray[np.int64]
+    ends: NDArray[np.int64]
+
+    def part(self, begin: int, end: int) -> RecordColumns:
+        """The records from index `begin` up to and without `end`."""
+        return RecordColumns._make((self.data, *(column[begin:end] for column in self[1:])))
+
+
+def record_columns(
+    data: BytesLike, starts: NDArray[np.int64], ends: NDArray[np.int64]
+) -> RecordColumns | None:
+    """The columns of these records; None if one of them is damaged or of another kind.
+
+    Other kinds are control records, and records with headers or a producer.
+    """
+    if not len(starts) or int((ends - starts).min()) < FIXED_SIZE_BYTES:
+        return None
+    # Overlapping rows, one for each byte. Indexing copies the rows at the records' starts.
+    row = np.dtype((np.void, FIXED_SIZE_BYTES))
+    count = len(data) - FIXED_SIZE_BYTES + 1
+    fixed = np.ndarray(count, row, buffer=data, strides=(1,))[starts].view(_FIXED)
+    words = fixed.view("<u8").reshape(-1, 2)[:, 0]  # everything except the time
+    # Usually the records differ only in time and value. Then the first one stands for all.
+    kinds = fixed[:1] if (words == words[0]).all() else fixed
+    flags = kinds["flags"]
+    has_key = (flags & HAS_KEY) != 0
+    key_lengths = kinds["key_length"].astype(np.int64)
+    keys_at = starts + (FIXED_SIZE_BYTES + ((flags & IS_LATE) != 0) * LATE_SIZE_BYTES)
+    values_at = keys_at + key_lengths
+    is_other = (
+        (kinds["version"] != LOG_RECORD_VERSION)
+        | ((flags & ~np.uint8(HAS_KEY | IS_LATE | FOLLOWS_CONTROL)) != 0)
+        | (~has_key & (key_lengths != 0))
+        | (kinds["header_count"] != 0)
+        | (values_at > ends)
+    )
+    if is_other.any():
+        return None
+    timestamps_ms = fixed["timestamp_ms"].astype(np.int64)
+    has_key = np.broadcast_to(has_key, len(starts))
+    return RecordColumns(data, timestamps_ms, has_key, starts, keys_at, values_at, ends)
+
 
 _value_of = itemgetter(slice(FIXED_SIZE_BYTES, None))
-"""Of a record that has a timestamp and a value only."""
+"""The value of a record that has only a timestamp and a value."""
 
 
 class PlainRecords(Sequence[LogRecord]):
@@ -38,15 +150,15 @@ class PlainRecords(Sequence[LogRecord]):
         self.payloads = payloads
         """The entries."""
         self.columns = columns
-        """The same as they lie in memory: for those who make columns of them, not records."""
+        """The columns of the same records, for callers that need no record objects."""
         self.first = first
-        """Where the first of them is."""
+        """The position of the first record."""
 
     def __len__(self) -> int:
         return len(self.payloads)
 
     def part(self, begin: int, end: int) -> PlainRecords:
-        """The records at these places; `end` is behind the last one."""
+        """The records from index `begin` up to and without `end`."""
         ledger_id, entry_id, offset, partition = self.first
         first = LogPosition(ledger_id, entry_id + begin, offset + begin, partition)
         return PlainRecords(self.payloads[begin:end], self.columns.part(begin, end), first)
@@ -73,7 +185,7 @@ class PlainRecords(Sequence[LogRecord]):
         ledger_id, entry_id, offset, partition = self.first
         count = len(self.payloads)
         return map(
-            tuple.__new__,  # the class's own is Python code, and takes twice as long
+            tuple.__new__,  # LogRecord's own is Python code, and takes twice as long
             repeat(LogRecord),
             zip(
                 self.columns.timestamps_ms.tolist(),
@@ -85,7 +197,7 @@ class PlainRecords(Sequence[LogRecord]):
                 range(entry_id, entry_id + count),
                 range(offset, offset + count),
                 repeat(partition),
-                strict=False,  # some repeat for ever
+                strict=False,  # some iterators have no end
             ),
         )
 
@@ -106,7 +218,7 @@ class PlainRecords(Sequence[LogRecord]):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence):
             return NotImplemented
-        # `bookie.sync` compares each batch with an empty one: that must make no records.
+        # `bookie.sync` compares each batch with an empty one, which must make no records.
         return len(self) == len(other) and list(self) == list(other)
 
     __hash__ = None  # type: ignore[assignment]  # like a list
@@ -116,7 +228,7 @@ class PlainRecords(Sequence[LogRecord]):
 
 
 def decode_log_records(entries: Entries, first: LogPosition) -> Sequence[LogRecord]:
-    """The records in consecutive entries, the first of them at `first`, without control records.
+    """The records in consecutive entries from `first` on, without control records.
 
     Raises:
         FormatError: an entry is not a log record, damaged, or of a newer version.

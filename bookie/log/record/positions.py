@@ -1,4 +1,4 @@
-"""The positions of records that were appended together, without an object for each of them."""
+"""The positions of records that were appended together, without an object for each record."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class PositionRun(NamedTuple):
 
     @property
     def first(self) -> LogPosition:
-        """Where it begins."""
+        """The position of the first entry."""
         return LogPosition(self.ledger_id, self.first_entry_id, self.first_offset, self.partition)
 
 
 class LogPositions(Sequence[LogPosition]):
-    """The positions of consecutive appends, in their order. Mostly one run: one ledger."""
+    """The positions of consecutive appends, in order: usually one run in one ledger."""
 
     __slots__ = ("_starts", "runs")
 
@@ -36,7 +36,7 @@ class LogPositions(Sequence[LogPosition]):
 
     @classmethod
     def of(cls, positions: Iterable[LogPosition]) -> LogPositions:
-        """Positions that are at hand one by one, such as those of several partitions."""
+        """The same for separate positions, such as those of several partitions."""
         return cls(PositionRun(*one[:3], 1, one.partition) for one in positions)
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""Records on their way into a partition: their bytes, and what each says about those before it."""
+"""Encode the records of a partition in order: each tells the greatest timestamp before it."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from bookie.ids import MAX_ID
 from bookie.ledger.connection.arguments import Payload, checked_bytes
 from bookie.ledger.write.append_queue import NewEntries
 from bookie.log.record.log_record import LogRecord, Producer, encode_log_record, plain_prefix
-from bookie.log.record.producer_snapshot import encode_producers
-from bookie.log.record.producer_windows import ProducerWindows
+from bookie.log.record.producers import ProducerWindows, encode_producers
 
 SNAPSHOT_ENTRIES = 10_000
-"""A snapshot of producers is due after so many entries: the next owner reads back as many."""
+"""A snapshot of producers is due after so many entries. The next owner reads back as many."""
 
 _SHARED_FROM = 64
-"""Fewer records than these get a copy of their prefix each: that costs no more (measured)."""
+"""With fewer records, each gets a copy of the prefix: that costs no more (measured)."""
 
 DRIFT_SECONDS_MAX = 60.0
-"""Between the wall clock and the monotonic one, since they were compared."""
+"""The tolerated drift of the wall clock from the monotonic one since the last comparison."""
 
 _NO_HEADERS: Mapping[str, bytes] = {}
 
@@ -37,9 +36,9 @@ class NewRecord(NamedTuple):
 
 
 class LatestTime:
-    """The latest time that a record may have: the clock, and what the policy of the log adds.
+    """The latest time that a record may have: the clock, plus the time that the policy allows.
 
-    The wall clock is taken when it was compared with others', and goes on with the monotonic one.
+    The wall clock counts at the moment of its comparison; the monotonic clock continues it.
     """
 
     def __init__(self, clock: Clock, ahead_seconds: int) -> None:
@@ -48,17 +47,17 @@ class LatestTime:
         self._ahead_seconds = ahead_seconds
         self._base_ms = float(MAX_ID)
         self.is_in_doubt = False
-        """Whether it has to be compared before it is believed again."""
+        """True if the clock has to be compared before its next use."""
         self.compared()
 
     def compared(self) -> None:
-        """The wall clock was compared just now."""
+        """Note that the wall clock has just been compared with those of bookies."""
         self.is_in_doubt = False
         if self._ahead_seconds:
             self._base_ms = self._offset_ms() + 1000 * self._ahead_seconds
 
     def _offset_ms(self) -> float:
-        """Of the wall clock, from the monotonic one."""
+        """The offset of the wall clock from the monotonic one."""
         return self._clock.now_ms() - 1000 * self._clock.monotonic()
 
     def require(self, timestamp_ms: int) -> None:
@@ -66,7 +65,7 @@ class LatestTime:
 
         Raises:
             BadRequestError: it is later.
-            ClockError: the wall clock has moved since it was compared: compare it, and try again.
+            ClockError: the wall clock has moved since its comparison: compare it, and try again.
         """
         if timestamp_ms - 1000 * self._clock.monotonic() > self._base_ms:
             drift_ms = self._offset_ms() - self._base_ms + 1000 * self._ahead_seconds
@@ -84,10 +83,7 @@ class LatestTime:
 
 
 class RecordEncoder:
-    """Encodes the records of one partition in their order.
-
-    State is kept only when a whole call succeeds: what is refused leaves no trace.
-    """
+    """Encodes the records of one partition in order. A call that fails changes no state."""
 
     def __init__(
         self,
@@ -109,11 +105,11 @@ class RecordEncoder:
     def encode_many(
         self, records: Sequence[Payload | NewRecord], producer: Producer | None = None
     ) -> NewEntries:
-        """The entries of at least one record; `producer` is the first one's, the others follow it.
+        """The entries of at least one record; `producer` belongs to the first, the others follow.
 
         Raises:
-            BadRequestError: one does not fit into an entry, a field is of the wrong kind, or a time
-                is too far ahead; none of them counts as encoded.
+            BadRequestError: a record does not fit into an entry, a field is of the wrong kind, or a
+                time is too far ahead; no record counts as encoded.
         """
         if producer is not None or list(map(type, records)).count(bytes) != len(records):
             return self._encode_each([as_record(one) for one in records], producer)
@@ -160,17 +156,17 @@ class RecordEncoder:
     # -- snapshots of producers --------------------------------------------------------------------
 
     def begin_ledger(self) -> None:
-        """The next records go to another ledger, which needs a snapshot of its own."""
+        """Note that the next records go to another ledger, which needs its own snapshot."""
         self._entries_since_snapshot = SNAPSHOT_ENTRIES
         self.latest.compared()
 
     @property
     def is_snapshot_due(self) -> bool:
-        """Whether a snapshot has to go before the records that were encoded last."""
+        """True if a snapshot has to precede the records that were encoded last."""
         return self._has_producers and self._entries_since_snapshot >= SNAPSHOT_ENTRIES
 
     def snapshot(self) -> NewEntries:
-        """A control record with what is known of producers now."""
+        """A control record with the known producers."""
         self._entries_since_snapshot = 0
         at_ms = min(self._greatest_ms, self._clock.now_ms())
         record = LogRecord(at_ms, encode_producers(self.windows.state()))
@@ -179,10 +175,10 @@ class RecordEncoder:
 
 
 def checked_records(records: object) -> list[Payload | NewRecord]:
-    """Records that came together; each is looked at when it is encoded.
+    """A list of the records; their encoding checks each one.
 
     Raises:
-        BadRequestError: they are one value, or not many.
+        BadRequestError: `records` is a single value, or not iterable.
     """
     single = (str, bytes, bytearray, memoryview, NewRecord, Mapping)
     if not isinstance(records, Iterable) or isinstance(records, single):
@@ -193,7 +189,7 @@ def checked_records(records: object) -> list[Payload | NewRecord]:
 
 
 def as_record(given: Payload | NewRecord) -> NewRecord:
-    """A record as it was given, or one of a value alone."""
+    """The record itself, or a record of a value alone."""
     return given if isinstance(given, NewRecord) else NewRecord(_checked(given))
 
 

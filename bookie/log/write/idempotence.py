@@ -1,4 +1,4 @@
-"""Appends of idempotent producers: what was appended before is answered, not appended again."""
+"""Appends of idempotent producers: a repeated record gets its first position."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bookie.ledger.connection.calls import fresh
 from bookie.ledger.connection.pool import BookiePool
 from bookie.log.record.log_record import Producer
 from bookie.log.record.positions import LogPositions, PositionRun
-from bookie.log.record.producer_windows import ProducerWindows
+from bookie.log.record.producers import ProducerWindows
 from bookie.log.record.record_encoder import NewRecord
 from bookie.log.write.unconfirmed import Unconfirmed
 
@@ -20,23 +20,23 @@ Records = Sequence[Payload | NewRecord]
 
 
 class AppendsRecords(Protocol):
-    """What this module needs of a partition's writer."""
+    """A partition's writer, as far as this module needs it."""
 
     @property
     def error(self) -> BookieError | None:
-        """Why appends are refused."""
+        """The reason why appends are refused; None while they are accepted."""
 
     async def admit(self) -> None:
         """Wait for room."""
 
     def turn_away(self) -> None:
-        """Append nothing after all."""
+        """Append nothing after `admit`."""
 
     def submit(self, records: Records, producer: Producer | None) -> Unconfirmed:
-        """Append records."""
+        """Append records after `admit`; `producer` belongs to the first one."""
 
     async def confirmed(self, appended: Unconfirmed) -> LogPositions:
-        """Where they are, once they are confirmed."""
+        """Wait until they are confirmed; returns their positions."""
 
 
 class IdempotentAppends:
@@ -52,9 +52,9 @@ class IdempotentAppends:
         self._under_way: dict[asyncio.Task[None], None] = {}
 
     async def append(self, records: Records, producer: Producer) -> LogPositions:
-        """Append those that are new; returns where all of them are.
+        """Append the new ones of `records`; returns the positions of all.
 
-        `producer` is that of the first record; the others have the numbers that follow.
+        `producer` belongs to the first record; the others have the numbers that follow.
         """
         await self._writer.admit()
         known = self._known(producer, len(records))
@@ -63,7 +63,7 @@ class IdempotentAppends:
         if known < len(records):
             first = Producer(producer.producer_id, producer.sequence + known)
             appended = self._writer.submit(records[known:], first)
-            # A task of its own: the outcome must be known even if this caller is cancelled.
+            # Its own task: the outcome has to be known even if this caller is cancelled.
             task = self._pool.spawn(self._conclude(appended), name="append of a producer")
             self._under_way[task] = None
             task.add_done_callback(self._under_way.pop)
@@ -71,7 +71,7 @@ class IdempotentAppends:
             self._writer.turn_away()
         runs = await self._runs_of(producer, known, before) if known else []
         if task is not None and appended is not None:
-            await asyncio.wait([task])  # it goes on if this caller is cancelled
+            await asyncio.wait([task])
             if appended.outcome is None:
                 raise ClientClosedError("the client was closed while a record was appended")
             if isinstance(appended.outcome, BookieError):
@@ -80,7 +80,7 @@ class IdempotentAppends:
         return LogPositions(runs)
 
     def _known(self, producer: Producer, count: int) -> int:
-        """How many of `count` records were appended before, confirmed or not."""
+        """The number of the `count` records that were appended before, confirmed or not."""
         producer_id, first = producer
         last = self._windows.last_sequence(producer_id)
         known = min(max(0, last - first + 1), count)
@@ -95,7 +95,7 @@ class IdempotentAppends:
     async def _runs_of(
         self, producer: Producer, known: int, before: list[asyncio.Task[None]]
     ) -> list[PositionRun]:
-        """Where the known records are, once the appends that were under way are confirmed."""
+        """The positions of the known records, after the appends in `before` are confirmed."""
         if before:
             await asyncio.wait(before)
         if self._writer.error is not None:

@@ -1,4 +1,4 @@
-"""Where a ledger of a log ends, and what its last records say."""
+"""The end of a log's ledger, and the state that its last records tell."""
 
 from __future__ import annotations
 
@@ -14,19 +14,18 @@ from bookie.log.record.log_record import (
     greatest_timestamp_ms,
     is_control,
 )
-from bookie.log.record.producer_snapshot import decode_producers
-from bookie.log.record.producer_windows import ProducerWindows
+from bookie.log.record.producers import ProducerWindows, decode_producers
 
 READ_BACK_ENTRIES = 4096
-"""Entries of one step back, in search of a snapshot of producers."""
+"""Entries that one step back reads, in search of a snapshot of producers."""
 
 
 async def end_of(ledgers: LedgerClient, metadata: LedgerMetadata, password: bytes) -> LedgerEnd:
-    """The end of a closed ledger, as its last entry tells.
+    """The end of a closed ledger; reads its last entry.
 
     Raises:
         UnavailableError, CorruptionError: the entry could not be read.
-        FormatError: it is no record.
+        FormatError: the entry is no record.
     """
     last = metadata.last_entry_id
     if last == NO_ENTRY:
@@ -44,7 +43,7 @@ async def end_of(ledgers: LedgerClient, metadata: LedgerMetadata, password: byte
 async def check_last_record(
     ledgers: LedgerClient, ledger_id: int, base_offset: int, password: bytes
 ) -> bool:
-    """Read the last entry of a ledger that is known now, without a fence; False if it has none.
+    """Decode the last known entry of a ledger, without a fence; False if it has none.
 
     Raises:
         FormatError: it is no record, or one of a newer version.
@@ -62,9 +61,9 @@ async def check_last_record(
 async def producers_of(
     ledgers: LedgerClient, end: LedgerEnd, base_offset: int, password: bytes
 ) -> ProducerWindows:
-    """What the writer of a closed ledger knew of its producers.
+    """The producers that the writer of a closed ledger knew.
 
-    It reads back to the last snapshot. Without producers it reads the last entry only.
+    This reads back to the last snapshot. Without producers it reads the last entry only.
 
     Raises:
         UnavailableError, CorruptionError: an entry could not be read.

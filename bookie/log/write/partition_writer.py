@@ -1,4 +1,4 @@
-"""The writer of one partition: appends to its last ledger, and goes on in another one.
+"""The writer of one partition: appends to its last ledger, and continues in another one.
 
 ::
 
@@ -6,18 +6,18 @@
                     ▲ hold, go on                          ▲ appended again
                     └────────── one task: roll, mend, close ┘
 
-Only that task changes the head. So every change has its place in one sequence:
+Only that task changes the head, so all changes form one sequence:
 
 ======= ==========================================================================================
 roll    add a new ledger; hold appends until the old ledger's are confirmed; switch; close the old
         ledger, then its range
-mend    the ledger's writer has ended: hold appends; close the ledger. What it contains is
-        confirmed. Add a new ledger, append the rest again in its order; go on
+mend    the ledger's writer has ended: hold appends; close the ledger. Its entries are confirmed.
+        Add a new ledger, append the other records again in order; go on
 close   hold appends until all are confirmed; close the ledger, then its range; leave
 ======= ==========================================================================================
 
-No two ledgers hold unconfirmed appends at the same time. So after a crash there is no gap below an
-acknowledged record, and the order of appends is the order of records.
+At most one ledger has unconfirmed appends. So after a crash there is no gap below an acknowledged
+record, and the order of appends is the order of records.
 """
 
 from __future__ import annotations
@@ -70,13 +70,13 @@ T = TypeVar("T")
 _log = event_log(__name__)
 
 FRUITLESS_PAUSE_SECONDS = 1.0
-"""Before another ledger is made after one that took nothing, although bookies answer."""
+"""The pause before a new ledger, if bookies answer and the last ledger still took nothing."""
 
 HOUSEKEEPING_SECONDS = 60.0
-"""Between two looks at the retention; there is one after each roll as well."""
+"""The time between two applications of the retention; each roll causes one, too."""
 
 ROLL_RETRY_SECONDS = 5.0
-"""After a roll for which no ledger could be created."""
+"""The pause after a roll for which no ledger could be created."""
 
 
 class PartitionWriter:
@@ -99,7 +99,7 @@ class PartitionWriter:
         self._loop = asyncio.get_running_loop()
         self._segment = self._begin(owned.writer, owned.base_offset)
         self._next: WriterHandle | None = None
-        """Of a ledger that is in the chain already, and has no entry yet."""
+        """The writer of a ledger that the head names and that has no entry yet."""
         self._encoder = RecordEncoder(
             client.clock,
             owned.windows,
@@ -118,22 +118,22 @@ class PartitionWriter:
         )
         self._wake = asyncio.Event()
         self._mended: asyncio.Future[None] | None = None
-        """Once the segment's writer has ended: resolved when the chain is mended."""
+        """Set when the segment's writer has ended; resolved when the chain is mended."""
         self._created: WriterHandle | None = None
-        """Of a ledger that may be in the chain: the write of the head was not answered."""
+        """The writer of a ledger that the head may name: the store did not answer."""
         self._retired: Segment | None = None
         """The ledger before the present one, until its range is closed."""
         self._rollers: list[asyncio.Future[None]] = []
         self._retiring: list[asyncio.Future[None]] = []
         """The callers of the roll that is under way."""
         self._silent_since: float | None = None
-        """Since when no ledger took an entry, although some wait; None while they do."""
+        """The time since which entries wait and no ledger takes one; None otherwise."""
         self._retry_at: float | None = None
-        """When a step that failed is tried again."""
+        """The time at which a failed step is tried again."""
         self._next_housekeeping = self._loop.time() + HOUSEKEEPING_SECONDS
         self._closing: asyncio.Future[None] | None = None
         self._error: BookieError | None = None
-        """Why appends are refused."""
+        """The reason why appends are refused."""
         self._pool.on_close(self._on_client_closed)
         self._task = self._pool.spawn(self._run(), name=f"log {partition}")
 
@@ -141,11 +141,10 @@ class PartitionWriter:
         state = "open" if self._error is None else f"ended: {self._error}"
         return f"<PartitionWriter of {self.partition}, epoch {self.epoch}, {state}>"
 
-    # -- what the owner may ask and do -------------------------------------------------------------
+    # -- calls of the owner ------------------------------------------------------------------------
 
     @property
     def epoch(self) -> int:
-        """The fencing token of this owner."""
         return self._keeper.head.epoch
 
     @property
@@ -155,17 +154,16 @@ class PartitionWriter:
 
     @property
     def ledger_id(self) -> int:
-        """The ledger that is appended to."""
         return self._segment.writer.ledger_id
 
     @property
     def is_owner(self) -> bool:
-        """Whether it has neither ended nor begun to close, and its loop can still run."""
+        """True until it ends, begins to close, or its loop is closed."""
         return self._error is None and self._closing is None and not self._loop.is_closed()
 
     @property
     def error(self) -> BookieError | None:
-        """Why appends are refused; None while they are not."""
+        """The reason why appends are refused; None while they are accepted."""
         return self._error
 
     async def append(
@@ -174,7 +172,7 @@ class PartitionWriter:
         producer: Producer | None = None,
         turn: Turn | None = None,
     ) -> LogPositions:
-        """Append records in their order, at their `turn`; see `LogWriter.append_many`."""
+        """Append records in order, at their `turn`, as `LogWriter.append_many` describes."""
         if not records:
             self._require_here()
             self._require_open()
@@ -185,7 +183,7 @@ class PartitionWriter:
         return await self.confirmed(self.submit(records, None))
 
     async def roll(self) -> None:
-        """Go on in a new ledger; returns when the old one is closed.
+        """Continue in a new ledger; returns when the old one is closed.
 
         Raises:
             LogTakenOverError, LogClosedError: the writer has ended.
@@ -198,7 +196,7 @@ class PartitionWriter:
         await waiter
 
     async def close(self) -> None:
-        """Confirm what is pending, close the ledger, and leave the partition without an owner.
+        """Confirm pending appends, close the ledger, and leave the partition without an owner.
 
         Raises:
             LogTakenOverError: another process owns the partition; nothing is left to close.
@@ -213,14 +211,14 @@ class PartitionWriter:
         await asyncio.shield(self._closing)
 
     def abandon(self) -> None:
-        """End at once, without closing anything; the next owner does."""
+        """End at once. The next owner closes the ledgers."""
         self._end(LogClosedError(f"the writer of {self.partition} was closed"))
         self._task.cancel()
 
     # -- appending ---------------------------------------------------------------------------------
 
     def turn(self) -> AbstractContextManager[Turn]:
-        """A place among the appends, taken at once, for an `append` in the block."""
+        """Take a place among the appends now, for an `append` in the block."""
         self._require_here()
         return self._window.turn()
 
@@ -229,7 +227,7 @@ class PartitionWriter:
             raise BadRequestError(f"{self.partition} belongs to another event loop; call it there")
 
     async def admit(self, turn: Turn | None = None) -> None:
-        """Wait for room, in the order of the calls. At once, go on to `submit` or `turn_away`."""
+        """Wait for room, in the order of the calls. Then call `submit` or `turn_away` at once."""
         self._require_here()
         if turn is not None or self._window.is_blocked:
             await self._window.wait(turn)
@@ -240,7 +238,7 @@ class PartitionWriter:
             raise
 
     def turn_away(self) -> None:
-        """A caller that was admitted appends nothing; the next one is let in."""
+        """Append nothing after `admit`, and admit the next caller."""
         self._window.take(0, 0)
 
     def _require_open(self) -> None:
@@ -250,7 +248,7 @@ class PartitionWriter:
             raise LogClosedError(f"the writer of {self.partition} was closed")
         quota = self._policy.quota_bytes
         if quota and self._chain_bytes + self._segment.size_bytes >= quota:
-            self._next_housekeeping = 0.0  # somebody may have truncated the log
+            self._next_housekeeping = 0.0  # another process may have truncated the log
             self._wake.set()
             raise LogFullError(
                 f"{self.partition} has reached its quota of {quota} bytes; truncate it, or raise "
@@ -260,7 +258,7 @@ class PartitionWriter:
     def submit(
         self, records: Sequence[Payload | NewRecord], producer: Producer | None
     ) -> Unconfirmed:
-        """Append records; `producer` is that of the first one. The caller was admitted.
+        """Append records after `admit`; `producer` belongs to the first one.
 
         Raises:
             BadRequestError: they cannot be encoded; none was appended.
@@ -283,7 +281,7 @@ class PartitionWriter:
         return appended
 
     def _send(self, appended: Unconfirmed) -> None:
-        """Append what is left of it to the segment. A writer that has ended fails its future."""
+        """Append its remaining entries to the segment. An ended writer fails the future."""
         segment = appended.segment = self._segment
         try:
             if self._encoder.is_snapshot_due:
@@ -291,7 +289,7 @@ class PartitionWriter:
             appended.first_entry_id = segment.writer.last_entry_id + 1
             appended.future = segment.writer.submit(appended.entries)
         except BookieError as error:
-            # It is appended when the chain is mended; a duplicate of it waits as well.
+            # The mended chain will take it; a duplicate of it waits, too.
             appended.first_entry_id = segment.writer.last_entry_id + 1
             appended.future = self._loop.create_future()
             appended.future.set_exception(error)
@@ -301,7 +299,7 @@ class PartitionWriter:
             self._encoder.windows.add(first, run.first, run.entries)
 
     async def confirmed(self, appended: Unconfirmed) -> LogPositions:
-        """Where the records are, once all of them are confirmed."""
+        """Wait until all records are confirmed; returns their positions."""
         try:
             while True:
                 future = appended.future
@@ -319,7 +317,7 @@ class PartitionWriter:
             self._window.give_back(appended.count, appended.size_bytes)
 
     async def _mend_soon(self) -> None:
-        """Return when the chain is mended, or the writer has ended."""
+        """Wait until the chain is mended, or the writer has ended."""
         if self._mended is None:
             self._mended = self._loop.create_future()
             self._wake.set()
@@ -405,10 +403,10 @@ class PartitionWriter:
         settle(waiters, None, error)
 
     def _try_later(self, error: BookieError) -> None:
-        """Go on without it for a while.
+        """Log `error`, and try the step again later.
 
         Raises:
-            BookieError: `error`, if later it will not be better.
+            BookieError: `error`, if a later attempt would fail, too.
         """
         if not isinstance(error, UnavailableError | MetadataError):
             raise error
@@ -416,7 +414,7 @@ class PartitionWriter:
         self._retry_at = self._loop.time() + ROLL_RETRY_SECONDS
 
     async def _retire(self) -> None:
-        """Close the ledger before the present one; the next roll comes after it."""
+        """Close the ledger before the present one. The next roll waits for this."""
         assert self._retired is not None, "the caller looked"
         try:
             await self._close_range(self._retired)
@@ -429,7 +427,7 @@ class PartitionWriter:
             self._wake.set()
 
     async def _keep_house(self) -> None:
-        """Apply the log's retention, and learn how much others truncated."""
+        """Apply the log's retention, and learn the size of the chain now."""
         self._next_housekeeping = self._loop.time() + HOUSEKEEPING_SECONDS
         try:
             await apply_retention(self._client, self.partition)
@@ -438,28 +436,28 @@ class PartitionWriter:
             _log.warning("log_retention_failed", log=str(self.partition), reason=str(error))
 
     async def _compare_clock(self) -> None:
-        """After a step of the wall clock, or a suspension."""
+        """Compare the clock after a step of the wall clock, or a suspension."""
         try:
             await self._client.clocks.require_right(again=True)
         except ClockError as error:
-            self._encoder.latest.is_in_doubt = False  # the next append asks again
+            self._encoder.latest.is_in_doubt = False  # the next append compares again
             _log.warning("log_clock_wrong", log=str(self.partition), reason=str(error))
         else:
             self._encoder.latest.compared()
 
     async def _all_confirmed(self) -> None:
-        """Wait until the segment has no unconfirmed entries. New ones have to be held."""
+        """Wait until the segment has no unconfirmed entries. The window has to hold new ones."""
         writer = self._segment.writer
         while writer.last_add_confirmed < writer.last_entry_id:
             await writer.flush()
 
     async def _add_next(self) -> None:
-        """Create a ledger and add it to the chain; a second call goes on where one failed."""
+        """Create a ledger and add it to the chain; after a failure, a second call continues."""
         if self._created is None:
             self._created = await self._create()
         created = self._created
         try:
-            # A sweep deletes a ledger that is in no chain for a day, and writes the head with that.
+            # A sweep deletes a ledger that no head names for a day, and rewrites the head with it.
             await self._keeper.change(
                 adding(created.ledger_id),
                 check=lambda: self._client.ledgers.ledgers.read(created.ledger_id),
@@ -475,14 +473,13 @@ class PartitionWriter:
         self._created, self._next = None, created
 
     async def _create(self) -> WriterHandle:
-        # A deletion closes the ledgers that the head names, and must not meet new ones for ever.
+        # A deletion closes the ledgers that the head names; no new ones may follow for ever.
         await self._client.logs.require(self.partition.name, self._keeper.log_id)
         shape = self._client.shape(self._policy, self._options.password)
         tags = self._client.tags(self.partition, self._keeper.log_id)
         return await self._client.create_ledger(shape, tags)
 
     def _switch(self, base_offset: int) -> None:
-        """Append to the next ledger from now on."""
         assert self._next is not None, "it was added before"
         self._segment = self._begin(self._next, base_offset)
         self._next = None
@@ -496,7 +493,7 @@ class PartitionWriter:
         return end
 
     async def _mend(self) -> None:
-        """Go on in a new ledger after the segment's writer has ended."""
+        """Continue in a new ledger after the segment's writer has ended."""
         self._window.hold()
         if (retired := self._retired) is not None:
             await self._patiently(lambda: self._close_range(retired))
@@ -505,7 +502,7 @@ class PartitionWriter:
         broken = self._segment
         await self._until_answers(broken)
         if self._next is None:
-            # One range is open, so the next one can be added before that is closed.
+            # Only one range is open, so the next one can be added before it is closed.
             await self._patiently(self._add_next)
         end = await self._patiently(lambda: self._close_range(broken))
         self._switch(broken.base_offset + end.last_entry_id + 1)
@@ -525,7 +522,7 @@ class PartitionWriter:
         self._wake.set()
 
     def _append_again(self, broken: Segment, last_entry_id: int) -> None:
-        """Append what the closed ledger lacks to the new one, in its order."""
+        """Append the records that the closed ledger lacks to the new one, in order."""
         waiting = [one for one in self._unconfirmed if one.segment is broken]
         for one in waiting:
             one.keep(last_entry_id)
@@ -534,17 +531,17 @@ class PartitionWriter:
         for one in waiting:
             if one.entries.payloads:
                 self._send(one)
-                one.future.add_done_callback(_forget)  # its caller may just have been cancelled
+                one.future.add_done_callback(_forget)  # its caller may have been cancelled
             else:
                 one.future = self._loop.create_future()
                 one.future.set_result(range(0))
 
     async def _close_ledger(self, segment: Segment) -> LedgerEnd:
-        """Close a ledger, by a recovery if somebody else fenced it; returns where it ends.
+        """Close a ledger, by a recovery if another process fenced it; returns its end.
 
         Raises:
             LogTakenOverError: another owner has the partition, and may have removed the ledger.
-            LogClosedError: somebody deleted the ledger.
+            LogClosedError: the ledger was deleted.
         """
         try:
             metadata = await self._close_once(segment)
@@ -561,12 +558,12 @@ class PartitionWriter:
         try:
             return await segment.writer.close()
         except (LedgerFencedError, LedgerClosedError):
-            # Another owner says so in the head before it fences.
+            # Another owner writes the head before it fences.
             await self._keeper.refresh()
             return await self._client.ledgers.recover(ledger_id, self._options.password)
 
     async def _patiently(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Try again while the store or the bookies do not answer, within the patience.
+        """Repeat `attempt` while the store or bookies do not answer, within the patience.
 
         Raises:
             LogTakenOverError: another process owns the partition.
@@ -577,7 +574,7 @@ class PartitionWriter:
             del error
             await self._keeper.refresh()
 
-        # An error of a writer that has ended is never `retryable`, so the kind decides.
+        # An error of an ended writer is never `retryable`, so its class decides.
         return await patiently(
             attempt,
             deadline=since + self._options.patience_seconds,
@@ -588,10 +585,10 @@ class PartitionWriter:
     # -- ledgers that take nothing -----------------------------------------------------------------
 
     def _require_progress(self) -> None:
-        """See that entries are confirmed, in whatever ledger, while some wait for that.
+        """Check that some ledger confirms entries while entries wait.
 
         Raises:
-            NotEnoughBookiesError: none was, for as long as the patience lasts.
+            NotEnoughBookiesError: none was confirmed during the whole patience.
         """
         if not self._unconfirmed or self._segment.writer.last_add_confirmed != NO_ENTRY:
             self._silent_since = None
@@ -604,10 +601,10 @@ class PartitionWriter:
                 )
 
     async def _until_answers(self, broken: Segment) -> None:
-        """After a ledger that took nothing, wait until another one could take something.
+        """After a ledger that took nothing, wait until enough bookies for another one answer.
 
         Raises:
-            NotEnoughBookiesError: too few bookies answered for as long as the patience lasts.
+            NotEnoughBookiesError: too few bookies answered during the whole patience.
         """
         is_first = self._silent_since is None
         if is_first:
@@ -645,11 +642,11 @@ class PartitionWriter:
         self._end(ClientClosedError("the client was closed while a log was open"))
 
     def _end(self, error: BookieError) -> None:
-        """Appends are refused from now on; those that wait have an unknown outcome."""
+        """Refuse further appends. Waiting appends get an error, and have an unknown outcome."""
         if self._error is not None:
             return
         self._error = fresh(error)
-        self._error.retryable = False  # of a writer that has ended
+        self._error.retryable = False  # the writer has ended
         if not isinstance(error, LogClosedError | ClientClosedError):
             _log.warning("log_writer_failed", log=str(self.partition), reason=str(error))
         self._pool.off_close(self._on_client_closed)
@@ -671,6 +668,6 @@ class PartitionWriter:
 
 
 def _forget(future: asyncio.Future[Any]) -> None:
-    """Somebody else hears of the error."""
+    """Mark the error as seen, because another future reports it."""
     if not future.cancelled():
         future.exception()

@@ -1,7 +1,7 @@
-"""Become the owner of a partition: take it over, fence and close what is open, add a ledger.
+"""Become the owner of a partition: claim it, fence and close its open ledgers, add a ledger.
 
-Of several processes that open a partition at the same time, each takes it from the one before. One
-that lost it begins anew after a pause, which doubles and varies, so that one of them gets through.
+If several processes open a partition at once, each takes it from the one before. A process that
+lost it tries again after a pause. Pauses double and vary, so that one of them succeeds.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from bookie.log.catalog.logs import LogPartition
 from bookie.log.head.chain import LedgerEnd, end_offset, taken_over
 from bookie.log.head.head_keeper import HeadKeeper, adding, closing, taken_over_error
 from bookie.log.log_client import LogClient
-from bookie.log.record.producer_windows import ProducerWindows
+from bookie.log.record.producers import ProducerWindows
 from bookie.log.write.ledger_end import check_last_record, end_of, producers_of
 from bookie.metadata.versioned import Versioned
 from bookie.telemetry import event_log
@@ -42,11 +42,11 @@ _log = event_log(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
-    """What a new owner begins with."""
+    """The state with which a new owner begins."""
 
     keeper: HeadKeeper
     writer: WriterHandle
-    """Of the ledger that was added for it."""
+    """The writer of the ledger that was added for it."""
     base_offset: int
     """The offset of that ledger's first entry."""
     windows: ProducerWindows
@@ -54,28 +54,28 @@ class Ownership:
 
 @dataclass(frozen=True, slots=True)
 class WriterOptions:
-    """How a partition's writer works."""
+    """Options of a partition's writer."""
 
     password: bytes = b""
     name: str = ""
-    """What others are told about the owner."""
+    """The owner's name in the head; empty for host and process."""
     patience_seconds: float = 30.0
-    """How long an operation waits for the metadata store, bookies, or another owner."""
+    """The time for which an operation waits for the store, for bookies, or another owner."""
 
 
 async def take_over(
     client: LogClient, partition: LogPartition, definition: LogDefinition, options: WriterOptions
 ) -> Ownership:
-    """Own `partition`, whoever had it before; serve nothing before this returns.
+    """Take `partition` from its present owner, if it has one. Serve nothing before this returns.
 
-    It waits for bookies as long as the patience lasts. The present owner goes on until then.
+    This waits for bookies within the patience. The present owner goes on until then.
 
     Raises:
-        LogTakenOverError: others took it again and again, for as long as the patience lasts.
+        LogTakenOverError: other processes took it again and again, during the whole patience.
         NoSuchLogError: it was deleted.
         NoSuchLedgerError: one of its last ledgers is gone.
-        NotEnoughBookiesError: for a new ledger, for as long as the patience lasts.
-        LedgerRecoveryError: for as long, too few bookies answered to tell where a ledger ends.
+        NotEnoughBookiesError: too few bookies for a new ledger, during the whole patience.
+        LedgerRecoveryError: too few bookies told where a ledger ends, during the whole patience.
         ClockError: the clock of this machine contradicts all bookies.
         MetadataError: the metadata store failed.
     """
@@ -88,7 +88,7 @@ async def take_over(
 
 
 class _Takeover:
-    """One attempt."""
+    """One attempt of a takeover."""
 
     def __init__(
         self,
@@ -109,17 +109,17 @@ class _Takeover:
         """Take the steps in their order.
 
         Raises:
-            LogTakenOverError: somebody else was faster; nothing is left over.
+            LogTakenOverError: another process was faster; nothing is left over.
         """
         found = await self._client.logs.read_latest_head(self._partition, self._log_id)
         for one in found.value.ranges[-1:]:
             await self._check_password(found, one)
         await self._check_records(found.value)
-        # Nor must a cluster, or a network, without bookies for a new ledger and for the last one.
+        # Disturb the owner only with enough bookies for a new ledger and for the last one.
         writer = await self._patiently(lambda: self._prepare(found.value), UnavailableError)
         keeper: HeadKeeper | None = None
         try:
-            # A roll of the owner may have changed the head meanwhile.
+            # A roll by the owner may have changed the head meanwhile.
             found = await self._client.logs.read_latest_head(self._partition, self._log_id)
             keeper = await self._begin_epoch(found)
             ownership = await self._begin(keeper, writer)
@@ -127,7 +127,7 @@ class _Takeover:
             await discard(self._client, writer, keeper)
             raise
         except BaseException:
-            writer.abandon()  # it may be in the chain
+            writer.abandon()  # the head may name its ledger
             raise
         _log.info(
             "log_opened",
@@ -142,7 +142,7 @@ class _Takeover:
         try:
             await self._client.ledgers.check_password(last.ledger_id, self._options.password)
         except NoSuchLedgerError:
-            # An owner may have removed it, because it was empty. Of a closed range nothing is read.
+            # An owner may have removed it because it was empty. A closed range is not read.
             latest = await self._client.logs.read_latest_head(self._partition, self._log_id)
             if latest.version != found.version:
                 raise taken_over_error(self._partition, latest.value) from None
@@ -150,9 +150,9 @@ class _Takeover:
                 raise
 
     async def _check_records(self, head: LogHead) -> None:
-        """Nor must an older program, which cannot read what a newer owner appends."""
+        """An older program that cannot read a newer owner's records must not disturb the owner."""
         for one in reversed(head.ranges[-2:]):
-            # If bookies are silent, the takeover itself decides.
+            # If bookies do not answer, the takeover decides.
             with suppress(UnavailableError, LedgerError):
                 base = (one.base_offset or 0) - one.first_entry_id
                 password = self._options.password
@@ -164,14 +164,14 @@ class _Takeover:
         try:
             ends = [await self._close(one) for one in before.open_ranges]
         except NoSuchLedgerError as error:
-            # Somebody else may have taken over and removed it, because it was empty.
+            # Another owner may have removed it because it was empty.
             await keeper.refresh()
             raise NoSuchLedgerError(f"the last ledgers of {self._partition}: {error}") from error
         windows = await self._windows(before, ends)
         add, close = adding(writer.ledger_id), closing(ends)
         head = await keeper.change(
             lambda head: add(close(head)),
-            # A sweep deletes a ledger that is in no chain for a day, and writes the head with that.
+            # A sweep deletes a ledger that no head names for a day, and rewrites the head with it.
             check=lambda: self._client.ledgers.ledgers.read(writer.ledger_id),
         )
         await remove_empty(self._client, ends)
@@ -182,10 +182,10 @@ class _Takeover:
         logs, partition = self._client.logs, self._partition
         clock = self._client.clock
         name = self._options.name or self._client.identity
-        # A reply may be lost. Then the claim in the head tells whether this process wrote it.
+        # If the reply is lost, the claim in the head tells that this process wrote it.
         owner = LogOwner(name, clock.now_ms(), clock.nonce().hex())
-        # A log of this name may have been deleted, and its last epoch with it. Each epoch takes a
-        # write, so no epoch of it is greater than the revision of the write that made the new log.
+        # A deleted log of this name may have had epochs. Each epoch takes a write, so none is
+        # greater than the revision of the write that made the new log.
         first = 1 if found.value.epoch else max(1, await logs.revision(partition.name))
         claimed = taken_over(found.value, owner, first_epoch=first)
         try:
@@ -201,7 +201,7 @@ class _Takeover:
         return HeadKeeper(logs, partition, written, patience_seconds=patience)
 
     async def _close(self, one: LogRange) -> LedgerEnd:
-        """Fence a ledger, and recover it."""
+        """Fence and recover a ledger."""
         password = self._options.password
 
         async def close() -> LedgerEnd:
@@ -213,7 +213,7 @@ class _Takeover:
     async def _patiently(
         self, attempt: Callable[[], Awaitable[T]], retried: type[BookieError]
     ) -> T:
-        """Try again while bookies are missing, within the patience."""
+        """Repeat `attempt` while bookies are missing, within the patience."""
 
         async def tell(error: BookieError) -> None:
             if isinstance(error, ClockError):
@@ -225,7 +225,7 @@ class _Takeover:
         return await patiently(attempt, deadline=self._deadline, retried=retried, on_failure=tell)
 
     async def _windows(self, head: LogHead, ends: list[LedgerEnd]) -> ProducerWindows:
-        """What is known of producers, from the newest ledger that has an entry."""
+        """The known producers, from the newest ledger that has an entry."""
         newest = None
         base = head.open_ranges[0].base_offset or 0 if ends else 0
         for end in ends:
@@ -242,10 +242,10 @@ class _Takeover:
         try:
             return await producers_of(self._client.ledgers, *newest, self._options.password)
         except NoSuchLedgerError:
-            return ProducerWindows()  # it was truncated just now
+            return ProducerWindows()  # a truncation has just deleted it
 
     async def _prepare(self, head: LogHead) -> WriterHandle:
-        """A ledger for this owner, once bookies answer: else nothing is made, and nobody ends."""
+        """A ledger for this owner. It is made only if enough bookies answer."""
         policy = await self._client.policy(self._partition.name)
         shape = self._client.shape(policy, self._options.password)
         await self._client.require_answers(shape)
@@ -257,10 +257,10 @@ class _Takeover:
 
 
 async def discard(client: LogClient, writer: WriterHandle, keeper: HeadKeeper | None) -> None:
-    """Delete a ledger that was created for a log which somebody else took over meanwhile.
+    """Delete a ledger that was created for a log which another process took over meanwhile.
 
-    It stays if it came into the chain before: then its new owner closes it. If the deletion fails,
-    a sweep of logs finds the ledger by its tags.
+    It stays if the head names it: then the new owner closes it. If the deletion fails, a sweep of
+    logs finds the ledger by its tags.
     """
     writer.abandon()
     if keeper is not None and keeper.may_name(writer.ledger_id):
@@ -269,7 +269,7 @@ async def discard(client: LogClient, writer: WriterHandle, keeper: HeadKeeper | 
 
 
 async def remove_empty(client: LogClient, ends: list[LedgerEnd]) -> None:
-    """Delete the ledgers that left the chain because they were empty."""
+    """Delete the empty ones of the closed ledgers, which have left the chain."""
     for end in ends:
         if end.last_entry_id == NO_ENTRY:
             await _delete(client, end.ledger_id)

@@ -1,4 +1,4 @@
-"""What a partition's writer has appended and is not confirmed, and the ledger that it went to."""
+"""The unconfirmed appends of a partition's writer, and the ledger that they went to."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bookie.log.record.positions import LogPositions, PositionRun
 
 @dataclass(slots=True)
 class Segment:
-    """A ledger of the partition, as its writer sees it."""
+    """A ledger of the partition, with its writer."""
 
     writer: WriterHandle
     partition: int
@@ -23,17 +23,16 @@ class Segment:
     base_offset: int
     """The offset of its first entry."""
     started: float
-    """By the clock of the event loop."""
+    """Seconds, by the clock of the event loop."""
     size_bytes: int = 0
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was appended to it."""
         return self.writer.last_entry_id == NO_ENTRY
 
 
 class Unconfirmed:
-    """Records that were appended together and are not confirmed."""
+    """Records that were appended together and wait for confirmation."""
 
     __slots__ = (
         "_producer",
@@ -53,24 +52,24 @@ class Unconfirmed:
         segment: Segment,
         producer: Producer | None,
     ) -> None:
-        """`producer` is that of the first record; the others have the numbers that follow."""
+        """`producer` belongs to the first record; the others have the numbers that follow."""
         self.count = len(entries.payloads)
-        """Of all records, also of those that `entries` has no longer; so is `size_bytes`."""
+        """The number of all records. `entries` may have fewer. So it is with `size_bytes`."""
         self.size_bytes = entries.total_bytes
         self.entries = entries
-        """Those that no closed ledger contains."""
+        """The records that no closed ledger contains."""
         self.segment = segment
         self.first_entry_id = 0
         self.future: asyncio.Future[range]
         self._producer = producer
         self.runs: list[PositionRun] = []
-        """Where the records before `entries` are, in ledgers that were closed."""
+        """The places of the records before `entries`, in closed ledgers."""
         self.outcome: LogPositions | BookieError | None = None
-        """Of an idempotent producer's append, once it is decided."""
+        """The outcome of an idempotent producer's append; None until it is known."""
 
     @property
     def next_run(self) -> PositionRun:
-        """Where the entries are, once they are confirmed."""
+        """The place of the entries, if this ledger confirms them."""
         offset = self.segment.base_offset + self.first_entry_id
         ledger_id = self.segment.writer.ledger_id
         count, partition = len(self.entries.payloads), self.segment.partition
@@ -85,7 +84,7 @@ class Unconfirmed:
         return Producer(producer_id, sequence + sum(run.entries for run in self.runs))
 
     def keep(self, last_entry_id: int) -> None:
-        """The ledger was closed at `last_entry_id`: what it contains is confirmed."""
+        """Move the records up to `last_entry_id` to `runs`: the ledger was closed there."""
         payloads, _, _, prefix = self.entries
         written = min(max(0, last_entry_id - self.first_entry_id + 1), len(payloads))
         if written:

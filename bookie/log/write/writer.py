@@ -28,18 +28,18 @@ class LogWriter:
     """Appends to a log, as the only process that does. Made by `BookKeeper.open_log`.
 
     A record is durable on the ack quorum when its append returns, and readable by others a moment
-    later. If the process is killed in between, the next owner who opens the log makes it readable.
-    Appends may be made concurrently; within a partition the order of the calls is the order of the
-    records. The writer goes on in other ledgers when bookies fail, and when a ledger is large.
+    later. If the process is killed in between, the next owner that opens the log makes it readable.
+    Appends may be concurrent; within a partition the order of the calls is the order of the
+    records. The writer continues in other ledgers when bookies fail, and when a ledger is large.
 
-    It ends when another process opens the log: its appends then raise LogTakenOverError. One that
-    is dropped without `close` owns the log until the client is closed; a ResourceWarning says so.
+    It ends when another process opens the log: its appends then raise LogTakenOverError. A writer
+    that is dropped without `close` owns the log until the client is closed, with a ResourceWarning.
     """
 
     def __init__(
         self, name: LogName, partitions: Mapping[int, PartitionWriter], count: int
     ) -> None:
-        """`partitions` are those that this writer owns, of the `count` of the log."""
+        """This writer owns `partitions`; the log has `count`."""
         self._name = name
         self._partitions = partitions
         self._count = count
@@ -61,7 +61,6 @@ class LogWriter:
 
     @property
     def name(self) -> str:
-        """The log's name."""
         return str(self._name)
 
     @property
@@ -71,16 +70,16 @@ class LogWriter:
 
     @property
     def error(self) -> BookieError | None:
-        """Why some partition takes no more records; None while all do."""
+        """The reason why a partition takes no more records; None while all take them."""
         errors = [one.error for one in self._partitions.values()]
         return next((error for error in errors if error is not None), None)
 
     def next_offset(self, partition: int | None = None) -> int:
-        """The offset that the next record of a partition gets, as of now."""
+        """The offset that the next record of a partition would get now."""
         return self._one(partition).next_offset
 
     def epoch(self, partition: int | None = None) -> int:
-        """The fencing token of this owner: greater than that of every owner before."""
+        """The fencing token of this owner. Every former owner had a smaller one."""
         return self._one(partition).epoch
 
     async def append(
@@ -95,7 +94,7 @@ class LogWriter:
     ) -> LogPosition:
         """Append one record; returns its position when it is durable on the ack quorum.
 
-        A caller that is cancelled stops waiting; the record may be written all the same.
+        A cancelled caller stops waiting; the record may still be written.
 
         Args:
             value: the record's bytes.
@@ -111,8 +110,8 @@ class LogWriter:
             BadRequestError: an argument is wrong; nothing was appended.
             LogFullError: the quota is used up; nothing was appended.
             DuplicateRecordError: the number is too old; nothing was appended.
-            LogTakenOverError: another process owns the partition. The outcome is unknown, as with
-                every error below.
+            LogTakenOverError: another process owns the partition. With this and every error below,
+                the outcome is unknown.
             LogClosedError, ClientClosedError: the writer or the client was closed.
             UnavailableError, MetadataError: bookies or the metadata store did not answer for
                 longer than the patience; the writer has ended.
@@ -135,11 +134,12 @@ class LogWriter:
     ) -> LogPositions:
         """Append many records in order; returns their positions when all are durable.
 
-        One wait for many records, and much faster than as many `append`. Cancellation and errors
-        are those of `append`; after an error a prefix of each partition's records may be durable.
+        This waits once for all records, so it is much faster than many calls of `append`. It is
+        cancelled and fails like `append`; after an error a prefix of each partition's records may
+        be durable.
 
         Args:
-            records: values, or `NewRecord` for what has more than a value.
+            records: values, or a `NewRecord` for a record with more than a value.
             producer: the id and number of the first record; the others have the numbers that
                 follow. It needs one partition.
             partition: append all to this partition. If it is None and the log has several, each
@@ -161,7 +161,7 @@ class LogWriter:
             shares.setdefault(writer, []).append(index)
         writers = list(shares)
         with ExitStack() as places:
-            # An append begins in a task, one turn of the loop later. Its place is taken now.
+            # Each append begins in a task, one turn of the loop later, but takes its place now.
             turns = [places.enter_context(writer.turn()) for writer in writers]
             outcomes = await gather(
                 writer.append([whole[index] for index in shares[writer]], turn=turn)
@@ -173,20 +173,21 @@ class LogWriter:
         return LogPositions.of(positions[index] for index in range(len(whole)))
 
     async def roll(self) -> None:
-        """Go on in a new ledger in each partition; appends go on meanwhile.
+        """Continue in a new ledger in each partition; appends go on meanwhile.
 
         Raises:
-            NotEnoughBookiesError: there are too few for a new ledger; the old one is used further.
+            NotEnoughBookiesError: too few for a new ledger; the writer keeps the old one.
             LogTakenOverError, LogClosedError: the writer has ended.
         """
         await gather(one.roll() for one in self._partitions.values())
 
     async def close(self) -> None:
-        """Confirm what is pending, close the ledgers, and give the log up. Closing twice is fine.
+        """Confirm pending appends, close the ledgers, and give the log up. It may be called twice.
 
         Raises:
             LogTakenOverError: another process owns a partition.
-            UnavailableError, MetadataError: unknown whether all is closed; the next owner does it.
+            UnavailableError, MetadataError: unknown whether all is closed; the next owner closes
+                the rest.
         """
         await gather(one.close() for one in self._partitions.values())
 
@@ -202,7 +203,7 @@ class LogWriter:
         try:
             await self.close()
         except BookieError:
-            # The block's own error says more; a writer that has ended has said so before.
+            # The error of the block tells more, and a writer logs its own end.
             if exc is None:
                 raise
 
@@ -236,7 +237,7 @@ class LogWriter:
 
 
 def partition_of(key: bytes, partitions: int) -> int:
-    """The partition of a key: its CRC32C, modulo the number of partitions. This never changes."""
+    """The partition of a key: its CRC32C modulo the number of partitions. This never changes."""
     return crc32c(key) % partitions
 
 
@@ -248,7 +249,7 @@ async def open_writer(
     options: WriterOptions,
     create: bool,
 ) -> LogWriter:
-    """Own a log, or one partition of it; see `BookKeeper.open_log`."""
+    """Become the owner of a log, or of one partition of it, as `BookKeeper.open_log` describes."""
     definition = await client.definition(name, create=create)
     if definition.mode is not LogMode.WRITER:
         raise BadRequestError(f"the log {name} is transactional; publish to it instead")

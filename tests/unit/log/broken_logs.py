@@ -18,7 +18,7 @@ from bookie.log.log_client import LogClient
 from bookie.log.publish import publisher
 from bookie.log.read import reader
 from bookie.log.record.positions import PositionRun
-from bookie.log.record.producer_windows import ProducerWindows
+from bookie.log.record.producers import ProducerWindows
 from bookie.log.tidy import truncation
 from bookie.log.tidy.retention import RetentionLimits, limits_of
 from bookie.log.write import idempotence, partition_writer, takeover

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bookie.log.record.log_record import LogRecord, encode_log_record
-from bookie.log.record.log_record_columns import FIXED_SIZE_BYTES, LATE_SIZE_BYTES, record_starts
+from bookie.log.record.log_records import FIXED_SIZE_BYTES, LATE_SIZE_BYTES, record_starts
 
 TIMES = st.integers(-(2**63), 2**63 - 1)
 RECORDS = st.lists(st.tuples(TIMES, st.none() | st.binary(max_size=4)), min_size=1, max_size=8)

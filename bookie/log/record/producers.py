@@ -1,8 +1,16 @@
-"""Which sequence numbers of idempotent producers are in a partition already, and where.
+"""The idempotent producers of a partition: their known sequence numbers, and snapshots of these.
 
-A producer numbers its records, and sends one again if it cannot know whether it was appended. The
-partition's writer then answers with the position of the first one. It remembers the last
-`WINDOW_SEQUENCES` numbers of each producer, and the producers that appended last.
+A producer numbers its records, and sends one again if it does not know the outcome. The partition's
+writer then answers with the position of the first one. It remembers the last `WINDOW_SEQUENCES`
+numbers of each producer, and the producers that appended last.
+
+A snapshot is the value of a control record in the log. It is canonical JSON
+(:mod:`bookie.metadata.json_record`), format ``bookie-producers``, version 1::
+
+    {"names":["<id>", …],"runs":[[name, sequence, ledger, entry, offset, length], …], …}
+
+A run has `length` consecutive sequence numbers in consecutive entries. The runs of a producer
+ascend. The producer that appended last has the last name; `name` is an index.
 
 Source: the idempotent producers of Apache Kafka, except that numbers may leave gaps.
 """
@@ -10,25 +18,66 @@ Source: the idempotent producers of Apache Kafka, except that numbers may leave 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
-from bookie.errors import DuplicateRecordError
+from bookie.errors import DuplicateRecordError, FormatError
 from bookie.log.record.log_record import LogPosition, Producer
-from bookie.log.record.producer_snapshot import SequenceRun
+from bookie.metadata import json_record
 
 WINDOW_SEQUENCES = 1000
-"""How far back, in sequence numbers, a duplicate of one producer is recognised."""
+"""The sequence numbers back to which a duplicate of one producer is recognised."""
 
 PRODUCERS_MAX = 10_000
 RUNS_MAX = 40_000
-"""With more producers, or more runs of all, the one that was silent for longest is forgotten."""
+"""With more producers, or more runs of all, the least recent producer is forgotten."""
+
+_FORMAT = "bookie-producers"
+_VERSION = 1
+
+
+class SequenceRun(NamedTuple):
+    """Consecutive sequence numbers of one producer, in consecutive entries of one ledger."""
+
+    first_sequence: int
+    ledger_id: int
+    first_entry_id: int
+    first_offset: int
+    length: int
+
+
+def encode_producers(producers: Mapping[str, Iterable[SequenceRun]]) -> bytes:
+    """The bytes of a snapshot, least recent producer first."""
+    rows = [[name, [list(run) for run in runs]] for name, runs in producers.items()]
+    fields = {
+        "names": [name for name, _ in rows],
+        "runs": [[index, *run] for index, (_, runs) in enumerate(rows) for run in runs],
+    }
+    return json_record.encode(_FORMAT, _VERSION, fields)
+
+
+def decode_producers(data: bytes) -> dict[str, list[SequenceRun]]:
+    """The producers in a snapshot, least recent one first.
+
+    Raises:
+        FormatError: not a snapshot, damaged, or of a newer version.
+    """
+    fields = json_record.decode(_FORMAT, _VERSION, data)
+    names = fields.texts("names")
+    found: dict[str, list[SequenceRun]] = {name: [] for name in names}
+    for row in fields.rows("runs", width=6):
+        index, *numbers = row
+        if index is None or not 0 <= index < len(names) or None in numbers:
+            raise FormatError(f"{fields.where}: a run belongs to no producer, or lacks a number")
+        found[names[index]].append(SequenceRun(*(number or 0 for number in numbers)))
+    return found
 
 
 class ProducerWindows:
-    """What a writer knows of the producers of one partition."""
+    """The known numbers of the producers of one partition."""
 
     def __init__(self, known: Mapping[str, list[SequenceRun]] | None = None) -> None:
-        """`known` is what an earlier writer knew, least recent producer first."""
+        """`known` comes from an earlier writer, least recent producer first."""
         self._runs = {name: list(runs) for name, runs in (known or {}).items() if runs}
         self._count = sum(map(len, self._runs.values()))
 
@@ -36,19 +85,19 @@ class ProducerWindows:
         return bool(self._runs)
 
     def state(self) -> Mapping[str, list[SequenceRun]]:
-        """What is known, for a snapshot."""
+        """The known numbers, for a snapshot."""
         return self._runs
 
     def last_sequence(self, producer_id: str) -> int:
-        """The last sequence number of a producer; -1 if none is known."""
+        """The last sequence number of a producer; -1 if it is unknown."""
         runs = self._runs.get(producer_id)
         return runs[-1].first_sequence + runs[-1].length - 1 if runs else -1
 
     def find(self, producer: Producer) -> LogPosition | None:
-        """Where a record was appended first; None if it is a new one.
+        """The first position of a record; None if the record is new.
 
         Raises:
-            DuplicateRecordError: it is older than the window, or was left out by the producer.
+            DuplicateRecordError: it is older than the window, or the producer left it out.
         """
         producer_id, sequence = producer
         if sequence > self.last_sequence(producer_id):
@@ -69,7 +118,7 @@ class ProducerWindows:
         )
 
     def add(self, producer: Producer, at: LogPosition, length: int = 1) -> None:
-        """`length` records, the first of them `producer`'s, are in the entries from `at` on.
+        """Note that `length` records, the first by `producer`, are in the entries from `at` on.
 
         Their numbers are greater than all before, except after `forget`.
         """
@@ -84,13 +133,13 @@ class ProducerWindows:
         oldest = sequence + length - WINDOW_SEQUENCES
         while len(runs) > 1 and runs[0].first_sequence + runs[0].length <= oldest:
             del runs[0]
-        self._runs[producer_id] = runs  # the most recent one stands last
+        self._runs[producer_id] = runs  # the most recent producer is last
         self._count += len(runs)
         while len(self._runs) > PRODUCERS_MAX or (self._count > RUNS_MAX and len(self._runs) > 1):
             self._count -= len(self._runs.pop(next(iter(self._runs))))
 
     def forget(self, producer: Producer) -> None:
-        """The record, and all later ones of its producer, were not appended after all."""
+        """Forget a record and all later ones of its producer: they were not appended."""
         producer_id, sequence = producer
         runs = self._runs.get(producer_id, [])
         self._count -= len(runs)
