@@ -1,1 +1,1 @@
-"""The head of a partition: the chain of its ledgers, changed by compare-and-set only."""
+"""The head of a partition: the chain of its ledgers, and the rule when the next one begins."""

@@ -31,6 +31,7 @@ from bookie.ledger.write.handle import WriterHandle
 from bookie.log.catalog.log_metadata import NO_TIME_MS, LogDefinition, LogMode, LogRange
 from bookie.log.catalog.log_policy import LogPolicy
 from bookie.log.catalog.logs import LogPartition
+from bookie.log.head.roll import RollLimits
 from bookie.log.log_client import LogClient
 from bookie.log.record.log_record import LogRecord, encode_log_record, plain_prefix
 from bookie.log.record.record_encoder import LatestTime, NewRecord, as_record, checked_records
@@ -93,7 +94,7 @@ class RangeWriter:
     ) -> None:
         self._client = client
         self._partition = partition
-        self._policy = policy
+        self._roll_limits = RollLimits.of(policy, seconds_max=LEDGER_SECONDS_MAX)
         self._shape = client.shape(policy, password)
         self._tags = publisher_tags(partition, definition.log_id, application_id)
         self._ledger: WriterHandle | None = None
@@ -254,10 +255,8 @@ class RangeWriter:
 
     async def _is_due(self, ledger: WriterHandle) -> bool:
         """True if the next range has to begin in another ledger."""
-        seconds_max = min(self._policy.roll_seconds or LEDGER_SECONDS_MAX, LEDGER_SECONDS_MAX)
         age_seconds = self._client.clock.monotonic() - self._created_at
-        is_large = 0 < (self._policy.roll_bytes or 0) <= ledger.length
-        if is_large or age_seconds >= seconds_max or ledger.failure is not None:
+        if self._roll_limits.is_due(ledger.length, age_seconds) or ledger.failure is not None:
             return True
         try:
             # An abort may have deleted it. Its entries could never be published.

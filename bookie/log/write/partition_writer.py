@@ -43,7 +43,7 @@ from bookie.errors import (
     NotEnoughBookiesError,
     UnavailableError,
 )
-from bookie.ids import MAX_ID, NO_ENTRY
+from bookie.ids import NO_ENTRY
 from bookie.ledger.connection.arguments import Payload
 from bookie.ledger.connection.calls import fresh, settle
 from bookie.ledger.metadata import LedgerMetadata
@@ -54,6 +54,7 @@ from bookie.log.catalog.log_policy import LogPolicy
 from bookie.log.catalog.logs import LogPartition
 from bookie.log.head.chain import LedgerEnd, given_up, live_bytes
 from bookie.log.head.head_keeper import adding, closing
+from bookie.log.head.roll import RollLimits
 from bookie.log.log_client import LogClient
 from bookie.log.record.log_record import Producer
 from bookie.log.record.positions import LogPositions
@@ -108,7 +109,7 @@ class PartitionWriter:
             policy.ahead_seconds or 0,
         )
         self._chain_bytes = live_bytes(owned.keeper.head)
-        self._roll_bytes = policy.roll_bytes or MAX_ID
+        self._roll_limits = RollLimits.of(policy)
         settings = self._pool.settings
         self._window = InFlightWindow(settings.in_flight_entries_max, settings.in_flight_bytes_max)
         self._unconfirmed: dict[Unconfirmed, None] = {}
@@ -275,7 +276,7 @@ class PartitionWriter:
         self._window.take(appended.count, appended.size_bytes)
         segment = self._segment
         segment.size_bytes += appended.size_bytes
-        if segment.size_bytes >= self._roll_bytes:
+        if segment.size_bytes >= self._roll_limits.size_bytes:
             self._wake.set()
         self._unconfirmed[appended] = None
         return appended
@@ -355,8 +356,8 @@ class PartitionWriter:
             due = min(due, self._silent_since + self._options.patience_seconds)
         if self._retry_at is not None:
             due = min(due, self._retry_at)
-        elif self._policy.roll_seconds and not self._segment.is_empty:
-            due = min(due, self._segment.started + self._policy.roll_seconds)
+        elif not self._segment.is_empty:
+            due = min(due, self._segment.started + self._roll_limits.age_seconds)
         with suppress(TimeoutError):
             async with asyncio.timeout_at(due):
                 await self._wake.wait()
@@ -370,9 +371,8 @@ class PartitionWriter:
             return True
         if self._retry_at is not None or segment.is_empty:
             return False
-        age = self._loop.time() - segment.started
-        seconds = self._policy.roll_seconds
-        return segment.size_bytes >= self._roll_bytes or bool(seconds and age >= seconds)
+        age_seconds = self._loop.time() - segment.started
+        return self._roll_limits.is_due(segment.size_bytes, age_seconds)
 
     async def _roll(self) -> None:
         self._retiring, self._rollers = self._rollers, []
