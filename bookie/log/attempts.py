@@ -79,7 +79,6 @@ class Attempts:
 
     @contextmanager
     def proposing(self) -> Iterator[None]:
-        """Put this around the write."""
         try:
             yield
         except MetadataUnavailableError:

@@ -117,6 +117,5 @@ class ClockCheck:
 
 
 def _apart(own_ms: float, other_ms: float) -> str:
-    """The difference of the own clock from another one, in words."""
     words = "ahead of" if own_ms > other_ms else "behind"
     return f"{duration_text(abs(own_ms - other_ms) / 1000)} {words}"

@@ -398,7 +398,6 @@ class LogManager:
         return Check(name.definition_key, definition.version)
 
     async def read_chunk(self, partition: LogPartition, number: int) -> LogChunk | None:
-        """A chunk; None if it does not exist."""
         record = await self._store.get(partition.chunk_key(number))
         return None if record is None else decoded(decode_log_chunk, record)
 
@@ -503,7 +502,6 @@ class LogManager:
             raise NoSuchCursorError(f"there is no cursor {cursor} on {partition}") from error
 
     async def cursors(self, partition: LogPartition) -> Mapping[str, Versioned[LogCursor]]:
-        """All cursors of a partition, by name."""
         return {
             record.name: Versioned(decoded(decode_log_cursor, record), record.version)
             async for record in self._store.scan_children(f"{partition.key}/cursors")

@@ -290,7 +290,6 @@ class _Publication:
         """By new ledger: the reason why it cannot be published."""
 
     async def run(self) -> PublishedCompaction:
-        """Publish, then delete."""
         client, partition, log_id = self._client, self._partition, self._log_id
         head, ranges = await self._publish()
         named = set(ranges)
@@ -368,7 +367,6 @@ def _ranges(head: LogHead, chunks: Sequence[LogChunk]) -> list[LogRange]:
 
 
 def _ranges_max(definition: LogDefinition) -> int:
-    """The most ranges that a head of the log keeps."""
     if definition.mode is LogMode.TRANSACTIONAL:
         return head_ranges_max(definition.partitions)
     return chain.HEAD_RANGES_MAX

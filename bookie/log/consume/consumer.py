@@ -60,7 +60,6 @@ class RecordFlow:
         """True while a task waits for the next record, or for the commit before it."""
 
     async def next_batch(self) -> ConsumedBatch:
-        """The next records of one partition."""
         await self._hand_back()
         while True:
             consumer = self._consumer
@@ -74,7 +73,6 @@ class RecordFlow:
             await self._fetch()
 
     async def next_record(self) -> tuple[PartitionConsumer, int, LogRecord]:
-        """The next record, its partition and its token."""
         await self._hand_back()
         while True:
             consumer = self._consumer
@@ -178,6 +176,7 @@ class LogConsumer:
 
     @property
     def partition(self) -> LogPartition:
+        """The partition that is consumed."""
         return self._consumer.partition
 
     @property

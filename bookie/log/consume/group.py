@@ -68,7 +68,7 @@ _log = event_log(__name__)
 
 
 class GroupRecord(NamedTuple):
-    """A record with its log. It has the attributes of a `LogRecord`."""
+    """A record with its log. It has the attributes of a `LogRecord`, and the name of the `log`."""
 
     log_partition: LogPartition
     """The log, and the number of the partition."""

@@ -82,7 +82,6 @@ class HeadKeeper:
 
     @property
     def head(self) -> LogHead:
-        """The head after the last change or read."""
         return self._found.value
 
     @property

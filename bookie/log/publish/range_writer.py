@@ -314,7 +314,6 @@ class _RangeInWork:
             self.add(ids, sum(map(len, payloads)))
 
     def add(self, ids: range, size_bytes: int) -> None:
-        """Add durable entries."""
         self.first_entry_id = ids.start if not self.count else min(self.first_entry_id, ids.start)
         self.last_entry_id = max(self.last_entry_id, ids.stop - 1)
         self.count += len(ids)

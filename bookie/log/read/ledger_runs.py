@@ -44,7 +44,6 @@ class LedgerReaders:
 
     @property
     def pool(self) -> BookiePool:
-        """The client's connections; its tasks run the calls."""
         return self._ledgers.pool
 
     async def open(self, ledger_id: int) -> ReaderHandle:

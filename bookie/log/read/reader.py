@@ -148,12 +148,10 @@ class LogReader:
 
     @property
     def pool(self) -> BookiePool:
-        """The client's connections."""
         return self._readers.pool
 
     @property
     def seeks(self) -> int:
-        """The number of calls of `seek`."""
         return self._seeks
 
     def seek(self, to: LogStart = None, *, time: Moment | None = None) -> None:

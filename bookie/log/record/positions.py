@@ -21,7 +21,6 @@ class PositionRun(NamedTuple):
 
     @property
     def first(self) -> LogPosition:
-        """The position of the first entry."""
         return LogPosition(self.ledger_id, self.first_entry_id, self.first_offset, self.partition)
 
 

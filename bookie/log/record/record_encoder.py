@@ -42,7 +42,6 @@ class LatestTime:
     """
 
     def __init__(self, clock: Clock, ahead_seconds: int) -> None:
-        """`ahead_seconds` of 0 allows every time."""
         self._clock = clock
         self._ahead_seconds = ahead_seconds
         self._base_ms = float(MAX_ID)
@@ -57,7 +56,6 @@ class LatestTime:
             self._base_ms = self._offset_ms() + 1000 * self._ahead_seconds
 
     def _offset_ms(self) -> float:
-        """The offset of the wall clock from the monotonic one."""
         return self._clock.now_ms() - 1000 * self._clock.monotonic()
 
     def require(self, timestamp_ms: int) -> None:

@@ -48,7 +48,6 @@ class RetentionLimits:
 
     @property
     def has_time(self) -> bool:
-        """True if a time limits the retention."""
         return self.keep_from_ms != MAX_ID
 
     def without_time(self) -> RetentionLimits:

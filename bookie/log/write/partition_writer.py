@@ -436,7 +436,6 @@ class PartitionWriter:
             _log.warning("log_retention_failed", log=str(self.partition), reason=str(error))
 
     async def _compare_clock(self) -> None:
-        """Compare the clock after a step of the wall clock, or a suspension."""
         try:
             await self._client.clocks.require_right(again=True)
         except ClockError as error:

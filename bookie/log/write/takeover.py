@@ -201,7 +201,6 @@ class _Takeover:
         return HeadKeeper(logs, partition, written, patience_seconds=patience)
 
     async def _close(self, one: LogRange) -> LedgerEnd:
-        """Fence and recover a ledger."""
         password = self._options.password
 
         async def close() -> LedgerEnd:

@@ -77,7 +77,6 @@ class Unconfirmed:
 
     @property
     def next_producer(self) -> Producer | None:
-        """The producer and number of the first entry."""
         if self._producer is None:
             return None
         producer_id, sequence = self._producer

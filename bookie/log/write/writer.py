@@ -61,6 +61,7 @@ class LogWriter:
 
     @property
     def name(self) -> str:
+        """The log's name."""
         return str(self._name)
 
     @property
