@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from bookie.errors import ClientClosedError
 from bookie.ledger.connection.pool import BookiePool
 
 T = TypeVar("T")
+
+
+def ignore_error(future: asyncio.Future[Any]) -> None:
+    """Mark the error of a finished future as seen, because another future reports it."""
+    if not future.cancelled():
+        future.exception()
 
 
 class Background(Generic[T]):

@@ -316,7 +316,10 @@ class LogManager:
 
         It is greater than that of every earlier write, even of a deleted log of this name.
         """
-        record = await self._store.get(name.definition_key)
+        return await self._revision(name.definition_key)
+
+    async def _revision(self, key: str) -> int:
+        record = await self._store.get(key)
         return 0 if record is None else record.stat.revision or 0
 
     async def read_latest_head(self, partition: LogPartition, log_id: str) -> Versioned[LogHead]:
@@ -463,8 +466,7 @@ class LogManager:
 
         It is greater than that of every earlier write, even of a deleted cursor of this name.
         """
-        record = await self._store.get(partition.cursor_key(cursor))
-        return 0 if record is None else record.stat.revision or 0
+        return await self._revision(partition.cursor_key(cursor))
 
     async def write_cursor(
         self, partition: LogPartition, cursor: str, value: LogCursor, version: int
@@ -543,6 +545,17 @@ class LogManager:
             await self._store.delete(_transaction_key(name, application))
         except NoSuchKeyError:
             return
+
+
+def checked_partition(name: LogName, number: int, count: int) -> LogPartition:
+    """The partition of this number in a log of `count` partitions.
+
+    Raises:
+        BadRequestError: there is no such partition.
+    """
+    if number not in range(count):
+        raise BadRequestError(f"the log {name} has {count} partitions, and no partition {number}")
+    return LogPartition(name, number)
 
 
 def checked_name(text: str, what: str) -> str:

@@ -36,6 +36,7 @@ from bookie.errors import BadRequestError, BookieError, MetadataError
 from bookie.ledger.write.append_queue import NewEntries
 from bookie.ledger.write.handle import WriterHandle
 from bookie.log.attempts import Attempts
+from bookie.log.background import ignore_error
 from bookie.log.catalog.log_metadata import (
     NO_TIME_MS,
     LogChunk,
@@ -231,7 +232,7 @@ async def _write(writer: WriterHandle, found: AsyncGenerator[RunEntries, None]) 
             payloads.append(payload)
         new = NewEntries.of(payloads)
         future = writer.submit(new)
-        future.add_done_callback(_forget)  # after an error the others are not awaited
+        future.add_done_callback(ignore_error)  # after an error the others are not awaited
         unconfirmed.append((new.total_bytes, future))
         unconfirmed_bytes += new.total_bytes
         while unconfirmed_bytes > UNCONFIRMED_BYTES_MAX:
@@ -240,11 +241,6 @@ async def _write(writer: WriterHandle, found: AsyncGenerator[RunEntries, None]) 
             unconfirmed_bytes -= size
     for _, future in unconfirmed:
         await future
-
-
-def _forget(future: asyncio.Future[range]) -> None:
-    if not future.cancelled():
-        future.exception()
 
 
 async def publish_compaction(

@@ -22,7 +22,7 @@ from typing import Self
 from bookie.env import Moment
 from bookie.env.checked import checked
 from bookie.errors import BadRequestError
-from bookie.log.catalog.logs import LogName, LogPartition
+from bookie.log.catalog.logs import LogName, LogPartition, checked_partition
 from bookie.log.consume.commit import AutoCommit
 from bookie.log.consume.cursors import CursorRecord
 from bookie.log.consume.partition_consumer import ConsumedBatch, PartitionConsumer
@@ -282,9 +282,7 @@ class LogConsumer:
                 f"the log {self._name} has {definition.partitions} partitions: name one, or join a "
                 "group, which shares them"
             )
-        if not 0 <= (number or 0) < definition.partitions:
-            raise BadRequestError(f"the log {self._name} has no partition {number}")
-        return LogPartition(self._name, number or 0)
+        return checked_partition(self._name, number or 0, definition.partitions)
 
     async def __aexit__(self, *_: object) -> None:
         consumer = self._consumer

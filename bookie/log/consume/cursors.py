@@ -26,7 +26,7 @@ from bookie.errors import (
 )
 from bookie.log.attempts import UNANSWERED, patiently
 from bookie.log.catalog.log_cursor import LogCursor
-from bookie.log.catalog.logs import LogName, LogPartition
+from bookie.log.catalog.logs import LogName, LogPartition, checked_partition
 from bookie.log.log_client import LogClient
 from bookie.log.read.reading import PartitionReading, locate_cursor
 from bookie.log.read.start_position import AtEntry, LogStart, checked_place
@@ -315,9 +315,7 @@ class Cursors:
     async def _records(self, cursor: str, partition: int | None = None) -> list[CursorRecord]:
         found = await self._partitions()
         if partition is not None:
-            if not 0 <= partition < len(found):
-                raise BadRequestError(f"the log {self._name} has no partition {partition}")
-            found = [found[partition]]
+            found = [checked_partition(self._name, partition, len(found))]
         return [CursorRecord(self._client, one, cursor) for one in found]
 
     async def _exists(self, record: CursorRecord) -> bool:

@@ -30,7 +30,7 @@ from bookie.ledger.metadata import LedgerState
 from bookie.ledger.write.handle import WriterHandle
 from bookie.log.catalog.log_metadata import NO_TIME_MS, LogDefinition, LogMode, LogRange
 from bookie.log.catalog.log_policy import LogPolicy
-from bookie.log.catalog.logs import LogPartition
+from bookie.log.catalog.logs import LogPartition, checked_partition
 from bookie.log.head.roll import RollLimits
 from bookie.log.log_client import LogClient
 from bookie.log.record.log_record import LogRecord, encode_log_record, plain_prefix
@@ -355,11 +355,7 @@ def require_transactional(partition: LogPartition, definition: LogDefinition) ->
             "log: make another by `bookie log create NAME --transactional --partitions N`, or "
             "append by open_log"
         )
-    if not 0 <= partition.number < definition.partitions:
-        raise BadRequestError(
-            f"the log {partition.name} has {definition.partitions} partitions, from 0 on; "
-            f"there is no {partition.number}"
-        )
+    checked_partition(partition.name, partition.number, definition.partitions)
 
 
 def _encoded(

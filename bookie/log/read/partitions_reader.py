@@ -16,7 +16,7 @@ from bookie.env import Moment
 from bookie.env.checked import checked
 from bookie.errors import BadRequestError
 from bookie.log.background import Background
-from bookie.log.catalog.logs import LogName, LogPartition
+from bookie.log.catalog.logs import LogName, checked_partition
 from bookie.log.log_client import LogClient
 from bookie.log.read.reader import LogReader, OnTruncated
 from bookie.log.read.start_position import LogStart
@@ -176,16 +176,10 @@ async def open_reader(
             several partitions.
     """
     definition = await client.definition(name)
-    numbers = range(definition.partitions)
-    if partition is not None:
-        if partition not in numbers:
-            raise BadRequestError(
-                f"the log {name} has {len(numbers)} partitions, and no partition {partition}"
-            )
-        numbers = range(partition, partition + 1)
-    if len(numbers) > 1 and any(isinstance(keywords.get(at), tuple) for at in ("start", "end")):
-        raise BadRequestError(f"a position needs one of the {len(numbers)} partitions of {name}")
-    readers = [
-        LogReader(client, LogPartition(name, number), definition, **keywords) for number in numbers
-    ]
+    count = definition.partitions
+    numbers = range(count) if partition is None else [partition]
+    partitions = [checked_partition(name, number, count) for number in numbers]
+    if len(partitions) > 1 and any(isinstance(keywords.get(at), tuple) for at in ("start", "end")):
+        raise BadRequestError(f"a position needs one of the {count} partitions of {name}")
+    readers = [LogReader(client, one, definition, **keywords) for one in partitions]
     return readers[0] if len(readers) == 1 else PartitionsReader(readers)

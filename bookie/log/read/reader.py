@@ -59,7 +59,7 @@ from bookie.log.read.start_position import (
     find_entry,
     find_time,
 )
-from bookie.log.read.status import extent_of
+from bookie.log.read.status import log_extent
 from bookie.log.record.log_record import LogPosition, LogRecord
 from bookie.log.record.log_records import decode_log_records
 from bookie.telemetry import event_log
@@ -177,9 +177,7 @@ class LogReader:
             MetadataError: the metadata store failed.
         """
         self._client.require_here()
-        ranges = LogRanges(self._client.logs, self.partition, self._definition.log_id)
-        await ranges.refresh()
-        extent = await extent_of(ranges, LedgerReaders(self._client.ledgers, self._password))
+        extent = await log_extent(self._client, self.partition, self._definition, self._password)
         known = self.next_offset
         begin = extent.earliest_offset if known is None else max(known, extent.earliest_offset)
         return max(0, extent.end_offset - begin)

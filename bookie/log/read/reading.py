@@ -13,8 +13,8 @@ from bookie.log.log_client import LogClient
 from bookie.log.read.ledger_runs import LedgerReaders
 from bookie.log.read.ranges import LogRanges
 from bookie.log.read.reader import LogReader, OnTruncated
-from bookie.log.read.start_position import AtEntry, AtTime, Place, find_entry, find_time
-from bookie.log.read.status import extent_of
+from bookie.log.read.start_position import AtEntry, AtTime, Place, find_end, find_entry, find_time
+from bookie.log.read.status import log_extent
 from bookie.log.record.log_record import LogRecord
 
 END_LOOKS_MAX = 20
@@ -104,7 +104,7 @@ class LogReading:
             case "earliest":
                 return ranges.head.start_offset
             case "latest":
-                return (await extent_of(ranges, readers)).end_offset
+                return max(await find_end(ranges, readers), ranges.head.start_offset)
             case AtTime(timestamp_ms):
                 return await find_time(ranges, readers, timestamp_ms)
             case AtEntry(ledger_id, entry_id):
@@ -118,7 +118,8 @@ class LogReading:
 
     async def bounds(self, partition: LogPartition) -> tuple[int, int]:
         """The earliest offset and the end. Raises what `locate` raises."""
-        extent = await extent_of(*await self._look(partition))
+        definition = await self._client.definition(partition.name)
+        extent = await log_extent(self._client, partition, definition, self._password)
         return extent.earliest_offset, extent.end_offset
 
     async def _look(self, partition: LogPartition) -> tuple[LogRanges, LedgerReaders]:

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from bookie.env import Moment, gather
 from bookie.env.checked import checked
-from bookie.errors import BadRequestError, BookieError
+from bookie.errors import BookieError
 from bookie.ledger.connection.calls import Calls
 from bookie.log.catalog.log_metadata import LogDefinition, LogRange
-from bookie.log.catalog.logs import LogName, LogPartition
+from bookie.log.catalog.logs import LogName, LogPartition, checked_partition
 from bookie.log.head.log_ranges import runs_from
 from bookie.log.log_client import LogClient
 from bookie.log.read.ledger_runs import LedgerReaders
@@ -131,12 +131,7 @@ class LogSurvey:
         return [LogPartition(self.name, number) for number in range(self.definition.partitions)]
 
     def _partition(self, number: int) -> LogPartition:
-        if not 0 <= number < self.definition.partitions:
-            raise BadRequestError(
-                f"the log {self.name} has {self.definition.partitions} partitions, "
-                f"and no partition {number}"
-            )
-        return LogPartition(self.name, number)
+        return checked_partition(self.name, number, self.definition.partitions)
 
 
 def _mean_sizes(ranges: Sequence[LogRange]) -> Mapping[int, float]:

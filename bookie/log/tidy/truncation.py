@@ -19,7 +19,7 @@ from functools import partial
 from bookie.errors import BadRequestError, MetadataError
 from bookie.log.attempts import Attempts
 from bookie.log.catalog.log_metadata import LogChunk, LogHead, LogRange
-from bookie.log.catalog.logs import LogPartition
+from bookie.log.catalog.logs import LogPartition, checked_partition
 from bookie.log.head import chain
 from bookie.log.head.chain import live_bytes, live_ranges
 from bookie.log.log_client import LogClient
@@ -54,8 +54,7 @@ async def truncate(
     if (before is None) == (before_ms is None):
         raise BadRequestError("truncate before one of an offset, a position and a time")
     definition = await client.definition(partition.name)
-    if not 0 <= partition.number < definition.partitions:
-        raise BadRequestError(f"the log {partition.name} has no partition {partition.number}")
+    checked_partition(partition.name, partition.number, definition.partitions)
     offset = before.offset if isinstance(before, LogPosition) else before
 
     async def choose(head: LogHead) -> int:

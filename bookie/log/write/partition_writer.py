@@ -25,7 +25,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, suppress
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from bookie.errors import (
     BadRequestError,
@@ -50,6 +50,7 @@ from bookie.ledger.metadata import LedgerMetadata
 from bookie.ledger.write.handle import WriterHandle
 from bookie.ledger.write.in_flight import InFlightWindow, Turn
 from bookie.log.attempts import patiently
+from bookie.log.background import ignore_error
 from bookie.log.catalog.log_policy import LogPolicy
 from bookie.log.catalog.logs import LogPartition
 from bookie.log.head.chain import LedgerEnd, given_up, live_bytes
@@ -286,7 +287,7 @@ class PartitionWriter:
         segment = appended.segment = self._segment
         try:
             if self._encoder.is_snapshot_due:
-                segment.writer.submit(self._encoder.snapshot()).add_done_callback(_forget)
+                segment.writer.submit(self._encoder.snapshot()).add_done_callback(ignore_error)
             appended.first_entry_id = segment.writer.last_entry_id + 1
             appended.future = segment.writer.submit(appended.entries)
         except BookieError as error:
@@ -294,7 +295,7 @@ class PartitionWriter:
             appended.first_entry_id = segment.writer.last_entry_id + 1
             appended.future = self._loop.create_future()
             appended.future.set_exception(error)
-            appended.future.add_done_callback(_forget)
+            appended.future.add_done_callback(ignore_error)
         if (first := appended.next_producer) is not None:
             run = appended.next_run
             self._encoder.windows.add(first, run.first, run.entries)
@@ -530,7 +531,7 @@ class PartitionWriter:
         for one in waiting:
             if one.entries.payloads:
                 self._send(one)
-                one.future.add_done_callback(_forget)  # its caller may have been cancelled
+                one.future.add_done_callback(ignore_error)  # its caller may have been cancelled
             else:
                 one.future = self._loop.create_future()
                 one.future.set_result(range(0))
@@ -660,13 +661,7 @@ class PartitionWriter:
         settle([*self._rollers, *self._retiring], None, self._error)
         if self._closing is not None:
             self._closing.set_exception(fresh(error))
-            self._closing.add_done_callback(_forget)
+            self._closing.add_done_callback(ignore_error)
 
     def _begin(self, writer: WriterHandle, base_offset: int) -> Segment:
         return Segment(writer, self.partition.number, base_offset, self._loop.time())
-
-
-def _forget(future: asyncio.Future[Any]) -> None:
-    """Mark the error as seen, because another future reports it."""
-    if not future.cancelled():
-        future.exception()

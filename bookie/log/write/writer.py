@@ -13,7 +13,7 @@ from bookie.env import Moment, gather, moment_ms
 from bookie.errors import BadRequestError, BookieError
 from bookie.ledger.connection.arguments import Payload, checked_bytes
 from bookie.log.catalog.log_metadata import LogMode
-from bookie.log.catalog.logs import LogName, LogPartition
+from bookie.log.catalog.logs import LogName, checked_partition
 from bookie.log.log_client import LogClient
 from bookie.log.record.log_record import LogPosition, Producer
 from bookie.log.record.positions import LogPositions
@@ -255,17 +255,14 @@ async def open_writer(
     if definition.mode is not LogMode.WRITER:
         raise BadRequestError(f"the log {name} is transactional; publish to it instead")
     count = definition.partitions
-    if partition is not None and not 0 <= partition < count:
-        raise BadRequestError(
-            f"the log {name} has {count} partitions, and no partition {partition}"
-        )
+    numbers = range(count) if partition is None else [partition]
+    partitions = [checked_partition(name, number, count) for number in numbers]
     policy = await client.policy(name)
     writers: dict[int, PartitionWriter] = {}
     try:
-        for number in range(count) if partition is None else [partition]:
-            one = LogPartition(name, number)
+        for one in partitions:
             owned = await take_over(client, one, definition, options)
-            writers[number] = PartitionWriter(client, one, owned, policy, options)
+            writers[one.number] = PartitionWriter(client, one, owned, policy, options)
     except BaseException:
         for writer in writers.values():
             writer.abandon()

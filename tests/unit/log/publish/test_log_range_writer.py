@@ -309,7 +309,7 @@ async def test_closing(client: LogClient) -> None:
 
 
 async def test_wrong_logs_are_refused(client: LogClient) -> None:
-    with pytest.raises(BadRequestError, match="there is no 2"):
+    with pytest.raises(BadRequestError, match="and no partition 2"):
         await RangeWriter.open(client, LogPartition(ORDERS, 2), APPLICATION)
     await client.create(LogName("default", "written"))
     with pytest.raises(BadRequestError, match="exclusive writer"):
