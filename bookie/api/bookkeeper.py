@@ -30,9 +30,9 @@ from bookie.log.catalog.log_metadata import LogMode
 from bookie.log.catalog.log_policy import LogPolicy
 from bookie.log.catalog.logs import LogName, LogPartition
 from bookie.log.consume.commit import AutoCommit
-from bookie.log.consume.consumer import LogConsumer, consume
+from bookie.log.consume.consumer import LogConsumer
 from bookie.log.consume.cursors import Cursors
-from bookie.log.consume.group import GroupMember, GroupStatus, group_status, join_group
+from bookie.log.consume.group import GroupMember, GroupStatus, group_status
 from bookie.log.publish.publisher import LogPublisher
 from bookie.log.publish.range_writer import RangeWriter
 from bookie.log.read.partitions_reader import PartitionsReader, open_reader
@@ -391,7 +391,7 @@ class BookKeeper(ClusterConnection):
             BadRequestError: a name or the start is wrong.
         """
         reading = LogReading(self._logs, password, on_truncated)
-        return consume(
+        return LogConsumer(
             self._logs,
             name,
             reading,
@@ -440,7 +440,7 @@ class BookKeeper(ClusterConnection):
             BadRequestError: a name is wrong, or neither logs nor a pattern are given.
         """
         reading = LogReading(self._logs, password, on_truncated)
-        return join_group(
+        return GroupMember(
             self._logs,
             group,
             reading,

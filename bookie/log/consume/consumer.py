@@ -2,7 +2,7 @@
 
 ::
 
-    async with consume(client, "orders", reading, cursor="billing") as consumer:
+    async with LogConsumer(client, "orders", reading, cursor="billing") as consumer:
         async for record in consumer:
             ...
             await consumer.commit()
@@ -22,7 +22,7 @@ from typing import Self
 from bookie.env import Moment
 from bookie.env.checked import checked
 from bookie.errors import BadRequestError
-from bookie.log.catalog.logs import LogName, LogPartition, checked_partition
+from bookie.log.catalog.logs import LogName, LogPartition, checked_name, checked_partition
 from bookie.log.consume.commit import AutoCommit
 from bookie.log.consume.cursors import CursorRecord
 from bookie.log.consume.partition_consumer import ConsumedBatch, PartitionConsumer
@@ -148,21 +148,29 @@ class LogConsumer:
     def __init__(
         self,
         client: LogClient,
-        name: LogName,
-        cursor: str,
+        log: str,
         reading: PartitionReading,
         *,
+        cursor: str,
         partition: int | None = None,
-        start: Place | None = "earliest",
+        start: LogStart = None,
+        start_time: Moment | None = None,
+        create: bool = True,
         auto_commit: AutoCommit | None = None,
     ) -> None:
-        """`start` is the place of a new cursor; with None, the cursor has to exist."""
+        """The arguments are those of `BookKeeper.consume`.
+
+        Raises:
+            BadRequestError: a name or the start is invalid.
+        """
         self._client = client
-        self._name = name
-        self._cursor = cursor
+        self._name = LogName.parse(log)
+        self._cursor = checked_name(cursor, "a cursor")
         self._reading = reading
         self._partition = partition
-        self._start = start
+        place = checked_place(start, start_time)
+        self._start: Place | None = place if create else None
+        """The place of a new cursor; with None, the cursor has to exist."""
         self._auto_commit = auto_commit
         self._flow = RecordFlow(self._poll, auto_commit)
         self._entered: PartitionConsumer | None = None
@@ -292,45 +300,3 @@ class LogConsumer:
                 await consumer.commit_finished()
         finally:
             await consumer.close()
-
-
-def consume(
-    client: LogClient,
-    log: str,
-    reading: PartitionReading,
-    *,
-    cursor: str,
-    partition: int | None = None,
-    start: LogStart = None,
-    start_time: Moment | None = None,
-    create: bool = True,
-    auto_commit: AutoCommit | None = None,
-) -> LogConsumer:
-    """A consumer of one partition; enter it to hold the cursor.
-
-    Args:
-        client: gives access to the log.
-        log: its name.
-        reading: reads the partition.
-        cursor: the name of the cursor. One consumer at a time holds it; others wait.
-        partition: its number; needed if the log has several.
-        start: the place of a new cursor; None means the earliest record.
-        start_time: instead of `start`, the first record of this time or later.
-        create: make the cursor if it does not exist.
-        auto_commit: commit finished records without a call; None means never.
-
-    Raises:
-        BadRequestError: a name or the start is invalid.
-    """
-    name = LogName.parse(log)
-    LogPartition(name).cursor_key(cursor)
-    place = checked_place(start, start_time)
-    return LogConsumer(
-        client,
-        name,
-        cursor,
-        reading,
-        partition=partition,
-        start=place if create else None,
-        auto_commit=auto_commit,
-    )

@@ -2,7 +2,7 @@
 
 ::
 
-    async with join_group(client, "workers", reading, pattern="orders-*") as member:
+    async with GroupMember(client, "workers", reading, pattern="orders-*") as member:
         async for record in member:
             ...
             await member.commit(record)
@@ -58,7 +58,7 @@ from bookie.log.consume.group_leader import GroupLeader, read_profile, split_pat
 from bookie.log.consume.partition_consumer import ConsumedBatch, PartitionConsumer
 from bookie.log.log_client import LogClient
 from bookie.log.read.reading import PartitionReading, locate_cursor
-from bookie.log.read.start_position import LogStart, Place, checked_place
+from bookie.log.read.start_position import LogStart, checked_place
 from bookie.log.record.log_record import LogPosition, LogRecord, Producer
 from bookie.metadata.mirror import follow
 from bookie.metadata.versioned import Versioned
@@ -134,20 +134,31 @@ class GroupMember:
         self,
         client: LogClient,
         group: str,
-        name: str,
-        profile: MemberProfile,
         reading: PartitionReading,
         *,
-        start: Place = "earliest",
+        logs: Iterable[str] = (),
+        pattern: str = "",
+        member: str = "",
+        start: LogStart = None,
+        start_time: Moment | None = None,
         auto_commit: AutoCommit | None = None,
         on_change: Callable[[frozenset[LogPartition]], object] = lambda _: None,
     ) -> None:
-        self.name = name
+        """The arguments are those of `BookKeeper.join_group`.
+
+        Raises:
+            BadRequestError: a name is invalid, or neither logs nor a pattern are given.
+        """
+        names = tuple(sorted({str(LogName.parse(log)) for log in logs}))
+        if not names and not pattern:
+            raise BadRequestError("a group needs the names of logs or a pattern")
+        split_pattern(pattern)
+        self.name = checked_name(member, "a member") if member else _random_name()
         self._client = client
         self._group = ConsumerGroup(client.store, group)
-        self._profile = profile
+        self._profile = MemberProfile(client.identity, names, pattern)
         self._reading = reading
-        self._start = start
+        self._start = checked_place(start, start_time)
         self._auto_commit = auto_commit
         self._on_change = on_change
         self._flow = RecordFlow(self._poll, auto_commit, self._stir)
@@ -387,57 +398,8 @@ class GroupMember:
             await self._resources.aclose()
 
 
-def join_group(
-    client: LogClient,
-    group: str,
-    reading: PartitionReading,
-    *,
-    logs: Iterable[str] = (),
-    pattern: str = "",
-    member: str = "",
-    start: LogStart = None,
-    start_time: Moment | None = None,
-    auto_commit: AutoCommit | None = None,
-    on_change: Callable[[frozenset[LogPartition]], object] = lambda _: None,
-) -> GroupMember:
-    """A member of a group; enter it to belong to the group.
-
-    Args:
-        client: gives access to the logs.
-        group: its name. The group's cursors have the same name.
-        reading: reads partitions.
-        logs: the names of logs. A missing log is consumed after it is made.
-        pattern: further logs of one namespace: ``orders-*``, ``sales/*``.
-        member: a name that no other member has; random if empty. A member that comes back under
-            its name gets its former partitions, as far as the balance allows.
-        start: the place at which the group begins in a new partition; None means the earliest
-            record.
-        start_time: instead of `start`, the first record of this time or later.
-        auto_commit: commit finished records without a call; None means never.
-        on_change: called with the partitions of this member after each change; it must not raise.
-
-    Raises:
-        BadRequestError: a name is invalid, or neither logs nor a pattern are given.
-    """
-    names = tuple(sorted({str(LogName.parse(log)) for log in logs}))
-    if not names and not pattern:
-        raise BadRequestError("a group needs the names of logs or a pattern")
-    split_pattern(pattern)
-    name = (
-        checked_name(member, "a member")
-        if member
-        else f"{socket.gethostname()[:60]}-{os.getpid()}-{secrets.token_hex(4)}"
-    )
-    return GroupMember(
-        client,
-        group,
-        name,
-        MemberProfile(client.identity, names, pattern),
-        reading,
-        start=checked_place(start, start_time),
-        auto_commit=auto_commit,
-        on_change=on_change,
-    )
+def _random_name() -> str:
+    return f"{socket.gethostname()[:60]}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import pytest
 
 from bookie.ledger.ledger_client import LedgerClient
 from bookie.log.catalog.logs import LogName, LogPartition
+from bookie.log.consume.commit import AutoCommit
 from bookie.log.consume.consumer import LogConsumer
 from bookie.log.consume.cursors import Cursors
 from bookie.log.log_client import LogClient
@@ -38,9 +39,22 @@ class LogProcess:
         """The cursors of a log."""
         return Cursors(self.client, name, self.logs)
 
-    def consumer(self, cursor: str = "billing", *, partition: int | None = None) -> LogConsumer:
+    def consumer(
+        self,
+        cursor: str = "billing",
+        *,
+        partition: int | None = None,
+        auto_commit: AutoCommit | None = None,
+    ) -> LogConsumer:
         """A consumer of `ORDERS`."""
-        return LogConsumer(self.client, ORDERS, cursor, self.logs, partition=partition)
+        return LogConsumer(
+            self.client,
+            str(ORDERS),
+            self.logs,
+            cursor=cursor,
+            partition=partition,
+            auto_commit=auto_commit,
+        )
 
     async def committed(self, cursor: str = "billing", partition: LogPartition = FIRST) -> int:
         """The offset that the store holds."""

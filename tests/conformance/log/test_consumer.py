@@ -23,7 +23,7 @@ from bookie.errors import (
 )
 from bookie.log.catalog.logs import LogName, LogPartition
 from bookie.log.consume.commit import AutoCommit, HeldCursor
-from bookie.log.consume.consumer import LogConsumer, consume
+from bookie.log.consume.consumer import LogConsumer
 from tests.conformance.backends import Backend
 from tests.conformance.log.conftest import (
     FIRST,
@@ -94,18 +94,18 @@ async def test_a_loop_over_records_and_one_over_batches(orders: LogProcess) -> N
 async def test_where_a_new_cursor_begins(orders: LogProcess) -> None:
     client, logs = orders.client, orders.logs
     with pytest.raises(NoSuchCursorError):
-        async with consume(client, "orders", logs, cursor="a", create=False):
+        async with LogConsumer(client, "orders", logs, cursor="a", create=False):
             pytest.fail("there is no such cursor")
-    async with consume(client, "orders", logs, cursor="a", start="latest") as consumer:
+    async with LogConsumer(client, "orders", logs, cursor="a", start="latest") as consumer:
         assert consumer.position == 5
-    async with consume(client, "orders", logs, cursor="b", start=2) as consumer:
+    async with LogConsumer(client, "orders", logs, cursor="b", start=2) as consumer:
         assert await values(consumer, 1) == [b"2"]
-    async with consume(client, "orders", logs, cursor="c", start_time=3) as consumer:
+    async with LogConsumer(client, "orders", logs, cursor="c", start_time=3) as consumer:
         assert await values(consumer, 1) == [b"3"]
     with pytest.raises(BadRequestError):
-        consume(client, "orders", logs, cursor="d", start=-1)
+        LogConsumer(client, "orders", logs, cursor="d", start=-1)
     # It exists now.
-    async with consume(client, "orders", logs, cursor="b", start=4) as consumer:
+    async with LogConsumer(client, "orders", logs, cursor="b", start=4) as consumer:
         assert consumer.position == 2
 
 
@@ -115,12 +115,14 @@ async def test_a_partition_is_named_if_there_are_several(process: LogProcess) ->
     name = LogName("default", "wide")
     await process.client.create(name, partitions=2)
     with pytest.raises(BadRequestError, match="2 partitions: name one"):
-        async with consume(process.client, "wide", process.logs, cursor="a"):
+        async with LogConsumer(process.client, "wide", process.logs, cursor="a"):
             pytest.fail("no partition was named")
     with pytest.raises(BadRequestError, match="no partition 2"):
-        async with consume(process.client, "wide", process.logs, cursor="a", partition=2):
+        async with LogConsumer(process.client, "wide", process.logs, cursor="a", partition=2):
             pytest.fail("there are two")
-    async with consume(process.client, "wide", process.logs, cursor="a", partition=1) as consumer:
+    async with LogConsumer(
+        process.client, "wide", process.logs, cursor="a", partition=1
+    ) as consumer:
         process.logs.append(LogPartition(name, 1), b"x")
         assert await values(consumer, 1) == [b"x"]
     with pytest.raises(BadRequestError, match="async with"):
@@ -408,7 +410,7 @@ async def test_a_deletion_ends_the_consumer(orders: LogProcess, new_process: New
 async def test_automatic_commits_are_of_what_is_finished(orders: LogProcess) -> None:
     """The record in the application's hand is not committed, also when the consumer closes."""
     auto_commit = AutoCommit(every_seconds=3600, every_records=2)
-    consumer = LogConsumer(orders.client, ORDERS, "billing", orders.logs, auto_commit=auto_commit)
+    consumer = orders.consumer(auto_commit=auto_commit)
     async with consumer:
         await values(consumer, 2)
         assert consumer.committed == 0
@@ -424,7 +426,7 @@ async def test_automatic_commits_by_time_come_while_the_application_waits(
     orders: LogProcess,
 ) -> None:
     auto_commit = AutoCommit(every_seconds=0.001)
-    consumer = LogConsumer(orders.client, ORDERS, "billing", orders.logs, auto_commit=auto_commit)
+    consumer = orders.consumer(auto_commit=auto_commit)
     async with consumer, asyncio.TaskGroup() as tasks:
         await values(consumer, 5)
         waiting = tasks.create_task(_next_value(consumer))

@@ -23,7 +23,7 @@ from bookie.ledger.catalog.removal import nuke_cluster
 from bookie.log.catalog.groups import ConsumerGroup, list_groups
 from bookie.log.catalog.logs import LogName, LogPartition
 from bookie.log.consume.commit import AutoCommit
-from bookie.log.consume.group import GroupMember, GroupRecord, group_status, join_group
+from bookie.log.consume.group import GroupMember, GroupRecord, group_status
 from bookie.metadata.model import Check, Operation
 from tests.conformance.backends import Backend
 from tests.conformance.log.conftest import FIRST, ORDERS, LogProcess, NewProcess
@@ -76,7 +76,7 @@ class Team:
         """A new process with a member called `name`."""
         process = await self._new_process()
         shares: list[frozenset[LogPartition]] = []
-        member = join_group(
+        member = GroupMember(
             process.client,
             GROUP,
             process.logs,
@@ -231,11 +231,11 @@ async def test_a_member_needs_names(orders: LogProcess, team: Team) -> None:
         ("g", {"logs": ["a"], "member": "a/b"}),
     ]:
         with pytest.raises(BadRequestError):
-            join_group(client, group, logs, **wrong)  # type: ignore[arg-type]
+            GroupMember(client, group, logs, **wrong)  # type: ignore[arg-type]
     with pytest.raises(NoSuchKeyError, match="no group nobody"):
         await group_status(client, "nobody", logs)
     # A made up name is another one each time.
-    names = {join_group(client, "g", logs, pattern="*").name for _ in range(2)}
+    names = {GroupMember(client, "g", logs, pattern="*").name for _ in range(2)}
     assert len(names) == 2
 
 
@@ -330,23 +330,23 @@ async def test_a_leader_writes_only_while_its_claim_stands(orders: LogProcess, t
 async def test_a_name_belongs_to_one_member(orders: LogProcess, new_process: NewProcess) -> None:
     first, second = [await new_process(session_timeout_seconds=2.0) for _ in range(2)]
     names = {"logs": ["orders"], "member": "a"}
-    async with join_group(first.client, GROUP, orders.logs, **names) as member:  # type: ignore[arg-type]
+    async with GroupMember(first.client, GROUP, orders.logs, **names) as member:  # type: ignore[arg-type]
         with pytest.raises(LockBusyError):
-            await join_group(second.client, GROUP, orders.logs, **names).__aenter__()  # type: ignore[arg-type]
+            await GroupMember(second.client, GROUP, orders.logs, **names).__aenter__()  # type: ignore[arg-type]
         await until(lambda: len(member.assignment) == 6)
 
 
 @pytest.mark.parametrize("turns", [0, 1, 2, 3, 5, 8, 13])
 async def test_who_is_cancelled_while_it_joins_is_no_member(orders: LogProcess, turns: int) -> None:
     async with asyncio.TaskGroup() as tasks:
-        member = join_group(orders.client, GROUP, orders.logs, logs=["orders"])
+        member = GroupMember(orders.client, GROUP, orders.logs, logs=["orders"])
         joining = tasks.create_task(member.__aenter__())
         await settle(turns)
         joining.cancel()
     if not joining.cancelled():
         await member.__aexit__(None, None, None)
     await until_found(lambda: _has_no_member(orders))
-    async with join_group(orders.client, GROUP, orders.logs, logs=["orders"]) as other:
+    async with GroupMember(orders.client, GROUP, orders.logs, logs=["orders"]) as other:
         await until(lambda: len(other.assignment) == 6)
 
 
@@ -391,7 +391,7 @@ async def test_automatic_commits_come_before_a_partition_moves(
     orders: LogProcess, new_process: NewProcess
 ) -> None:
     auto_commit = AutoCommit(every_seconds=3600, every_records=1000)
-    async with join_group(
+    async with GroupMember(
         orders.client, GROUP, orders.logs, logs=["orders"], auto_commit=auto_commit
     ) as first:
         await until(lambda: len(first.assignment) == 6)
@@ -401,7 +401,7 @@ async def test_automatic_commits_come_before_a_partition_moves(
         given = [await anext(batches) for _ in range(6)]
         in_hand = given[-1].partition
         other = await new_process()
-        async with join_group(other.client, GROUP, orders.logs, logs=["orders"]) as second:
+        async with GroupMember(other.client, GROUP, orders.logs, logs=["orders"]) as second:
             await until(lambda: len(second.assignment) >= 2)
             moved = second.assignment - {in_hand}
             assert [await other.committed(GROUP, one) for one in moved] == [2] * len(moved)

@@ -12,9 +12,9 @@ import pytest
 from bookie.api import BookKeeper, LogPolicy, LogWriter, connect
 from bookie.errors import BadRequestError, LogTruncatedError
 from bookie.log.catalog.logs import LogName, LogPartition
-from bookie.log.consume.consumer import LogConsumer, consume
+from bookie.log.consume.consumer import LogConsumer
 from bookie.log.consume.cursors import Cursors
-from bookie.log.consume.group import GroupMember, group_status, join_group
+from bookie.log.consume.group import GroupMember, group_status
 from bookie.log.head.chain import with_ledger
 from bookie.log.log_client import LogClient
 from bookie.log.read.reading import LogReading
@@ -61,7 +61,7 @@ async def test_a_consumer_goes_from_ledger_to_ledger(one_bookie: RealCluster) ->
         reading = LogReading(logs)
         cursors = Cursors(logs, ORDERS, reading)
         async with (
-            consume(logs, "orders", reading, cursor="billing") as consumer,
+            LogConsumer(logs, "orders", reading, cursor="billing") as consumer,
             bk.open_log("orders") as log,
         ):
             await append(log, "a", "b")
@@ -71,7 +71,7 @@ async def test_a_consumer_goes_from_ledger_to_ledger(one_bookie: RealCluster) ->
             await append(log, "c", "d")
             assert await take(consumer, 1) == [b"c"]
             assert (await consumer.lag(), await cursors.lag("billing")) == (1, 2)
-        async with consume(logs, "orders", reading, cursor="billing") as consumer:
+        async with LogConsumer(logs, "orders", reading, cursor="billing") as consumer:
             assert await take(consumer, 2) == [b"c", b"d"]
             async with bk.open_log("orders") as log:
                 await append(log, "e")
@@ -86,7 +86,7 @@ async def test_what_was_truncated_is_no_lag(one_bookie: RealCluster) -> None:
         await bk.create_log("orders", policy=ONE_COPY)
         reading = LogReading(logs, on_truncated="skip")
         cursors = Cursors(logs, ORDERS, reading)
-        async with consume(logs, "orders", reading, cursor="billing") as consumer:
+        async with LogConsumer(logs, "orders", reading, cursor="billing") as consumer:
             async with bk.open_log("orders") as log:
                 await append(log, "a", "b", "c", "d")
             await truncate(logs, LogPartition(ORDERS), before=3)
@@ -139,7 +139,9 @@ async def test_no_cursor_stands_behind_the_end(one_bookie: RealCluster) -> None:
                 with pytest.raises(BadRequestError, match=behind):
                     await cursors.reset("billing", start)
                 with pytest.raises(BadRequestError, match=behind):
-                    await consume(logs, "orders", reading, cursor="new", start=start).__aenter__()
+                    await LogConsumer(
+                        logs, "orders", reading, cursor="new", start=start
+                    ).__aenter__()
             with pytest.raises(BadRequestError, match=behind):
                 await cursors.commit("billing", 2)
             async with bk.join_group("readers", logs=["orders"], start=2) as member:
@@ -147,7 +149,7 @@ async def test_no_cursor_stands_behind_the_end(one_bookie: RealCluster) -> None:
                     await anext(member)
             assert (await cursors.all()).keys() == {"billing"}
             await append(log, "b")
-            async with consume(logs, "orders", reading, cursor="billing") as consumer:
+            async with LogConsumer(logs, "orders", reading, cursor="billing") as consumer:
                 assert await take(consumer, 1) == [b"b"]
 
 
@@ -179,8 +181,10 @@ async def test_a_group_shares_the_partitions_of_a_log(one_bookie: RealCluster) -
         reading = LogReading(logs)
         async with (
             bk.open_log("orders") as log,
-            join_group(logs, "workers", reading, pattern="ord*", member="a") as first,
-            join_group(others, "workers", LogReading(others), pattern="ord*", member="b") as second,
+            GroupMember(logs, "workers", reading, pattern="ord*", member="a") as first,
+            GroupMember(
+                others, "workers", LogReading(others), pattern="ord*", member="b"
+            ) as second,
         ):
             await until(lambda: len(first.assignment) == len(second.assignment) == 2)
             for number in range(40):
