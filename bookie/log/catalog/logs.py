@@ -210,7 +210,7 @@ class LogManager:
         """Check that a log exists.
 
         Raises:
-            NoSuchLogError: it was deleted, is being deleted, or was made anew.
+            NoSuchLogError: it was deleted, is being deleted, or was made again.
         """
         await self._store.sync()
         found = await self.find(name)
@@ -266,8 +266,8 @@ class LogManager:
     async def remove(self, name: LogName) -> None:
         """Remove all metadata of a log that is marked as deleted. Its ledgers have to be gone.
 
-        After an interruption, any process may call it again. A log that was made anew meanwhile
-        stays.
+        After an interruption, any process may call it again. A log that was made again
+        meanwhile stays.
 
         Raises:
             LogExistsError: the log is not marked as deleted.

@@ -125,7 +125,7 @@ class GroupLeader:
             except LockLostError:
                 return
             except BadVersionError:
-                # Another member leads, or will soon; or this one's claim was made anew.
+                # Another member leads, or will soon; or this one's claim was renewed.
                 await self._participant.pause(0)
                 continue
             _log.info(

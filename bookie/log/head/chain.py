@@ -235,7 +235,7 @@ def range_of_time(ranges: Sequence[LogRange], timestamp_ms: int) -> int:
 
 
 CHUNKS_REWRITTEN_MAX = 48
-"""The most chunks that one change of a head writes: one transaction surely takes so many."""
+"""The most chunks that one change of a head writes, so that they surely fit one transaction."""
 
 
 @dataclass(frozen=True, slots=True)

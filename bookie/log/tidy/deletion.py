@@ -36,7 +36,7 @@ async def delete_log(client: LogClient, name: LogName) -> None:
         await _delete_ledgers(client, LogPartition(name, number), definition)
     # The next log of this name does not inherit the policy of this one.
     await client.namespaces.clear_log_policy(name.namespace, name.log)
-    with suppress(LogExistsError):  # another process removed it, and it was made anew
+    with suppress(LogExistsError):  # another process removed it, and it was made again
         await client.logs.remove(name)
     _log.info("log_deleted", log=str(name), log_id=definition.log_id)
 

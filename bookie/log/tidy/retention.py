@@ -40,11 +40,11 @@ class RetentionLimits:
     """The parts of a partition that are kept."""
 
     keep_bytes: int = 0
-    """At least so many payload bytes."""
+    """The fewest payload bytes that stay."""
     keep_from_ms: int = MAX_ID
-    """All records with this timestamp or a later one."""
+    """All records with this timestamp, in ms since 1970, or a later one stay."""
     keep_from_offset: int = MAX_ID
-    """All entries from this offset on."""
+    """All entries from this offset on stay."""
 
     @property
     def has_time(self) -> bool:

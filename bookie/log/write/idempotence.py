@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from bookie.errors import BookieError, ClientClosedError
 from bookie.ledger.connection.arguments import Payload
@@ -16,34 +16,17 @@ from bookie.log.record.producers import ProducerWindows
 from bookie.log.record.record_encoder import NewRecord
 from bookie.log.write.unconfirmed import Unconfirmed
 
+if TYPE_CHECKING:
+    from bookie.log.write.partition_writer import PartitionWriter
+
 Records = Sequence[Payload | NewRecord]
-
-
-class AppendsRecords(Protocol):
-    """A partition's writer, as far as this module needs it."""
-
-    @property
-    def error(self) -> BookieError | None:
-        """The reason why appends are refused; None while they are accepted."""
-
-    async def admit(self) -> None:
-        """Wait for room."""
-
-    def turn_away(self) -> None:
-        """Append nothing after `admit`."""
-
-    def submit(self, records: Records, producer: Producer | None) -> Unconfirmed:
-        """Append records after `admit`; `producer` belongs to the first one."""
-
-    async def confirmed(self, appended: Unconfirmed) -> LogPositions:
-        """Wait until they are confirmed; returns their positions."""
 
 
 class IdempotentAppends:
     """The numbered appends of one partition's writer."""
 
     def __init__(
-        self, writer: AppendsRecords, windows: ProducerWindows, pool: BookiePool, partition: int
+        self, writer: PartitionWriter, windows: ProducerWindows, pool: BookiePool, partition: int
     ) -> None:
         self._writer = writer
         self._windows = windows
