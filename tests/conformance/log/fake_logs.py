@@ -18,7 +18,7 @@ from tests.conformance.faulty_store import FaultyStore
 
 
 class FakeLogs:
-    """What `PartitionReading` asks for."""
+    """The methods of `PartitionReading`."""
 
     def __init__(self, batch_size: int = 3) -> None:
         self.batch_size = batch_size
@@ -119,7 +119,7 @@ class CursorHistory:
 
 
 class NotedStore(FaultyStore):
-    """A store whose changes of cursors are noted, also those that nobody hears about."""
+    """A store that notes all changes of cursors, even those without a reply."""
 
     def __init__(self, store: MetadataStore, history: CursorHistory) -> None:
         super().__init__(store)

@@ -1,4 +1,4 @@
-"""One consumer at a time holds a cursor, and nobody else moves it."""
+"""One consumer at a time holds a cursor, and only that one moves it."""
 
 from __future__ import annotations
 
@@ -303,7 +303,7 @@ async def test_nothing_is_given_out_while_the_session_is_in_doubt(
 async def test_nothing_is_given_out_under_another_claim_before_the_cursor_was_looked_at(
     backend: Backend, orders: LogProcess, new_process: NewProcess, taken: int
 ) -> None:
-    """The session was lost, and somebody reset the cursor before the lock was claimed again."""
+    """The session was lost, and the cursor was reset before the lock was claimed again."""
     other = await new_process()
     async with orders.consumer() as consumer:
         await values(consumer, taken)
@@ -455,7 +455,7 @@ async def test_an_error_that_stays_is_raised_after_what_was_read(orders: LogProc
         for _ in range(2):
             with pytest.raises(LogTruncatedError):
                 await anext(consumer)
-        # What was given out can be committed.
+        # Records that were given out can be committed.
         await consumer.commit()
     assert await orders.committed() == 5
 

@@ -149,7 +149,7 @@ async def test_each_holder_has_a_greater_token(two: LogProcess) -> None:
 async def test_a_cursor_that_is_made_anew_goes_on_with_its_tokens(
     two: LogProcess, made_by: str
 ) -> None:
-    """Who checks tokens would take a former holder's for a newer one."""
+    """A checker of tokens would take a former holder's for a newer one."""
     record = CursorRecord(two.client, FIRST, "billing")
     tokens = []
 

@@ -41,10 +41,10 @@ class Worker:
     member: GroupMember
     seen: list[GroupRecord] = field(default_factory=list)
     shares: list[frozenset[LogPartition]] = field(default_factory=list)
-    """What it was told about its share."""
+    """The shares that it was told."""
 
     async def work(self) -> None:
-        """Consume for ever; a record whose commit fails comes again to somebody."""
+        """Consume for ever; a record whose commit fails comes again to a member."""
         async for record in self.member:
             self.seen.append(record)
             try:
@@ -53,7 +53,7 @@ class Worker:
                 continue
 
     def has(self, *numbers: int) -> bool:
-        """Whether its share is these partitions of `ORDERS`."""
+        """True if its share is these partitions of `ORDERS`."""
         return self.member.assignment == partitions(*numbers)
 
 
@@ -97,7 +97,7 @@ class Team:
         return self.workers.pop(name)
 
     def shares(self) -> dict[str, int]:
-        """How many partitions each member has."""
+        """The number of partitions of each member."""
         return {name: len(worker.member.assignment) for name, worker in self.workers.items()}
 
 
@@ -361,7 +361,7 @@ async def _has_no_member(process: LogProcess) -> bool:
 async def test_a_partition_moves_when_its_last_record_is_handed_back(
     process: LogProcess, team: Team, history: CursorHistory
 ) -> None:
-    """So the application can commit the record it works on, and nobody gets it twice."""
+    """So the application can commit the record it works on, and no member gets it twice."""
     await process.client.create(ORDERS, partitions=2)
     first = await team.join("a")
     await until(lambda: first.has(0, 1))
@@ -441,7 +441,7 @@ async def test_errors_that_stay_reach_the_application(orders: LogProcess, team: 
 async def test_members_that_come_go_and_die_consume_everything_in_epochs(
     backend: Backend, orders: LogProcess, team: Team, history: CursorHistory
 ) -> None:
-    """Every record reaches somebody, and the commits of two epochs never interleave."""
+    """Every record reaches a member, and the commits of two epochs never interleave."""
     total = 20
     everything = {(number, offset) for number in range(6) for offset in range(total)}
     seen: set[tuple[int, int]] = set()

@@ -1,4 +1,4 @@
-"""What tests of a log's writer do with it."""
+"""Appends and faults that tests of a log's writer share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SMALL = LogPolicy(roll_bytes=1000)
 
 
 def logs_of(bk: BookKeeper) -> LogClient:
-    """What the client does with logs."""
+    """The client's access to logs."""
     return bk._logs
 
 

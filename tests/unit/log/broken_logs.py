@@ -86,7 +86,7 @@ def switches_before_all_is_confirmed(patch: pytest.MonkeyPatch) -> None:
 
 
 def mends_in_another_order(patch: pytest.MonkeyPatch) -> None:
-    """What is appended again comes last first."""
+    """Appends that are repeated come in reverse order."""
     append_again = _PartitionWriter._append_again
 
     def reverse(self: Any, broken: Segment, last_entry_id: int) -> None:
@@ -97,7 +97,7 @@ def mends_in_another_order(patch: pytest.MonkeyPatch) -> None:
 
 
 def appends_again_what_was_written(patch: pytest.MonkeyPatch) -> None:
-    """What the closed ledger contains counts for nothing."""
+    """Records in the closed ledger are appended again."""
     patch.setattr(Unconfirmed, "keep", lambda self, last_entry_id: None)
 
 
@@ -132,7 +132,7 @@ def forgets_producers_at_a_takeover(patch: pytest.MonkeyPatch) -> None:
 
 
 def answers_duplicates_too_early(patch: pytest.MonkeyPatch) -> None:
-    """Where the first one will be, if it is written."""
+    """The answer is the place at which the first one will be if it is written."""
     runs_of = idempotence.IdempotentAppends._runs_of
 
     async def at_once(self: Any, producer: Any, known: int, _: object) -> list[PositionRun]:

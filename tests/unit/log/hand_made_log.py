@@ -48,7 +48,7 @@ class HandMadeLog:
         return LogReader(self.client, self.partition, self.definition, **options)
 
     async def head(self) -> LogHead:
-        """The head as of now."""
+        """The head now."""
         found = await self.metadata.read_latest_head(self.partition, self.definition.log_id)
         return found.value
 
@@ -98,7 +98,7 @@ class HandMadeLog:
         self._size_bytes[writer.ledger_id] = before + sum(map(len, payloads))
 
     def end(self, writer: WriterHandle) -> LedgerEnd:
-        """How the ledger ends in the head."""
+        """The end of the ledger in the head."""
         last = writer.last_add_confirmed
         size = self._size_bytes.get(writer.ledger_id, 0)
         return LedgerEnd(writer.ledger_id, last, None if last < 0 else self.greatest_ms, size)
@@ -116,7 +116,7 @@ class HandMadeLog:
             await self.client.ledgers.ledgers.delete(writer.ledger_id)
 
     async def fill(self, *counts: int, width: int = 0) -> None:
-        """Closed ledgers of so many records each."""
+        """Closed ledgers with these numbers of records."""
         for count in counts:
             writer = await self.add()
             await self.append(writer, count, width=width)

@@ -14,7 +14,7 @@ from bookie.log.background import Background
 
 
 class TaskPool:
-    """What a call needs of a client's connections."""
+    """The part of a client's connections that a call needs."""
 
     def __init__(self, tasks: asyncio.TaskGroup) -> None:
         self._tasks = tasks

@@ -1,4 +1,4 @@
-"""What every part of a log needs: who decides its policy, and how its ledgers are written."""
+"""The client of logs: the level that decides a policy, and the shape of ledgers."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def check(store: MetadataStore, own: SetClock, *bookies: SetClock | None) -> Clo
 
 
 async def test_the_earliest_clock_deletes(store: MetadataStore) -> None:
-    """Whoever is wrong, what is young for somebody stays."""
+    """A record stays if one clock makes it young, even if that clock is wrong."""
     noon, later = clock_at(NOON_MS), clock_at(NOON_MS + 40 * DAY_MS)
     assert await check(store, later, noon, later).deletion_ms() == NOON_MS
     assert await check(store, noon, later, later).deletion_ms() == NOON_MS
@@ -82,7 +82,7 @@ async def test_a_clock_that_contradicts_all_bookies_is_refused(
 async def test_a_clock_is_compared_again(
     store: MetadataStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What bookies said goes on with the monotonic clock; the wall clock may step meanwhile."""
+    """The monotonic clock extends the answers of bookies, even if the wall clock steps."""
     noon, own = clock_at(NOON_MS), clock_at(NOON_MS)
     compared = check(store, own, noon)
     await compared.require_right()

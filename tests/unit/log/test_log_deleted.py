@@ -32,7 +32,7 @@ async def _log(request: pytest.FixtureRequest, bk: BookKeeper) -> str:
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("waits", [False, True])
 async def test_a_follower_hears_of_it(bk: BookKeeper, log: str, count: int, waits: bool) -> None:
-    """Wherever it stands, and whether it waits for a record already or comes later."""
+    """At every place, if it waits for a record already or comes later."""
     reader = await bk.log_reader(log, follow=True)
     async with aclosing(reader.records()) as records, asyncio.timeout(60):
         assert [(await anext(records)).offset for _ in range(count)] == list(range(count))
@@ -96,7 +96,7 @@ async def test_a_member_goes_on_with_its_other_logs(bk: BookKeeper) -> None:
 
 @pytest.mark.parametrize("anew", [False, True])
 async def test_an_owner_appends_nothing_into_nothing(bk: BookKeeper, anew: bool) -> None:
-    """Once a deletion has returned, no append is acknowledged; also if the log was made anew."""
+    """After a deletion returned, no append is acknowledged, even if the log was made again."""
     await bk.create_log("orders")
     owner = await bk.open_log("orders")
     await owner.append(b"one")

@@ -37,7 +37,7 @@ Story = Callable[[RealCluster, BookKeeper], Awaitable[None]]
 
 
 async def what_is_appended_is_read(cluster: RealCluster, bk: BookKeeper) -> None:
-    """By whoever reads the chain."""
+    """A reader of the chain sees it."""
     log = await bk.open_log("orders")
     await log.append(b"one")
     assert await values_of(bk, cluster.store, "orders") == [b"one"]
@@ -108,7 +108,7 @@ async def a_mended_log_keeps_the_order(cluster: RealCluster, bk: BookKeeper) -> 
 
 
 def _with_futures(log: LogWriter, make: Callable[[asyncio.Future[range]], Any]) -> PartitionWriter:
-    """The first ledger's answers become what `make` says."""
+    """`make` replaces the answers of the first ledger."""
     writer = log._partitions[0]
     handle: Any = writer._segment.writer
     submit = handle.submit

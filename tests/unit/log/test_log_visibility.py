@@ -1,4 +1,4 @@
-"""Who appended and let go without closing: others read what was acknowledged all the same."""
+"""After a writer ends without a close, others still read its acknowledged records."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TURNS = 5
 
 
 async def entries(bk: BookKeeper, ledger_id: int) -> list[bytes]:
-    """What a reader of an open ledger sees."""
+    """The records that a reader of an open ledger sees."""
     reader = await bk.open_ledger(ledger_id, recover=False)
     return [entry.payload async for entry in reader.read()]
 

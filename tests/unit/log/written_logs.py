@@ -1,4 +1,4 @@
-"""What a log contains, read ledger by ledger as its head says, without the reader of logs."""
+"""The contents of a log, read ledger by ledger by its head, without the reader of logs."""
 
 from __future__ import annotations
 

@@ -86,11 +86,11 @@ class ChainModel(RuleBasedStateMachine):
 
     @initialize(limits=st.sampled_from(LIMITS))
     def begin(self, limits: tuple[int, int]) -> None:
-        """How much a head and a chunk take."""
+        """The sizes of a head and of a chunk."""
         self.limits = limits
 
     def write(self, head: LogHead) -> None:
-        """What the keeper of a head does: seal and write, with the chunks in the same step."""
+        """Seal and write, with the chunks in the same step, like the keeper of a head."""
         ranges_max, chunk_ranges = self.limits
         head, chunks = seal(head, ranges_max=ranges_max, chunk_ranges=chunk_ranges)
         self.head = decode_log_head(encode_log_head(head))
@@ -447,7 +447,7 @@ def test_the_whole_chain_is_written_anew_if_a_chunk_has_to_change() -> None:
 
 
 def test_a_chain_that_one_transaction_cannot_take_is_refused() -> None:
-    """48 chunks of 128 ranges beside a head of 256 are the most that is written anew."""
+    """At most 48 chunks of 128 ranges and a head of 256 are rewritten."""
     ranges = [LogRange(i, 0, 0, None, 1, 1) for i in range(256 + 48 * 128 + 2)]
     head, chunks = seal(with_published(LogHead("a1"), ranges))
     pair = JoinedRanges(tuple(chunks[0].ranges[:2]), LogRange(9000, 0, 1, 0, 1, 2))

@@ -74,7 +74,7 @@ def test_bad_profiles_are_refused(data: bytes, message: str) -> None:
 
 
 def test_newer_records_are_refused_as_newer() -> None:
-    """A program that is too old says so."""
+    """A program that is too old tells it."""
     with pytest.raises(NewerFormatError):
         decode_group_assignment(assignment(version=2))
     with pytest.raises(NewerFormatError):

@@ -45,6 +45,6 @@ def test_bad_cursors_are_refused(data: bytes, message: str) -> None:
 
 
 def test_a_newer_cursor_is_refused_as_newer() -> None:
-    """A program that is too old says so."""
+    """A program that is too old tells it."""
     with pytest.raises(NewerFormatError):
         decode_log_cursor(changed(version=2))

@@ -243,7 +243,7 @@ def test_bad_definitions_are_refused(fields: dict[str, object], message: str) ->
 
 
 def test_newer_records_are_refused_as_newer() -> None:
-    """A program that is too old says so; it does not call the record damaged."""
+    """A program that is too old tells it, and does not call the record damaged."""
     with pytest.raises(NewerFormatError):
         decode_log_head(changed_head(version=2))
     with pytest.raises(NewerFormatError):

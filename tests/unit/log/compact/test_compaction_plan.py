@@ -1,4 +1,4 @@
-"""What a compaction joins: runs of small closed pieces, within its limits."""
+"""A compaction joins runs of small closed pieces, within its limits."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ async def test_a_log_is_the_same_in_fewer_ledgers(
     for at, offsets in times.items():
         read = await records_of(one_bk, "orders", start_time=at)
         assert [one.offset for one in read] == offsets, at
-    # What callers kept of the old ledgers.
+    # Positions in the old ledgers stay valid.
     for one in before[::7]:
         assert plain(await records_of(one_bk, "orders", start=one.position)) == plain(
             [each for each in before if each.offset >= one.offset]

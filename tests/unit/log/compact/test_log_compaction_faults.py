@@ -54,7 +54,7 @@ def small_heads(monkeypatch: pytest.MonkeyPatch) -> None:
 async def groups_of(
     orders: MetadataLog, limits: CompactionLimits = LIMITS
 ) -> list[CompactionGroup]:
-    """What a compaction would join."""
+    """The ranges that a compaction would join."""
     return list((await plan_compaction(orders.client, orders.name, limits)).groups)
 
 
@@ -93,7 +93,7 @@ async def test_small_ranges_are_named_by_few_ledgers(orders: MetadataLog) -> Non
     assert await groups_of(orders) == []
     ends = [one.end_ms for one in await orders.chain()]
     assert ends == [4, 9, 10, 11]
-    # What comes later goes on behind it.
+    # Later publications continue behind it.
     await orders.publish_ledgers(12, 2)
     assert await orders.named() == [*named, (12, 0, 9), (13, 0, 9)]
 

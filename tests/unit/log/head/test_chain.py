@@ -1,4 +1,4 @@
-"""How the head of a partition changes: each rule of the chain, by examples."""
+"""The changes of a partition's head: each rule of the chain, by examples."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ EXAMPLE = LogHead(
 
 
 def end(ledger_id: int, last: int, greatest_ms: int | None = 70, size: int = 1) -> LedgerEnd:
-    """Where a ledger ended."""
+    """The end of a ledger."""
     return LedgerEnd(ledger_id, last, greatest_ms, size)
 
 
@@ -161,7 +161,7 @@ def test_a_published_range_tells_its_size() -> None:
 
 
 def chain_of(count: int) -> LogHead:
-    """A head with so many closed ranges of two entries and three bytes each."""
+    """A head with `count` closed ranges of two entries and three bytes each."""
     ranges = tuple(LogRange(i, 0, 1, 2 * i, 10 * i, 3) for i in range(count))
     return LogHead("a1", ranges=ranges)
 
@@ -227,7 +227,7 @@ def test_a_truncation_does_not_go_back() -> None:
 
 
 def test_what_is_open_stays() -> None:
-    """Nobody knows yet where it ends."""
+    """Its end is unknown."""
     head = with_ledger(EXAMPLE, 7)
     changed, gone = truncated(head, 15)
     assert (changed.ranges, len(gone)) == ((LogRange(7, 0, None, 15),), 2)
@@ -303,6 +303,6 @@ def test_a_range_is_found_by_its_time() -> None:
 
 
 def test_the_size_is_that_of_closed_ranges() -> None:
-    """What is open has no size yet."""
+    """An open range has no size yet."""
     assert size_of(with_ledger(EXAMPLE, 7).ranges) == 110
     assert size_of([]) == 0

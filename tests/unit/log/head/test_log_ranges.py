@@ -13,7 +13,7 @@ from bookie.log.head.log_ranges import LedgerRun, completed, runs_from
 
 
 def head_of(counts: list[int], open_ranges: int) -> LogHead:
-    """Ledgers 0, 1, … of so many entries; the last ones are open."""
+    """Ledgers 0, 1, … with these numbers of entries; the last ones are open."""
     head = LogHead("id")
     for ledger_id, count in enumerate(counts):
         head = with_closed(
@@ -32,7 +32,7 @@ def head_of(counts: list[int], open_ranges: int) -> LogHead:
 def test_what_is_known_early_is_what_the_head_says_later(
     closed: list[int], still_open: list[int], known: int
 ) -> None:
-    """Completing a head is the same as closing its ranges in order, but for times and sizes."""
+    """Completing a head equals closing its ranges in order, except for times and sizes."""
     before = head_of(closed, len(still_open))
     ends, after = {}, before
     for at, count in enumerate(still_open[:known]):

@@ -78,7 +78,7 @@ async def test_a_follower_of_publishers(log: HandMadeLog) -> None:
 
 
 async def test_entries_beyond_the_lac(log: HandMadeLog) -> None:
-    """A published entry is acknowledged. A reader need not find that the ledger's LAC says so."""
+    """A published entry is acknowledged. A reader need not see it in the ledger's LAC."""
     writer = await log.create()
     await log.append_payloads(writer, [encode_log_record(LogRecord(1, b"x"))])
     handle = await LedgerReaders(log.client.ledgers).open(writer.ledger_id)

@@ -1,4 +1,4 @@
-"""Publications: all of a batch or nothing, once, whatever is lost; and what is refused."""
+"""Publications: the whole batch or nothing, once, even if replies are lost; and refusals."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def test_a_batch_is_published_whole_and_once(orders: MetadataLog) -> None:
     assert await orders.named(1) == []
     assert await orders.named(2) == [(3, 0, 0)]
     assert await orders.publisher.last_batch(APPLICATION) == 4
-    # Equal and older ones are dropped, whatever they have; a newer one follows.
+    # Equal and older ones are dropped with all their ranges; a newer one follows.
     assert not await orders.batch(4, pending(2, 5, 9))
     assert not await orders.batch(3, pending(2, 5, 9))
     assert await orders.batch(5, pending(2, 5, 9, end_ms=60))
@@ -143,7 +143,7 @@ async def test_late_requests_of_a_forgotten_application_change_nothing(
             await store.transaction(late)
     assert await orders.named() == [(1, 0, 9)]
     assert await orders.client.logs.applications(orders.name) == {}
-    # What it published stays when its driver aborts after all.
+    # Its published ranges stay if its driver aborts later.
     assert await orders.publisher.abort([pending(1, 0, 9)]) == []
     assert await orders.named() == [(1, 0, 9)]
 
@@ -330,7 +330,7 @@ async def test_large_heads_are_sealed_in_the_same_transaction(
 async def test_all_heads_that_a_transaction_takes_grow_and_are_sealed(
     store: FaultyStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only two chunks have room beside so many heads, so the largest heads are sealed first."""
+    """Beside these heads only two chunks have room, so the largest heads are sealed first."""
     count = PARTITIONS_TOUCHED_MAX - 2
     monkeypatch.setattr(publisher_module, "_HEADS_RANGES_MAX", 1)
     wide = await metadata_log(metadata_client(store), partitions=count)
@@ -452,7 +452,7 @@ async def test_aborts_of_the_same_ledgers_meet(orders: MetadataLog, store: Fault
 async def test_a_driver_on_a_late_server_sees_what_was_done(
     store: FaultyStore, orders: MetadataLog
 ) -> None:
-    """Which log there is now, and which batch of an application was the last one."""
+    """The present log, and the last batch of an application."""
     other = metadata_client(store._store)
     await orders.make_ledger(1, entries=10)
     await store.fall_behind()

@@ -96,7 +96,7 @@ async def _cut(writer: RangeWriter) -> PendingRange:
 
 
 async def _payloads(client: LogClient, one: PendingRange | LogRange) -> list[bytes]:
-    """What a reader of a published range reads; it does not wait for the ledger's end."""
+    """The payloads of a published range, read without waiting for the ledger's end."""
     reader = await client.ledgers.open(one.ledger_id)
     assert one.last_entry_id is not None
     entries = reader.read_unconfirmed(one.first_entry_id, one.last_entry_id)
@@ -154,7 +154,7 @@ async def test_records_keep_key_headers_and_times(
     assert [greatest_timestamp_ms(one) - now for one in data] == [50, 50, 50, 70, 70, 70]
     assert one.end_ms == now + 70
     assert one.size_bytes == sum(map(len, data))
-    # The greatest timestamp is that of the range: the next one begins anew.
+    # The greatest timestamp belongs to the range: the next range starts without it.
     await writer.append_many([b"u"])
     (payload,) = await _payloads(client, two := await _cut(writer))
     assert (greatest_timestamp_ms(payload), two.end_ms) == (now, now)

@@ -40,7 +40,7 @@ async def clicks(one_bk: BookKeeper) -> None:
 
 @pytest.mark.usefixtures("clicks")
 async def test_all_partitions(logs: LogClient) -> None:
-    """Each record says which partition it is from."""
+    """Each record tells its partition."""
     seen: dict[int, list[int]] = {0: [], 1: [], 2: []}
     reader = await merged(logs)
     assert await reader.lag() == 12
@@ -64,7 +64,7 @@ async def test_all_partitions(logs: LogClient) -> None:
 
 @pytest.mark.usefixtures("clicks")
 async def test_an_iteration_goes_on_where_the_last_one_was_left(logs: LogClient) -> None:
-    """What was ready and not taken is read again."""
+    """A batch that was ready and not taken is read again."""
     reader = await merged(logs)
     seen: list[tuple[int, int]] = []
     for _ in range(12):

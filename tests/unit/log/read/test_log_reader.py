@@ -50,7 +50,7 @@ async def following(reader: LogReader) -> AsyncIterator[list[int]]:
 
 
 def saw(seen: list[int], end: int, start: int = 0) -> Callable[[], bool]:
-    """Whether exactly ``start … end - 1`` were seen."""
+    """True if exactly ``start … end - 1`` were seen."""
     return lambda: seen == list(range(start, end))
 
 

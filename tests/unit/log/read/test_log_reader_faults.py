@@ -53,7 +53,7 @@ class OddLogs(LogManager):
 
 @pytest.fixture
 def odd(log: HandMadeLog) -> OddLogs:
-    """What readers of `log` see of its metadata; its changes go by the real one."""
+    """The metadata that readers of `log` see; changes use the real one."""
     odd = OddLogs(log.client.store)
     log.client.logs = odd
     return odd
@@ -67,7 +67,7 @@ async def offsets(log: HandMadeLog, **options: object) -> list[int]:
 async def test_truncated_between_the_head_and_the_ledger(
     log: HandMadeLog, odd: OddLogs, truncated_before: int
 ) -> None:
-    """Who starts at the earliest record begins at the new one; who wants an offset is told."""
+    """A reader from the earliest record begins at the new one; a reader of an offset fails."""
     await log.fill(2, 2)
     old = await log.metadata.read_head(log.partition, log.definition.log_id)
     await log.truncate(truncated_before)
@@ -115,7 +115,7 @@ async def test_a_watch_goes_on_after_failures(log: HandMadeLog, odd: OddLogs) ->
 
 
 async def test_a_client_that_is_closed(tmp_path: Path) -> None:
-    """Who waits is told, at the head and at the end of a ledger."""
+    """A waiting reader gets an error, at the head and at the end of a ledger."""
     async with real_cluster(tmp_path, 1) as cluster:
         for opens in (False, True):
             async with connect(cluster.uri) as client:
@@ -191,7 +191,7 @@ class Story:
 
 @pytest.mark.parametrize("seed", range(25))
 async def test_followers_through_any_story(log: HandMadeLog, seed: int) -> None:
-    """Each sees every record after its start once and in order, whatever happens meanwhile."""
+    """Each sees every record after its start once and in order, despite the faults."""
     story = Story(log, seed)
     seen: list[list[int]] = []
     starts: list[int] = []

@@ -38,7 +38,7 @@ async def test_borders_of_chunks(log: HandMadeLog) -> None:
 
 @pytest.mark.parametrize("turns", range(0, 60, 2))
 async def test_a_seek_while_a_batch_is_on_its_way(log: HandMadeLog, turns: int) -> None:
-    """Whoever waits for a batch gets that of the new place, whenever somebody seeks."""
+    """A task that waits for a batch gets the one of the new place, at every moment of a seek."""
     await log.fill(2, 2)
     await log.append(await log.add(), 2)
     for options in ({}, {"start": 4}, {"start": 4, "follow": True}):

@@ -198,7 +198,7 @@ async def test_chunks_that_go_while_they_are_read(many: HandMadeLog) -> None:
 async def test_positions_are_found_by_another_client(
     one_bookie: RealCluster, many: HandMadeLog
 ) -> None:
-    """A chunk holds 128 ranges; the search begins anew for each reader."""
+    """A chunk holds 128 ranges; each reader searches from the start."""
     assert CHUNK_RANGES == 128
     async with connect(one_bookie.uri) as other:
         log = HandMadeLog(other._logs, many.partition, many.definition)

@@ -1,4 +1,4 @@
-"""Where the records of a log are, and waiting for the next one."""
+"""The spans of a log's records, and waiting for the next record."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ async def survey_of(log: HandMadeLog) -> LogSurvey:
 
 
 def offsets_of(spans: list[LogSpan]) -> list[tuple[int, int]]:
-    """Where they begin and end."""
+    """Their begins and ends."""
     return [(one.offset, one.end_offset) for one in spans]
 
 

@@ -59,7 +59,7 @@ def test_record_layout() -> None:
 
 
 def test_a_record_that_was_read_has_its_position() -> None:
-    """The position is not in the bytes: whoever reads them tells it."""
+    """The position is not in the bytes: the reader of the entry supplies it."""
     read = FULL._replace(ledger_id=7, entry_id=3, offset=103, partition=2)
     assert encode_log_record(read) == encode_log_record(FULL)
     assert decode_log_record(encode_log_record(FULL), 7, 3, 103, 2) == read
@@ -176,12 +176,12 @@ def fixed(version: int = 2, flags: int = 0, headers: int = 0, key: int = 0) -> b
 
 
 def producer(sequence: int, length: int) -> bytes:
-    """What comes before a producer's id."""
+    """The bytes before a producer's id."""
     return struct.pack("<qH", sequence, length)
 
 
 def header(length: int, name: int, value: int) -> bytes:
-    """What comes before the first header: the length of all, then of its name and value."""
+    """The bytes before the first header: the length of all, then of its name and value."""
     return struct.pack("<IHI", length, name, value)
 
 

@@ -159,7 +159,7 @@ def test_where_payloads_are(sizes: list[int]) -> None:
 
 
 def test_a_long_batch_of_plain_records() -> None:
-    """The usual case: the packets are at hand."""
+    """The usual case: the packets are in memory."""
     payloads = [plain_prefix(at) + bytes(at % 3) for at in range(100)]
     entries = verify_batch(pack_batch(7, 3, -1, 0, payloads, DIGESTER), DIGESTER)
     found = decode_log_records(entries, FIRST)

@@ -12,7 +12,7 @@ SMALL_LEDGERS = CompactionLimits(small_bytes=100_000, target_bytes=1_000_000)
 async def compact(
     bk: BookKeeper, log: str, limits: CompactionLimits = SMALL_LEDGERS
 ) -> list[PublishedCompaction]:
-    """What became of each partition that had something to join."""
+    """The result of each partition that had ranges to join."""
     maintenance = bk.maintenance()
     plan = await maintenance.plan_compaction(log, limits)
     done = []

@@ -249,7 +249,7 @@ async def test_a_sweep_finishes_deletions(orders: MetadataLog) -> None:
 async def test_a_late_deletion_spares_the_next_log_of_the_name(
     orders: MetadataLog, store: FaultyStore
 ) -> None:
-    """Two deletions run; the log is made anew when the first one has ended."""
+    """Two deletions run; the log is made again when the first one has ended."""
     await orders.publish_ledgers(0, 3)
     direct = metadata_client(store._store)
 

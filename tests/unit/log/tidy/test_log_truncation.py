@@ -220,7 +220,7 @@ async def test_an_owner_goes_on_after_a_truncation(orders: MetadataLog) -> None:
     assert (after.start_offset, [one.ledger_id for one in after.ranges]) == (15, [2, 3])
     with pytest.raises(BadRequestError):
         await truncate(client, partition, before=26)
-    # Another owner is noticed all the same.
+    # Another owner is still noticed.
     latest = await logs.read_head(partition, created.log_id)
     await logs.write_head(
         partition, taken_over(latest.value, LogOwner("you", NOON_MS)), latest.version

@@ -1,4 +1,4 @@
-"""What retention lets go: whole ranges from the first one on, beyond all limits."""
+"""Retention lets whole ranges go, from the first one on, if they are beyond all limits."""
 
 from __future__ import annotations
 

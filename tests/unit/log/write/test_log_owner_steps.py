@@ -1,4 +1,4 @@
-"""What an owner does between two steps, and what others do just then."""
+"""Events between two steps of an owner."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def owner_of(log: LogWriter) -> Any:
 
 
 def swallow_after(writer: Any, count: int) -> None:
-    """The writer's next ledger takes so many calls; what is appended then never leaves."""
+    """The writer's next ledger takes `count` appends; later ones are never sent."""
     switch = writer._switch
 
     def switch_and_swallow(base_offset: int) -> None:
@@ -120,7 +120,7 @@ async def test_a_crash_in_a_roll_keeps_the_offsets_of_producers(
 
 
 async def test_a_producers_call_that_was_cut_keeps_its_numbers() -> None:
-    """What a closed ledger contains goes, and the rest has the numbers that follow, each time."""
+    """Records in a closed ledger are confirmed; the rest keeps its numbers, each time."""
     segment = Segment(cast("Any", SimpleNamespace(ledger_id=7)), 0, 100, 0.0)
     values = [b"%d" % number for number in range(6)]
     appended = Unconfirmed(NewEntries.of(values), segment, Producer("shop", 10))

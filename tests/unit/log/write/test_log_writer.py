@@ -316,7 +316,7 @@ async def test_openers_that_duel(cluster: RealCluster) -> None:
                 with suppress(LogTakenOverError):
                     async with bk.open_log("orders") as log:
                         for _ in range(5):
-                            # An append that fails may be there all the same: never twice the same.
+                            # A failed append may still be written, so each value is used once.
                             value = b"%d-%d" % (me, next(numbers))
                             acknowledged[(await log.append(value)).offset] = value
                             done += 1
@@ -359,7 +359,7 @@ async def test_a_fence_by_somebody_else_costs_nothing(cluster: RealCluster, bk: 
 
 
 async def test_a_fence_in_the_middle_of_a_large_call(cluster: RealCluster, bk: BookKeeper) -> None:
-    """What the closed ledger lacks follows in the next one, in the call's order."""
+    """The records that the closed ledger lacks follow in the next one, in the call's order."""
     async with bk.open_log("orders") as log:
         ledger_id = (await log.append(b"first")).ledger_id
         async with asyncio.TaskGroup() as tasks:
@@ -388,7 +388,7 @@ async def test_a_lost_ack_quorum_is_survived(cluster: RealCluster, bk: BookKeepe
 
 
 async def test_patience_ends(cluster: RealCluster, bk: BookKeeper) -> None:
-    """Without bookies for longer than the patience the writer ends, and says why."""
+    """Without bookies for longer than the patience the writer ends, and tells the reason."""
     log = await bk.open_log("orders", patience_seconds=0.5)
     await log.append(b"one")
     await cluster.stop(1)
@@ -407,7 +407,7 @@ async def test_patience_ends(cluster: RealCluster, bk: BookKeeper) -> None:
 
 
 async def test_a_deleted_ledger_ends_the_writer(bk: BookKeeper) -> None:
-    """Somebody deleted the log's own ledger: that is said, not hidden."""
+    """Another process deleted the log's own ledger: the writer reports it."""
     log = await bk.open_log("orders")
     position = await log.append(b"one")
     await bk.delete_ledger(position.ledger_id)
@@ -468,7 +468,7 @@ async def test_a_log_without_producers_goes_whole(cluster: RealCluster, bk: Book
 
 
 async def test_batches_of_a_producer_overlap(cluster: RealCluster, bk: BookKeeper) -> None:
-    """What is known is answered, what is new is appended."""
+    """Known records get their positions, new ones are appended."""
     async with bk.open_log("orders") as log:
         first = list(await log.append_many(numbers(0, 10), producer=("shop", 0)))
         again = list(await log.append_many(numbers(5, 15), producer=("shop", 5)))
@@ -499,7 +499,7 @@ async def test_duplicates_of_what_is_under_way(cluster: RealCluster, bk: BookKee
 
 
 async def test_a_client_that_ends_says_so(cluster: RealCluster) -> None:
-    """Appends that wait get an error, numbered ones as well; nobody is cancelled by that."""
+    """Waiting appends get an error, numbered ones too; no caller is cancelled."""
     async with connect(cluster.uri) as bk:
         log = await bk.open_log("orders")
         await log.append(b"one")
@@ -517,7 +517,7 @@ async def test_a_client_that_ends_says_so(cluster: RealCluster) -> None:
 async def test_a_snapshot_spares_reading_everything(
     cluster: RealCluster, bk: BookKeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next owner reads back to the last snapshot only, and knows all the same."""
+    """The next owner reads back to the last snapshot only, and still knows all."""
     monkeypatch.setattr("bookie.log.record.record_encoder.SNAPSHOT_ENTRIES", 50)
     monkeypatch.setattr("bookie.log.write.ledger_end.READ_BACK_ENTRIES", 20)
     async with bk.open_log("orders") as log:

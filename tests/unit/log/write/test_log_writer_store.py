@@ -114,7 +114,7 @@ async def test_an_unknown_head_is_read_back_before_the_ledger_is_deleted(
 async def test_a_ledger_stays_if_it_was_added_before_the_takeover(
     cluster: RealCluster, bk: BookKeeper
 ) -> None:
-    """The answer to the adding write is lost, and somebody else takes over: that owner's chain
+    """The reply to the adding write is lost, and another process takes over: that owner's chain
     names the ledger, so its creator must not delete it."""
     old = await bk.open_log("orders")
     await old.append(b"one")
@@ -130,7 +130,7 @@ async def test_a_ledger_stays_if_it_was_added_before_the_takeover(
     async with asyncio.TaskGroup() as tasks:
         rolling = tasks.create_task(error_of(old.roll()))
         async with asyncio.timeout(60):
-            while len((await head_of(cluster.store, "orders")).ranges) < 2:  # noqa: ASYNC110  (the store tells nobody)
+            while len((await head_of(cluster.store, "orders")).ranges) < 2:  # noqa: ASYNC110  (the store signals nothing)
                 await asyncio.sleep(0.005)
         head = await head_of(cluster.store, "orders")
         found = await logs.read_head(partition, head.log_id)
@@ -199,7 +199,7 @@ async def test_a_lost_reply_and_a_truncation(cluster: RealCluster, bk: BookKeepe
         async with asyncio.TaskGroup() as tasks, connect(cluster.uri) as other:
             rolling = tasks.create_task(log.roll())
             async with asyncio.timeout(60):
-                while len((await head_of(cluster.store, "orders")).ranges) < 3:  # noqa: ASYNC110  (the store tells nobody)
+                while len((await head_of(cluster.store, "orders")).ranges) < 3:  # noqa: ASYNC110  (the store signals nothing)
                     await asyncio.sleep(0.005)
             await other.truncate_log("orders", before=5)
             store.lost_replies = 1
@@ -212,14 +212,14 @@ async def test_a_lost_reply_and_a_truncation(cluster: RealCluster, bk: BookKeepe
 
 
 async def test_a_full_log_is_truncated(cluster: RealCluster, bk: BookKeeper) -> None:
-    """Somebody truncates it: soon the writer takes records again."""
+    """Another process truncates it: soon the writer takes records again."""
     await bk.create_log("orders", policy=LogPolicy(roll_bytes=1000, quota_bytes=3000))
     async with bk.open_log("orders") as log, connect(cluster.uri) as other:
         with suppress(LogFullError):
             await append_one_by_one(log, [bytes(100)] * 100)
         await other.truncate_log("orders", before=log.next_offset() - 9)
         async with asyncio.timeout(60):
-            while await _is_full(log):  # noqa: ASYNC110  (the writer tells nobody)
+            while await _is_full(log):  # noqa: ASYNC110  (the writer signals nothing)
                 await asyncio.sleep(0.01)
 
 
@@ -237,7 +237,7 @@ async def test_the_owner_applies_the_retention(cluster: RealCluster, bk: BookKee
     async with bk.open_log("orders") as log:
         await append_one_by_one(log, [bytes(100)] * 50)
         async with asyncio.timeout(60):
-            while (await head_of(cluster.store, "orders")).start_offset < 20:  # noqa: ASYNC110  (the store tells nobody)
+            while (await head_of(cluster.store, "orders")).start_offset < 20:  # noqa: ASYNC110  (the store signals nothing)
                 await asyncio.sleep(0.01)
     head = await head_of(cluster.store, "orders")
     assert head.ranges
