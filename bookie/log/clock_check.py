@@ -1,9 +1,9 @@
 """Compare this machine's clock with those of bookies, before a time deletes data or is stored.
 
 A machine whose clock is forty days ahead would delete records that are a minute old. So deletions
-by time use the earliest of the own clock and the clocks of some bookies. And no ledger of a log is
-made while the own clock contradicts all bookies that answer, because ledgers and records would keep
-the wrong time.
+by time use the earliest of the own clock and the clocks of some bookies. No ledger of a log is made
+while the own clock contradicts all bookies that answer: ledgers and records would keep the wrong
+time.
 
 Bookies tell their time when they are asked (``GetInfo``). This machine's monotonic clock extends
 their answers, so a step of the wall clock does not move them.

@@ -119,10 +119,10 @@ class LogPublisher:
         Raises:
             NoSuchLogError: there is no such log.
             LogFullError: a partition has reached the quota of the log's policy.
-            BadRequestError: the log is not transactional. Or a range is reversed, was published
-                before (as far as the heads still name it), or is not of a ledger that this
-                application wrote for this partition. Or the batch is too large for one
-                transaction; the limits are in the table above.
+            BadRequestError: the log is not transactional. Or a range is reversed, or was published
+                before and a head still names it. Or this application did not write its ledger for
+                this partition. Or the batch is too large for one transaction; the limits are in the
+                table above.
             MetadataError: the metadata store failed.
         """
         self._client.require_here()

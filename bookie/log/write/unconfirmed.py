@@ -54,7 +54,7 @@ class Unconfirmed:
     ) -> None:
         """`producer` belongs to the first record; the others have the numbers that follow."""
         self.count = len(entries.payloads)
-        """The number of all records. `entries` may have fewer. So it is with `size_bytes`."""
+        """The number of all records; `entries` may have fewer. `size_bytes` is of all, too."""
         self.size_bytes = entries.total_bytes
         self.entries = entries
         """The records that no closed ledger contains."""
