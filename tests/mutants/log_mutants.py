@@ -387,7 +387,7 @@ READERS = (
         "bookie/log/read/reader.py",
         "lambda record: record.timestamp_ms < oldest",
         "lambda record: record.timestamp_ms <= oldest",
-        (f"{READ}seek.py::test_late_records",),
+        (f"{READ}start_position.py::test_late_records",),
         "Reading from a time leaves records out.",
     ),
     Mutant(
@@ -411,7 +411,7 @@ READERS = (
         "bookie/log/read/start_position.py",
         "        if await _greatest_ms(handle, middle) < timestamp_ms:",
         "        if await _greatest_ms(handle, middle) <= timestamp_ms:",
-        (f"{READ}seek.py::test_late_records",),
+        (f"{READ}start_position.py::test_late_records",),
         "Reading from a time leaves records out.",
     ),
 )
