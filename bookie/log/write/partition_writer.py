@@ -569,17 +569,12 @@ class PartitionWriter:
             LogTakenOverError: another process owns the partition.
         """
         since = self._loop.time() if self._silent_since is None else self._silent_since
-
-        async def look(error: BookieError) -> None:
-            del error
-            await self._keeper.refresh()
-
         # An error of an ended writer is never `retryable`, so its class decides.
         return await patiently(
             attempt,
             deadline=since + self._options.patience_seconds,
             retried=(UnavailableError, MetadataError),
-            on_failure=look,
+            on_failure=lambda _: self._keeper.refresh(),
         )
 
     # -- ledgers that take nothing -----------------------------------------------------------------
