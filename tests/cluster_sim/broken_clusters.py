@@ -194,7 +194,7 @@ BROKEN_CLUSTERS = (
         writers=4,
         recoverers=1,
         vanish_share=0.0,
-        first_seed=4,
+        first_seed=13,
     ),
     BrokenCluster(
         "silence is taken for a denial",

@@ -15,8 +15,7 @@ SEEDS_MAX = 12
 
 @pytest.mark.parametrize("broken", BROKEN_CLUSTERS, ids=lambda broken: broken.name)
 def test_a_bug_of_a_cluster_is_found(broken: BrokenCluster, report: Callable[[str], None]) -> None:
-    for number in range(SEEDS_MAX):
-        seed = (broken.first_seed + number) % SEEDS_MAX
+    for seed in range(broken.first_seed, broken.first_seed + SEEDS_MAX):
         with broken.build():
             outcome = simulate_cluster(seed, broken.swarm(seed))
         if outcome.problems:
