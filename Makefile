@@ -15,7 +15,7 @@ DATA ?= ./data
 DOCKER ?= docker
 # Where it is, `make release` builds the image as well; `make release PODMAN=` leaves the image out.
 PODMAN ?= $(shell command -v podman)
-TEST_PROCESSES ?= 4
+TEST_PROCESSES ?= 3
 BIN := $(VENV)/bin
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
