@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from unittest.mock import AsyncMock
 
 import pytest
@@ -94,9 +95,14 @@ async def test_a_read_is_a_few_answers_ahead() -> None:
         await read.close()
 
 
-def read_ahead(pool: FakePool, last: int, sizes: tuple[int, int, int] = (3, 3, 2)) -> ReadAhead:
+def read_ahead(
+    pool: FakePool,
+    last: int,
+    sizes: tuple[int, int, int] = (3, 3, 2),
+    limits: ReaderLimits = FAST,
+) -> ReadAhead:
     """A read of 0 … last in spans."""
-    return ReadAhead(metadata_of(sizes), 0, last, pool.pool, DIGESTER, 0, FAST)
+    return ReadAhead(metadata_of(sizes), 0, last, pool.pool, DIGESTER, 0, limits)
 
 
 async def ids_in_spans(on_read: OnRead, last: int, sizes: tuple[int, int, int]) -> list[int]:
@@ -122,7 +128,8 @@ async def test_spans_are_under_way_together_and_come_in_order() -> None:
         return reply_to(command, 1000)
 
     async with fake_pool(on_read=on_read) as pool:
-        read = read_ahead(pool, 999)
+        # A second replica must not be asked for the first span while its answer is held back.
+        read = read_ahead(pool, 999, limits=replace(FAST, speculative_read_seconds=3600))
         waiting = pool.tasks.create_task(read.next())
         length = FIRST_SPAN_ENTRIES
         for n in range(SPANS_MAX):
