@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from bookie.cli.log_arguments import check_partition
-from bookie.errors import UnavailableError
+from bookie.errors import BookieError
 from bookie.log.catalog.logs import LogName, LogPartition
 from bookie.log.read.reading import LogReading
 from bookie.log.read.start_position import checked_place
@@ -46,16 +46,16 @@ async def unpublished_hint(
 ) -> str:
     """A sentence about entries behind the end, and what makes them readable; empty without any.
 
-    It ignores bookies that do not answer: nobody's work depends on the sentence.
+    It skips a partition that it cannot look at: the command has done its work already.
     """
     client = client_of(bk)
     for partition in partitions:
         try:
             found = await unpublished_entries(client, partition, definition, password)
-        except UnavailableError:
+            head = (await client.logs.read_head(partition, definition.log_id)).value
+        except BookieError:
             continue
         if found:
-            head = (await client.logs.read_head(partition, definition.log_id)).value
             owner = "" if head.owner is None else f" {head.owner.name}"
             return (
                 f"bookies store {found} entries behind the end of {partition}; "

@@ -8,12 +8,13 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import pytest
 
 from bookie.api import NewRecord
-from bookie.cli import app
-from bookie.errors import LogTakenOverError
+from bookie.cli import app, log_access
+from bookie.errors import ChecksumError, LogTakenOverError, NoSuchLogError
 from tests.unit.cli.command_process import CommandProcess
 from tests.unit.cli.log_commands import TOLD_SECONDS_MAX, LogCommands, log_commands
 
@@ -202,6 +203,18 @@ async def test_records_of_a_killed_writer_are_named(commands: LogCommands) -> No
         )
     assert (await commands.run("log roll orders --yes"))[0] == 0
     assert await commands.run("log read orders") == (0, "1\n", "")
+
+
+async def test_a_hint_that_fails_fails_no_command(
+    commands: LogCommands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bytes behind the end may be damaged, and the log may be deleted meanwhile."""
+    await commands.bk.create_log("orders")
+    definition, partitions = await log_access.partitions_of(commands.bk, "orders", None)
+    for error in ChecksumError("a digest is wrong"), NoSuchLogError("it was deleted"):
+        monkeypatch.setattr(log_access, "unpublished_entries", AsyncMock(side_effect=error))
+        hint = await log_access.unpublished_hint(commands.bk, partitions, definition, b"")
+        assert hint == ""
 
 
 async def test_logs_are_listed_and_shown(commands: LogCommands) -> None:
