@@ -1,8 +1,8 @@
 """One bookie: its answers to adds, reads, fences and LAC requests.
 
-Everything runs in one event loop. An add is decided in one synchronous section. If the ledger's
-state must be loaded or stored bytes must be compared first, a task of this bookie does it. A
-cancelled caller never cancels a write.
+Everything runs in one event loop. Each add is decided in one synchronous section. If the ledger's
+state must be loaded first, or stored bytes must be compared, the bookie starts a task for the add.
+Cancelling a caller never cancels a write.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from bookie.wire.commands import (
 _log = event_log(__name__)
 
 COMMAND = "command"
-"""The read-only reason of an operator's command or setting."""
+"""Names the read-only reason that an operator's command or setting gives."""
 
 LAC_PACKET_BYTES_MAX = 64
 KEY_BYTES_MAX = 64
@@ -61,7 +61,7 @@ _SHUTTING_DOWN = Reply(Status.SHUTTING_DOWN, "the bookie is stopping")
 
 
 class Bookie:
-    """Serves requests on an engine. Made by `open_bookie`."""
+    """Serves a bookie's requests with a storage engine; `open_bookie` makes it."""
 
     def __init__(
         self,
@@ -79,12 +79,12 @@ class Bookie:
         self.bookie_id = bookie_id
         self.instance_id = instance_id
         self.incarnation = incarnation
-        """Renewed before this start if acknowledged entries may be lost."""
+        """The bookie's random id, renewed before it serves if acknowledged entries may be lost."""
         self._version = version
         self._engine = engine
         self._clock = engine.clock
         self.settings = settings
-        """May be replaced at any time. Only dynamic settings of the new one take effect."""
+        """The settings may be replaced at any time; only dynamic settings take effect then."""
         self._metrics = metrics
         self._usage = usage
         self._spawn = spawn
@@ -101,7 +101,7 @@ class Bookie:
 
     @property
     def read_only(self) -> bool:
-        """True if new entries are refused; recovery adds and fences are not."""
+        """True if new entries are refused; recovery adds and fences are still accepted."""
         return bool(self._engine.read_only_reasons)
 
     def read_only_reasons(self) -> list[str]:
@@ -109,7 +109,7 @@ class Bookie:
         return sorted(self._engine.read_only_reasons)
 
     def set_read_only(self, reason: str, *, read_only: bool) -> None:
-        """Refuse new entries for `reason` from now on, or drop that reason."""
+        """Add `reason` to the reasons to refuse new entries, or remove it from them."""
         reasons = self._engine.read_only_reasons
         if (reason in reasons) == read_only:
             return
@@ -120,11 +120,11 @@ class Bookie:
         _log.info("read_only_changed", read_only=bool(reasons), reasons=sorted(reasons))
 
     def stop_accepting(self) -> None:
-        """Answer SHUTTING_DOWN from now on; accepted requests are completed."""
+        """Answer new requests with SHUTTING_DOWN; requests accepted before are completed."""
         self._closing = True
 
     async def info(self) -> Info:
-        """The bookie's description of itself."""
+        """Return the bookie's ids, version, free space, ledger count and read-only state."""
         usage = self._usage()
         return Info(
             bookie_id=self.bookie_id,
@@ -141,11 +141,11 @@ class Bookie:
     # --- adds ----------------------------------------------------------------------------
 
     def try_admit_add(self, size: int) -> bool:
-        """Take `size` bytes for an add in flight, if they are free now; `add` gives them back."""
+        """Take `size` bytes of the budget for adds in flight if free now; `add` returns them."""
         return not self._engine.holds_adds_back and self._adds_in_flight.try_take(size)
 
     async def admit_add(self, size: int) -> None:
-        """Wait until `size` bytes of adds may be in flight; `add` gives them back."""
+        """Wait for `size` bytes of the budget for adds in flight; `add` gives them back."""
         await self._adds_in_flight.take(size)
         try:
             await self._engine.room_for_adds()
@@ -154,10 +154,11 @@ class Bookie:
             raise
 
     def add(self, command: AddCommand, admitted: int = 0) -> Outcome[Reply]:
-        """Decide about an add now, or as soon as its ledger's state is known.
+        """Accept or refuse an add now, or as soon as its ledger's state is loaded.
 
-        The outcome is the reply once the request is durable (written, if `deferred_sync`) or
-        refused. Then `admitted` bytes return to the budget, also if the caller has gone.
+        The returned outcome gets the reply once the add is durable (only written, with
+        `deferred_sync`) or refused. Then the `admitted` bytes return to the budget, even if the
+        caller is gone.
         """
         try:
             outcome = self._add(command)
@@ -169,10 +170,10 @@ class Bookie:
         return outcome
 
     def add_unnamed(self, command: AddCommand, admitted: int = 0) -> Outcome[Reply]:
-        """`add` for a client that named no incarnation.
+        """Do what `add` does, for a client that named no incarnation of this bookie.
 
-        New entries of a ledger in limbo are refused: its writer may rely on lost entries, and a
-        fence may be lost, too.
+        New entries of a ledger in limbo are refused. The ledger's writer may rely on entries that
+        this bookie lost, and the bookie may have lost a fence, too.
         """
         if command.recovery or command.batch is None:
             return self.add(command, admitted)
@@ -222,7 +223,7 @@ class Bookie:
         return batch is not None and not command.recovery and state.may_hold(batch)
 
     def _add_to(self, state: LocalLedger, command: AddCommand, max_lac: int) -> Outcome[Reply]:
-        """The synchronous section: refuse, or accept into cache and journal."""
+        """Refuse the request, or accept it into memtable and journal, without any await."""
         engine = self._engine
         batch = command.batch
         refusal = engine.refusal(state, command.master_key, recovery=command.recovery)
@@ -274,7 +275,7 @@ class Bookie:
         return reply
 
     async def force(self, ledger_id: int) -> Reply:
-        """OK once everything accepted so far, of any ledger, is durable."""
+        """Reply OK once everything accepted so far, of all ledgers, is durable."""
         if not 0 <= ledger_id <= MAX_ID:
             return Reply(Status.BAD_REQUEST, f"ledger id {ledger_id} is out of range")
         if self._closing:
@@ -284,7 +285,7 @@ class Bookie:
     # --- fences and LAC --------------------------------------------------------------------
 
     async def fence(self, ledger_id: int, key: bytes) -> LacReply:
-        """Fence the ledger, durably before any answer; the answer says where it may end."""
+        """Fence the ledger durably, then return what is known about the ledger's end."""
         state, refusal = await self._fenced(ledger_id, key)
         if refusal is not None:
             return LacReply(refusal.status, refusal.message, fenced=state is not None)
@@ -292,7 +293,7 @@ class Bookie:
         return await self._lac(state)
 
     async def read_lac(self, ledger_id: int, key: bytes) -> LacReply:
-        """The ledger's end, as far as this bookie knows it. Never fences."""
+        """Return what this bookie knows about the ledger's end, without fencing."""
         state, refusal = await self._authorized(ledger_id, key)
         if refusal is not None:
             return LacReply(refusal.status, refusal.message)
@@ -300,14 +301,14 @@ class Bookie:
         return await self._lac(state)
 
     async def write_lac(self, ledger_id: int, key: bytes, packet: bytes) -> Reply:
-        """Take an explicit LAC: known to readers at once, journalled with the next block."""
+        """Store an explicit LAC: readers see it at once, the next journal block holds it."""
         return await self.add(AddCommand(None, ledger_id, key, 0, lac_packet=packet))
 
     def watch(self, callback: LacCallback) -> LacWatcher:
         return LacWatcher(self, callback)
 
     def add_watch(self, ledger_id: int, callback: LacCallback) -> None:
-        """Call `callback` with the ledger's state now and at every change; `watches` removes it.
+        """Call `callback` with the ledger's state now and at each change, until `watches.remove`.
 
         Raises:
             BadRequestError: the id is out of range, or too many ledgers are watched.
@@ -340,7 +341,7 @@ class Bookie:
     async def _authorized(
         self, ledger_id: int, key: bytes, *, key_needed: bool = False
     ) -> tuple[LocalLedger | None, Reply | None]:
-        """The ledger's state, or a refusal. An empty key asks for nothing."""
+        """Return the ledger's state or a refusal; an empty key is checked only if `key_needed`."""
         if not 0 <= ledger_id <= MAX_ID or len(key) > KEY_BYTES_MAX:
             return None, Reply(Status.BAD_REQUEST, f"ledger id {ledger_id} or key out of range")
         if self._closing:
@@ -356,7 +357,7 @@ class Bookie:
         return state, None
 
     async def _fenced(self, ledger_id: int, key: bytes) -> tuple[LocalLedger | None, Reply | None]:
-        """The state with its fence durable, or the reason why it could not be fenced."""
+        """Fence the ledger durably; return its state, and a refusal if the fence failed."""
         state, refusal = await self._authorized(ledger_id, key, key_needed=True)
         if state is None or refusal is not None:
             return None, refusal
@@ -393,7 +394,7 @@ class Bookie:
         return reply
 
     async def read(self, command: ReadCommand) -> ReadReply:
-        """Read entries, and first fence the ledger if asked to; rpc limits bytes in flight."""
+        """Fence the ledger if asked to, then read entries; the RPC layer limits bytes in flight."""
         began = self._clock.monotonic()
         try:
             reply = await self._read(command)
@@ -426,7 +427,7 @@ class Bookie:
     async def list_entries(
         self, ledger_id: int, first: int, last: int, key: bytes = b""
     ) -> AsyncIterator[IdRanges]:
-        """Ranges of the ids stored here; see `EntryReads.entries`. An empty key asks for nothing.
+        """Yield ranges of the stored ids, as `EntryReads.entries`; an empty key is not checked.
 
         Raises:
             UnauthorizedError: this bookie knows another ledger by this id.
@@ -447,7 +448,7 @@ class Bookie:
 
 
 class LacWatcher:
-    """One watcher's subscriptions, ended together."""
+    """The subscriptions of one watcher; `close` ends all of them."""
 
     def __init__(self, bookie: Bookie, callback: Callable[[LacState], None]) -> None:
         self._bookie = bookie
@@ -455,7 +456,7 @@ class LacWatcher:
         self._ledger_ids: set[int] = set()
 
     def subscribe(self, ledger_id: int) -> None:
-        """Watch the ledger; its current state comes soon. Raises like `Bookie.add_watch`."""
+        """Watch the ledger; the callback gets its state soon. Raises like `Bookie.add_watch`."""
         if ledger_id not in self._ledger_ids:
             self._bookie.add_watch(ledger_id, self._callback)
             self._ledger_ids.add(ledger_id)
@@ -472,7 +473,7 @@ class LacWatcher:
 
 
 def _check_add(command: AddCommand) -> tuple[int, Reply | None]:
-    """The highest LAC of the request, or the reason to refuse its bytes."""
+    """Return the highest LAC in the request, and a refusal if the request is invalid."""
     max_lac = NO_ENTRY
     if not 0 <= command.ledger_id <= MAX_ID or len(command.master_key) > KEY_BYTES_MAX:
         return max_lac, Reply(Status.BAD_REQUEST, "the ledger id or the key is out of range")
@@ -518,7 +519,7 @@ async def open_bookie(
     usage: Callable[[], DiskUsage],
     incarnation: str = "",
 ) -> AsyncIterator[Bookie]:
-    """Serve on `engine`; the end of the block waits for pending decisions."""
+    """Open a bookie on `engine`; the end of the ``with`` block waits for the bookie's tasks."""
     async with asyncio.TaskGroup() as tasks:
         bookie = Bookie(
             engine,

@@ -1,8 +1,8 @@
 """The expiry of deletions: the time at which the row of a deleted ledger leaves the index.
 
-Each row costs time in every round. But if a row goes too early, a late writer can store entries of
-the ledger again. A wall clock may be wrong, so only time counts that complete rounds of the
-collector have observed:
+Each row of a deleted ledger costs time in every round of the collector. But after a row is removed
+too early, a late writer can store entries of the ledger again. Wall clocks may be wrong, so only
+time that complete rounds of the collector observed is counted:
 
 1. A period begins with a record of that time, and of the newest journal file.
 2. After `deleted_ledger_retention_seconds`, rows of ledgers that were deleted before the period are
@@ -10,8 +10,8 @@ collector have observed:
    (`node/engine/index/deleted_ledgers.py`).
 3. Then the next period begins.
 
-A later add creates the ledger again. The collector then deletes it like every ledger that the store
-lacks.
+After the row is removed, a later add creates the ledger again. The collector then deletes that
+ledger, as it deletes every ledger that the metadata store lacks.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from bookie.node.engine.engine import Engine
 
 _NAME = b"period"
 _PERIOD = struct.Struct("<dI")
-"""The observed seconds at its begin, and the newest journal file."""
+"""The record of a period: observed seconds at its begin, and the newest journal file then."""
 
 ROWS_PER_ROUND = 100_000
-"""Rows that one round forgets at most; it holds their ids in memory."""
+"""The most rows that one round removes; the round holds their ids in memory."""
 
 ROWS_AT_ONCE = 1000
-"""Rows that one transaction of the index looks at or removes."""
+"""The most rows that one transaction of the index reads or removes."""
 
 
 class DeletionExpiry:
-    """The period, and the position in its rows."""
+    """Finds and removes the expired rows of deleted ledgers, period by period."""
 
     def __init__(self, engine: Engine, values: DurableValues) -> None:
         self._engine = engine
@@ -48,13 +48,13 @@ class DeletionExpiry:
         self._following = NO_ENTRY
 
     async def load(self) -> None:
-        """Load the period; without a valid record a new one begins."""
+        """Load the current period; without a valid record, the next `find_due` begins one."""
         note = (await self._values.read()).get(_NAME)
         if note is not None and len(note) == _PERIOD.size:
             self._since, self._before_file = _PERIOD.unpack(note)
 
     async def find_due(self, observed_seconds: float) -> list[int]:
-        """Ledgers whose rows may be removed in this round, if the store does not list them."""
+        """Return deleted ledgers whose rows may go in this round unless the store lists them."""
         since = self._since
         if since is None or observed_seconds < since:
             with suppress(DiskFullError):
@@ -73,9 +73,9 @@ class DeletionExpiry:
         return due
 
     async def forget(self, ledger_ids: Collection[int], observed_seconds: float) -> int:
-        """Remove due rows that the store does not list; returns their number.
+        """Remove the rows of `ledger_ids`, which the store does not list; return how many went.
 
-        On a full device the other rows are removed in a later round.
+        If the device is full, the rows that are left are removed in a later round.
 
         Raises:
             StorageFailedError: the index failed; the process must end.

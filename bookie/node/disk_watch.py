@@ -1,8 +1,8 @@
-"""Turning read-only before a device is full, and writable again when there is room.
+"""Makes a bookie read-only before a device is full, and writable again when there is room.
 
 Two thresholds avoid rapid changes: above `disk_usage_max` the bookie refuses new entries, below
-`disk_usage_low_watermark` it accepts them again. After a device was full, the next step of a
-journal file and the reserve must fit, too (`Directories.has_room`).
+`disk_usage_low_watermark` it accepts them again. After a device was full, there must also be room
+for the next growth step of a journal file and for the reserve (`Directories.has_room`).
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from bookie.telemetry import Metrics, event_log
 _log = event_log(__name__)
 
 DISK_USAGE = "disk usage"
-"""The read-only reason of this watch."""
+"""Names the read-only reason that the disk watch gives."""
 
 CHECK_INTERVAL_SECONDS = 1.0
-"""Writers can use reclaimed space after this time."""
+"""The time between two looks at the devices; then writers can use reclaimed space."""
 
 
 class DiskWatch:
-    """Looks at the devices of one bookie."""
+    """Checks how full the devices of one bookie are."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class DiskWatch:
 
     @property
     def settings(self) -> NodeSettings:
-        """The watermarks; replacing them has the devices checked at once."""
+        """The settings with the watermarks; replacing them checks the devices at once."""
         return self._settings
 
     @settings.setter
@@ -57,7 +57,7 @@ class DiskWatch:
         self._interval.end()
 
     async def look(self) -> None:
-        """Look once. A separate thread does what may wait for a device.
+        """Check the devices once; work that may wait for a device runs in another thread.
 
         Raises:
             OSError: a device failed.

@@ -1,6 +1,6 @@
 """Garbage collection: delete here the ledgers that were deleted in the metadata store.
 
-Deleting a ledger that is still needed loses data, so all steps must agree:
+Deleting a ledger that is still needed loses data, so a ledger is deleted only if all steps agree:
 
 1. List the ledgers stored here *first*; the round ignores ledgers that are created later.
 2. Check that the store belongs to the bookie's cluster and did not go back in time: no counter may
@@ -14,9 +14,9 @@ Deleting a ledger that is still needed loses data, so all steps must agree:
    forces the deletion.
 7. Check the store as in 2 again, right before a deletion.
 
-Any error of the metadata store ends the round. A deletion is durable before it counts. Later adds
-of a writer are refused as if the ledger were fenced. A round ends with a sweep of old proofs, and
-removes rows of ledgers that were deleted long ago (`deletion_expiry`).
+Any error of the metadata store ends the round. A deletion is durable before the round counts it.
+Later adds to a deleted ledger are refused as if the ledger were fenced. At its end, a round removes
+old proofs of deletions, and rows of ledgers that were deleted long ago (`deletion_expiry`).
 
 Source: BookKeeper's ScanAndCompareGarbageCollector, with `verifyMetadataOnGC` and two listings.
 """
@@ -56,21 +56,21 @@ LISTING_REST = 20.0
 """The pause after a listing is at least this many times as long as the listing."""
 
 FORCED_PAUSE_SECONDS = 3.0
-"""Between the two rounds that were forced, unless the interval is shorter."""
+"""The pause between the two rounds that were forced, unless the usual interval is shorter."""
 
 ABSENT_ALWAYS_MAX = 1
-"""This many absent ledgers are always allowed, so that small bookies can delete, too."""
+"""This many absent ledgers never stop deletions, so that small bookies can delete, too."""
 
 PROOFS_SWEPT_MAX = 1000
-"""Old proofs of deletions that one round removes."""
+"""The most old proofs of deletions that one round removes."""
 
 
 def _nothing() -> None:
-    """The callback of nobody."""
+    """Do nothing; this is the callback until another one is set."""
 
 
 class RoundOutcome(enum.StrEnum):
-    """The end of a round."""
+    """The outcome of a round: done, aborted or stopped."""
 
     DONE = "done"
     ABORTED = "aborted"
@@ -89,27 +89,27 @@ class GarbageReport:
     """Ledgers stored here that the listing did not have."""
     deleted: int = 0
     absent: int = 0
-    """Ledgers that are missing without proof of a deletion, and are left."""
+    """Missing ledgers without proof of a deletion, which are not deleted yet."""
     reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class GarbageStatus:
-    """The state of reclaiming since the start; for operators, flat."""
+    """The state of garbage collection and compaction since the start, in flat fields."""
 
     garbage_suspended: bool
     garbage_stopped: str
-    """The reason to stop deletions; empty if there is none."""
+    """The reason why deletions are stopped; empty if they are not."""
     garbage_outcome: str
-    """The end of the last round; empty before the first."""
+    """The outcome of the last round; empty before the first round."""
     garbage_missing_ledgers: int
     """Ledgers stored here that the last listing did not have."""
     garbage_waiting_ledgers: int
-    """Ledgers of these that wait for their grace, without proof of a deletion."""
+    """Missing ledgers without proof of a deletion, which wait for the end of their grace."""
     garbage_waiting_since_ms: int | None
-    """The begin of the first ledger's wait, if one waits; milliseconds since 1970."""
+    """The time at which the first waiting ledger began to wait, in milliseconds since 1970."""
     garbage_first_deletion_at_ms: int | None
-    """The time of the first deletion, about, if one will happen; milliseconds since 1970."""
+    """The approximate time of the first deletion to come, in milliseconds since 1970; or None."""
     garbage_deleted_ledgers: int
     compacting: bool
     compacted_files: int
@@ -119,11 +119,11 @@ class GarbageStatus:
 
 
 class _StoreDoubtedError(Exception):
-    """The round is over: the store went back in time, or may have."""
+    """Ends a round because the metadata store went back in time, or may have."""
 
 
 class GarbageCollector:
-    """Makes rounds, one at a time, in the event loop."""
+    """Makes rounds of garbage collection, one at a time, in the event loop."""
 
     def __init__(
         self,
@@ -150,14 +150,14 @@ class GarbageCollector:
         self._is_loaded = False
         self._loading = asyncio.Lock()
         self._complete_at: float | None = None
-        """The begin of the last round, if it was complete."""
+        """The time at which the last round began; None if that round was not complete."""
         self._listing_seconds = 0.0
         self._lock = asyncio.Lock()
         self._deleted = 0
         self._told = (False, False)
         self._sweep_failed = False
         self.suspended = False
-        """True if an operator asked for no rounds."""
+        """True if an operator stopped the rounds."""
         self.last: GarbageReport | None = None
         self.on_deletions: Callable[[], None] = _nothing
         """Called after ledgers were deleted here."""
@@ -185,7 +185,7 @@ class GarbageCollector:
         self._interval.measure_again()
 
     def suspend(self, *, suspended: bool) -> None:
-        """Stop rounds and compactions, or resume them."""
+        """Stop rounds of garbage collection and of compaction, or resume them."""
         if self.suspended != suspended:
             self.suspended = suspended
             self._engine.suspend_compaction(suspended=suspended)
@@ -218,7 +218,7 @@ class GarbageCollector:
         self._engine.compact(force=True)
 
     def wake(self, *, force: bool = False) -> None:
-        """Make the next round now; a forced one deletes all absent ledgers, without their grace.
+        """Start the next round now; with `force`, it deletes all absent ledgers without grace.
 
         Raises:
             BadRequestError: the store is in doubt, and force does not accept it.
@@ -233,9 +233,9 @@ class GarbageCollector:
         self._interval.end()
 
     async def confirm_store(self) -> None:
-        """Trust the store as it is now; durable when it returns. It deletes nothing.
+        """Trust the metadata store as it is now; durable when it returns. This deletes nothing.
 
-        Ledgers that the store lacks count as absent from then on.
+        From then on, ledgers that the metadata store lacks are treated as absent.
 
         Raises:
             BadRequestError: the store is not in doubt.
@@ -260,7 +260,7 @@ class GarbageCollector:
         self.wake()
 
     async def doubt_store(self, reason: str) -> None:
-        """Delete nothing until an operator confirms the store; durable when it returns.
+        """Delete nothing until an operator confirms the metadata store; durable when it returns.
 
         Raises:
             DiskFullError: there is no room to remember that.
@@ -272,9 +272,9 @@ class GarbageCollector:
         self.on_store_doubt()
 
     async def keep(self, ledger_ids: Iterable[int] = ()) -> int:
-        """Have absent ledgers wait for a whole grace again: these, or all; returns how many.
+        """Make these absent ledgers, or all, wait for a whole grace again; return how many.
 
-        Durable when it returns.
+        The change is durable when this returns.
 
         Raises:
             BadRequestError: one of them does not wait, or all ledgers are present.
@@ -320,7 +320,7 @@ class GarbageCollector:
             self._show()
 
     def _pause(self) -> float:
-        """Seconds to the next round; fewer if it is forced or a deletion is due soon."""
+        """Return the seconds to the next round: fewer if it is forced or a deletion is due soon."""
         wanted = self._settings.interval_seconds
         if self._forced_rounds:
             wanted = min(wanted, FORCED_PAUSE_SECONDS)
@@ -330,16 +330,17 @@ class GarbageCollector:
         return max(wanted, LISTING_REST * self._listing_seconds)
 
     def _seconds_to_first(self) -> float:
-        """Observed seconds until the first absent ledger has waited for its grace."""
+        """Return the observed seconds until the grace of the first absent ledger is over."""
         first = self._absences.first()
         assert first is not None, "nothing waits"
         waited = self._memory.now.observed_seconds - first.since_seconds
         return max(self._settings.grace_seconds - waited, 0.0)
 
     def _step(self, now: float) -> float:
-        """The time since the last round, as far as it counts for absent ledgers.
+        """Return how much of the time since the last round counts for the grace of ledgers.
 
-        A process that was stopped for hours has not observed anything meanwhile.
+        A process that was stopped for hours has observed nothing in these hours, so they do not
+        count.
         """
         if self._complete_at is None:
             return 0.0
@@ -349,7 +350,7 @@ class GarbageCollector:
         return max(self._settings.interval_seconds, LISTING_REST * self._listing_seconds)
 
     async def round(self, *, force: bool = False) -> GarbageReport:
-        """One round, to its end.
+        """Make one round, and return its report.
 
         Raises:
             StorageFailedError: the engine failed.
@@ -404,7 +405,7 @@ class GarbageCollector:
         return GarbageReport(outcome, len(local), len(missing), deleted, len(waiting), reason)
 
     async def _look_at_store(self) -> None:
-        """Check that the store is the bookie's own and did not go back in time.
+        """Check that the metadata store is of the bookie's cluster and did not go back in time.
 
         Raises:
             WrongClusterError: it belongs to another cluster.
@@ -427,12 +428,12 @@ class GarbageCollector:
         raise _StoreDoubtedError
 
     def _stop_absent(self, local: int) -> str:
-        """The reason to delete no absent ledger; empty if there is none."""
+        """Return the reason to delete no absent ledger; empty if there is none."""
         share = self._settings.stop_share
         return self._memory.stop_absent(len(self._absences), local, share, ABSENT_ALWAYS_MAX)
 
     async def _local_ids(self) -> list[int]:
-        """The ids of all ledgers stored here, ascending; a snapshot from before any listing."""
+        """Return the ids of all ledgers stored here, ascending, as they are before any listing."""
         found: list[int] = []
         after = NO_ENTRY
         while after < MAX_ID:
@@ -441,7 +442,7 @@ class GarbageCollector:
         return found
 
     async def _not_listed(self, local: Iterable[int]) -> tuple[set[int], bool]:
-        """The ids of `local` that a complete listing lacks; True if it lists no ledger."""
+        """Return the ids of `local` that a complete listing lacks; True if the listing is empty."""
         missing, is_empty = set(local), True
         async for ledger_id in self._ledgers.list_ids():
             is_empty = False
@@ -451,9 +452,9 @@ class GarbageCollector:
         return missing, is_empty
 
     async def _sort_out(self, missing: list[int], *, is_empty: bool) -> int:
-        """Delete ledgers with a proof, note the others as absent; returns the number deleted.
+        """Delete ledgers whose deletion is proven, note others as absent; return how many went.
 
-        Each chunk is looked up and deleted separately; after an error the next round continues.
+        Ledgers are looked up and deleted in chunks; after an error the next round continues.
         """
         deleted = 0
         for start in range(0, len(missing), DELETIONS_AT_ONCE):
@@ -477,7 +478,8 @@ class GarbageCollector:
     async def _delete_absent(self, before: list[int], *, force: bool) -> int:
         """Delete absent ledgers whose grace is over, or with `force` all that were absent `before`.
 
-        All of them are read before the first is deleted, so an error deletes none.
+        The metadata of all these ledgers is read before the first one is deleted, so an error
+        deletes none.
         """
         waiting = self._absences
         latest = self._memory.now.observed_seconds - self._settings.grace_seconds
@@ -523,7 +525,7 @@ class GarbageCollector:
         return deleted
 
     async def _without_metadata(self, ledger_ids: list[int]) -> list[int]:
-        """The ledgers that a direct read does not find."""
+        """Return the ledgers whose metadata a direct read does not find."""
         found = await gather(map(self._exists, ledger_ids))
         return [one for one, exists in zip(ledger_ids, found, strict=True) if not exists]
 
@@ -536,7 +538,7 @@ class GarbageCollector:
         return True
 
     async def _save(self) -> None:
-        """Save changes for a restart; a full device only delays that."""
+        """Save changes for the next start; if the device is full, a later round saves them."""
         with suppress(DiskFullError):
             if self._memory.is_due or self._absences.has_changes:
                 # The time first: absences refer to it.
@@ -544,7 +546,7 @@ class GarbageCollector:
                 await self._absences.save()
 
     async def _sweep(self) -> None:
-        """Remove some old proofs; the next round repeats what failed."""
+        """Remove some old proofs of deletions; after a failure, the next round tries again."""
         try:
             await self._ledgers.sweep_deletions(self._settings.proof_seconds, PROOFS_SWEPT_MAX)
         except BookieError as error:
@@ -564,7 +566,7 @@ class GarbageCollector:
         self._told = stops
 
     def _tell(self, report: GarbageReport) -> None:
-        """Log a round that deleted ledgers, or the first one that aborts."""
+        """Log a round that deleted ledgers, or the first of several rounds that abort."""
         if report.deleted:
             _log.info("garbage_deleted", ledgers=report.deleted, of=report.local)
         known = self.last is not None and self.last.outcome is report.outcome

@@ -1,4 +1,4 @@
-"""The memory of garbage collection, durable: the state of the metadata store, and absent ledgers.
+"""Durable records of garbage collection: the state of the metadata store, and absent ledgers.
 
 **The store.** A store that was restored from an older copy lacks newer ledgers, and its listing
 does not show that. But its counters are lower than the bookie saw them. Then the bookie doubts the
@@ -7,10 +7,10 @@ store, durably, until an operator confirms it. The record is JSON::
     {"absent_stop":"","absent_stop_local":0,"cookie_number":7,"counters":[[0,91]],
      "format":"bookie-garbage","has_listed":true,"observed_seconds":…,"store_doubt":"","version":1}
 
-**Absent ledgers** are stored here and absent from the store. Their deletion is not proven, so they
-wait for a grace. It counts the time in which the bookie observed their absence: consecutive
-complete rounds of its collector. Jumps of the wall clock and times between rounds are left out.
-After the loss of a record the ledger waits for a whole grace again.
+**Absent ledgers** are stored here and absent from the metadata store. Their deletion is not proven,
+so they wait for a grace. The grace counts only time in which the bookie observed their absence, in
+consecutive complete rounds of its collector. Jumps of the wall clock and times without such rounds
+do not count. If the record of a ledger is lost, the ledger waits for a whole grace again.
 
 A record of an absence has 16 bytes, little endian: the begin of the absence in observed seconds (a
 double), and by the wall clock (milliseconds since 1970).
@@ -39,19 +39,19 @@ class GarbageMemory:
     """A bookie's memory of the metadata store, and its reasons to stop deletions."""
 
     counters: dict[int, int] = field(default_factory=dict)
-    """The highest counters of ledger ids that it saw, by bucket."""
+    """The highest counters of ledger ids that the bookie saw in the store, by bucket."""
     cookie_number: int | None = None
-    """The highest state number of its own cookie in the store; None if it never saw one."""
+    """The highest state number of the bookie's cookie in the store; None if it never saw one."""
     has_listed: bool = False
-    """True if a listing ever had a ledger."""
+    """True if a listing of the store ever contained a ledger."""
     observed_seconds: float = 0.0
-    """The time for which it has observed absent ledgers, over all its starts."""
+    """The time for which the bookie has observed absent ledgers, over all its starts."""
     store_doubt: str = ""
     """The reason to distrust the store; empty if there is none."""
     absent_stop: str = ""
     """The reason to delete no absent ledger; empty if there is none."""
     absent_stop_local: int = 0
-    """The fewest ledgers stored here since that stop began."""
+    """The fewest ledgers stored here since the stop by `absent_stop` began."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,19 +59,19 @@ class Absence:
     """The absence from the metadata store of a ledger that is stored here."""
 
     since_seconds: float
-    """The begin, in observed seconds."""
+    """The begin of the absence, in observed seconds."""
     since_ms: int
-    """The begin by the wall clock, for people; milliseconds since 1970."""
+    """The begin of the absence by the wall clock, for people; milliseconds since 1970."""
 
 
 def encode_memory(memory: GarbageMemory) -> bytes:
-    """The bytes of a memory."""
+    """Encode a `GarbageMemory` as bytes."""
     fields = asdict(memory) | {"counters": sorted(memory.counters.items())}
     return json_record.encode(_FORMAT, _VERSION, fields)
 
 
 def decode_memory(data: bytes) -> GarbageMemory:
-    """The memory in `data`.
+    """Decode a `GarbageMemory` from `data`.
 
     Raises:
         FormatError: it is damaged, or written by a newer version.
@@ -97,12 +97,12 @@ def decode_memory(data: bytes) -> GarbageMemory:
 
 
 def encode_absence(absence: Absence) -> bytes:
-    """The bytes of an absence."""
+    """Encode an `Absence` as bytes."""
     return _ABSENCE.pack(absence.since_seconds, absence.since_ms)
 
 
 def decode_absence(data: bytes) -> Absence:
-    """The absence in `data`.
+    """Decode an `Absence` from `data`.
 
     Raises:
         FormatError: it is damaged.
@@ -122,14 +122,14 @@ OBSERVED_SECONDS_UNSAVED_MAX = 60.0
 
 
 class StoreMemory:
-    """The memory, and its durable copy."""
+    """Keeps what the bookie remembers of the metadata store, and a durable copy of that."""
 
     def __init__(self, values: DurableValues) -> None:
         self._values = values
         self._saved = self.now = GarbageMemory()
 
     async def load(self) -> None:
-        """Load the record; a damaged one is a reason to doubt the store."""
+        """Load the durable copy; if it is damaged, doubt the metadata store."""
         notes = await self._values.read()
         if _NAME not in notes:
             return
@@ -148,7 +148,7 @@ class StoreMemory:
         )
 
     async def save(self) -> None:
-        """Note the memory; durable when it returns.
+        """Save what the bookie remembers; durable when it returns.
 
         Raises:
             DiskFullError: there is no room for the note.
@@ -159,15 +159,15 @@ class StoreMemory:
         self._saved = now
 
     def observe(self, seconds: float) -> None:
-        """Add the time between two complete rounds."""
+        """Add the time between two complete rounds to the observed time."""
         self.now = replace(self.now, observed_seconds=self.now.observed_seconds + seconds)
 
     def listed(self) -> None:
-        """Note that a listing had a ledger."""
+        """Note that a listing of the metadata store contained a ledger."""
         self.now = replace(self.now, has_listed=True)
 
     def compare(self, marks: StoreMarks) -> str:
-        """The reason to doubt the store; if it is empty, the store's marks are remembered."""
+        """Return the reason to doubt the store, or, if empty, remember the store's marks."""
         reason = self._difference(marks)
         if reason:
             self.doubt(reason)
@@ -203,7 +203,7 @@ class StoreMemory:
         self.now = replace(self.now, store_doubt=reason)
 
     def accept(self, marks: StoreMarks) -> None:
-        """Trust the store as it is now, and replace the memory of it."""
+        """Trust the store as it is now, and remember its marks instead of the old ones."""
         self.now = replace(
             self.now,
             counters=dict(marks.counters),
@@ -213,10 +213,10 @@ class StoreMemory:
         )
 
     def stop_absent(self, absent: int, local: int, share: float, always: int) -> str:
-        """The reason why no absent ledger may be deleted: they are too many; else empty.
+        """Return why no absent ledger may be deleted (there are too many of them), or empty.
 
-        The share is computed with the fewest ledgers that were stored here since the stop began. So
-        newly created ledgers cannot end the stop.
+        The share of absent ledgers is computed from the fewest ledgers that were stored here since
+        the stop began. So newly created ledgers cannot end the stop.
         """
         known = self.now
         local = min(local, known.absent_stop_local) if known.absent_stop else local
@@ -232,11 +232,11 @@ class StoreMemory:
 
 
 RECORDS_AT_ONCE = 1000
-"""Absent ledgers whose records one transaction writes."""
+"""The most absent ledgers whose records one transaction writes."""
 
 
 class Absences:
-    """The absent ledgers, longest absent first."""
+    """The absent ledgers; those that have been absent longest come first."""
 
     def __init__(self, values: DurableValues) -> None:
         self._values = values
@@ -253,11 +253,11 @@ class Absences:
         return ledger_id in self._of
 
     def get(self, ledger_id: int) -> Absence | None:
-        """The begin of a ledger's absence; None if it is present."""
+        """Return the absence of a ledger; None if the ledger is not absent."""
         return self._of.get(ledger_id)
 
     def first(self) -> Absence | None:
-        """The longest absence."""
+        """Return the longest absence; None if no ledger is absent."""
         return next(iter(self._of.values()), None)
 
     async def load(self) -> None:
@@ -272,7 +272,7 @@ class Absences:
         self._of = dict(found)
 
     def put(self, ledger_ids: Iterable[int], absence: Absence) -> None:
-        """Note ledgers as absent from then on, which is later than for all others."""
+        """Note ledgers as absent since `absence`, which began later than all other absences."""
         for ledger_id in ledger_ids:
             self._of.pop(ledger_id, None)
             self._of[ledger_id] = absence
@@ -289,7 +289,7 @@ class Absences:
         return bool(self._changed)
 
     async def save(self) -> None:
-        """Note what changed; durable when it returns.
+        """Save the changed records; durable when it returns.
 
         Raises:
             DiskFullError: there is no room; the rest is noted by a later call.

@@ -1,4 +1,4 @@
-"""The entries that a bookie should hold by a ledger's metadata, and those that are missing."""
+"""Finds the entries that a bookie should hold by a ledger's metadata, and the missing ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bookie.node.engine.format.arrays import Ids
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """The ids of `stripe` in ``first … last`` are this bookie's to store."""
+    """The bookie must store the ids of `stripe` that lie in ``first … last``."""
 
     first: int
     last: int
@@ -23,7 +23,7 @@ class Holding:
 
     @property
     def entries(self) -> int:
-        """The number of these ids."""
+        """The number of ids that the bookie must store."""
         modulus, count = self.stripe.modulus, self.stripe.count
         if modulus == 0:
             return self.last - self.first + 1
@@ -32,7 +32,7 @@ class Holding:
         return rounds + min(end % modulus, count) - min(first % modulus, count)
 
     def count_below(self, ids: Ids) -> Ids:
-        """The number of ids of the stripe in ``0 … id - 1``, for each of `ids`."""
+        """Count, for each of `ids`, the ids of the stripe in ``0 … id - 1``."""
         modulus, count = self.stripe.modulus, self.stripe.count
         if modulus == 0:
             return ids
@@ -45,20 +45,21 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """Entries that should be here and are missing. `first` is -1 if all are here."""
+    """The number and the first of the entries that are missing here; `first` is -1 if none is."""
 
     count: int = 0
     first: int = -1
 
     def plus(self, other: Missing) -> Missing:
-        """Both together; `other` has the higher ids."""
+        """Add the results of two id ranges; `other` has the higher ids."""
         return Missing(self.count + other.count, self.first if self.count else other.first)
 
 
 def holdings(metadata: LedgerMetadata, bookie_id: str) -> Iterator[Holding]:
-    """The entries that `bookie_id` should hold by ensembles and write sets, ascending.
+    """Yield the entries that `bookie_id` should hold by ensembles and write sets, ascending.
 
-    Of a ledger that is not closed these are the fragments before the last, whose ends are known.
+    For a ledger that is not closed, these are the entries of all fragments but the last, because
+    only their ends are known.
     """
     quorum = Quorum(metadata.ensemble_size, metadata.write_quorum_size, metadata.ack_quorum_size)
     firsts = [fragment.first_entry_id for fragment in metadata.fragments]
@@ -75,7 +76,7 @@ def holdings(metadata: LedgerMetadata, bookie_id: str) -> Iterator[Holding]:
 
 
 async def missing_of(holding: Holding, stored: AsyncIterator[tuple[Ids, Ids]]) -> Missing:
-    """The part of `holding` that is missing in `stored`, which are ascending, disjoint ranges."""
+    """Count the entries of `holding` that `stored` lacks; its ranges are ascending and disjoint."""
     count, first, cursor = 0, -1, holding.first
     async for firsts, lasts in stored:
         starts = np.concatenate(([cursor], lasts[:-1] + 1))
@@ -94,7 +95,7 @@ async def missing_of(holding: Holding, stored: AsyncIterator[tuple[Ids, Ids]]) -
 
 
 async def nothing_stored() -> AsyncIterator[tuple[Ids, Ids]]:
-    """The ranges of a bookie that stores nothing of a ledger."""
+    """Yield no ranges, as for a ledger of which nothing is stored."""
     nothing: tuple[tuple[Ids, Ids], ...] = ()
     for ranges in nothing:
         yield ranges

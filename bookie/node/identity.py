@@ -1,8 +1,8 @@
-"""The owner of the directories: a decision table about cookies, and its execution.
+"""Decides by the cookies if the directories are this bookie's, and carries the decision out.
 
-A cookie is in the metadata store and in each directory. If a copy is missing or differs, a disk was
-exchanged, emptied or mixed up. The bookie could then deny acknowledged entries, so it must not
-start. A missing cookie is never made again.
+A copy of the cookie is in the metadata store and in each directory. If a copy is missing or
+differs, a disk was exchanged, emptied or mixed up. The bookie could then deny acknowledged entries,
+so it must not start. A missing copy is never made again.
 
 ===========  ==========================  ==============================================
 metadata     directories                 decision
@@ -17,12 +17,14 @@ READY        all equal                   start
 READY        any missing or different    refuse
 ===========  ==========================  ==============================================
 
-Stamping writes the metadata cookie as NEW with a fresh unique id. A durable cookie in each
-directory follows, then the empty index. At last it sets the metadata cookie to READY by
-compare-and-set. After a crash between the steps one of the rows above applies.
+To stamp a new bookie, first the metadata cookie is written as NEW with a fresh unique id. Then a
+durable cookie is written into each directory, and the empty index is made. At last the metadata
+cookie is set to READY by compare-and-set. After a crash between these steps, one of the rows above
+applies.
 
-A stamped bookie is in doubt, and its cookie says so: the same id may have acknowledged entries
-before, with directories that are gone. `own_cookie` explains state numbers.
+A newly stamped bookie is in doubt, and its cookie says so. A bookie with the same id may have
+acknowledged entries before, in directories that are gone. The module `own_cookie` explains state
+numbers.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ from bookie.node.own_cookie import OwnCookie, StateComparison, compare_states
 
 
 class Decision(enum.Enum):
-    """The meaning of the cookies for this start."""
+    """The decision about this start: stamp a new bookie, resume the stamping, or start."""
 
     STAMP = enum.auto()
     RESUME = enum.auto()
@@ -59,9 +61,10 @@ class Root:
 def decide(
     bookie_id: str, expected: Cookie, recorded: Cookie | None, roots: list[Root]
 ) -> Decision:
-    """The row of the table that holds.
+    """Return the decision in the row of the table that applies.
 
-    `expected` is the cookie by this configuration; its unique id and state are ignored.
+    `expected` is the cookie that this configuration would give; its unique id and state are
+    ignored.
 
     Raises:
         CookieError: the bookie must not start; one sentence says why.
@@ -126,7 +129,7 @@ def _refuse_difference(
 
 @dataclass(frozen=True, slots=True)
 class ClaimedDirectories:
-    """The directories are this bookie's."""
+    """The decision about directories that belong to this bookie, and its cookie."""
 
     decision: Decision
     cookie: OwnCookie
@@ -142,8 +145,8 @@ async def ensure_identity(
 ) -> ClaimedDirectories:
     """Make sure that the directories are this bookie's; stamp them if they are new.
 
-    `furnish` makes, in a worker thread, the index of a new bookie; after an interruption it is
-    called again. Returns the decision after its execution.
+    `furnish` makes the index of a new bookie, in a worker thread; after an interruption it is
+    called again. This function returns when the decision has been carried out.
 
     Raises:
         CookieError: they are not, or something is missing.

@@ -1,23 +1,26 @@
 """The integrity check: it finds missing entries, and ends limbo for complete ledgers.
 
 A ledger leaves limbo if its metadata says CLOSED and every entry that this bookie must have is here
-and intact. Other ledgers stay in limbo: their next recovery decides the end without this bookie. Of
-these the check reads only the fragments before the last. Missing entries must come from other
-bookies.
+and intact. Other ledgers stay in limbo: their next recovery decides where the ledger ends, without
+this bookie. Of a ledger that is not closed, the check reads only the fragments before the last.
+Missing entries must come from other bookies.
 
-A check covers all ledgers of the metadata store. Missing entries put the bookie in doubt, durably.
-When every ledger is whole the doubt ends, durably.
+A check covers all ledgers of the metadata store. If entries are missing, the bookie notes durably
+that it is in doubt (it may lack entries). When every ledger is whole, the bookie notes durably that
+the doubt has ended.
 
-A bookie without doubt checks, too: soon after its start, and then from time to time. It may have
-been away while a writer went on without it. Such a check is slow, trusts the
-counts of the ledgers' rows, and looks twice before it calls an entry missing.
+A bookie that is not in doubt checks, too: soon after its start, and then from time to time. The
+bookie may have been away while a writer went on without it. Such a check is slow, trusts the counts
+in the ledgers' rows, and looks twice before it calls an entry missing.
 
-Missing entries alone put no ledger in limbo. This bookie may have been away when they were
-written. Each loss that it knows of put every ledger that named it in limbo before the next request.
-A ledger that named it later has no entries here from before the loss. A writer learns the
-incarnation of a newcomer after the ledger names it. A recovery names a newcomer by a close that
-fails if the incarnation changed. So denials outside of limbo are true. Recovery needs them: it
-finds an end only if enough bookies deny. `_may_be_lost` has the exceptions.
+Missing entries alone put no ledger in limbo, because this bookie may have been away when they were
+written. After each loss that the bookie knew of, every ledger that named the bookie entered limbo
+before the next request. A ledger that named the bookie later has no entries here from before the
+loss. When a bookie joins a ledger, the writer learns the bookie's incarnation after the ledger
+names the bookie. A recovery adds a bookie to a ledger by a close that fails if the incarnation
+changed. So outside of limbo, the bookie denies no entry that it acknowledged. Recovery needs such
+denials: it finds the end of a ledger only if enough bookies deny an entry. `_may_be_lost` has the
+exceptions.
 """
 
 from __future__ import annotations
@@ -66,25 +69,25 @@ BYTES_PER_READ = 1024 * 1024
 LEDGERS_PER_PAGE = 1000
 PAUSE_SECONDS_MAX = 3600.0
 SETTLE_SECONDS = 10.0
-"""The time that an entry may be on its way before a bookie without doubt calls it missing."""
+"""A bookie that is not in doubt looks again after this time before it calls an entry missing."""
 
 LEDGERS_AT_ONCE = 100
 """Ledgers that a slow check lists between two rests."""
 
 LOCATION_BYTES = 17
-"""The index's bytes for an entry, about."""
+"""The approximate number of bytes that the index needs for an entry."""
 
 LACKING_MAX = 100
-"""Ledgers with missing entries that are looked at again between two checks."""
+"""The most ledgers with missing entries that are looked at again between two checks."""
 
 UNREADABLE_MAX = 1000
 """After this many unreadable entries of a ledger, the check of it ends."""
 
 EXAMPLES_MAX = 5
-"""Ledgers that a log line names."""
+"""The most ledgers that a log line names."""
 
 PROBLEMS_MAX = 100
-"""Sentences that a report holds; counts continue beyond."""
+"""The most sentences that a report holds; its counts include further problems."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +98,9 @@ class CheckReport:
     released: int = 0
     """Ledgers that this check released from limbo."""
     waiting: int = 0
-    """In limbo and not closed: a recovery must find their ends."""
+    """Ledgers in limbo that are not closed: a recovery must find their ends."""
     incomplete: int = 0
-    """An entry of their closed part is missing or cannot be read."""
+    """Ledgers with an entry in their closed part that is missing or cannot be read."""
     missing_entries: int = 0
     unreadable_entries: int = 0
     problems: tuple[str, ...] = ()
@@ -114,7 +117,7 @@ class _Progress:
 
     report: CheckReport = field(default_factory=CheckReport)
     limbo_seen: set[int] = field(default_factory=set)
-    """Ledgers in limbo that a listing has handled."""
+    """Ledgers in limbo that the listing of this check has handled."""
     lacking: list[int] = field(default_factory=list)
     """Ledgers with missing entries, up to `LACKING_MAX`."""
 
@@ -127,7 +130,7 @@ class _Progress:
 
 
 class IntegrityCheck:
-    """The check of one bookie: often while there is doubt, else seldom, and made on request.
+    """Checks one bookie: often while the bookie is in doubt, else seldom, and on request.
 
     `end_doubt` records the end of the doubt in the metadata store, then calls its argument.
     """
@@ -153,7 +156,7 @@ class IntegrityCheck:
         self._interval, self._rest, self._pace = Pause(), Pause(), Pause()
         self._is_look_due = False
         self._lacking: list[int] = []
-        """Of the last check; see `_Progress`."""
+        """Ledgers with missing entries at the last check, up to `LACKING_MAX`."""
         self._missing_entries = 0
         self._finished_at = environment.clock.monotonic()
         self._lock = asyncio.Lock()
@@ -167,13 +170,13 @@ class IntegrityCheck:
         )
 
     def start(self) -> None:
-        """Start a check now, or after the current one, which hurries then."""
+        """Start a check now, or after the current check, which then hurries."""
         self._asked = True
         self._interval.end()
         self._pace.end()
 
     def look_again(self) -> None:
-        """Look at ledgers with missing entries now: some of them were deleted."""
+        """Look at ledgers with missing entries again now: some of them may be deleted."""
         self._is_look_due = True
         self._interval.measure_again()
 
@@ -191,12 +194,12 @@ class IntegrityCheck:
 
     @property
     def needed(self) -> bool:
-        """True if the data is in doubt."""
+        """True if the bookie is in doubt: its data may be incomplete or damaged."""
         return self._engine.needs_integrity_check
 
     @property
     def whole(self) -> bool:
-        """True if the last check finished, found everything, and no damage was found since."""
+        """True if the last check finished and found everything, and no damage was found since."""
         report = None if self.unfinished else self.report
         return report is not None and report.whole and not self.needed
 
@@ -263,7 +266,7 @@ class IntegrityCheck:
                 longer = rarer.next()
 
     async def _try(self, work: Awaitable[R]) -> R | None:
-        """The result of some work; None if the store, the index or a full disk ended it."""
+        """Return the result of `work`; None if the store, the index or a full disk ended it."""
         try:
             return await work
         except (MetadataError, RequestError, CorruptionError, DiskFullError) as error:
@@ -279,7 +282,7 @@ class IntegrityCheck:
         return True
 
     def _random_share(self) -> float:
-        """In 0 … 1, so that bookies that start together do not check together."""
+        """Return a random number in 0 … 1; bookies that start together then check apart."""
         return int.from_bytes(self._env.clock.nonce()[:4], "big") / 2**32
 
     async def _is_filled(self) -> bool:
@@ -366,7 +369,7 @@ class IntegrityCheck:
         return self.report
 
     def _tell(self, report: CheckReport, lacking: list[int]) -> None:
-        """Show how many entries are missing; a line for the first of them, and for the last."""
+        """Show how many entries are missing; log when the first is found, and when none is left."""
         before, self._missing_entries = self._missing_entries, report.missing_entries
         self._lacking = lacking
         self._metrics.missing_entries.set(report.missing_entries)
@@ -379,7 +382,7 @@ class IntegrityCheck:
     async def _listed(
         self, found: _Progress, *, is_asked: bool
     ) -> AsyncGenerator[LedgerMetadata, None]:
-        """The ledgers that name this bookie; listed slowly, unless somebody waits."""
+        """Yield the ledgers that name this bookie; slowly, unless somebody waits."""
         after, damaged = NO_ENTRY, set[int]()
         while after < MAX_ID:
             count = 0
@@ -406,7 +409,7 @@ class IntegrityCheck:
         return LEDGERS_AT_ONCE / self._settings.integrity_check_ledgers_per_second
 
     async def _current(self, ledger_id: int) -> LedgerMetadata | None:
-        """The metadata now; None if the ledger was deleted, or does not name this bookie."""
+        """Read a ledger's metadata now; None if it was deleted or does not name this bookie."""
         try:
             metadata = (await self._ledgers.read(ledger_id)).value
         except NoSuchLedgerError:
@@ -414,14 +417,14 @@ class IntegrityCheck:
         return metadata if names(metadata, self._bookie_id) else None
 
     async def _doubt(self) -> None:
-        """Record the doubt durably, so that checks continue."""
+        """Note durably that the bookie is in doubt, so that checks continue."""
         if self._engine.verdict == INTEGRITY_SOUND:
             await self._engine.set_verdict(INTEGRITY_IN_LIMBO)
 
     async def _look_at(
         self, metadata: LedgerMetadata, found: _Progress, *, is_deep: bool, is_final: bool = False
     ) -> bool:
-        """Decide about a ledger and count it. If entries are missing, only return True at first.
+        """Check a ledger and count it; if entries are missing and not `is_final`, only return True.
 
         Args:
             metadata: the ledger, which names this bookie.
@@ -455,7 +458,7 @@ class IntegrityCheck:
         return False
 
     async def _missing(self, state: LocalLedger, held: Sequence[Holding]) -> Missing:
-        """List the ledger's entries in the index, and compare."""
+        """List the ledger's entries in the index, and return which of `held` are missing."""
         missing = Missing()
         for holding in held:
             stored = self._engine.entry_ranges(state, holding.first, holding.last)
@@ -501,12 +504,12 @@ class IntegrityCheck:
     def _may_be_lost(self, state: LocalLedger) -> bool:
         """True if missing entries of a ledger outside of limbo may have been acknowledged here.
 
-        Damage and a deletion here may have taken them.
+        Damage here, or a deletion of the ledger here, may have removed such entries.
         """
         return state.deleted or self._engine.has_damage
 
     async def _unreadable(self, state: LocalLedger, metadata: LedgerMetadata) -> Missing:
-        """Read all entries that should be here and verify their digests."""
+        """Read all entries that should be here, verify their digests, and return the failures."""
         digester = digester_for_key(metadata.digest_type, metadata.password_key)
         result = Missing()
         for holding in holdings(metadata, self._bookie_id):
@@ -524,7 +527,7 @@ class IntegrityCheck:
         return result
 
     async def _answers(self, state: LocalLedger, holding: Holding) -> AsyncIterator[ReadResult]:
-        """The results of reading `holding` completely: batches and failures."""
+        """Read all entries of `holding`; yield each result, a batch or a failure."""
         following = holding.first
         while following <= holding.last:
             answer = await self._engine.read(
@@ -583,8 +586,8 @@ class IntegrityCheck:
 def _is_counted(state: LocalLedger, held: Sequence[Holding]) -> bool:
     """True if the row of a ledger proves that all its entries are here.
 
-    It counts entries. So all of them must be among those that should be here: `held` is one run of
-    ids, and the row's bounds lie in it.
+    The row only counts entries. So all counted entries must be entries that should be here: `held`
+    must be one run of ids, and the row's bounds must lie in it.
     """
     if state.deleted:
         return False

@@ -1,6 +1,6 @@
 """Notify watchers when a ledger's LAC moves or the ledger is fenced, without polling.
 
-Updates are level-triggered: a watcher gets the current state, and a slow one skips states.
+Updates are level-triggered: a watcher gets the current state, and a slow watcher skips states.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ LacCallback = Callable[[LacState], None]
 
 
 def lac_state(state: LocalLedger) -> LacState:
-    """The ledger's state as watchers get it."""
+    """Return the ledger's state in the form that watchers get."""
     if state.deleted or not state.exists:
         return LacState(state.ledger_id, NO_ENTRY, state.fenced, Status.NO_SUCH_LEDGER)
     packet = state.lac_packet
@@ -55,7 +55,7 @@ class LacWatches:
         return callback in self._watchers.get(ledger_id, ())
 
     def notify(self, state: LocalLedger) -> None:
-        """Notify the watchers of a ledger of a change. Without watchers it costs one look-up."""
+        """Tell the watchers of a ledger about a change; without any, this costs one look-up."""
         callbacks = self._watchers.get(state.ledger_id)
         if callbacks:
             update = lac_state(state)

@@ -1,11 +1,11 @@
-"""Put ledgers in limbo before a bookie that may have lost data serves requests.
+"""Puts ledgers in limbo if a bookie may have lost data, before the bookie serves requests.
 
 The bookie gives no negative answer about a ledger in limbo. Every ledger that names this bookie
 enters limbo, because an entry that was stored here may be gone.
 
-No ledger is fenced here. A fence may be lost, too, but its writer names an earlier incarnation and
-is refused for that. A writer that names no incarnation is refused while the ledger is in limbo, and
-later by the fence that the integrity check writes.
+This module fences no ledger. A fence may be lost, too, but the fenced writer names an earlier
+incarnation of the bookie, and is refused for that. A writer that names no incarnation is refused
+while the ledger is in limbo. Later, it is refused by the fence that the integrity check writes.
 
 Source: BookKeeper's BP-46, boot sequence of the data integrity check. There only open ledgers enter
 limbo, and they are fenced. So a reader of a closed ledger may get a wrong denial, and writers end
@@ -26,14 +26,15 @@ from bookie.telemetry import event_log
 _log = event_log(__name__)
 
 WAITERS_MAX = 1000
-"""Pending records; they share the syncs of the journal."""
+"""The most limbo records that are pending at a time; they share the syncs of the journal."""
 
 
 async def put_ledgers_in_limbo(engine: Engine, ledgers: LedgerManager, bookie_id: str) -> int:
     """Put every ledger that names this bookie in limbo, durably; returns how many.
 
-    The completion is durable, too, so a later start lists again only after new damage. If no ledger
-    names this bookie, the doubt is over.
+    It is also recorded durably that all these ledgers are in limbo. So a later start lists the
+    ledgers again only after new damage. If no ledger names this bookie, the bookie is no longer in
+    doubt.
 
     Raises:
         MetadataError: the listing failed; the bookie must not serve then.

@@ -1,9 +1,10 @@
-"""Move a stopped bookie's data to other directories: its cookies follow.
+"""Rewrites a stopped bookie's cookies after its data was moved to other directories.
 
-The operator moves the directories and changes the settings. Then this rewrites the cookies, which
-name the old paths: first in the metadata store, then in each directory. After the first step a
-start in the old place fails; before the last one a start in the new place fails, too. After a crash
-run the command again: it accepts old and new paths. The recorded state stays as it is.
+The operator moves the directories and changes the settings. Then this module rewrites the cookies,
+which name the old paths: first the cookie in the metadata store, then the one in each directory.
+After the first rewrite, a start in the old place fails. Before the last rewrite, a start in the new
+place fails, too. After a crash, run the command again: it accepts old and new paths. The state that
+the cookies record stays as it is.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ class Move:
     """The result of a move."""
 
     before: Cookie
-    """The cookie in the metadata store, as it was."""
+    """The cookie in the metadata store before the move."""
     after: Cookie
-    """The same cookie with the directories of the settings."""
+    """The same cookie after the move, with the directories of the settings."""
     rewritten: int
-    """The number of written cookies, that of the metadata store included."""
+    """The number of rewritten cookies, including the one in the metadata store."""
 
 
 async def move_directories(
@@ -44,7 +45,8 @@ async def move_directories(
 ) -> Move:
     """Make the cookies of a stopped bookie name the directories of its settings.
 
-    Durable when it returns. After any error, or a crash, it can be called again.
+    The change is durable when this returns. After any error or crash, the function can be called
+    again.
 
     Args:
         environment: The machine that has the directories.
@@ -106,7 +108,7 @@ def _moved(cookie: Cookie, directories: Directories) -> Cookie:
 def _check(
     disk: Disk, directories: Directories, recorded: Cookie, accept_older: bool
 ) -> dict[str, Cookie]:
-    """The cookie of each root.
+    """Check the cookies of both roots, and return the cookie of each root.
 
     Raises:
         CookieError: see `move_directories`.
@@ -151,7 +153,7 @@ def _cookie_in(directories: Directories, root: str) -> Cookie:
 
 
 def _are_swapped(disk: Disk, directories: Directories) -> bool:
-    """True if one root holds the other's content; cookies are equal in both."""
+    """True if one root holds the other's content; the cookies do not show it, as both are equal."""
     parsed = [parse_file_name(name) for name in disk.names(directories.ledgers)]
     if any(kind is FileKind.JOURNAL for kind, _ in filter(None, parsed)):
         return True

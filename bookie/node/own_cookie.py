@@ -17,15 +17,16 @@ directories < store                    the directories are an older state: the b
 directories > store                    the metadata store went back to an older state
 =====================================  =========================================================
 
-The number rises at each start and stop, and every `ADVANCE_SECONDS` while entries are written. So a
-restored copy of a running bookie is noticed, too, unless the bookie crashed within
-`ADVANCE_SECONDS` after the copy.
+The state number rises at each start and stop, and every `ADVANCE_SECONDS` while entries are
+written. So a restored copy of a running bookie is noticed, too, unless the bookie crashed within
+`ADVANCE_SECONDS` after the copy was made.
 
-If another process deletes or changes the cookie, this process ends, because the other one owns the
-id then.
+If another process deletes or changes the cookie, this process ends, because the other process then
+owns the bookie's id.
 
-The **incarnation** is random. The bookie renews it by the same steps when it may have lost
-acknowledged entries. Writers that know another incarnation no longer count on the bookie.
+The **incarnation** is a random id. When the bookie may have lost acknowledged entries, it makes a
+new incarnation, by the same steps. Writers that know another incarnation no longer count on the
+bookie.
 """
 
 from __future__ import annotations
@@ -51,13 +52,13 @@ from bookie.node.engine.directories import Directories
 from bookie.telemetry import event_log
 
 ADVANCE_SECONDS = 10.0
-"""The interval at which the store's cookie is read; after new entries the number rises, too."""
+"""The interval of reading the store's cookie; after new entries its state number rises, too."""
 
 LOOK_SECONDS = 1.0
-"""The time until the cookie records the begin or end of a doubt."""
+"""The time until the cookie records that the bookie is in doubt, or no longer in doubt."""
 
 STOP_SECONDS_MAX = 2.0
-"""The longest wait of a stop for the metadata store to accept the last number."""
+"""The longest time that a stop waits for the metadata store to accept the last state number."""
 
 _log = event_log(__name__)
 
@@ -67,15 +68,15 @@ class StateComparison:
     """The state in the directories compared with that in the metadata store."""
 
     number: int
-    """The highest number that some copy certainly reached."""
+    """The highest state number that a copy of the cookie certainly reached."""
     older: str = ""
-    """The reason why the directories are an older state of the bookie; empty if they are not."""
+    """The reason to say that the directories hold an older state; empty if they do not."""
     store_went_back: str = ""
-    """The reason why the metadata store is an older state of itself; empty if it is not."""
+    """The reason to say that the metadata store went back in time; empty if it did not."""
 
 
 def went_back_in_time(stored: int, reached: int) -> str:
-    """The message for an operator about a store with too low a state number."""
+    """Return the message to an operator that the store's state number is too low."""
     return (
         f"the metadata store went back in time: the bookie's state number is {stored}, "
         f"and was {reached}"
@@ -121,9 +122,9 @@ class OwnCookie:
         self._on_store_went_back: Callable[[str], Awaitable[None]] | None = None
         self._is_stopping = False
         self.comparison = comparison
-        """The findings of this start."""
+        """The result of `compare_states` at this start."""
         self.is_in_doubt_at_stop: bool | None = None
-        """The doubt that `stop` records; None keeps it."""
+        """The doubt that `stop` records in the cookie; None keeps the recorded one."""
 
     @property
     def incarnation(self) -> str:
@@ -136,7 +137,7 @@ class OwnCookie:
         return self._cookie.is_in_doubt
 
     async def advance(self, *, renew: bool = False, is_in_doubt: bool | None = None) -> None:
-        """Raise the number in all copies; durable when it returns.
+        """Raise the state number in all copies of the cookie; durable when it returns.
 
         Args:
             renew: make a new incarnation as well.
@@ -154,7 +155,8 @@ class OwnCookie:
     async def end_doubt(self, end: Callable[[], Awaitable[None]]) -> None:
         """Record in the metadata store that the doubt is over, then call `end`.
 
-        In this order a crash between the two begins no new doubt. Raises like `advance`.
+        Because of this order, a crash between the two steps begins no new doubt. Raises like
+        `advance`.
         """
         async with self._lock:
             await self._advance(renew=False, is_in_doubt=False)
@@ -197,7 +199,7 @@ class OwnCookie:
             await self._write(wanted)
 
     async def _read(self) -> Versioned[Cookie]:
-        """The store's copy. Only this process may have changed it.
+        """Read the store's copy of the cookie; only this process may have changed it.
 
         Raises:
             CookieError: it is gone, or another bookie's.
@@ -227,7 +229,7 @@ class OwnCookie:
         )
 
     async def _write(self, cookie: Cookie) -> bool:
-        """Write both directories' copies, durably; False if a device is full."""
+        """Write the copies in both directories, durably; return False if a device is full."""
         data = encode_cookie(cookie)
         try:
             for root in self._directories.roots():
@@ -245,7 +247,7 @@ class OwnCookie:
         written_bytes: Callable[[], float],
         on_store_went_back: Callable[[str], Awaitable[None]],
     ) -> None:
-        """Keep the copies up to date until cancelled.
+        """Keep the copies of the cookie up to date until cancelled.
 
         Args:
             in_doubt: True if the bookie may lack entries now.
@@ -282,7 +284,7 @@ class OwnCookie:
                     _log.warning("state_number_not_advanced", reason=told)
 
     async def stop(self) -> None:
-        """Raise the number after an orderly stop, if the store answers in time."""
+        """Raise the state number after an orderly stop, if the store answers in time."""
         self._is_stopping = True
         try:
             async with asyncio.timeout(STOP_SECONDS_MAX):

@@ -1,7 +1,8 @@
-"""Answers about stored data: entries, the last add confirmed, listings.
+"""Answers requests for stored data: entries, the last add confirmed, listings.
 
-A negative answer is given only if it is certain: for a ledger in limbo the answer is
-UNKNOWN_LEDGER_STATE. An entry that is indexed and unreadable is an I/O error.
+The bookie says that something is not stored only if this is certain: for a ledger in limbo the
+answer is UNKNOWN_LEDGER_STATE instead. An entry that is in the index but unreadable is an I/O
+error.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from bookie.wire.commands import LacReply, LedgerRow, ReadCommand, ReadReply
 LEDGERS_PER_PAGE = 1000
 
 _UNKNOWN = Status.UNKNOWN_LEDGER_STATE, "this bookie may have lost entries of the ledger"
-"""Said in limbo instead of a negative answer."""
+"""The answer for a ledger in limbo, instead of one that something is not stored."""
 
 
 class EntryReads:
-    """Reads on one engine. The caller has checked keys and fences."""
+    """Reads the stored data of one engine; the caller has checked keys and fences."""
 
     def __init__(self, engine: Engine, settings: NodeSettings) -> None:
         self._engine = engine
@@ -46,7 +47,7 @@ class EntryReads:
         return None
 
     async def read(self, state: LocalLedger, command: ReadCommand) -> ReadReply:
-        """The wanted entries, up to the first hole or limit; `problem_of` found none."""
+        """Read the wanted entries up to a limit or the first missing one; `problem_of` is empty."""
         first, last = command.first_entry_id, command.last_entry_id
         if state.deleted or not state.exists:
             wanted = _first_wanted(command)
@@ -75,14 +76,14 @@ class EntryReads:
         return _reply(state, result)
 
     async def read_lac(self, state: LocalLedger) -> LacReply:
-        """The ledger's end as far as it is known; in limbo acknowledged entries may be lost."""
+        """Return what is known of the ledger's end; in limbo, acknowledged entries may be lost."""
         reply = await self._engine.read_lac(state)
         if state.limbo and reply.status is not Status.IO_ERROR:
             return LacReply(*_UNKNOWN, max_lac=reply.max_lac, fenced=reply.fenced)
         return reply
 
     async def entries(self, state: LocalLedger, first: int, last: int) -> AsyncIterator[IdRanges]:
-        """Ranges of stored ids; `last` -1 means to the end.
+        """Yield ranges of stored ids from `first` to `last`; `last` -1 means the ledger's end.
 
         Raises:
             NoSuchLedgerError: nothing was ever stored of the ledger here.
@@ -161,11 +162,11 @@ def problem_of(command: ReadCommand) -> str:
 
 
 STRIPE_MODULUS_MAX = 1024
-"""Far above any ensemble; bounds the ids that one read examines."""
+"""Far above the size of any ensemble; it bounds the number of ids that one read examines."""
 
 
 def _first_wanted(command: ReadCommand) -> int:
-    """The first wanted id; 0 if the last entry is wanted."""
+    """Return the first wanted id; 0 if the ledger's last entry is wanted."""
     first = max(command.first_entry_id, 0)
     return min(_stripe(command).next_id(first), MAX_ID)
 

@@ -1,4 +1,4 @@
-"""The order in which a bookie comes up, and, by nesting, in which it goes down.
+"""Starts a bookie in nested steps, and stops it in the reverse order.
 
 1. The directories are locked for this process.
 2. The cookies are compared, or stamped if the bookie is new.
@@ -7,9 +7,9 @@
    the bookie enters limbo.
 5. Requests are served. Beside them the ledgers in limbo are checked.
 
-Both steps of 4 are durable, and in this order. A ledger that was created before the new incarnation
-was known is listed and enters limbo. The writer of a later ledger learns the new incarnation, or is
-refused.
+Both parts of step 4 are durable, and the new incarnation is durable first. A ledger that was
+created before the new incarnation was known is listed, and enters limbo. The writer of a later
+ledger learns the new incarnation, or is refused.
 
 The caller registers the bookie last, so that clients find it only when its answers are reliable.
 """
@@ -46,7 +46,7 @@ _log = event_log(__name__)
 
 @dataclass(frozen=True, slots=True)
 class StartedBookie:
-    """A bookie that serves, and the engine under it."""
+    """A bookie that serves requests, with its engine and its other parts."""
 
     bookie: Bookie
     engine: Engine
@@ -60,7 +60,8 @@ class StartedBookie:
     ) -> None:
         """Apply new settings; only dynamic ones take effect.
 
-        Each part has its section as an attribute `settings`, and reads it in each round.
+        Each part has its section of the settings as its attribute `settings`, and reads that
+        attribute in each round.
         """
         self.engine.apply(storage)
         for part in (self.bookie, self.check, self.watch):
@@ -91,7 +92,7 @@ async def _claim(
 
 
 def _is_suspect(integrity: bytes, own: OwnCookie) -> bool:
-    """True if ledgers with a possible loss may be outside of limbo.
+    """True if a ledger that may have lost entries may be outside of limbo.
 
     ========= ===================== ==========================================================
     index     cookie                meaning
@@ -116,9 +117,10 @@ async def _settle_doubts(
     collector: GarbageCollector,
     bookie_id: str,
 ) -> None:
-    """Before the first request: if data may be lost, renew the incarnation, then enter limbo.
+    """Before any request: if data may be lost, renew the incarnation, then put ledgers in limbo.
 
-    Each step is durable before the next. A crash between two of them leaves a doubt.
+    Each step is durable before the next one begins. After a crash between two steps, the bookie is
+    still in doubt.
 
     Raises:
         MetadataError: the store does not answer; the bookie must not serve then.
@@ -148,7 +150,7 @@ async def _settle_doubts(
 
 @asynccontextmanager
 async def _advanced_at_the_end(own: OwnCookie) -> AsyncIterator[None]:
-    """After an orderly stop the number rises again, so that earlier copies are outdated."""
+    """Raise the state number after an orderly stop, so that earlier copies are outdated."""
     yield
     await own.stop()
 
@@ -169,7 +171,7 @@ async def start_bookie(
     instance_id: str,
     garbage: GarbageSettings = _GARBAGE_DEFAULTS,
 ) -> AsyncIterator[StartedBookie]:
-    """A bookie for the duration of the block; stopped in order at its end.
+    """Start a bookie; stop it in order at the end of the ``with`` block.
 
     Raises:
         DirectoryLockedError, CookieError: the directories are in use, or another bookie's.

@@ -1,5 +1,5 @@
 """The storage engine of one bookie: journal files that hold the data, an LMDB index into them.
 
-gRPC and the metadata store are unknown here. Each byte is written once: the index points into the
-journal file that an entry was written to. `engine.py` composes the parts.
+The engine knows neither gRPC nor the metadata store. Each byte is written once: the index points
+into the journal file that holds the entry. `engine.py` composes the parts.
 """

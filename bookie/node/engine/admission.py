@@ -1,8 +1,9 @@
-"""The decision about one add, fence or LAC, in one synchronous section that reads memory only.
+"""Decides about one add, fence or LAC, in one synchronous section that reads only memory.
 
-It checks key, deletion, fence and read-only mode. Then the batch enters the memtable, where it is
-readable, and the journal's queue. There is no await between these steps. Fences use the queue of
-adds, so a fence is in the journal after every add that was accepted before it.
+The section checks key, deletion, fence and read-only mode. Then it puts the batch into the
+memtable, where the batch is readable, and into the journal's queue. There is no await between these
+steps. Fences use the same queue as adds. So a fence is in the journal after every add that was
+accepted before it.
 
 Source: rules R1 to R4 of bookie-local linearization. An add that was accepted before a fence may
 still be acknowledged, because every later fencing read sees it. A duplicate of equal bytes is
@@ -32,7 +33,7 @@ from bookie.node.engine.memtable import LedgerRuns, Memtable, Run
 from bookie.wire.commands import AddCommand, Reply
 
 Waiter = Outcome[Reply]
-"""For annotations only: instantiating through the alias is several times slower."""
+"""Use this alias only in annotations: making an object through it is several times slower."""
 
 OK = Reply(Status.OK)
 FENCED = Reply(Status.FENCED, "the ledger is fenced: another client took it over")
@@ -46,23 +47,23 @@ READ_ONLY = Reply(Status.READ_ONLY, "the bookie takes no new entries")
 
 @dataclass(slots=True)
 class Admission:
-    """The synchronous sections, and what they need of the engine."""
+    """The synchronous sections that accept requests, and the parts of the engine they use."""
 
     submit: Callable[[JournalRequest], None]
     submit_with_next: Callable[[JournalRequest], None]
-    """Submits when the next request does, in the order of the calls of both."""
+    """Queues a request, in order, but hands it to the journal only with the next request."""
     failpoints: Failpoints
     memtable: Memtable
     mark_dirty: Callable[[LocalLedger], None] = field(init=False)
-    """Set by the checkpointer, which takes the memtable and the changed ledgers into the index."""
+    """Notes that a ledger changed, for the checkpointer, which sets this function."""
     journal_file: int = -1
-    """The file of new blocks, as far as the event loop knows; the thread may be one ahead."""
+    """The journal file as the event loop knows it; the journal thread may be one file ahead."""
     read_only_reasons: set[str] = field(default_factory=set)
     """The reasons to refuse new entries; empty if there are none."""
     limbo: LimboCount = field(default_factory=LimboCount)
 
     def refusal(self, state: LocalLedger, key: bytes, *, recovery: bool) -> Reply | None:
-        """The reason to refuse an add, without a look at its bytes; None to accept it."""
+        """Return the reason to refuse an add, or None; the add's bytes are not checked here."""
         # The key first, because fence and deletion concern only the life with this key.
         if not state.accepts_key(key):
             return UNAUTHORIZED
@@ -76,9 +77,9 @@ class Admission:
         return None
 
     def add(self, state: LocalLedger, command: AddCommand, max_lac: int) -> Waiter:
-        """Accept the command's batch; it is readable now, and durable when the waiter says OK.
+        """Accept the command's batch; it is readable now, and durable once the waiter says OK.
 
-        In the same section the caller has checked `refusal` and compared stored bytes.
+        The caller has checked `refusal` and compared stored bytes, with no await since then.
         """
         batch, lac_packet, recovery = command.batch, command.lac_packet, command.recovery
         assert batch is not None
@@ -104,7 +105,7 @@ class Admission:
         return waiter
 
     def publish_lac(self, state: LocalLedger, packet: bytes, key: bytes) -> None:
-        """Take an explicit LAC: in memory now, in the journal with the next block, not synced."""
+        """Store an explicit LAC: in memory now, in the journal with the next block, unsynced."""
         request = self._request(state, key)
         self._put(request, encode_lac(state.ledger_id, packet))
         request.synced = False
@@ -114,7 +115,7 @@ class Admission:
         self.submit_with_next(request)
 
     def fence(self, state: LocalLedger, key: bytes) -> Waiter:
-        """Fence the ledger, known here or not; the waiter says OK once the fence is durable."""
+        """Fence a ledger, even one unknown here; the waiter says OK once the fence is durable."""
         if state.fenced and state.fence_durable:
             return Waiter.of(OK)
         waiter: Waiter = Outcome()
@@ -146,7 +147,7 @@ class Admission:
         return waiter
 
     def delete(self, state: LocalLedger, deleted_at_ms: int) -> Waiter:
-        """Forget the ledger's entries; the waiter says OK once that is durable."""
+        """Delete the ledger's entries; the waiter says OK once the deletion is durable."""
         request = self._request(state, None, essential=True)
         self._put(request, encode_deleted(state.ledger_id, deleted_at_ms))
         if not state.deleted:
@@ -156,7 +157,7 @@ class Admission:
         return self._submit_and_wait(request, state)
 
     def set_limbo(self, state: LocalLedger, *, in_limbo: bool, fence: bool = True) -> Waiter:
-        """Enter limbo, fencing if `fence`, or leave it; the waiter says OK once that is durable."""
+        """Put a ledger in limbo (fenced or not) or take it out; the waiter's OK means durable."""
         request = self._request(state, None, essential=True)
         self._put(request, encode_limbo(state.ledger_id, in_limbo, fence))
         if not state.deleted:
@@ -168,7 +169,7 @@ class Admission:
         return self._submit_and_wait(request, state)
 
     def force(self) -> Waiter:
-        """The waiter says OK once everything accepted so far is durable."""
+        """Return a waiter that says OK once everything accepted so far is durable."""
         return self._submit_and_wait(JournalRequest(RequestKind.FORCE, _ignore))
 
     def _submit_and_wait(self, request: JournalRequest, state: LocalLedger | None = None) -> Waiter:
@@ -186,9 +187,10 @@ class Admission:
     def _request(
         self, state: LocalLedger, key: bytes | None, *, essential: bool = False
     ) -> JournalRequest:
-        """A request for the ledger, which begins with its key unless the file has that.
+        """Make a journal request that begins with the ledger's key unless the file has the key.
 
-        Each file has the keys of its ledgers: other files may be gone when the index is rebuilt.
+        Each file holds the keys of its ledgers, because other files may be gone when the index is
+        rebuilt.
         """
         request = JournalRequest(RequestKind.APPEND, _ignore, essential=essential)
         state.exists = True
@@ -217,7 +219,7 @@ class Admission:
 
 @dataclass(slots=True, eq=False)
 class _AddDone:
-    """Completes one add: the run learns where it is, the waiter gets the outcome."""
+    """Completes one add: its run gets its place in the file, its waiter gets the outcome."""
 
     runs: LedgerRuns
     run: Run

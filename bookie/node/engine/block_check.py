@@ -1,10 +1,10 @@
 """Checks for ledgers without digests: only the bookie can find flipped bits in their entries.
 
-Clients check the digests of entries, and a bookie does not know a ledger's digest type. It finds
-out at the first read: by a valid CRC in an entry, or by the sizes and stated lengths of entries. An
-entry of a ledger without digests is returned only if the CRC of its block or of its record is
-right. Until the type is known, a ledger counts as one without digests. Read threads share this
-knowledge.
+Clients check the digests of entries. A bookie is not told the digest type of a ledger. The bookie
+infers the type at the first read: from a valid CRC in an entry, or from the sizes of entries and
+the lengths that their headers state. An entry of a ledger without digests is returned only if the
+CRC of its block or of its record is right. While its digest type is unknown, a ledger is treated as
+one without digests. Read threads share what is known about digest types.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from bookie.node.engine.format.blocks import (
 from bookie.node.engine.format.records import EntriesRecord, parse_records
 
 LEDGERS_MAX = 100_000
-"""Ledgers whose digest sizes are remembered."""
+"""The most ledgers whose digest sizes are remembered."""
 
 SEARCH_BYTES = 64 * 1024
-"""Bytes that one step of the search for a block's begin reads."""
+"""The bytes that one step of the search for a block's begin reads."""
 
 _CRC_BYTES = 4
 _HMAC_BYTES = 20
 
 
 class DigestSizes:
-    """Bytes of digest in each entry of a ledger, as far as they are known; 0 for none."""
+    """Remembers how many bytes of digest each entry of a ledger has; 0 if it has no digest."""
 
     def __init__(self) -> None:
         self._sizes: dict[int, int] = {}
 
     def protects(self, ledger_id: int, packet: Buffer) -> bool:
-        """True if clients can check the ledger's entries; `packet` is one of them."""
+        """True if the ledger's entries are known to have digests; `packet` is one of them."""
         size = self._sizes.get(ledger_id)
         if size is None and _has_crc(packet):
             size = _CRC_BYTES
@@ -63,7 +63,7 @@ class DigestSizes:
         self._sizes[ledger_id] = size
 
     def forget(self, ledger_ids: Iterable[int]) -> None:
-        """Forget these ledgers: new ones with their ids may have other digests."""
+        """Forget these ledgers, because new ledgers with the same ids may have other digests."""
         for ledger_id in ledger_ids:
             self._sizes.pop(ledger_id, None)
 
@@ -81,7 +81,7 @@ def _has_crc(packet: Buffer) -> bool:
 
 
 class BlockCheck:
-    """Checks bytes of files by the blocks around them, each block once."""
+    """Checks bytes of files by the checksums of the blocks around them, each block once."""
 
     def __init__(self, digests: DigestSizes, ledger_id: int) -> None:
         self._digests = digests
@@ -89,12 +89,12 @@ class BlockCheck:
         self._file: File | None = None
         self._header: FileHeader | None = None
         self._start = self._end = 0
-        """The body of the block that was read last."""
+        """Begin and end of the body of the block that was read last."""
         self._sound: list[tuple[int, int]] = []
-        """Parts of that body with correct bytes."""
+        """Begin and end of each intact part of the body of the block that was read last."""
 
     def is_sound(self, file: File, offset: int, size: int) -> bool:
-        """True if the bookie once wrote these bytes there.
+        """True if the bytes at `offset` are intact, by the checksum of their block or record.
 
         Raises:
             OSError: the device failed.
@@ -113,7 +113,7 @@ class BlockCheck:
         return True
 
     def _find(self, file: File, offset: int) -> bool:
-        """Read the block whose body has `offset`; False if none is found."""
+        """Read the block whose body contains `offset`; return False if no block is found."""
         try:
             header = self._header = self._header or read_header(file)
             for start in _candidates(file, offset, header.alignment):
@@ -139,7 +139,7 @@ class BlockCheck:
         return False
 
     def _look_through(self, body: memoryview, count: int, *, is_whole: bool) -> None:
-        """In a damaged body find the sound records; in a sound one the size of the digests.
+        """Find the intact records of a damaged body, or the digest size in an intact body.
 
         A record whose head is damaged ends the search.
         """
@@ -164,7 +164,7 @@ class BlockCheck:
 
 
 def _candidates(file: File, offset: int, alignment: int) -> Iterator[int]:
-    """Places where a block may begin whose body has `offset`, the nearest first."""
+    """Yield offsets, nearest first, where the block whose body contains `offset` may begin."""
     lowest = max(offset - BODY_SIZE_BYTES_MAX - BLOCK_HEADER_SIZE_BYTES, FILE_HEADER_SIZE_BYTES)
     stop = offset // alignment * alignment + len(BLOCK_MAGIC)
     while stop > lowest:
@@ -180,7 +180,7 @@ def _candidates(file: File, offset: int, alignment: int) -> Iterator[int]:
 
 
 def _digest_size(before: EntryBatch | None, batch: EntryBatch) -> int | None:
-    """The digest's size from the lengths of two neighbouring entries; None if unknown."""
+    """Compute the digest size from the lengths of neighbouring entries; None if unknown."""
     ids, (_, _, _, lengths) = batch.entry_ids(), headers_of(batch)
     sizes = batch.sizes.astype(np.int64)
     if before is not None:

@@ -1,6 +1,6 @@
 """The checkpoint: it moves all that was accepted since the last one from memory into the index.
 
-The order of steps; only they move the mark:
+The steps in their order; in a running engine only they move the mark:
 
 1. In one synchronous section the memtable is swapped, and a barrier is queued behind everything
    that the old one accepted.
@@ -36,18 +36,18 @@ from bookie.node.engine.memtable import Memtable
 from bookie.telemetry import Metrics
 
 RELOCATED_ENTRIES = 2048
-"""Entries that one transaction moves to a log; it keeps the interpreter busy."""
+"""Entries that move to a log in one transaction; a transaction keeps the interpreter busy."""
 
 MEMTABLES_FULL = 2
-"""Adds wait once a memtable has this many times `entries_due` and a checkpoint is under way."""
+"""Adds wait during a checkpoint if the new memtable has this many times `entries_due`."""
 
 PAUSE_SECONDS_MAX = 0.1
-"""The longest pause between two such transactions; it lasts as long as the last one did."""
+"""The longest pause after a transaction of `relocate`; else as long as that transaction took."""
 
 
 @dataclass(slots=True)
 class _Immutable:
-    """A memtable on its way into the index, and the barrier behind it."""
+    """A memtable that a checkpoint puts into the index, and its barrier in the journal."""
 
     memtable: Memtable
     dirty: dict[int, LocalLedger]
@@ -96,13 +96,13 @@ class Checkpointer:
         self._dirty[state.ledger_id] = state
 
     def is_dirty(self, ledger_id: int) -> bool:
-        """True if the index lacks a part of the ledger."""
+        """True if the index lacks a change of this ledger."""
         return ledger_id in self._dirty or (
             self._immutable is not None and ledger_id in self._immutable.dirty
         )
 
     def dirty_states(self) -> list[LocalLedger]:
-        """The states that the index lacks, newest last."""
+        """Return the changed ledger states that the index lacks, newest last."""
         # Compaction calls this from a thread; a checkpoint may end meanwhile.
         immutable = self._immutable
         older = immutable.dirty if immutable is not None else {}
@@ -110,7 +110,7 @@ class Checkpointer:
 
     @property
     def is_full(self) -> bool:
-        """True if the memtable has its most entries and the checkpoint before has not ended."""
+        """True if the memtable is full and the last checkpoint has not ended yet."""
         return self._immutable is not None and self._admission.memtable.entries >= self._entries_max
 
     @property
@@ -125,7 +125,7 @@ class Checkpointer:
 
     @property
     def has_dead_files(self) -> bool:
-        """True if files are left in which the start found no live byte."""
+        """True if files that had no live byte at the start are still to be removed."""
         return bool(self._dead)
 
     def memtables(self) -> tuple[Memtable, ...]:
@@ -140,7 +140,7 @@ class Checkpointer:
     async def run(self) -> None:
         """Make one checkpoint; concurrent callers queue up.
 
-        If it is cancelled, the next run goes on with the same memtable.
+        After a cancelled run, the next run goes on with the same memtable.
 
         Raises:
             DiskFullError: the index has no room; nothing was lost. The next run tries again.
@@ -151,7 +151,7 @@ class Checkpointer:
             await self._run({})
 
     async def run_last(self, meta: dict[bytes, bytes]) -> None:
-        """Bring everything into the index, with the values `meta`; raises like `run`."""
+        """Write everything in memory into the index, and the values `meta`; raises like `run`."""
         async with self._lock:
             if self._immutable is not None:
                 await self._run({})
@@ -186,7 +186,7 @@ class Checkpointer:
     async def delete_pages(self) -> None:
         """Remove a bounded number of pages of ledgers that the index knows as deleted.
 
-        Nothing else of a checkpoint is done, and the mark stays. Raises like `run`.
+        It does nothing else of a checkpoint, and the mark stays. Raises like `run`.
         """
         async with self._lock:
             removed = list(self._removed)
@@ -204,7 +204,7 @@ class Checkpointer:
         return self._index.commit(CheckpointChange(mark, removed_files=removed))
 
     async def _in_index(self, commit: Callable[[], CommitResult]) -> CommitResult:
-        """Commit in the index thread; a full device gives up its reserve for the next attempt."""
+        """Commit in the index thread; if the device is full, free the reserve for the next try."""
         try:
             return await self._env.workers.run("index", self._timed, commit)
         except DiskFullError:
@@ -216,7 +216,7 @@ class Checkpointer:
             return commit()
 
     def _swap(self) -> _Immutable:
-        """Step 1. From here on new adds go to a new memtable."""
+        """Step 1: swap the memtable; from now on adds go to a new memtable."""
         passed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def complete(request: JournalRequest) -> None:
@@ -234,7 +234,7 @@ class Checkpointer:
         return immutable
 
     async def _mark_of(self, immutable: _Immutable) -> Mark:
-        """Step 2. The mark of the memtable's own barrier; may be awaited repeatedly."""
+        """Step 2: wait for the memtable's barrier, and return its mark; may be repeated."""
         await asyncio.wait([immutable.passed])
         if immutable.barrier.error is not None:
             raise immutable.barrier.error
@@ -251,7 +251,7 @@ class Checkpointer:
         meta: dict[bytes, bytes],
         newest_journal: int,
     ) -> CommitResult:
-        """Step 4, in the index thread. The immutable memtable does not change any more."""
+        """Step 4: commit in the index thread; the immutable memtable no longer changes."""
         changes = [
             LedgerChange(ledger_id, row, immutable.memtable.table_of(ledger_id))
             for ledger_id, row in rows.items()
@@ -267,12 +267,12 @@ class Checkpointer:
         return self._index.commit(change)
 
     async def relocate(self, change: Relocation) -> None:
-        """Point the index to a new log, then remove files that are dead now.
+        """Point the index to the entries in a new log, then remove files without live bytes.
 
-        It runs between two checkpoints, never beside one, because both change the same pages. Many
-        entries take several transactions, with pauses. After an interruption the rest stay where
-        they were. Raises like `run`. If the device is full at the first transaction, the log is
-        removed.
+        A relocation runs between two checkpoints, never beside one, because both change the same
+        index pages. Many entries need several transactions, with pauses. After an interruption, the
+        index still points to the old places of the entries that were not moved. Raises like `run`.
+        If the device is full at the first transaction, the new log is removed.
         """
         clock = self._env.clock.monotonic
         async with self._lock:
@@ -288,7 +288,7 @@ class Checkpointer:
             self.more_to_do = self.more_to_do or bool(self._removed)
 
     async def _relocate(self, part: Relocation, *, is_first: bool, is_last: bool) -> CommitResult:
-        """One transaction of `relocate`."""
+        """Commit one transaction of `relocate`."""
         run, failpoints = self._env.workers.run, self._env.failpoints
         failpoints.hit("compaction.before_commit")
         try:
@@ -305,7 +305,7 @@ class Checkpointer:
         return committed
 
     async def _remove_dead(self, committed: CommitResult, failpoint: str) -> None:
-        """Step 6. The row of a removed file goes with the next transaction."""
+        """Step 6: remove dead files; the next transaction removes their rows from the index."""
         self._dead = [number for number in committed.dead_files if number not in self._removed]
         if not self._dead:
             return

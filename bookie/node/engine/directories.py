@@ -5,9 +5,10 @@
     journal_dir/   00000001.journal …        COOKIE  LOCK  (RESERVE, on a device of its own)
     ledgers_dir/   index/data.mdb  logs/00000007.log …   COOKIE  LOCK  RESERVE  FAILED  STOPPED
 
-`COOKIE` names the owner. `LOCK` excludes a second process. `RESERVE` is space that is freed when
-the device is full. A process that ended because a disk failed leaves `FAILED`. After an orderly
-stop, `STOPPED` holds the size of the index and a CRC32C of its two meta pages.
+The file `COOKIE` names the owner. The file `LOCK` keeps a second process out. The file `RESERVE`
+takes up space that is freed when the device is full. A process that ends because a disk failed
+leaves the file `FAILED`. After an orderly stop, the file `STOPPED` holds the size of the index and
+a CRC32C of its two meta pages.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ _RESERVE = "RESERVE"
 _FAILED = "FAILED"
 _STOPPED = "STOPPED"
 _META_BYTES = 2 * 4096
-"""At the begin of the index; its pages have the machine's page size, or a multiple."""
+"""Bytes at the begin of the index file; its pages have the machine's page size, or a multiple."""
 COOKIE_BYTES_MAX = 64 * 1024
 
 _WRONG_PATH_ERRNOS = frozenset(
     {errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL}
 )
-"""The path itself is wrong. Other errors may be temporary: a mount, a permission."""
+"""Errors that mean a wrong path; other errors (of a mount, a permission) may be temporary."""
 
 
 class Directories:
@@ -51,7 +52,7 @@ class Directories:
         _refuse_one_place(self.journal, self.ledgers)
 
     def roots(self) -> tuple[str, str]:
-        """The directories that carry a cookie."""
+        """Return the two directories that hold a cookie file: journal and ledgers."""
         return self.journal, self.ledgers
 
     def read_cookie(self, root: str) -> bytes | None:
@@ -97,7 +98,7 @@ class Directories:
             self._make_reserve_in(root)
 
     def _reserve_roots(self) -> list[str]:
-        """Two roots on one device share a reserve; a journal on its own device has one."""
+        """Return one root for each device; two roots on the same device share one reserve."""
         return list({self._disk.usage(root).device: root for root in self.roots()}.values())
 
     def _make_reserve_in(self, root: str) -> None:
@@ -114,9 +115,10 @@ class Directories:
                 raise
 
     def has_room(self, step_bytes: int) -> bool:
-        """True if each device that was full has room for `step_bytes` of entries and a reserve.
+        """True if each device has room for `step_bytes` of entries and for a reserve.
 
-        Room for a new reserve counts twice. A reserve that still exists counts as free.
+        There must be twice the room of a new reserve. The space of a reserve that still exists
+        counts as free.
         """
         held = {
             self._disk.usage(root).device: self._held_bytes(root) for root in self._reserve_roots()
@@ -138,7 +140,7 @@ class Directories:
             self._disk.unlink(os.path.join(root, _RESERVE))
 
     def mark_failed(self) -> None:
-        """Record that a disk failed; best effort, on that disk."""
+        """Record in the ledgers directory that a disk failed; an error of this is ignored."""
         with suppress(OSError):
             self._disk.create(os.path.join(self.ledgers, _FAILED), 0).close()
 
@@ -150,11 +152,11 @@ class Directories:
         self._disk.unlink(os.path.join(self.ledgers, _FAILED))
 
     def mark_stopped(self) -> None:
-        """Record that the index is closed, and its size and pages; durable when it returns."""
+        """Record durably that the index is closed, with its size and a CRC of its meta pages."""
         self._write(self.ledgers, _STOPPED, self._index_summary())
 
     def take_stopped(self) -> bool:
-        """Remove the record of `mark_stopped`, durably; True if the index fits it."""
+        """Remove durably what `mark_stopped` recorded; True if the index matches that record."""
         summary = self._read(self.ledgers, _STOPPED)
         if summary is None:
             return False
@@ -169,7 +171,7 @@ class Directories:
             return b"%d %08x" % (file.size(), crc32c(file.pread(_META_BYTES, 0)))
 
     def set_index_aside(self, why: str) -> str:
-        """Move the index aside, to be rebuilt; returns its new path, ``index.WHY``."""
+        """Rename the index to ``index.WHY``, so that it is rebuilt; return the new path."""
         aside = f"{self.index}.{why}"
         self._disk.rename(self.index, aside)
         self._disk.make_directory(self.index)
@@ -178,9 +180,10 @@ class Directories:
 
 
 def _refuse_one_place(journal: str, ledgers: str) -> None:
-    """Refuse directories that are one, perhaps by a link, or that lie in each other.
+    """Refuse two paths to one directory (also by a link), and a directory inside the other.
 
-    Each is locked, and new only if it is empty. So other reasons would be given later.
+    Each directory is locked, and counts as new only if it is empty. So without this check a later
+    error would give another reason.
 
     Raises:
         ConfigurationError: they are.
@@ -200,7 +203,7 @@ def _refuse_one_place(journal: str, ledgers: str) -> None:
 
 @contextmanager
 def locked_directories(disk: Disk, settings: StorageSettings) -> Iterator[Directories]:
-    """Create missing directories and lock both roots for the duration of the block.
+    """Create missing directories, and lock both roots until the end of the ``with`` block.
 
     Raises:
         DirectoryLockedError: another process uses one of them.
@@ -222,7 +225,7 @@ def locked_directories(disk: Disk, settings: StorageSettings) -> Iterator[Direct
 
 @contextmanager
 def _usable(path: str) -> Iterator[None]:
-    """Turn an error of the disk into one that tells the operator what to do."""
+    """Turn a disk error into an error that tells the operator what to do."""
     try:
         yield
     except OSError as error:

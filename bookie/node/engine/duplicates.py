@@ -1,9 +1,9 @@
-"""Plain adds over ids that are stored already: a resent request, or two writers.
+"""Handles plain adds of ids that are already stored, by a resent request or a second writer.
 
-After a broken stream a writer resends unanswered entries byte for byte. Equal bytes are
-acknowledged once the first copy is durable; they are not stored again. Other bytes are refused and
-reported: they mean corruption, or two writers without a fence. Recovery adds bypass this: they are
-always stored, and the newest wins.
+After a broken stream, a writer resends unanswered entries byte for byte. Equal bytes are
+acknowledged once the first copy is durable; they are not stored again. Different bytes are refused
+and reported: they mean corruption, or two writers without a fence. Recovery adds are not compared:
+they are always stored, and the newest copy of an entry wins.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from bookie.wire.commands import AddCommand, Reply
 _log = event_log(__name__)
 
 COMPARE_SPAN_MAX = 4096
-"""Ids that one look-up covers."""
+"""The widest range of entry ids that one look-up of stored entries covers."""
 
 
 class DuplicateAdds:
-    """Compares adds with what is stored, then decides in one synchronous section."""
+    """Compares an add with the stored bytes, then decides about it in one synchronous section."""
 
     def __init__(self, admission: Admission, reader: EntryReader, metrics: Metrics) -> None:
         self._admission = admission
@@ -34,7 +34,7 @@ class DuplicateAdds:
         self._metrics = metrics
 
     async def add(self, state: LocalLedger, command: AddCommand, max_lac: int) -> Reply:
-        """A plain add over ids that may be stored: equal bytes are acknowledged, others refused.
+        """Add entries whose ids may be stored: acknowledge equal bytes, refuse different ones.
 
         If another add changed these ids meanwhile, the comparison is repeated.
         """
@@ -73,7 +73,7 @@ class DuplicateAdds:
             return await self._admission.add(state, command, max_lac)
 
     async def _compare(self, state: LocalLedger, batch: EntryBatch) -> tuple[bool, bool]:
-        """True if every stored entry equals the batch's; and True if some are not stored."""
+        """Return two flags: all stored entries equal the batch's; some are not stored."""
         ids, offsets = batch.entry_ids(), batch.offsets()
         view = memoryview(batch.payload)
         missing = False

@@ -1,7 +1,7 @@
-"""Small durable values of the parts of a bookie, which need them after a restart.
+"""Small durable values that parts of a bookie need again after a restart.
 
-Each has a name below the part's prefix, and a CRC32C of name and value. They are in the index's
-``meta`` table, so a rebuilt index has none.
+Each value has a name, which begins with the prefix of its part, and a CRC32C of name and value. The
+values are in the index's ``meta`` table, so a rebuilt index has none of them.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ _CRC_BYTES = 4
 
 
 class DurableValues:
-    """The values of one part; made by `Engine.durable_values`."""
+    """Reads and writes the durable values of one part; made by `Engine.durable_values`."""
 
     def __init__(self, integrity: Integrity, prefix: bytes) -> None:
         self._integrity = integrity
         self._prefix = prefix
 
     async def read(self) -> dict[bytes, bytes | None]:
-        """All values by name; None for a damaged one."""
+        """Return all values by name; the value of a damaged one is None."""
         found = await self._integrity.values(self._prefix)
         return {name: self._value(name, data) for name, data in found}
 
@@ -38,7 +38,7 @@ class DurableValues:
         )
 
     async def remove(self, names: Sequence[bytes]) -> None:
-        """Remove the values of these names, if there are any; durable; raises like `write`."""
+        """Remove the values with these names; durable when it returns; raises like `write`."""
         await self._integrity.forget([self._prefix + name for name in names])
 
     def _value(self, name: bytes, data: bytes) -> bytes | None:

@@ -1,12 +1,12 @@
 """The storage engine of one bookie: journal, memtable, index and files.
 
-`Engine` is the face: the node calls its methods and knows none of its parts. All of them run in one
-event loop. Blocking work runs on workers: the journal thread (group commit), the index thread
-(checkpoints), read threads. A failed write or sync ends the engine: `open_engine` raises
-`StorageFailedError`, and the process must exit.
+`Engine` is the interface: the node calls its methods and knows none of its parts. The methods run
+in one event loop. Blocking work runs in worker threads: the journal thread (group commit), the
+index thread (checkpoints) and read threads. A failed write or sync ends the engine: `open_engine`
+raises `StorageFailedError`, and the process must exit.
 
-A request has the ledger's state first, from `known` or `load`. The synchronous section that decides
-about it follows: `refusal`, then `add`, `fence`, `delete` or another change.
+For a request, the node first gets the ledger's state from `known` or `load`. One synchronous
+section decides about the request then: it calls `refusal`, then `add`, `fence` or another change.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ from bookie.wire.commands import LacReply
 _log = event_log(__name__)
 
 DEVICE_FULL = "device full"
-"""The engine's own reason to be read-only."""
+"""Names the read-only reason that the engine itself gives."""
 
 
 class Engine:
     """An open engine; made by `open_engine`.
 
-    Tests reach its parts: `admission`, `compactor`, `scrubber`, `integrity`, `page_cache`.
+    Tests use its `admission`, `compactor`, `scrubber`, `integrity` and `page_cache` directly.
     """
 
     def __init__(
@@ -117,13 +117,13 @@ class Engine:
         )
         # Bound methods of the parts: each add uses all three, and saves a Python call each time.
         self.known = states.get
-        """The state of a ledger if it is in memory; see `LedgerStates.get`."""
+        """Return the state of a ledger if it is in memory; see `LedgerStates.get`."""
         self.refusal = admission.refusal
-        """The reason to refuse an add; see `Admission.refusal`."""
+        """Return the reason to refuse an add, or None; see `Admission.refusal`."""
         self.add = admission.add
         """Accept a batch that is not refused; see `Admission.add`."""
         self.add_over_stored = DuplicateAdds(admission, reader, metrics).add
-        """Add over ids that may be stored; see `DuplicateAdds.add`."""
+        """Add entries whose ids may be stored already; see `DuplicateAdds.add`."""
         self.read_only_reasons = admission.read_only_reasons
         """The reasons to refuse new entries, empty if there are none; the node adds its own."""
 
@@ -140,29 +140,29 @@ class Engine:
     # --- changes -------------------------------------------------------------------------
 
     def publish_lac(self, state: LocalLedger, packet: bytes, key: bytes) -> None:
-        """Take an explicit LAC: in memory now, in the journal with the next block, not synced."""
+        """Store an explicit LAC: in memory now, in the journal with the next block, unsynced."""
         self.admission.publish_lac(state, packet, key)
 
     def fence(self, state: LocalLedger, key: bytes) -> Waiter:
-        """Fence the ledger, known here or not; the waiter says OK once the fence is durable."""
+        """Fence a ledger, even one unknown here; the waiter says OK once the fence is durable."""
         return self.admission.fence(state, key)
 
     def force(self) -> Waiter:
-        """The waiter says OK once everything accepted so far, of any ledger, is durable."""
+        """Return a waiter that says OK once everything accepted so far is durable."""
         return self.admission.force()
 
     def delete(self, state: LocalLedger, deleted_at_ms: int) -> Waiter:
-        """Forget the ledger's entries; the waiter says OK once that is durable."""
+        """Delete the ledger's entries; the waiter says OK once the deletion is durable."""
         return self.admission.delete(state, deleted_at_ms)
 
     def set_limbo(self, state: LocalLedger, *, in_limbo: bool, fence: bool = True) -> Waiter:
-        """Enter limbo, fencing if `fence`, or leave it; the waiter says OK once that is durable."""
+        """Put a ledger in limbo (fenced or not) or take it out; the waiter's OK means durable."""
         return self.admission.set_limbo(state, in_limbo=in_limbo, fence=fence)
 
     # --- ledgers -------------------------------------------------------------------------
 
     async def load(self, ledger_id: int) -> LocalLedger:
-        """The state of a ledger, known here or not.
+        """Return the state of a ledger, loaded if need be; an unknown ledger gets a new state.
 
         Raises:
             CorruptionError: the ledger's row in the index is damaged.
@@ -170,7 +170,7 @@ class Engine:
         return self.known(ledger_id) or await self._states.load(ledger_id)
 
     async def ledgers(self, after: int, count_max: int) -> tuple[list[StoredLedger], int]:
-        """Ledgers with ids above `after`, ascending, and the id to go on from, `MAX_ID` at the end.
+        """Return ledgers above id `after`, ascending, and the id to go on from (`MAX_ID`: the end).
 
         Reads up to `count_max` rows and omits deleted ledgers. Ledgers that are only in memory are
         included, with the counts of the last checkpoint.
@@ -191,7 +191,7 @@ class Engine:
         return page, limit
 
     async def ledger_count(self) -> int:
-        """Ledgers in the index, deleted ones included until their rows go."""
+        """Count the ledgers in the index, including deleted ledgers that still have a row."""
         return await self._env.workers.run("states", self._index.ledger_count)
 
     @property
@@ -201,16 +201,16 @@ class Engine:
     async def find_forgettable(
         self, after: int, count_max: int, before_file: int
     ) -> tuple[list[int], int]:
-        """Ledgers deleted before file `before_file` began, and the id to go on from.
+        """Return ledgers deleted before file `before_file` began, and the id to continue from.
 
-        From now on compactions omit deletions from before that file if nothing else needs them.
+        From now on, compactions omit these deletions' records unless something else needs them.
         """
         self.compactor.forgets_before = before_file
         find = self._index.find_forgettable
         return await self._env.workers.run("read", find, after, count_max, before_file)
 
     async def forget_deleted(self, ledger_ids: Sequence[int], before_file: int) -> int:
-        """Remove the rows of such ledgers, durably; returns how many went.
+        """Remove the rows of these deleted ledgers, durably; return how many were removed.
 
         Raises:
             DiskFullError: there is no room for the change.
@@ -225,9 +225,9 @@ class Engine:
         return gone
 
     def entry_ranges(self, state: LocalLedger, first: int, last: int) -> AsyncIterator[IdRanges]:
-        """Ranges of stored ids within ``first … last``: arrays of first and last ids, ascending.
+        """Yield ranges of stored ids in ``first … last``: arrays of first and last ids, ascending.
 
-        Ranges of one item are disjoint and not adjacent; a range may go on in the next item.
+        Ranges of one item are disjoint and not adjacent. A range may continue in the next item.
 
         Raises:
             CorruptionError: a page of the index is damaged; the listing is not complete.
@@ -244,7 +244,7 @@ class Engine:
 
     @property
     def ledgers_in_limbo(self) -> int:
-        """Ledgers in limbo, as far as `count_limbo` has come; without deleted ones."""
+        """The number of ledgers in limbo that `count_limbo` found so far; deleted ones excluded."""
         return self.admission.limbo.ledgers
 
     async def count_limbo(self) -> None:
@@ -267,7 +267,7 @@ class Engine:
         return self._checkpointer.is_full and not is_hopeless
 
     async def room_for_adds(self) -> None:
-        """Wait until a checkpoint has ended, or cannot end."""
+        """If adds must wait, wait until a checkpoint has ended, or cannot end."""
         if not self.holds_adds_back:
             return
         began = self.clock.monotonic()
@@ -318,10 +318,10 @@ class Engine:
         return self._reader.read_one(state.ledger_id, entry_id, state.last_entry_id)
 
     async def read_last(self, state: LocalLedger) -> ReadResult | None:
-        """The stored entry with the highest id, or why it is unreadable; None in an empty ledger.
+        """Read the stored entry with the highest id, or say why it is unreadable; None if no entry.
 
-        The state's bound may be higher: the journal may have refused an add, or a crash may have
-        lost entries that a row of the index counts.
+        The state's `last_entry_id` may be higher than the id of that entry. The journal may have
+        refused an add, or a crash may have lost entries that an index row counts.
 
         Raises:
             CorruptionError, StorageFailedError: see `entry_ranges`.
@@ -341,7 +341,7 @@ class Engine:
         return found if isinstance(found, ReadResult) else await found
 
     async def _find_last(self, state: LocalLedger) -> int:
-        """The highest id of the listing, which becomes the state's bound."""
+        """List the stored ids and return the highest; it becomes the state's `last_entry_id`."""
         before = state.last_entry_id, state.comparisons
         highest = NO_ENTRY
         async for _, lasts in self.entry_ranges(state, 0, MAX_ID):
@@ -354,7 +354,7 @@ class Engine:
     async def read_lac(self, state: LocalLedger) -> LacReply:
         """The stored facts about the ledger's end: last entry, explicit LAC, highest LAC seen.
 
-        The ledger may be in limbo: then the facts prove nothing. Raises like `read_last`.
+        If the ledger is in limbo, these facts prove nothing. Raises like `read_last`.
         """
         if state.deleted or not state.exists:
             return _no_lac(state, Status.NO_SUCH_LEDGER, "no such ledger")
@@ -371,11 +371,11 @@ class Engine:
 
     @property
     def verdict(self) -> bytes:
-        """The durable verdict about the data, an ``INTEGRITY_`` value of the index."""
+        """The stored verdict about the integrity of the data: an ``INTEGRITY_`` value."""
         return self.integrity.value
 
     async def set_verdict(self, value: bytes) -> None:
-        """Change the verdict; durable when it returns; raises like `Integrity.set`."""
+        """Change the integrity verdict; durable when it returns; raises like `Integrity.set`."""
         await self.integrity.set(value)
 
     @property
@@ -388,7 +388,7 @@ class Engine:
         return bool(self.scrubber.findings)
 
     def durable_values(self, prefix: bytes) -> DurableValues:
-        """The small durable values of one part of the bookie, which has `prefix` for itself."""
+        """Return the durable values of one part of the bookie, which alone uses `prefix`."""
         return DurableValues(self.integrity, prefix)
 
     def apply(self, settings: StorageSettings) -> None:
@@ -406,11 +406,11 @@ class Engine:
         await self.scrubber.run()
 
     def compact(self, *, force: bool = False) -> None:
-        """Make a round of compaction soon; a forced one takes every file with garbage."""
+        """Start a round of compaction soon; with `force`, it takes every file with garbage."""
         self.compactor.wake(force=force)
 
     def suspend_compaction(self, *, suspended: bool) -> None:
-        """Make no rounds of compaction until this is called again; then make one soon."""
+        """Stop rounds of compaction if `suspended`; else allow them, and start one soon."""
         self.compactor.suspended = suspended
         if not suspended:
             self.compactor.wake()
@@ -419,7 +419,7 @@ class Engine:
         return self.compactor.status()
 
     def index_is_damaged(self, error: CorruptionError) -> StorageFailedError:
-        """Fail because the index is damaged: the next start checks and rebuilds it."""
+        """End the engine because the index is damaged; the next start checks and rebuilds it."""
         self._failed(error)
         return StorageFailedError(f"the index is damaged: {error}")
 
@@ -457,7 +457,7 @@ class Engine:
         )
 
     async def watch_devices(self) -> None:
-        """Detect a device that does not answer, until cancelled.
+        """Watch for a device that does not answer, until cancelled.
 
         It runs beside `housekeep`, whose checkpoints wait for the watched devices.
 
@@ -480,7 +480,7 @@ class Engine:
         raise self.failure
 
     async def housekeep(self) -> None:
-        """Make checkpoints and write idle markers, until cancelled.
+        """Make checkpoints, and write a marker block when the journal is idle, until cancelled.
 
         Raises:
             StorageFailedError: the engine failed.
@@ -508,7 +508,7 @@ class Engine:
             await self._removal.run()
 
     async def close(self) -> None:
-        """Stop in order: checkpoint, journal thread, files. Nothing may be in flight."""
+        """Stop in order: checkpoint, journal thread, files. No request may be in flight."""
         in_order = False
         try:
             if self.failure is None:
@@ -576,7 +576,7 @@ class Engine:
             self._checkpointer.moved.set()
 
     async def device_has_room(self) -> None:
-        """The devices have room: allow new entries, and make the reserve if it is missing."""
+        """Allow new entries, because the devices have room; make the reserve if it is missing."""
         await self._env.workers.run("room", self._directories.make_reserve)
         if DEVICE_FULL in self.read_only_reasons:
             self.read_only_reasons.discard(DEVICE_FULL)
@@ -594,7 +594,7 @@ class Engine:
             self._write_marker()
 
     def _write_marker(self) -> None:
-        """Write an idle marker unless one is the last block, and the postponed requests."""
+        """Write postponed requests, and an idle marker block unless the last block is one."""
         if self._queue.postponed or not self._has_marker:
             self._queue.submit(JournalRequest(RequestKind.MARKER, lambda request: None))
             self._has_marker = True
@@ -634,7 +634,7 @@ class Engine:
         asyncio.get_running_loop().call_soon(block.figures.note, self._metrics, handback)
 
     def _failed(self, error: BaseException) -> None:
-        """The journal or the index failed: all requests fail, and the process must end."""
+        """End the engine after its journal or index failed; the process must end, too."""
         if self.failure is not None:
             return
         self.failure = StorageFailedError(f"storage failed: {error}")
@@ -661,7 +661,7 @@ async def open_engine(
     directories: Directories,
     identity: Identity,
 ) -> AsyncIterator[Engine]:
-    """Boot, serve, and stop in order at the end of the block.
+    """Start an engine, let it serve, and stop it in order at the end of the ``with`` block.
 
     Raises:
         StorageFailedError: (alone or in a group) a disk failed; the process must exit with code 74.

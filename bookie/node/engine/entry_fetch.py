@@ -1,7 +1,7 @@
-"""One look-up of entries, and the reads that follow from it.
+"""Looks up the places of some entries, then reads their bytes.
 
-It begins in the event loop, which uses memory only: memtables, cached index pages, the page cache.
-If a device is needed, a read thread does all of the rest.
+A fetch begins in the event loop, which reads only memory: memtables, cached index pages, the page
+cache. If a device must be read, a read thread does all of the rest.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bookie.node.engine.prefetch import SEQUEL_BYTES_MIN, Prefetcher
 from bookie.node.engine.window import Extent, Window
 
 Choice = tuple[Ids, Status, int]
-"""The ids to return, why there are no more, and the first wanted id left out."""
+"""The entry ids to return, the reason why there are no more, and the first id left out."""
 
 PAGE_LOST = "its page of the index is lost"
 UNREADABLE = "its bytes cannot be read"
@@ -35,21 +35,21 @@ OTHER_BYTES = "other bytes stand in its place"
 
 @dataclass(frozen=True, slots=True)
 class FetchSources:
-    """The sources of a fetch; threads use them, too."""
+    """The index, the files and the helpers that a fetch uses; threads use them, too."""
 
     index: Index
     files: FileTable
     prefetcher: Prefetcher
     gap_bytes: int
-    """Two reads this close together are combined."""
+    """Two reads are combined if at most this many bytes lie between them."""
     digests: DigestSizes = field(default_factory=DigestSizes)
 
 
 class EntryFetch:
-    """One fetch. `try_now` in the event loop, then `finish` in a thread unless that was enough.
+    """One fetch: `try_now` runs in the event loop, then `finish` in a thread if need be.
 
-    `window` has the memtables' entries. `choose` selects the ids to read, by a complete window.
-    Nothing above `bound` is stored.
+    At first `window` holds the locations of the entries in memtables. Once the window is complete,
+    `choose` selects the ids to read. No entry with an id above `bound` is stored.
     """
 
     def __init__(
@@ -80,14 +80,14 @@ class EntryFetch:
         self.stopped_by = Status.OK
         self.following = 0
         self.failure: tuple[int, str] | None = None
-        """The first entry that is stored and cannot be given, and why."""
+        """The first entry that is stored but cannot be returned, and the reason."""
         self.device_reads: list[tuple[int, int, int]] = []
-        """File, offset and size of bytes that a device gave, or may have given."""
+        """File, offset and size of bytes that were read from a device, or may have been."""
 
     # --- in the event loop ---------------------------------------------------------------
 
     def try_now(self, cache: CachedPages) -> bool:
-        """Do the part that needs no device; True if that was all."""
+        """Do the part of the fetch that needs no device; True if the fetch is complete."""
         if not self._is_located:
             pages = cache.pages(self._ledger_id, self.first_page, self._last_page)
             if pages is None:
@@ -102,7 +102,7 @@ class EntryFetch:
     # --- in a read thread ----------------------------------------------------------------
 
     def finish(self) -> None:
-        """Do the rest, waiting for devices.
+        """Do the rest of the fetch, waiting for devices.
 
         Raises:
             FileNotFoundError: a file is being removed; look its entries up again.
@@ -134,9 +134,9 @@ class EntryFetch:
     def _read(
         self, pread: Callable[[int, int, int], Buffer | None], check: BlockCheck | None = None
     ) -> bool:
-        """Read on; True if it ended, with success or failure.
+        """Continue reading; True if the fetch has ended, with success or failure.
 
-        Without a `check`, data that needs one is left to a thread.
+        Without a `check`, data that must be checked is left to a read thread.
         """
         extents = self._extents
         assert extents is not None, "located before"
@@ -180,7 +180,7 @@ class EntryFetch:
         return True
 
     def _is_protected(self, data: Buffer) -> bool:
-        """True if clients can check `data`, which begins with the next wanted packet."""
+        """True if clients can check the entries in `data`, which begins with a wanted packet."""
         digests = self._sources.digests
         size = digests.known(self._ledger_id)
         if size is not None:
@@ -191,7 +191,7 @@ class EntryFetch:
         return digests.protects(self._ledger_id, memoryview(data)[:length])
 
     def _cut(self, reason: str) -> None:
-        """End before the extent that could not be read."""
+        """End the result before the extent that could not be read."""
         assert self._extents is not None
         kept = sum(extent.packets for extent in self._extents[: self._done])
         self.following, self.stopped_by = int(self.ids[kept]), Status.IO_ERROR
@@ -199,7 +199,7 @@ class EntryFetch:
         self.ids = self.ids[:kept]
 
     def _group(self, extents: list[Extent], start: int) -> int:
-        """The end of the extents from `start` on that one read fetches: one file, small gaps."""
+        """Return the end of the extents from `start` on in one file with only small gaps."""
         stop = start + 1
         previous = extents[start]
         while stop < len(extents) and previous.file > 0:
@@ -238,11 +238,11 @@ class EntryFetch:
     # --- the result -----------------------------------------------------------------
 
     def payload(self) -> Buffer:
-        """The packets of `ids` back to back."""
+        """Return the packets of `ids`, joined in this order."""
         return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
 
     def batch(self) -> EntryBatch | None:
-        """The packets up to the first one that is another entry."""
+        """Return the packets up to the first one whose header names another entry."""
         if not len(self.ids):
             return None
         sizes = self.window.sizes[self.ids - self.window.first]

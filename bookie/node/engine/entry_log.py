@@ -1,7 +1,8 @@
-"""Writing entry logs, which get their names once everything in them is durable.
+"""Writes entry logs; a log gets its final name once everything in it is durable.
 
-The first record of a log is a LINK to the newest file whose records it may hold. A rebuild of the
-index reads the log right after that file, because its records are older than those of later files.
+The first record of a log is a LINK, which names the newest file whose records the log may hold. A
+rebuild of the index reads the log right after that file, because the log's records are older than
+those of later files.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from bookie.node.engine.format.records import (
 class EntryLogWriter:
     """Writes logs one after the other. Blocking; used by one thread at a time.
 
-    `newest` is number and nonce of the newest file whose records are written, if there is one.
+    `newest` is the number and nonce of the newest file whose records the logs hold, if there is
+    one.
     """
 
     def __init__(
@@ -70,11 +72,11 @@ class EntryLogWriter:
         return self._file is not None or bool(self._finished)
 
     def sync(self) -> None:
-        """Make everything durable that was written; it has no names yet."""
+        """Make all written logs durable; they have no final names yet."""
         self._close_file()
 
     def publish(self) -> list[tuple[SealedFile, str]]:
-        """Name the synced files, durably; returns them with their paths."""
+        """Give the synced logs their final names, durably; return the files with their paths."""
         published = []
         for header, end in self._finished:
             publish_file(self._env.disk, self._directory, header)
@@ -101,9 +103,10 @@ class EntryLogWriter:
 
 
 def state_records(ledger_id: int, row: LedgerIndexRow) -> list[bytes]:
-    """The records that a rebuild needs of a ledger beside its entries.
+    """Encode the records of a ledger that a rebuild needs besides the ledger's entries.
 
-    The end of limbo is left out. An outdated doubt costs a check; a lost one would hide a loss.
+    No record says that a ledger left limbo. A ledger that is wrongly in limbo costs only a check. A
+    ledger that is wrongly not in limbo would hide a loss.
     """
     records = []
     if row.key_digest is not None:

@@ -1,10 +1,11 @@
-"""Removal of files: they are renamed at once, durably, and then freed in small steps.
+"""Removes files: renames them at once, durably, then frees their space in small steps.
 
-Freeing a large file at once keeps the file system's journal busy, and syncs of the bookie's journal
-wait: 70 ms for 256 MiB on ext4. Cutting a few MiB at a time from its end delays no sync.
+Freeing a large file at once keeps the file system's journal busy. Then syncs of the bookie's
+journal wait: 70 ms for 256 MiB on ext4. Cutting a few MiB at a time from the file's end delays no
+sync.
 
 A file first gets a temporary name, durably, because a rebuild must not find half a file. The index
-forgets the file at once. The next start removes the rest.
+forgets the file at once. After a crash, the next start removes what is left of the file.
 """
 
 from __future__ import annotations
@@ -26,33 +27,33 @@ from bookie.telemetry import Metrics
 R = TypeVar("R")
 
 POOL = "index"
-"""One thread; each step is short."""
+"""The worker pool that runs the steps; it is one thread, and each step is short."""
 
 STEP_BYTES = 2 * 1024 * 1024
-"""Freed at once: whole pages, so that a reader never sees a part of one."""
+"""The bytes that one step frees: whole pages, so that a reader never sees part of a page."""
 
 PAUSE_SECONDS = 0.01
-"""After each step; limits the rate to about 200 MB/s."""
+"""The shortest pause after a step; it limits the rate to about 200 MB/s."""
 
 PAUSE_STEPS = 4
-"""The pause is this many times as long as the step."""
+"""The pause after a step is this many times as long as the step."""
 
 PAUSE_SECONDS_MAX = 0.1
 
 
 class _Next(enum.Enum):
-    """The time of the next step."""
+    """The time at which the next step of the removal is due."""
 
     NOTHING = enum.auto()
-    """Nothing was left to be done."""
+    """No file was left to remove."""
     LATER = enum.auto()
     AT_ONCE = enum.auto()
-    """There is less free room than is still to be freed."""
+    """The next step is due at once: the device has less free space than is still to be freed."""
 
 
 @dataclass(slots=True)
 class _Leaving:
-    """A file under its last name."""
+    """A file that has its temporary name and is being removed."""
 
     path: str
     size_bytes: int
@@ -69,18 +70,18 @@ class Removal:
         self._metrics = metrics
         self._is_full = is_full
         self._taken: deque[str] = deque()
-        """Still under their old names."""
+        """Paths of files to remove that still have their old names."""
         self._leaving: deque[_Leaving] = deque()
-        """Touched in the index thread only."""
+        """Renamed files that are being removed; only the index thread uses this queue."""
         self._wake = asyncio.Event()
         self.working_since: float | None = None
-        """The begin of the current step; the index thread cannot commit meanwhile."""
+        """When the current step began; the index thread cannot commit during a step."""
 
     async def take(self, paths: list[str]) -> None:
-        """Remove these files; after this no start finds them.
+        """Remove these files; once this returns, no start finds them any more.
 
-        A reader that has one of them open may find it shorter. If a device is full, the space is
-        free when this returns. If cancelled, the removal still happens.
+        A reader that has one of the files open may find it shorter. If a device is full, the space
+        is free when this returns. If this call is cancelled, the files are still removed.
 
         Raises:
             OSError: a device failed.
@@ -92,12 +93,12 @@ class Removal:
             await self.finish()
 
     async def finish(self) -> None:
-        """Free everything now, file by file and without pauses; raises like `take`."""
+        """Free the space of all taken files now, without pauses; raises like `take`."""
         while await self._work(partial(self._step, whole=True)) is not _Next.NOTHING:
             pass
 
     async def run(self) -> NoReturn:
-        """Free the taken files, step by step, until cancelled; raises like `take`."""
+        """Free the space of taken files step by step, until cancelled; raises like `take`."""
         clock = self._env.clock.monotonic
         while True:
             await self._wake.wait()

@@ -1,8 +1,8 @@
 """Numbered files of blocks: journals and entry logs, their names, creation, reading and writing.
 
-Both kinds share one sequence of numbers, so that a location (file, offset, size) needs no kind. A
-file is created under a temporary name, synced with its header, renamed, and its directory is
-synced. So it is complete or absent.
+Journals and entry logs share one sequence of file numbers. So a location (file, offset, size) need
+not name the kind of its file. A file is created under a temporary name, synced with its header,
+renamed, and its directory is synced. So after a crash the file is either complete or absent.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class SealedFile:
 
 
 def file_name(kind: FileKind, number: int) -> str:
-    """``00000007.journal`` or ``00000007.log``."""
+    """Return the file's name, such as ``00000007.journal`` or ``00000007.log``."""
     return f"{number:08d}{_SUFFIX[kind]}"
 
 
 def parse_file_name(name: str) -> tuple[FileKind, int] | None:
-    """Kind and number of a file of ours, or None."""
+    """Return kind and number from a file's name; None if the name is not a bookie's."""
     for kind, suffix in _SUFFIX.items():
         stem = name.removesuffix(suffix)
         if stem != name and stem.isascii() and stem.isdigit():
@@ -95,7 +95,7 @@ def publish_file(disk: Disk, directory: str, header: FileHeader) -> None:
 
 
 def read_header(file: Readable) -> FileHeader:
-    """The header of an open file.
+    """Read the header of an open file.
 
     Raises:
         FormatError: it is not one of ours, or a newer version wrote it.
@@ -104,9 +104,10 @@ def read_header(file: Readable) -> FileHeader:
 
 
 class FileTable:
-    """The path of each numbered file; the most recently read ones stay open.
+    """Maps file numbers to paths; the most recently read files stay open.
 
-    The event loop adds and removes files. Any thread may open one, without blocking others.
+    The event loop adds and removes files. Any thread may open a file without blocking other
+    threads.
     """
 
     def __init__(self, disk: Disk) -> None:
@@ -132,7 +133,7 @@ class FileTable:
         return sorted(self._paths)
 
     def opened(self, number: int) -> File | None:
-        """The file `number` if it is open; never waits for the device."""
+        """Return the file `number` if it is open, else None; this never waits for the device."""
         with self._lock:
             file = self._open.get(number)
             if file is not None:
@@ -140,7 +141,7 @@ class FileTable:
         return file
 
     def get(self, number: int) -> File:
-        """The open file `number`.
+        """Return the file `number`, and open it if it is not open.
 
         Raises:
             FileNotFoundError: it is gone; look the entry up again.
@@ -160,7 +161,7 @@ class FileTable:
         return file
 
     def close(self) -> None:
-        """Close every file; nothing may be reading."""
+        """Close every file; no thread may be reading one."""
         for file in self._open.values():
             file.close()
         self._open.clear()
@@ -173,16 +174,16 @@ class BlockFile:
     file: File
     header: FileHeader
     end: int = FILE_HEADER_SIZE_BYTES
-    """The begin of the next block, in bytes."""
+    """The offset in the file at which the next block begins."""
     sequence: int = 0
-    """Of the last block; the sequences of a journal go on in its next file."""
+    """The sequence number of the last block; the next journal file continues the numbers."""
 
     @property
     def body_offset(self) -> int:
         return self.end + BLOCK_HEADER_SIZE_BYTES
 
     def encode(self, body: Sequence[Buffer], records: int, durable_upto: int) -> list[Buffer]:
-        """The next block, with header and padding; `durable_upto` is how far a sync came."""
+        """Encode the next block; `durable_upto` is the offset up to which the file is synced."""
         nonce, sequence = self.header.nonce, self.sequence + 1
         length = sum(map(len, body))
         crc = body_crc(nonce, sequence, body)
@@ -191,7 +192,7 @@ class BlockFile:
         return [encode_block_header(nonce, header), *body, rest]
 
     def write(self, block: Sequence[Buffer]) -> int:
-        """Write what `encode` gave, not durable yet; returns the bytes that the file grew.
+        """Write the block that `encode` returned, not durable yet; return the bytes written.
 
         Raises:
             OSError: the device failed or has no room; the end stays where it was.

@@ -1,14 +1,14 @@
-"""A watch over the devices: it reports late answers, and a missing one ends the engine.
+"""Watches the devices: reports late answers, and ends the engine if an answer is missing.
 
 The watch never waits for a device. It checks the age of three things: the oldest request in the
-journal, the current step of file removal, and the current commit of the index. Of a transaction
-only the end counts, where the index writes and syncs.
+journal, the current step of file removal, and the current commit of the index. The age of a commit
+begins at the end of its transaction, where the index writes and syncs.
 
-A device that hangs gives no error. Meanwhile requests wait and memory fills up.
+A device that hangs gives no error, while requests wait and memory fills up.
 
-If the whole process is paused (SIGSTOP, a virtual machine), answers wait while the clock runs on. A
-late look shows that. It never ends the engine, and the time before it counts as one interval. A
-device that really hangs is noticed by later looks.
+If the whole process is paused (SIGSTOP, a virtual machine), answers wait while the clock runs on.
+The watch notices a pause because its next look is late. A late look never ends the engine, and the
+time before it counts as one interval. Later looks notice a device that really hangs.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from bookie.telemetry import Metrics, event_log
 _log = event_log(__name__)
 
 LATE_INTERVALS = 2.0
-"""A look is late if more than this many intervals have passed since the last one."""
+"""A look is late if more than this many intervals have passed since the last look."""
 
 INTERVALS_PER_FAILURE = 4.0
-"""Looks within the time that ends the engine, so that one of them may be late."""
+"""The number of looks in the waiting time that ends the engine; one of them may be late."""
 
 
 class CountedStore:
@@ -61,7 +61,7 @@ class CountedStore:
 
 
 class DeviceWatch:
-    """Looks from time to time; calls `failed` when an answer is overdue."""
+    """Looks at the devices from time to time; calls `failed` when an answer is overdue."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class DeviceWatch:
         removal: Removal,
         failed: Callable[[BaseException], None],
     ) -> None:
-        """Removal counts for the ledgers device, also of journal files."""
+        """A slow file removal, also of a journal file, is reported for the ledgers device."""
         self._clock = clock
         self._settings = settings
         self._metrics = metrics
@@ -95,7 +95,7 @@ class DeviceWatch:
         return min(settings.idle_marker_seconds, settings.sync_fail_seconds / INTERVALS_PER_FAILURE)
 
     def look(self) -> None:
-        """Look once; never blocks."""
+        """Check once how long each device has not answered; this never blocks."""
         now, before = self._clock.monotonic(), self._looked_at
         is_late = now - before > LATE_INTERVALS * self.interval_seconds
         self._looked_at = now
@@ -114,7 +114,7 @@ class DeviceWatch:
             self._stood_still.append((before + self.interval_seconds, now))
 
     def _committing_since(self, now: float) -> float | None:
-        """The time of the look that first saw the current commit, if there is one."""
+        """Return the time of the first look that saw the current commit; None without a commit."""
         if not self._store.is_committing:
             return None
         if self._commit_seen != self._store.commits_begun:

@@ -21,18 +21,18 @@ R = TypeVar("R")
 
 
 class Integrity:
-    """One of the ``INTEGRITY_`` values of the index, and the metric that shows it."""
+    """Keeps the verdict, an ``INTEGRITY_`` value of the index, and shows it in a metric."""
 
     def __init__(self, environment: Environment, index: Index, metrics: Metrics) -> None:
         self._env = environment
         self.index = index
         self._metrics = metrics
         self.value = INTEGRITY_SUSPECT
-        """The value; a damaged one is suspect."""
+        """The current verdict; a damaged stored value counts as suspect."""
         self._show(index.integrity())
 
     async def set(self, value: bytes) -> None:
-        """Remember `value`; durable when it returns.
+        """Store `value` as the verdict; durable when it returns.
 
         Raises:
             DiskFullError: there is no room for the change.
@@ -41,7 +41,7 @@ class Integrity:
         await self.put({META_INTEGRITY: value})
 
     async def put(self, values: dict[bytes, bytes]) -> None:
-        """Set values of ``meta``, which may include this one; raises like `set`."""
+        """Set values of ``meta``, which may include the verdict; raises like `set`."""
         self._show(await self._in_index(self._put, values))
 
     def _put(self, values: dict[bytes, bytes]) -> bytes:
@@ -49,7 +49,7 @@ class Integrity:
         return self.index.integrity()
 
     async def values(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
-        """Names, without `prefix`, and values of ``meta`` whose names begin with it."""
+        """Return names (without `prefix`) and values from ``meta``, for names with this prefix."""
         return await self._env.workers.run("read", values_of, self.index.store, prefix)
 
     async def forget(self, names: list[bytes]) -> None:

@@ -1,4 +1,4 @@
-"""The state of each ledger in memory, loaded from the index at first use; how many are in limbo.
+"""The states of ledgers in memory, loaded from the index at first use; the count of limbo.
 
 A state is loaded before the synchronous section that decides about a request, so the section reads
 memory only. Concurrent requests share one look-up. A state is evicted only if it is clean (the
@@ -21,19 +21,19 @@ from bookie.ids import MAX_ID, NO_ENTRY
 from bookie.node.engine.format.index_rows import LedgerIndexRow
 
 STATES_MAX = 100_000
-"""Clean states that are kept in memory."""
+"""The number of ledger states in memory above which clean states are dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredLedger:
-    """One row of a listing."""
+    """One ledger of a listing: its id and its row."""
 
     ledger_id: int
     row: LedgerIndexRow
 
 
 class LocalLedger:
-    """One ledger on this bookie. Changed only inside synchronous sections of the engine."""
+    """The state of a ledger on this bookie; only synchronous sections of the engine change it."""
 
     __slots__ = (
         "_key",
@@ -80,9 +80,9 @@ class LocalLedger:
         self.entries = known.entries
         self.payload_bytes = known.payload_bytes
         self.comparisons = 0
-        """Requests that touched ids at or below `last_entry_id`, accepted or refused later."""
+        """Counts adds of ids at or below `last_entry_id`, and adds that the journal refused."""
         self.users = 0
-        """Requests that hold this state across an await."""
+        """The number of requests that hold this state across an await."""
         self._key: bytes | None = None
 
     @property
@@ -102,7 +102,7 @@ class LocalLedger:
 
     @property
     def key_tag(self) -> bytes:
-        """The tag of this life of the id; empty without a known key."""
+        """A tag of the ledger's key, to tell ledgers of the same id apart; empty without a key."""
         return (self.key_digest or b"")[:KEY_TAG_BYTES]
 
     def may_hold(self, batch: EntryBatch) -> bool:
@@ -136,17 +136,17 @@ class LocalLedger:
         self.max_lac = max(self.max_lac, lac)
 
     def saw_entries(self, first: int, last: int) -> None:
-        """Widen the bounds of the stored ids."""
+        """Widen the range `first_entry_id` … `last_entry_id` to include these ids."""
         if self.first_entry_id == NO_ENTRY or first < self.first_entry_id:
             self.first_entry_id = first
         self.last_entry_id = max(self.last_entry_id, last)
 
 
 def highest_id(first_above: Callable[[int], int | None]) -> int:
-    """The highest of some ids, -1 without any; `first_above` gives the lowest one above a number.
+    """Find the highest existing id, or -1; `first_above` returns the lowest id above a number.
 
-    It is called at most 65 times, first for the lowest one, because damaged keys sort to either
-    end.
+    `first_above` is called at most 65 times. The first call asks for the lowest id, because damaged
+    keys sort to either end.
     """
     lowest = first_above(NO_ENTRY)
     if lowest is None:
@@ -163,7 +163,7 @@ def highest_id(first_above: Callable[[int], int | None]) -> int:
 
 
 class LedgerStates:
-    """The states in memory."""
+    """The ledger states in memory, and the loading of others from the index."""
 
     def __init__(
         self,
@@ -177,17 +177,17 @@ class LedgerStates:
         self._states: OrderedDict[int, LocalLedger] = OrderedDict()
         self._loading: dict[int, asyncio.Future[None]] = {}
         self._indexed_max = MAX_ID
-        """Every ledger above it with a row in the index has its state in memory."""
+        """Every ledger above this id that has a row in the index has its state in memory."""
 
     def __len__(self) -> int:
         return len(self._states)
 
     def begin(self, indexed_max: int) -> None:
-        """Assume that the index has no ledger above `indexed_max` but those in memory."""
+        """Assume that each ledger above `indexed_max` in the index has its state in memory."""
         self._indexed_max = indexed_max
 
     def get(self, ledger_id: int) -> LocalLedger | None:
-        """The state if it is in memory, or if the id shows that the ledger is new here."""
+        """Return the state if it is in memory, or a new state if the id shows a new ledger."""
         state = self._states.get(ledger_id)
         if state is not None:
             self._states.move_to_end(ledger_id)
@@ -199,7 +199,7 @@ class LedgerStates:
         self._states[state.ledger_id] = state
 
     async def load(self, ledger_id: int) -> LocalLedger:
-        """The state, from the index if need be; concurrent callers share one look-up."""
+        """Return the state, loaded from the index if need be; concurrent calls share a look-up."""
         while True:
             state = self.get(ledger_id)
             if state is not None:
@@ -232,7 +232,7 @@ class LedgerStates:
                 self._let_go(ledger_id)
 
     def _let_go(self, ledger_id: int) -> bool:
-        """Drop a state if it is clean and unused; True if it was."""
+        """Drop a state if it is clean and unused; return True if it was dropped."""
         state = self._states[ledger_id]
         if state.users or self._is_dirty(ledger_id):
             return False
@@ -254,24 +254,24 @@ class LedgerStates:
 LEDGERS_PER_PAGE = 1000
 
 ListLedgers = Callable[[int, int], Awaitable[tuple[list[StoredLedger], int]]]
-"""(after, count) → up to `count` ledgers with ids above `after`, and the id to continue from."""
+"""Takes (after, count); returns up to `count` ledgers above `after`, and the id to go on from."""
 
 
 class LimboCount:
-    """Counts the index once, in the background, and all changes since the start.
+    """Counts the ledgers in limbo, by one listing of the index and by all changes.
 
-    One event loop uses it. Changes beyond the listing's position wait until the listing reaches
-    them.
+    One event loop uses it. If a ledger changes that the listing has not reached, the change waits
+    until the listing reaches that ledger.
     """
 
     def __init__(self) -> None:
         self.ledgers = 0
-        """Ledgers in limbo, as far as the listing has come, without deleted ones."""
+        """The number of ledgers in limbo that were listed so far, without deleted ledgers."""
         self._listed_to = NO_ENTRY
         self._ahead: dict[int, bool] = {}
 
     def changed(self, ledger_id: int, *, before: bool, now: bool) -> None:
-        """A ledger has entered limbo or left it."""
+        """Count that a ledger has entered limbo or left it."""
         if ledger_id > self._listed_to:
             self._ahead[ledger_id] = now
         else:

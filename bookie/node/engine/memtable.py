@@ -1,10 +1,10 @@
 """The entries that were accepted since the last checkpoint, per ledger.
 
-A memtable keeps a payload only until its block is written. From then on it keeps locations, and
-reads use the page cache. Written runs are merged into sorted tables of 20 bytes an entry, so that a
-million single appends are few objects.
+A memtable keeps a payload only until its block is written. From then on, it keeps only locations,
+and reads use the page cache. Written runs (accepted batches) are merged into sorted tables of 20
+bytes an entry, so that a million single appends need few objects.
 
-The order of runs is the order of acceptance; where ids overlap, the newest run wins.
+Runs are in the order of acceptance; if an id is in several runs, the newest run wins.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from bookie.node.engine.format.arrays import U32, Ids, distinct
 from bookie.node.engine.window import Window
 
 FOLD_RUNS = 64
-"""Written runs of one ledger that are folded into a table at once."""
+"""When a ledger has this many written runs, they are merged into one table."""
 
 PART_ENTRIES = 32 * 1024
-"""Entries that one step of a checkpoint works on."""
+"""The number of entries that one step of a checkpoint works on."""
 
 
 class Location(NamedTuple):
-    """The place of one entry: `size` bytes at `offset` of `payload`, or of `file` without one."""
+    """An entry's place: `size` bytes at `offset` of `payload`, or of `file` if that is None."""
 
     file: int
     offset: int
@@ -52,7 +52,7 @@ class LocationTable:
         )
 
     def overlay(self, window: Window) -> None:
-        """Lay the locations over `window`."""
+        """Write the locations into `window`, over the locations that it has."""
         low = int(np.searchsorted(self.ids, window.first, "left"))
         high = int(np.searchsorted(self.ids, window.last, "right"))
         if low < high:
@@ -60,7 +60,7 @@ class LocationTable:
             window.put(part.ids, part.files, part.offsets, part.sizes)
 
     def parts(self, page: int) -> Iterator[LocationTable]:
-        """Pieces of about `PART_ENTRIES` locations; an empty table has none.
+        """Cut the table into pieces of about `PART_ENTRIES` locations; none if it is empty.
 
         A piece never begins inside a group of `page` neighbouring ids. Pieces bound the memory of a
         checkpoint, and the time for which an array operation stops the event loop.
@@ -86,7 +86,7 @@ EMPTY_TABLE = LocationTable(
 
 
 def concatenated(tables: Sequence[LocationTable]) -> LocationTable:
-    """Tables back to back."""
+    """Join the tables one after the other, without sorting."""
     if len(tables) == 1:
         return tables[0]
     return LocationTable(
@@ -98,7 +98,7 @@ def concatenated(tables: Sequence[LocationTable]) -> LocationTable:
 
 
 def merge_tables(tables: list[LocationTable]) -> LocationTable:
-    """One table; of an id in several tables the last one wins."""
+    """Merge the tables into one; for an id in several tables, the last table wins."""
     if not tables:
         return EMPTY_TABLE
     whole = concatenated(tables)
@@ -110,7 +110,7 @@ def merge_tables(tables: list[LocationTable]) -> LocationTable:
 
 
 def table_of_runs(runs: Sequence[Run]) -> LocationTable:
-    """Written runs as one table, made in one go; of an id in several runs the last one wins."""
+    """Make one table of written runs; for an id in several runs, the last run wins."""
     if not runs:
         return EMPTY_TABLE
     if len(runs) == 1:
@@ -133,14 +133,14 @@ def table_of_runs(runs: Sequence[Run]) -> LocationTable:
 
 
 def _own(sizes: Ids | U32) -> U32:
-    """A copy of the numbers, which keeps no message alive."""
+    """Copy the numbers, so that they do not keep a received message in memory."""
     if sizes.base is None and sizes.dtype == np.uint32:
         return sizes  # type: ignore[return-value]  # mypy does not see what the comparison says
     return np.array(sizes, dtype=np.uint32)
 
 
 class Run:
-    """One accepted batch: in memory until it is written, then a location."""
+    """One accepted batch: it holds its payload until it is written, then only its location."""
 
     __slots__ = ("_starts", "batch_ids", "file", "first", "last", "offset", "payload", "sizes")
 
@@ -168,7 +168,7 @@ class Run:
         return np.arange(len(self.sizes), dtype=np.int64) + self.first
 
     def table(self) -> LocationTable:
-        """The locations of a written run: `table_of_runs` for one run, in a quarter of the time.
+        """Return the locations of a written run, in a quarter of the time of `table_of_runs`.
 
         Most ledgers have one run.
         """
@@ -231,7 +231,7 @@ class LedgerRuns:
         self._firsts.append(run.first)
 
     def written(self, run: Run, file: int, offset: int) -> None:
-        """The payload of `run` now stands at `offset` of `file`; runs are written in order."""
+        """Note that the payload of `run` is now at `offset` of `file`; runs come in order."""
         run.file, run.offset, run.payload = file, offset, None
         self._written += 1
         if self._written >= FOLD_RUNS:
@@ -243,7 +243,7 @@ class LedgerRuns:
         del self._runs[index], self._firsts[index]
 
     def overlay(self, window: Window) -> None:
-        """Lay all locations over `window`, oldest first."""
+        """Write all locations into `window`, oldest first, so that the newest ones win."""
         for table in self._tables:
             table.overlay(window)
         if not self._ordered:
@@ -258,7 +258,7 @@ class LedgerRuns:
             run.overlay(window)
 
     def location(self, entry_id: int) -> Location | None:
-        """The newest copy of one entry; None if it is not here."""
+        """Return the location of the newest copy of an entry; None if it is not here."""
         if self._ordered:
             # Runs that do not overlap: only the last that begins at or below the id can have it.
             index = bisect_right(self._firsts, entry_id) - 1
@@ -275,12 +275,12 @@ class LedgerRuns:
         return None
 
     def entry_ids(self) -> Ids:
-        """Every id, ascending and unique, written or not."""
+        """Return the ids of all entries, written or not, ascending and each once."""
         parts = [table.ids for table in self._tables] + [run.ids() for run in self._runs]
         return distinct(np.concatenate(parts)) if parts else np.zeros(0, np.int64)
 
     def table(self) -> LocationTable:
-        """Everything as one table; every run must be written."""
+        """Return all locations as one table; every run must be written."""
         assert self._written == len(self._runs), "a table is made of written runs only"
         newest = table_of_runs(self._runs)
         return merge_tables([*self._tables, newest]) if self._tables else newest
@@ -310,7 +310,7 @@ class Memtable:
         self.entries = 0
 
     def append(self, ledger_id: int, run: Run) -> LedgerRuns:
-        """Accept `run`; the result takes the report that it was written."""
+        """Accept `run`; once it is written, the caller reports that to the returned runs."""
         runs = self.ledgers.get(ledger_id)
         if runs is None:
             runs = self.ledgers[ledger_id] = LedgerRuns()
@@ -319,7 +319,7 @@ class Memtable:
         return runs
 
     def table_of(self, ledger_id: int) -> LocationTable:
-        """Everything of one ledger; every run of it must be written."""
+        """Return all locations of one ledger as a table; its runs must all be written."""
         runs = self.ledgers.get(ledger_id)
         return EMPTY_TABLE if runs is None else runs.table()
 

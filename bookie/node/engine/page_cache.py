@@ -1,14 +1,15 @@
-"""A bound on the kernel's page cache for the files of one bookie.
+"""Limits how much of the kernel's page cache the files of one bookie use.
 
-A bookie that writes at the speed of its device fills all memory with pages. Then each write waits
-until the kernel has freed some, which halves the rate. So the bookie drops pages before that. Two
-windows stay in memory, each of `page_cache_bytes`:
+A bookie that writes at the speed of its device fills all memory with cached pages. Then each write
+waits until the kernel has freed pages, which halves the write rate. So the bookie drops pages
+before memory is full. Two windows of pages stay in memory, each of `page_cache_bytes`:
 
 - the newest bytes of the journal, which tailing readers read;
 - the newest bytes that reads and compactions loaded from older places.
 
-Pages behind a window are dropped in steps of up to 32 MiB, by a thread of their own. Only durable
-bytes are passed in, so no drop can lose any. Dropping is a hint: an error changes nothing.
+A separate thread drops the pages that have left a window, in steps of up to 32 MiB. Only pages of
+durable bytes are dropped, so no drop can lose data. A drop is a hint to the kernel: an error
+changes nothing.
 """
 
 from __future__ import annotations
@@ -23,23 +24,23 @@ from bookie.node.engine.files import FileTable
 
 POOL = "page-cache"
 STEP_BYTES = 32 * 1024 * 1024
-"""Dropped by one call, at most: a millisecond or two of a thread."""
+"""The most bytes that one call drops; the call takes a thread one or two milliseconds."""
 
 STEPS_PER_WINDOW = 8
-"""A small window is dropped in smaller steps."""
+"""A window has at least this many steps, so the steps of a small window are smaller."""
 
 CHUNK_BYTES = 1024 * 1024
-"""Reads are counted in pieces of files, this large."""
+"""Reads are counted in pieces of a file; each piece has this many bytes."""
 
 OVERLAP_BYTES = 2 * 1024 * 1024
-"""The size of the largest folio: pages that the kernel keeps together."""
+"""The size of the largest folio, a group of pages that the kernel keeps together."""
 
 READ_BYTES_MIN = 16 * 1024
-"""A short read counts as this much: it bounds the number of chunks that are remembered."""
+"""A shorter read counts as this many bytes, which bounds the number of remembered chunks."""
 
 
 class _Range(NamedTuple):
-    """Bytes of a file; `end` 0 means its end."""
+    """A range of bytes in a file; `end` 0 means the end of the file."""
 
     number: int
     begin: int
@@ -47,7 +48,7 @@ class _Range(NamedTuple):
 
 
 class PageCache:
-    """Both windows. One event loop calls everything; the drops run on a thread."""
+    """Keeps the two windows; one event loop makes all calls, and a thread drops the pages."""
 
     def __init__(self, environment: Environment, files: FileTable, window_bytes: int) -> None:
         """`window_bytes` 0 leaves all pages to the kernel."""
@@ -56,20 +57,20 @@ class PageCache:
         self._window_bytes = window_bytes
         self._step_bytes = max(min(STEP_BYTES, window_bytes // STEPS_PER_WINDOW), 1)
         self._written: deque[_Range] = deque()
-        """The steps of the journal, oldest first; `_growing` follows them."""
+        """Finished steps in the journal's window, oldest first; `_growing` follows them."""
         self._written_bytes = 0
         self._growing = _Range(0, 0, 0)
         self._kept_from: dict[int, int] = {}
-        """By journal file of the window: the begin of the kept bytes."""
+        """Maps each journal file in the window to the offset where its kept bytes begin."""
         self._chunks: dict[tuple[int, int], int] = {}
-        """By file and position in chunks: the bytes that reads brought in, oldest first."""
+        """Maps (file, chunk number) to the bytes that reads loaded there, least recent first."""
         self._chunk_bytes = 0
         self._behind: list[_Range] = []
-        """Ranges to be dropped."""
+        """Byte ranges of files whose pages are to be dropped."""
         self._wake = asyncio.Event()
 
     def wrote(self, number: int, durable_upto: int) -> None:
-        """Note that file `number` is durable up to there, and every file before it whole."""
+        """Note that file `number` is durable up to `durable_upto`, and earlier files fully."""
         if not self._window_bytes:
             return
         growing = self._growing
@@ -85,7 +86,7 @@ class PageCache:
             self._growing = growing._replace(end=durable_upto)
 
     def read(self, number: int, offset: int, size: int) -> None:
-        """Count durable bytes that a device gave or a compaction wrote."""
+        """Count durable bytes that were read from a device or written by a compaction."""
         if not self._window_bytes or offset >= self._kept_from.get(number, offset + 1):
             return
         end = offset + size
@@ -108,7 +109,7 @@ class PageCache:
             await self._env.workers.run(POOL, self._drop, paths)
 
     def _take_step(self, step: _Range) -> None:
-        """Take a step into the window of the journal; the oldest steps leave it."""
+        """Add a step to the journal's window; the oldest steps leave a window that is too large."""
         self._written.append(step)
         self._written_bytes += step.end - step.begin
         while self._written_bytes > self._window_bytes:
@@ -125,7 +126,7 @@ class PageCache:
             self._wake.set()
 
     def _drop_chunks(self) -> None:
-        """Drop the oldest chunks; those that follow each other are dropped by one call."""
+        """Drop the oldest chunks; adjacent chunks are dropped by one call."""
         while self._chunk_bytes > self._window_bytes:
             number, position = next(iter(self._chunks))
             self._chunk_bytes -= self._chunks.pop((number, position))

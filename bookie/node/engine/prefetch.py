@@ -1,8 +1,8 @@
 """Read-ahead for readers of long ranges of a file.
 
 A client reads a long range as a sequence of requests. The kernel reads only 128 KiB ahead, so each
-request would wait for a thread and the device. Here a request that continues another one prefetches
-`AHEAD_BYTES` more, and the next requests find their bytes in memory.
+request would wait for a thread and the device. Therefore a request that continues an earlier one
+prefetches `AHEAD_BYTES` more. The next requests then find their bytes in memory.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ from __future__ import annotations
 import threading
 
 AHEAD_BYTES = 4 * 1024 * 1024
-"""Prefetched at a time: about two milliseconds of a fast device."""
+"""The bytes that are prefetched at a time; a fast device reads them in about two milliseconds."""
 
 SEQUEL_BYTES_MIN = 64 * 1024
-"""For shorter requests the kernel's read-ahead suffices."""
+"""Shorter requests do not prefetch; the kernel's read-ahead suffices for them."""
 
 FILES_MAX = 64
-"""Files that are remembered."""
+"""The most files whose latest requests are remembered."""
 
 
 class Prefetcher:
-    """Tells which requests continue others; used by the event loop and read threads."""
+    """Tells which requests continue earlier ones; used by the event loop and read threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._sequences: dict[int, tuple[int, int]] = {}
-        """By file: the end of the last request that missed, and of the prefetched bytes."""
+        """For each file: the end of the last request in a thread, and of the prefetched bytes."""
 
     def is_due(self, number: int, size: int, offset: int) -> bool:
         """True if a request inside the prefetched range should prefetch more."""
@@ -36,9 +36,9 @@ class Prefetcher:
         return offset < until <= offset + size + AHEAD_BYTES // 2
 
     def missed(self, number: int, size: int, offset: int) -> tuple[int, int]:
-        """Note a request that a thread executes; returns offset and size to prefetch.
+        """Note a request that a thread executes; return offset and size of the bytes to prefetch.
 
-        The size is 0 if nothing is.
+        The size is 0 if nothing is to be prefetched.
         """
         if size < SEQUEL_BYTES_MIN:
             return 0, 0

@@ -1,10 +1,10 @@
-"""Reading entries: look up where they are, fetch the bytes, check that they are the right ones.
+"""Reads entries: looks up their places, fetches the bytes, checks that they are the right ones.
 
 The look-up reads the memtables first, then the index. In the reverse order, an entry that a
-checkpoint moves between the two could be denied. The event loop only uses cached pages of the index
-(`index/cached_pages.py`). If others are needed, the whole read runs in a thread (`entry_fetch.py`).
-An entry that is found and unreadable is an I/O error, never a missing entry. So is a packet that
-belongs to another entry.
+checkpoint moves from a memtable to the index meanwhile could be denied. The event loop uses only
+cached pages of the index (`index/cached_pages.py`). If other pages are needed, the whole read runs
+in a thread (`entry_fetch.py`). An entry that is stored but unreadable is an I/O error, never a
+missing entry. A packet that belongs to another entry is an I/O error, too.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ _IDS = struct.Struct(">qq")
 
 
 STRIPED_IDS_MAX = 128 * 1024
-"""Ids that a striped read examines: 24 bytes each, and time of the event loop."""
+"""The most ids that a striped read examines; each takes 24 bytes and time of the event loop."""
 
 
 class ReadResult(NamedTuple):
-    """Consecutive wanted entries, and what stopped the read at `next_entry_id`."""
+    """The consecutive wanted entries that were read, and why reading stopped at `next_entry_id`."""
 
     batch: EntryBatch | None
     next_entry_id: int
@@ -58,14 +58,14 @@ class ReadResult(NamedTuple):
 
 
 LEDGERS_NAMED_MAX = 100
-"""Ledgers that get a line of their own until reads succeed again."""
+"""The most ledgers that get a log line of their own until reads succeed again."""
 
 REPORT_SECONDS = 60.0
-"""Time between two lines with counts."""
+"""The time between two log lines with counts of failed reads."""
 
 
 class UnreadableEntries:
-    """Counts reads that failed though the entry is stored here."""
+    """Counts reads that failed although the entry is stored here."""
 
     def __init__(self, clock: Clock, metrics: Metrics) -> None:
         self._clock = clock
@@ -73,11 +73,11 @@ class UnreadableEntries:
         self._ledgers: set[int] = set()
         """Ledgers with failed reads."""
         self._reads = 0
-        """Failed reads since the last line with counts."""
+        """Failed reads since the last log line with counts."""
         self._reported_at = 0.0
 
     def note(self, ledger_id: int, entry_id: int, reason: str) -> None:
-        """Note a failed read. The first one of a ledger is logged."""
+        """Note a failed read; the first failed read of a ledger is logged."""
         self._count_error()
         if not self._ledgers:
             self._reported_at = self._clock.monotonic()
@@ -88,7 +88,7 @@ class UnreadableEntries:
         _log.warning("entry_unreadable", ledger_id=ledger_id, entry_id=entry_id, reason=reason)
 
     def report(self) -> None:
-        """Log the counts from time to time; a period without failed reads resets them."""
+        """Log the counts of failed reads from time to time; a period without any resets them."""
         if not self._ledgers or self._clock.monotonic() - self._reported_at < REPORT_SECONDS:
             return
         self._reported_at = self._clock.monotonic()
@@ -118,7 +118,7 @@ class EntryReader:
         gap: int,
         was_read: Callable[[int, int, int], None],
     ) -> None:
-        """`was_read` gets file, offset and size of bytes that a device gave, or may have given."""
+        """`was_read` is called with file, offset and size of bytes that may come from a device."""
         self._env = environment
         self._pages = index.cached_pages
         self._memtables = memtables
@@ -141,11 +141,11 @@ class EntryReader:
         stripe: Stripe = EVERY_ID,
         bound: int = MAX_ID,
     ) -> ReadResult:
-        """Read wanted ids of ``first … last``, in order, up to the first hole or limit.
+        """Read wanted entries of ``first … last`` in order, up to a limit or the first missing one.
 
-        The memtables are read before the first wait, in the caller's synchronous section. If the
-        first wanted id is stored, it is returned, however large it is. Nothing above `bound` is
-        stored.
+        The memtables are read before the first await, in the caller's synchronous section. If the
+        first wanted entry is stored, it is returned, however large it is. No entry with an id above
+        `bound` is stored.
         """
         if stripe.modulus == 0:
             # One id after the last shows that there are no more.
@@ -159,7 +159,7 @@ class EntryReader:
     def read_one(
         self, ledger_id: int, entry_id: int, bound: int = MAX_ID
     ) -> ReadResult | Coroutine[Any, Any, ReadResult]:
-        """`read` for one entry: the same decisions in a third of the time, without arrays.
+        """Do what `read` does, for one entry: in a third of the time, without arrays.
 
         The result is a coroutine only if a thread has to read.
         """
@@ -185,7 +185,7 @@ class EntryReader:
         return self._read(ledger_id, entry_id, 1, 1, 1, EVERY_ID, bound)
 
     def _lone(self, ledger_id: int, entry_id: int, size: int, data: Buffer) -> ReadResult:
-        """One packet as a result, checked against its ids."""
+        """Return the packet of one entry as a result, if the ids in its header are right."""
         if size < PACKET_HEADER_SIZE_BYTES or _IDS.unpack_from(data) != (ledger_id, entry_id):
             return self._failed(ledger_id, entry_id, OTHER_BYTES)
         view = data if isinstance(data, bytes) else memoryview(data)
@@ -238,7 +238,7 @@ class EntryReader:
         return ReadResult(batch, fetch.following, fetch.stopped_by)
 
     async def _finish(self, fetch: EntryFetch, ledger_id: int) -> None:
-        """Bring `fetch` to its end; raises like `EntryFetch.finish`."""
+        """Complete `fetch`, in a thread if need be; raises like `EntryFetch.finish`."""
         stamp = self._pages.stamp
         try:
             if fetch.try_now(self._pages):
@@ -254,9 +254,9 @@ class EntryReader:
             self._pages.put(ledger_id, fetch.first_page, fetch.pages, stamp)
 
     async def stored(self, ledger_id: int, ids: Ids) -> tuple[npt.NDArray[np.bool_], Buffer | None]:
-        """A flag for each of `ids` (ascending, close together): is it stored? And the packets.
+        """Return which of `ids` (ascending, close together) are stored, and their packets.
 
-        The packets of the stored ids stand back to back; None if they are unreadable.
+        The packets of the stored ids are joined in order; they are None if unreadable.
         """
         first, span = int(ids[0]), int(ids[-1]) - int(ids[0]) + 1
         for _ in range(2):
@@ -272,7 +272,7 @@ class EntryReader:
         return np.ones(len(ids), np.bool_), None
 
     async def entry_ranges(self, ledger_id: int, first: int, last: int) -> AsyncIterator[IdRanges]:
-        """Ranges of stored ids, ascending and disjoint; a range may go on in the next item.
+        """Yield ranges of stored ids, ascending and disjoint; the next item may continue a range.
 
         Raises:
             CorruptionError: a page of the index is damaged; the listing is not complete.
@@ -302,19 +302,19 @@ class EntryReader:
             cursor = following
 
     def forget(self, ledger_ids: Sequence[int]) -> None:
-        """Drop all cached facts about these ledgers: new ones may have their ids."""
+        """Drop all cached facts about these ledgers: new ledgers may have the same ids."""
         self._pages.forget(ledger_ids)
         self._sources.digests.forget(ledger_ids)
 
     def _window(self, ledger_id: int, first: int, span: int) -> Window:
-        """The ids' locations in the memtables. The index is read after them."""
+        """Return the ids' locations in the memtables, which must be read before the index."""
         window = Window(first, span)
         for memtable in self._memtables():
             memtable.overlay(ledger_id, window)
         return window
 
     def _location(self, ledger_id: int, entry_id: int) -> Location | None:
-        """The newest copy of an entry; None if memory cannot tell."""
+        """Return the location of an entry's newest copy; None if memory does not tell it."""
         for memtable in reversed(self._memtables()):
             location = memtable.location(ledger_id, entry_id)
             if location is not None:
@@ -338,14 +338,14 @@ def _absent(entry_id: int) -> ReadResult:
 
 
 def _span_for(entries_max: int, stripe: Stripe) -> int:
-    """The number of ids to examine for `entries_max` wanted ones, up to a limit."""
+    """Return how many ids to examine to find `entries_max` wanted ones, up to a limit."""
     if stripe.modulus == 0:
         return entries_max
     return min(-(-entries_max * stripe.modulus // stripe.count) + stripe.modulus, STRIPED_IDS_MAX)
 
 
 def _choose(window: Window, wanted: Ids, bytes_max: int) -> Choice:
-    """The wanted ids up to the first hole or `bytes_max`."""
+    """Choose the wanted ids up to the first missing entry or up to `bytes_max`."""
     sizes = window.sizes[wanted - window.first]
     holes = np.flatnonzero(sizes == 0)
     present = int(holes[0]) if len(holes) else len(wanted)

@@ -1,7 +1,7 @@
-"""Reading a file of blocks from its start or from the mark, and finding its end.
+"""Reads a file of blocks from its start or from the mark, and finds where it ends.
 
-An invalid block is the torn end of the last write, which was never reported as durable, or damage
-to durable data. This module gathers the evidence; `bookie.node.engine.format.tail` decides.
+An invalid block is either the torn end of the last write, which was never reported as durable, or
+damage to durable data. This module gathers the evidence; `bookie.node.engine.format.tail` decides.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from bookie.node.engine.format.records import LinkRecord, RecordType, encode_lin
 SCAN_BYTES = 8 * 1024 * 1024
 GROUP_BYTES = 1024 * 1024
 GROUP_BLOCKS = 4096
-"""Small blocks are handled together, up to this number of blocks and bytes."""
+"""Small blocks are handled in groups of up to this many blocks and `GROUP_BYTES`."""
 
 LINK_RECORD_SIZE_BYTES = len(encode_link(0, bytes(16), 0))
 
@@ -48,7 +48,7 @@ class ScannedBlock:
     end: int
     header: BlockHeader
     body: memoryview
-    """A view of bytes that were read ahead; it keeps all of them in memory."""
+    """A view of bytes that were read ahead; the view keeps all these bytes in memory."""
 
     @property
     def body_offset(self) -> int:
@@ -77,7 +77,7 @@ class BlockRun:
         return int(self.headers.sequences[-1])
 
     def groups(self) -> Iterator[BlockGroup]:
-        """The blocks in groups, in order; a group is `GROUP_BYTES` large, or one block."""
+        """Yield the blocks in order, in groups of about `GROUP_BYTES`, or of one larger block."""
         sizes = np.cumsum(self.headers.body_lengths)
         counts = np.cumsum(self.headers.record_counts)
         offsets = self._record_offsets()
@@ -90,7 +90,7 @@ class BlockRun:
             start, before, records = stop, int(sizes[stop - 1]), until
 
     def _record_offsets(self) -> Ids | None:
-        """The begins of the records in `data`, if that is faster than group by group."""
+        """Return all record offsets in `data`; None if finding them group by group is faster."""
         counts, lengths = self.headers.record_counts, self.headers.body_lengths
         if bool((lengths * counts[0] == lengths[0] * counts).all()):
             # Records of one size, probably: their places can be computed.
@@ -102,10 +102,11 @@ class BlockRun:
 def runs(
     file: Readable, header: FileHeader, start: int, sequence_after: int, ahead: int = SCAN_BYTES
 ) -> Iterator[BlockRun]:
-    """Valid blocks from `start` on, up to the first that is not.
+    """Yield the valid blocks from `start` on, up to the first invalid block.
 
-    `sequence_after` is the sequence of the block before `start`, 0 if unknown. Sequences rise by
-    one, so only one block is the successor. After damage, go on with `next_valid`.
+    `sequence_after` is the sequence number of the block before `start`, 0 if unknown. Sequence
+    numbers rise by one, so only one block can be the next one. After damage, continue with
+    `next_valid`.
     """
     size = file.size()
     offset, data = start, memoryview(b"")
@@ -127,7 +128,7 @@ def runs(
 def blocks(
     file: Readable, header: FileHeader, start: int, sequence_after: int
 ) -> Iterator[ScannedBlock]:
-    """The blocks of `runs`, read one by one: slowly, for inspection."""
+    """Yield the blocks of `runs` one by one, which is slow; for inspection."""
     size = file.size()
     while (block := read_block(file, header, start, size)) is not None:
         if not _is_in_place(block.header, start, sequence_after):
@@ -137,7 +138,7 @@ def blocks(
 
 
 def _first_length(data: memoryview, header: FileHeader) -> int:
-    """Bytes of the block at the start of `data`, at least those of a header.
+    """Return the bytes of the block at the start of `data`; if invalid, those of a header.
 
     Raises:
         FormatError: its header is intact but carries flags that this version does not know.
@@ -147,7 +148,7 @@ def _first_length(data: memoryview, header: FileHeader) -> int:
 
 
 def _run(data: memoryview, header: FileHeader, offset: int, sequence_after: int) -> BlockRun | None:
-    """The valid blocks at the start of `data`, which stands at `offset` of the file."""
+    """Return the valid blocks at the start of `data`, which begins at `offset` of the file."""
     found = parse_block_headers(data, header.alignment, header.nonce)
     if found is None:
         return None
@@ -167,12 +168,12 @@ def _run(data: memoryview, header: FileHeader, offset: int, sequence_after: int)
 
 
 def _leading(answers: npt.NDArray[np.bool_]) -> int:
-    """The number of leading trues."""
+    """Count the True values before the first False."""
     return len(answers) if bool(answers.all()) else int(answers.argmin())
 
 
 def _is_in_place(block: BlockHeader, offset: int, sequence_after: int) -> bool:
-    """True if a valid block is in its place by its sequence and its `durable_upto`."""
+    """True if the sequence and the `durable_upto` of a valid block fit its place."""
     expected = sequence_after + 1 if sequence_after else block.sequence
     return block.sequence == expected and block.durable_upto <= offset
 
@@ -182,8 +183,8 @@ def left_by_no_crash(
 ) -> bool:
     """True if a crash cannot have left the bytes at `invalid_at`.
 
-    Such bytes are another block of this file, or a block beyond the file's end. With `room_after`
-    it is also a file without room for one more block.
+    Such bytes are a block of this file from another place, or a block that ends beyond the file's
+    end. With `room_after`, the result is also True if the file has no room for one more block.
     """
     found = parse_block_header(file.pread(BLOCK_HEADER_SIZE_BYTES, invalid_at), header.nonce)
     size = file.size()
@@ -204,7 +205,7 @@ def _is_intact(header: FileHeader, block: BlockHeader, body: memoryview) -> bool
 
 
 def read_block(file: Readable, header: FileHeader, offset: int, size: int) -> ScannedBlock | None:
-    """The block at `offset`, or None if its header or body is invalid."""
+    """Read the block at `offset`; return None if its header or body is invalid."""
     block = parse_block_header(file.pread(BLOCK_HEADER_SIZE_BYTES, offset), header.nonce)
     if block is None:
         return None
@@ -219,26 +220,26 @@ def read_block(file: Readable, header: FileHeader, offset: int, size: int) -> Sc
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockGroup:
-    """Neighbouring blocks, their records one after the other. Links are left out.
+    """The records of neighbouring blocks, one after the other; LINK records are left out.
 
-    A block with one lone append costs as much to handle as a large one.
+    Blocks are grouped because a block with a single append costs as much to handle as a large one.
     """
 
     body: memoryview
     records: int
     starts: Ids
-    """The begin of each block's records in `body`; blocks without records are left out."""
+    """The offset in `body` of each block's records; blocks without records are left out."""
     counts: Ids
     places: Ids
-    """The begin of each block's records in the file."""
+    """The offset in the file of each block's records."""
     end: int
-    """The begin of the next block in the file."""
+    """The offset in the file at which the block after this group begins."""
     sequence: int
     offsets: Ids | None = None
-    """The begins of the records in `body`, if they are known."""
+    """The offset in `body` of each record, if these offsets are known."""
 
     def parse(self) -> RecordArrays:
-        """The records of all blocks.
+        """Parse the records of all blocks in this group.
 
         Raises:
             FormatError: a block does not hold the records that it says.
@@ -250,19 +251,19 @@ class BlockGroup:
         return parsed
 
     def places_of(self, offsets: Ids) -> Ids:
-        """The places in the file of the bytes at `offsets` of `body`."""
+        """Turn `offsets` in `body` into offsets in the file."""
         block = np.searchsorted(self.starts, offsets, "right") - 1
         return offsets - self.starts[block] + self.places[block]
 
 
 def grouped(found: Iterable[BlockRun]) -> Iterator[BlockGroup]:
-    """The groups of all runs, in order."""
+    """Yield the groups of all runs, in order."""
     for run in found:
         yield from run.groups()
 
 
 def _group(run: BlockRun, start: int, stop: int, offsets: Ids | None) -> BlockGroup:
-    """The blocks `start` … `stop` (exclusive); `offsets` of their records in the run's data."""
+    """Group the blocks `start` … `stop` (exclusive); `offsets` are those of their records."""
     part = slice(start, stop)
     counts = run.headers.record_counts[part]
     begins = run.headers.starts[part] + BLOCK_HEADER_SIZE_BYTES
@@ -299,7 +300,7 @@ def _group(run: BlockRun, start: int, stop: int, offsets: Ids | None) -> BlockGr
 
 
 def _without_link(offsets: Ids, index: int, end: int) -> Ids | None:
-    """The offsets without the link at `index`, whose block ends at `end`; None if it is no link."""
+    """Drop the offset of the LINK at `index`, whose block ends at `end`; None if it is no LINK."""
     following = int(offsets[index + 1]) if index + 1 < len(offsets) else end
     # The next record may be in a later block; then the link fills its own.
     if min(following, end) - int(offsets[index]) != LINK_RECORD_SIZE_BYTES:
@@ -316,7 +317,7 @@ def _changed(values: Ids, index: int, difference: int) -> Ids:
 def later_headers(
     file: Readable, header: FileHeader, after: int, sequence_after: int
 ) -> Iterator[tuple[int, BlockHeader]]:
-    """Valid block headers at boundaries beyond `after`, with damage between them skipped."""
+    """Yield valid block headers at block boundaries beyond `after`, skipping damage."""
     size = file.size()
     step = header.alignment
     offset = after - after % step + step
@@ -337,7 +338,7 @@ def later_headers(
 def next_valid(
     file: Readable, header: FileHeader, after: int, sequence_after: int
 ) -> ScannedBlock | None:
-    """The first valid block beyond `after`, to continue after a damaged region."""
+    """Find the first valid block beyond `after`, to continue after a damaged region."""
     size = file.size()
     for offset, _ in later_headers(file, header, after, sequence_after):
         block = read_block(file, header, offset, size)
@@ -347,7 +348,7 @@ def next_valid(
 
 
 def link_of(file: Readable, header: FileHeader) -> LinkRecord | None:
-    """The LINK record of a file, which names its predecessor, if it has one."""
+    """Return the LINK record of a file, which names the file before it; None without one."""
     block = read_block(file, header, FILE_HEADER_SIZE_BYTES, file.size())
     if block is None:
         return None

@@ -1,13 +1,14 @@
-"""Reading everything that is indexed, slowly and repeatedly, to find damage early.
+"""The scrubber reads all indexed data, slowly and repeatedly, to find damage early.
 
-One pass covers the files, by number, and the index. In a file it checks the checksums of blocks and
-of requests' payloads, and the ids in packets. In the index it checks the checksums of pages, and
-that slots point inside their files. A pass bypasses the page cache where the file system allows it.
-It reads at a bounded rate, in steps of a worker thread.
+One pass reads the files, in the order of their numbers, and the index. In a file, the pass checks
+the checksums of blocks and of requests' payloads, and the ids in packets. In the index, it checks
+the checksums of pages, and that slots point inside their files. A pass bypasses the page cache
+where the file system allows it. A pass reads at a bounded rate, in steps of a worker thread.
 
-A finding is reported once and kept in the index. It goes when a later pass finds the place sound or
-the file removed; until then the bookie is in doubt. A file that a compaction removes is no finding.
-Clients and the integrity check verify the digests of entries.
+Damage that a pass finds is reported once and recorded in the index. The record is removed when a
+later pass finds the place sound or the file gone; until then the bookie is in doubt. A file that a
+compaction removes is not damage. The scrubber does not verify the digests of entries; clients and
+the integrity check do.
 """
 
 from __future__ import annotations
@@ -40,27 +41,27 @@ R = TypeVar("R")
 _log = event_log(__name__)
 
 META_DAMAGE = b"damage/"
-"""Prefix of the findings: file number, offset → one sentence."""
+"""The ``meta`` prefix of recorded damage: file number and offset map to a sentence."""
 META_POSITION = b"scrubbed"
 """The place at which the next pass continues: file, offset, sequence of the block before."""
 
 _DAMAGE_KEY = struct.Struct(">IQ")
 _POSITION = struct.Struct("<IQQ")
 ALIGNMENT_BYTES = 4096
-"""Reads past the page cache begin and end at multiples of this."""
+"""Reads that bypass the page cache begin and end at multiples of this."""
 STEP_BYTES = 1024 * 1024
-"""Read at once; also the memory of a step, beside one block."""
+"""The bytes that are read at once; a step needs this much memory, and one block."""
 REMEMBER_BYTES = 64 * 1024 * 1024
-"""The most that is read again after a restart."""
+"""The most bytes that a pass reads again after a restart."""
 NOW_BYTES_PER_SECOND = 64 * 1024 * 1024
 """The rate of a pass that an operator waits for."""
 IDLE_SECONDS = 60.0
-"""Between two passes, or when scrubbing is switched off."""
+"""The pause between two passes, or between two looks when scrubbing is switched off."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One damaged place. File 0 is the index; the offset is then a CRC32C of the key."""
+    """One damaged place; in the index, `file` is 0 and `offset` is a CRC32C of the key."""
 
     file: int
     offset: int
@@ -69,7 +70,7 @@ class Finding:
 
 @dataclass(slots=True)
 class ScrubReport:
-    """The reading of the pass under way, or of the last one."""
+    """The amounts that the current pass, or the last one, has read."""
 
     passes: int = 0
     files: int = 0
@@ -79,13 +80,13 @@ class ScrubReport:
 
 @dataclass(slots=True)
 class _Step:
-    """The reading and the findings of one step."""
+    """The bytes that one step read, and the damage that it found."""
 
     size_bytes: int = 0
     findings: list[Finding] = field(default_factory=list)
     end: int = 0
     sequence: int = 0
-    """Of the last block that was read."""
+    """The sequence number of the last block that was read."""
 
 
 class Scrubber:
@@ -121,7 +122,7 @@ class Scrubber:
     # --- for operators -------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start a whole pass now, at a higher rate."""
+        """Start a whole pass now, at a higher rate than usual."""
         self._now = self._asked = True
         self._idle.end()
         self._rest.measure_again()
@@ -139,7 +140,7 @@ class Scrubber:
             self._idle.end()
 
     def status(self) -> dict[str, object]:
-        """The state of the pass under way, and the damaged places."""
+        """Return the state of the current pass, and the damaged places."""
         return {
             "needed": bool(self.findings),
             "running": self._now,
@@ -159,7 +160,7 @@ class Scrubber:
             await self._idle.wait(lambda: IDLE_SECONDS)
 
     async def scrub(self) -> None:
-        """One pass; it continues an interrupted one, unless `start` asked for it.
+        """Make one pass; it continues an interrupted pass, unless `start` asked for a whole one.
 
         Raises:
             StorageFailedError: the index could not be written; the process must end.
@@ -200,7 +201,7 @@ class Scrubber:
         return number == 0 or self._files.path(number) is not None
 
     async def _scrub_file(self, number: int, offset: int, sequence: int) -> None:
-        """One file from `offset` on, up to where it is indexed."""
+        """Check one file from `offset` on, up to the place to which it is indexed."""
         steps = self._file_steps(number, offset, sequence)
         found: set[tuple[int, int]] = set()
         while (step := await self._run(lambda: next(steps, None))) is not None:
@@ -276,7 +277,7 @@ class Scrubber:
                 await self._take(step)
 
     def _index_step(self, start: bytes) -> tuple[_Step, bytes | None]:
-        """Some pages of the index: each whole, and pointing at what its files hold."""
+        """Check some index pages: each must be intact, and its slots must point inside files."""
         pairs, hidden = some_of(self._index.store, "locations", start)
         step = _Step(sum(len(value) for _, value in pairs))
         pages, damaged = sound_slots(pairs)
@@ -299,7 +300,7 @@ class Scrubber:
         return step, behind(pairs, start)
 
     def _rows_step(self, start: bytes) -> tuple[_Step, bytes | None]:
-        """Some rows of ledgers: each whole, and found."""
+        """Check some rows of ledgers: each must be intact, and a look-up must find it."""
         pairs, hidden = some_of(self._index.store, "ledgers", start)
         step = _Step(sum(len(value) for _, value in pairs))
         for key, value in pairs:
@@ -319,7 +320,7 @@ class Scrubber:
     # --- findings ------------------------------------------------------------------------
 
     async def _take(self, step: _Step) -> None:
-        """Report new findings, count bytes, and keep to the rate."""
+        """Report the new damage of a step, count its bytes, and wait to keep to the rate."""
         self.report.bytes += step.size_bytes
         self._metrics.scrub_bytes_total.inc(step.size_bytes)
         for finding in step.findings:
@@ -347,7 +348,7 @@ class Scrubber:
         await self._put(values)
 
     async def _forget(self, keys: list[tuple[int, int]]) -> None:
-        """Drop findings: the places are sound, or their files are gone."""
+        """Remove findings whose places are sound now, or whose files are gone."""
         for key in keys:
             del self.findings[key]
         if keys:
@@ -364,13 +365,13 @@ class Scrubber:
 
 
 class _Uncached:
-    """A file as the device has it, past the page cache."""
+    """A file whose reads bypass the page cache, to see the bytes on the device."""
 
     def __init__(self, file: File) -> None:
         self._file = file
 
     def pread(self, size: int, offset: int) -> Buffer:
-        """Read whole pages, as the device wants them; see `Readable.pread`."""
+        """Read whole aligned pages, as the device requires; see `Readable.pread`."""
         start = offset // ALIGNMENT_BYTES * ALIGNMENT_BYTES
         wanted = -(-(offset + size - start) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         data = self._file.pread_uncached(wanted, start)
@@ -384,7 +385,7 @@ class _Uncached:
 
 
 def _check(number: int, group: BlockGroup) -> list[Finding]:
-    """Damage inside of blocks whose own checksums are right."""
+    """Return the damage inside of blocks whose own checksums are right."""
     first = int(group.places[0]) if len(group.places) else 0
     try:
         records = group.parse()
@@ -416,7 +417,7 @@ def _check(number: int, group: BlockGroup) -> list[Finding]:
 def _behind(
     file: _Uncached, header: FileHeader, offset: int, sequence: int
 ) -> tuple[int, int] | None:
-    """Place after the damage at `offset`: the next valid block, and the sequence before it."""
+    """Return the next valid block after damage at `offset`, and the sequence before that block."""
     try:
         found = next_valid(file, header, offset, sequence)
     except OSError:
@@ -425,7 +426,7 @@ def _behind(
 
 
 def _is_blank(file: _Uncached, start: int, end: int) -> bool:
-    """True if there are only zeros: reserved room that was never used."""
+    """True if the range holds only zeros: it is reserved room that was never used."""
     while start < end:
         data = file.pread(min(STEP_BYTES, end - start), start)
         if not len(data):

@@ -1,10 +1,12 @@
 """A window of consecutive entry ids, and where each of them is stored.
 
-The memtables are laid over the window, oldest first, so that the newest copy of an id wins. The
-index fills the empty places. Everything is an array operation, without work per entry.
+The locations in the memtables are written into the window, oldest memtable first, so that the
+newest copy of an entry wins. Then the index fills the empty places. All work is done by array
+operations, without work for each entry.
 
-A location is a triple (file, offset, size). `file` > 0 is a file number; `file` < 0 is the buffer
-``memory[-file - 1]``, an unwritten payload. `file` 0 means that the entry is missing.
+A location is a triple (file, offset, size). A `file` above 0 is a file number. A `file` below 0
+stands for the buffer ``memory[-file - 1]``, a payload that is not written yet. `file` 0 means that
+the entry is missing.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ Sizes = Ids | U32
 class Extent(NamedTuple):
     """Adjacent packets: `length` bytes at `offset` of `file`.
 
-    A tuple, because each lone append in the journal needs one.
+    An extent is a tuple, because each single append in the journal needs one.
     """
 
     file: int
@@ -52,14 +54,14 @@ class Window:
         self.memory: list[Buffer] = []
 
     def put(self, ids: Ids, files: Sizes | int, offsets: Sizes, sizes: Sizes) -> None:
-        """Lay locations over the window; all `ids` lie in it."""
+        """Write the locations of `ids` into the window, over the locations that it has."""
         where = ids - self.first
         self.files[where] = files
         self.offsets[where] = offsets
         self.sizes[where] = sizes
 
     def put_contiguous(self, first_id: int, file: int, offsets: Ids, sizes: Sizes) -> None:
-        """Lay the locations of ``first_id, first_id + 1, …`` over the window."""
+        """Write the locations of ``first_id, first_id + 1, …`` into the window."""
         start = first_id - self.first
         stop = start + len(sizes)
         self.files[start:stop] = file
@@ -81,7 +83,7 @@ class Window:
         self.files[where], self.offsets[where], self.sizes[where] = part.T
 
     def remember(self, buffer: Buffer) -> int:
-        """Keep `buffer` for this read; returns its negative number."""
+        """Keep `buffer` for this read; return the negative number that stands for it."""
         self.memory.append(buffer)
         return -len(self.memory)
 
@@ -93,7 +95,7 @@ class Window:
         return ids[(ids - first_residue) % modulus < count]
 
     def extents(self, ids: Ids) -> list[Extent]:
-        """The packets of `ids` as runs of adjacent bytes, in the order of `ids`."""
+        """Return the packets of `ids` as extents of adjacent bytes, in the order of `ids`."""
         where = ids - self.first
         files, offsets, sizes = self.files[where], self.offsets[where], self.sizes[where]
         ends = offsets + sizes

@@ -1,1 +1,1 @@
-"""The start of the engine: from the files of the last process to a state that may serve."""
+"""Starts the engine: turns the files of the last process into a state that can serve."""

@@ -1,16 +1,16 @@
 """Replay at a start: read the journal from the mark and put its content into the index.
 
-Replay writes the records anew into an entry log, in order. The bytes that it reads may be in the
-page cache only. It syncs the log before the index points into it. One index transaction then
-registers the log, the slots, the rows and the new mark. Until it commits, a start begins with the
-old files again.
+Replay copies the records into a new entry log, in order, because the bytes that it reads may be
+only in the page cache. It syncs the log before the index points into the log. One index transaction
+then registers the log, the slots, the rows and the new mark. Until that transaction commits, each
+start begins with the old files again.
 
-A long journal is committed in batches, to bound memory. A crash between two batches leaves a mark
-in the middle of the journal, as a checkpoint does.
+A long journal is committed in batches, to bound memory. After a crash between two batches, the mark
+is in the middle of the journal, as after a checkpoint.
 
-`Replay` also rebuilds a lost index. It reads every file from its start, from the oldest records to
-the newest; the entries stay where they are. Batches of a rebuild have no mark, so a start after a
-crash rebuilds again.
+`Replay` also rebuilds a lost index. The rebuild reads every file from its start, the file with the
+oldest records first, and does not copy entries. Batches of a rebuild set no mark, so the start
+after a crash rebuilds again.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from bookie.node.engine.scan import (
 )
 
 LEDGERS_A_BLOCK = 10_000
-"""Ledgers whose states go into one block of a log; each takes about a hundred bytes."""
+"""The most ledger states in one block of a log; each state takes about a hundred bytes."""
 
 CommitBatch = Callable[[ReplayBatch, list[SealedFile], Mark | None], None]
-"""Commits a batch, the files that ended so far, and how far the journal has been read."""
+"""Commits a batch, the files read to their end, and the journal position (None: a rebuild)."""
 
 
 @dataclass(slots=True)
@@ -52,10 +52,10 @@ class ReplayOutcome:
     """The result of a replay. The caller commits it, then opens the journal for new records."""
 
     batch: ReplayBatch
-    """The part that is not committed yet."""
+    """The last batch of records, which is not committed yet."""
     sealed: list[SealedFile] = field(default_factory=list)
     predecessor: LinkRecord | None = None
-    """Names the last journal file and its end, for the next one."""
+    """The link that the next journal file will hold: the last journal file, and its end."""
     blocks: int = 0
     entries: int = 0
 
@@ -63,8 +63,8 @@ class ReplayOutcome:
 class Replay:
     """Reads journal files into a `ReplayOutcome`. Blocking; runs once, before anything else.
 
-    Each damaged region of durable data becomes one sentence in `corrupt`. `advance` gets the number
-    of bytes read.
+    Each damaged region of durable data becomes one sentence in `corrupt`. `advance` is called with
+    the number of bytes that were just read.
     """
 
     def __init__(
@@ -108,8 +108,9 @@ class Replay:
     ) -> ReplayOutcome:
         """Replay `journals` (number and path, ascending) from `mark` on, or from their start.
 
-        After a `clean` stop the last file ends with its last block. Otherwise it must have room for
-        another block; a file without room has a successor, which is then missing.
+        After a `clean` stop, the last journal file ends with its last block. After any other stop,
+        that file must have room for another block. If it has no room, a later journal file existed,
+        which is now missing.
 
         Raises:
             NewerFormatError: a newer version wrote a file.
@@ -148,7 +149,7 @@ class Replay:
     def rebuild(self, files: list[tuple[int, str]]) -> ReplayOutcome:
         """Collect the locations of all records in `files`, without copying them.
 
-        A file is read after the file whose records it continues, see `_in_order`.
+        Files are read from the oldest records to the newest, see `_in_order`.
 
         Raises:
             NewerFormatError: a newer version wrote a file.
@@ -180,10 +181,11 @@ class Replay:
         return self._finish()
 
     def _in_order(self, files: list[tuple[int, str]]) -> list[tuple[FileHeader, str]]:
-        """The files from the oldest records to the newest.
+        """Return the files, ordered from the oldest records to the newest.
 
-        Journals are ordered by number. A log follows the newest file that it was made from, even if
-        that file is gone. Its own number only says when it was written.
+        Journals are ordered by number. A log comes after the newest file that its records were
+        copied from, even if that file is gone. The log's own number only says when the log was
+        written.
         """
         found = []
         for number, path in files:
@@ -251,9 +253,9 @@ class Replay:
         *,
         room_after: bool,
     ) -> Iterator[BlockRun]:
-        """Valid blocks; damage to durable ones is noted and skipped.
+        """Yield the valid blocks of a file; note damaged durable blocks in `corrupt` and skip them.
 
-        `room_after`: this is the current journal file, which ends with reserved room.
+        `room_after` is True for the current journal file, which ends with reserved room.
         """
         offset, sequence, mark_offset = FILE_HEADER_SIZE_BYTES, 0, None
         if mark is not None and mark.file_number == header.number:
@@ -320,16 +322,17 @@ class Replay:
         self._batch.take(parsed, number, parsed.packets + where)
 
     def _commit_batch(self, mark: Mark | None) -> None:
-        """Commit everything so far, so that memory stays bounded."""
+        """Commit the records read so far, so that memory use stays bounded."""
         self._publish_logs()
         self._commit(self._batch, self.outcome.sealed, mark)
         self.outcome.entries += self._batch.entries
         self._batch = self._new_batch()
 
     def _keep_states(self) -> None:
-        """Write the states of the log's ledgers, which a rebuild needs beside entries.
+        """Write the states of the log's ledgers into the log, because a rebuild needs them.
 
-        Their keys may stand before the mark, in a file that goes soon.
+        The key of a ledger may be recorded only before the mark, in a file that will soon be
+        removed.
         """
         if not self._log.holds_anything:
             return

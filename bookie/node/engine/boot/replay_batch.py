@@ -1,8 +1,8 @@
 """Records that a start has read from the files and not yet put into the index.
 
-Entries are kept as columns and sorted by ledger when the batch is committed. So a block of lone
-appends to many ledgers costs no work per ledger before. Other records are kept apart, because their
-order relative to entries does not matter.
+Entries are kept as columns and are sorted by ledger when the batch is committed. So a block of
+single appends to many ledgers needs no work per ledger until then. Other records are kept apart,
+because their order relative to entries does not matter.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from bookie.node.engine.ledger_state import LocalLedger
 from bookie.node.engine.memtable import EMPTY_TABLE, LocationTable, concatenated
 
 LEDGERS_MAX = 100_000
-"""Ledgers after which a batch is full, however few entries it has."""
+"""A batch with this many ledgers is full, however few entries it has."""
 
 StateRecord = LedgerRecord | FenceRecord | LacRecord | DeletedRecord | LimboRecord
 
 LoadRows = Callable[[Sequence[int]], Sequence[LedgerIndexRow | None]]
-"""The rows of some ledgers in the index, one value for each."""
+"""Returns the index row of each of these ledgers; None for a ledger without a row."""
 
 
 class ReplayBatch:
@@ -53,7 +53,7 @@ class ReplayBatch:
         return self.entries >= self._entries_max or len(self.states) >= LEDGERS_MAX
 
     def take(self, records: RecordArrays, file: int, offsets: Ids) -> None:
-        """Add the records of a body; the packets of its entries stand at `offsets` of `file`."""
+        """Add the records of a block's body; its entries' packets are at `offsets` in `file`."""
         # A link is about the file, not its data. Entries come as arrays.
         others = [
             record
@@ -78,13 +78,13 @@ class ReplayBatch:
         self.entries += len(offsets)
 
     def known_states(self) -> list[LocalLedger]:
-        """The state of each ledger in the batch, without what its entries add."""
+        """Return the state of each ledger in the batch, before its entries are applied."""
         if self._ledger_ids:
             self._make_states(_distinct(np.concatenate(self._ledger_ids)).tolist())
         return list(self.states.values())
 
     def changes(self) -> list[LedgerChange]:
-        """The changes for the index; afterwards `states` include the entries, too."""
+        """Return the changes for the index, and apply the batch's entries to `states`."""
         tables = self._tables()
         return [
             LedgerChange(ledger_id, state.row(), tables.get(ledger_id, EMPTY_TABLE))
@@ -153,7 +153,7 @@ class ReplayBatch:
 
 
 def newest_of_each(ledger_ids: Ids, table: LocationTable) -> tuple[Ids, LocationTable]:
-    """Each entry of each ledger once, ascending by both; the last of several is the newest."""
+    """Sort by ledger id, then entry id; of several copies of an entry, keep the last one."""
     order = np.lexsort((table.ids, ledger_ids))
     ledger_ids, ids = ledger_ids[order], table.ids[order]
     is_last = np.append((ledger_ids[1:] != ledger_ids[:-1]) | (ids[1:] != ids[:-1]), True)
@@ -161,7 +161,7 @@ def newest_of_each(ledger_ids: Ids, table: LocationTable) -> tuple[Ids, Location
 
 
 def _distinct(ledger_ids: Ids) -> Ids:
-    """Each value once, ascending."""
+    """Return each ledger id once, in ascending order."""
     lowest = ledger_ids.min()
     offsets = ledger_ids - lowest
     if int(offsets.max()) < len(offsets):

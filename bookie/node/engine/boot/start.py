@@ -1,4 +1,4 @@
-"""The start of the engine, from the files of the last process to a state that can serve.
+"""Starts the engine: turns the files of the last process into a state that can serve.
 
 The order makes a start safe:
 
@@ -9,8 +9,8 @@ The order makes a start safe:
 5. A new journal file is made.
 6. One transaction commits all of it.
 
-After a crash before that commit, the next start does the same work again. The caller has locked the
-directories and checked the cookies before.
+After a crash before the commit of step 6, the next start does the same work again. Before a start,
+the caller has locked the directories and checked the cookies.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Whose data this is."""
+    """The owner of the data: its bookie and its cluster instance."""
 
     bookie_id: str
     instance_id: str
@@ -95,7 +95,7 @@ class BootReport:
 
 @dataclass(frozen=True, slots=True)
 class Booted:
-    """Everything the engine starts with."""
+    """Everything that a start hands over to the engine."""
 
     index: Index
     files: FileTable
@@ -103,7 +103,7 @@ class Booted:
     writer: JournalWriter
     states: dict[int, LocalLedger]
     indexed_max: int
-    """Every ledger above it with a row or pages in the index is in `states`."""
+    """Every ledger above this id that has a row or pages in the index is in `states`."""
     dead_files: tuple[int, ...]
     report: BootReport
 
@@ -119,7 +119,7 @@ class Boot:
         identity: Identity,
         advance: Callable[[int], None] = lambda size: None,
     ) -> None:
-        """`advance` gets the number of bytes of the files that have been read."""
+        """`advance` is called with the number of bytes that were just read from the files."""
         self._env = environment
         self._settings = settings
         self._dirs = directories
@@ -127,7 +127,7 @@ class Boot:
         self._advance = advance
         self._corrupt: list[str] = []
         self._missing: list[bytes] = []
-        """Numbers of missing files with live bytes, including known losses."""
+        """Numbers of missing files that had live bytes, including files known as lost."""
         self._clean = False
         self._next_number: Callable[[], int] = itertools.count(1).__next__
 
@@ -260,8 +260,9 @@ class Boot:
     def _has_strange_files(self, index: Index) -> bool:
         """True if the index lacks the row of a log, or of a journal up to the mark.
 
-        Such a file is uncommitted or holds only dead entries, and is removed. But if a page names
-        it, its row was lost. So the start first checks all pages.
+        A file without a row is uncommitted or holds only dead entries, and is removed. But if an
+        index page points into such a file, the file's row was lost. So the start first checks all
+        index pages.
         """
         rows, mark = index.files(), index.mark()
         journals, logs = self._files_on_disk()
@@ -276,7 +277,7 @@ class Boot:
                     self._env.disk.unlink(os.path.join(directory, name))
 
     def _open_index(self) -> tuple[Index, bool]:
-        """The index, and True if it has to be rebuilt."""
+        """Open the index; return it, and True if it has to be rebuilt."""
         trusted = self._dirs.take_stopped()
         data = os.path.join(self._dirs.index, "data.mdb")
         if "data.mdb" in self._env.disk.names(self._dirs.index):
@@ -309,7 +310,7 @@ class Boot:
         return index, False
 
     def _new_index(self, error: CorruptionError) -> Index:
-        """An empty index; the damaged one is kept for inspection."""
+        """Open a new empty index; the damaged index is kept for inspection."""
         self._corrupt.append(str(error))
         self._dirs.set_index_aside(f"damaged-{self._env.clock.now_ms()}")
         return self._try_open()
@@ -378,13 +379,13 @@ class Boot:
             return self._replay_from_mark(index, journals)
 
     def _remove_unknown_logs(self, rows: dict[int, FileRow], logs: dict[int, str]) -> None:
-        """Remove logs that a start or compaction wrote and never committed, also from `logs`."""
+        """Remove logs that a start or compaction left uncommitted, from disk and from `logs`."""
         for number in [number for number in logs if number not in rows]:
             # No page names it, see `_has_strange_files`.
             self._env.disk.unlink(logs.pop(number))
 
     def _replay_from_mark(self, index: Index, journals: dict[int, str]) -> ReplayOutcome:
-        """Replay the part that the index lacks; batches move the mark."""
+        """Replay the journal part that the index lacks; each committed batch moves the mark."""
         mark = index.mark()
         wanted = [
             (number, path)
@@ -408,7 +409,7 @@ class Boot:
     def _commit_batch(
         self, index: Index, batch: ReplayBatch, sealed: list[SealedFile], mark: Mark | None
     ) -> None:
-        """Commit a part of a long replay, with a mark, or of a rebuild, without one."""
+        """Commit one batch of a long replay (with a mark) or of a rebuild (without a mark)."""
         self._env.failpoints.hit("boot.before_commit")
         meta = {META_CLEAN: b"0"}
         if self._corrupt or mark is None:
@@ -421,7 +422,7 @@ class Boot:
     def _forgotten(
         self, rows: dict[int, FileRow], journals: dict[int, str], outcome: ReplayOutcome
     ) -> list[SealedFile]:
-        """Older journals that the index lacks or has as open; they are sealed now."""
+        """Return older journals to be sealed now: the index lacks them or has them as open."""
         replayed = {item.number for item in outcome.sealed}
         return [
             SealedFile(number, FileKind.JOURNAL, self._size_of(path))
@@ -465,7 +466,7 @@ class Boot:
             return commit()
 
     def _give_back(self, outcome: ReplayOutcome, journals: dict[int, str]) -> None:
-        """Free the room after the last journal's end, unless it is evidence of damage."""
+        """Cut reserved room behind the last block of journals, unless it is evidence of damage."""
         if self._corrupt:
             return
         for sealed in outcome.sealed:

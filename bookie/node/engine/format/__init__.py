@@ -1,1 +1,1 @@
-"""The bytes of a bookie's files: records, blocks, index pages and rows, torn tails. Pure."""
+"""The byte formats of a bookie's files: records, blocks, index pages, rows, torn tails; no I/O."""

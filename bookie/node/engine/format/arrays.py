@@ -1,4 +1,4 @@
-"""Arrays of ids and of numbers in files, by which the engine speaks of many entries at once."""
+"""Array types for ids and file positions, with which the engine handles many entries at once."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ U32 = NDArray[np.uint32]
 """File numbers, offsets or sizes, as the index stores them."""
 
 IdRanges = tuple[Ids, Ids]
-"""First and last ids of ranges: disjoint, ascending and not adjacent."""
+"""First ids and last ids of ranges, which are disjoint, ascending and not adjacent."""
 
 IntegerT = TypeVar("IntegerT", bound=np.integer)
 
 
 def distinct(values: NDArray[IntegerT]) -> NDArray[IntegerT]:
-    """Each value once, ascending.
+    """Return each distinct value once, in ascending order.
 
-    As `numpy.unique`, which takes four times as long for 100 000 values, and imports the masked
-    arrays with its first call.
+    The result is that of `numpy.unique`. But `numpy.unique` takes four times as long for 100 000
+    values, and its first call imports the masked arrays.
     """
     ordered = np.sort(values)
     is_first = np.ones(len(ordered), bool)

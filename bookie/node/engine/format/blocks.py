@@ -18,8 +18,8 @@ offset bytes meaning
 4092   4     CRC-32C of bytes 0 … 4092 (u32)
 ====== ===== ===================================================================
 
-Magic, version and the CRC's place are the same in every version. So damage differs from a newer
-version.
+The magic, the version field and the place of the CRC are the same in every format version. So a
+reader can tell damage from a newer version.
 
 **Block**, one group commit: header, body, zeros up to the alignment:
 
@@ -39,9 +39,9 @@ offset bytes meaning
 40     …     body: records (see :mod:`bookie.node.engine.format.records`)
 ====== ===== ===================================================================
 
-The nonce in both CRCs invalidates blocks that a former file left in the same place. The sequence in
-the body's CRC invalidates a body under another block's header. Zeros are invalid, because the magic
-is not zero.
+Both CRCs include the nonce, so blocks that an earlier file left in the same place are invalid. The
+body's CRC includes the sequence, so a body under another block's header is invalid. Zeros are no
+valid block, because the magic is not zero.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ from bookie.errors import FormatError, NewerFormatError
 from bookie.node.engine.format.arrays import U32, Ids
 
 FORMAT_VERSION = 1
-"""The version this code writes, and the newest it reads."""
+"""The format version that this code writes, and the newest one that it reads."""
 
 FILE_MAGIC = b"BOOKIEFL"
 BLOCK_MAGIC = b"blok"
@@ -70,7 +70,7 @@ BLOCK_HEADER_SIZE_BYTES = 40
 NONCE_SIZE_BYTES = 16
 ALIGNMENTS_BYTES = (512, 1024, 2048, 4096)
 BODY_SIZE_BYTES_MAX = 64 * 1024 * 1024
-"""A larger length is damage: the writer ends a block near 8 MiB."""
+"""A larger body length means damage: the writer ends a block near 8 MiB."""
 
 _FILE_HEADER = struct.Struct("<8sIIQ16sI")
 _BLOCK_HEADER = struct.Struct("<4sHHIIQQI")
@@ -116,7 +116,7 @@ class FileHeader:
     """Blocks start at multiples of this many bytes."""
 
     def encode(self) -> bytes:
-        """The 4096 bytes that start the file."""
+        """Return the 4096 bytes that begin the file."""
         assert len(self.nonce) == NONCE_SIZE_BYTES
         assert self.alignment in ALIGNMENTS_BYTES
         head = _FILE_HEADER.pack(
@@ -126,7 +126,7 @@ class FileHeader:
 
 
 class BlockHeader(NamedTuple):
-    """A block's statement about itself."""
+    """The fields of a block's header."""
 
     sequence: int
     durable_upto: int
@@ -137,7 +137,7 @@ class BlockHeader(NamedTuple):
 
 
 def decode_file_header(data: BytesLike) -> FileHeader:
-    """The header at the start of `data`, which may be longer.
+    """Decode the file header at the start of `data`, which may be longer than a header.
 
     Raises:
         FormatError: another kind of file, a newer version of ours, or damage. The message says
@@ -164,7 +164,7 @@ def decode_file_header(data: BytesLike) -> FileHeader:
 
 
 def encode_block_header(nonce: bytes, header: BlockHeader) -> bytes:
-    """The 40 bytes before a block's body, for the file with this `nonce`."""
+    """Return the 40 bytes of a block's header, for the file with this `nonce`."""
     assert 0 <= header.body_length <= BODY_SIZE_BYTES_MAX
     head = _BLOCK_HEADER.pack(
         BLOCK_MAGIC,
@@ -180,9 +180,10 @@ def encode_block_header(nonce: bytes, header: BlockHeader) -> bytes:
 
 
 def parse_block_header(data: BytesLike, nonce: bytes) -> BlockHeader | None:
-    """The block header at the start of `data`, or None if it is invalid or of another file.
+    """Parse the block header at the start of `data`; None if it is invalid or of another file.
 
-    The body is not checked: compare its :func:`body_crc` with the header's.
+    The body is not checked: the caller must compare its :func:`body_crc` with the one in the
+    header.
 
     Raises:
         FormatError: the header is intact but carries flags that this version does not know.
@@ -204,7 +205,7 @@ def parse_block_header(data: BytesLike, nonce: bytes) -> BlockHeader | None:
 
 
 def body_crc(nonce: bytes, sequence: int, buffers: Iterable[BytesLike]) -> int:
-    """The checksum of a body that is spread over `buffers`; they are not joined."""
+    """Compute the checksum of a body that is spread over `buffers`, without joining them."""
     crc = crc32c(nonce + _U64.pack(sequence))
     for buffer in buffers:
         crc = crc32c(buffer, crc)
@@ -212,33 +213,34 @@ def body_crc(nonce: bytes, sequence: int, buffers: Iterable[BytesLike]) -> int:
 
 
 def block_size_on_disk(body_length: int, alignment: int) -> int:
-    """Bytes from a block's start to the next block's."""
+    """Return the bytes from the start of a block to the start of the next one."""
     return -(-(BLOCK_HEADER_SIZE_BYTES + body_length) // alignment) * alignment
 
 
 def padding(size: int, alignment: int) -> bytes:
-    """The zeros after `size` bytes up to the alignment."""
+    """Return the zeros that fill `size` bytes up to a multiple of the alignment."""
     return _ZEROS[: -size % alignment]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockArrays:
-    """The headers of blocks that follow each other; one value for each block.
+    """The headers of consecutive blocks as arrays, with one value for each block.
 
-    Lone appends leave a block each, of 512 bytes: an object for each would slow a start down.
+    Each single append leaves a block of 512 bytes; one Python object for each block would slow a
+    start down.
     """
 
     starts: Ids
-    """The begin of the header, relative to the parsed data."""
+    """The offset of each block's header in the parsed data."""
     ends: Ids
-    """The begin of the next block."""
+    """The offset at which the block after each block begins."""
     body_lengths: Ids
     record_counts: Ids
     sequences: npt.NDArray[np.uint64]
     durable_upto: npt.NDArray[np.uint64]
     body_crcs: U32
     body_seeds: U32
-    """The checksum of nonce and sequence, with which that of the body begins."""
+    """The checksum of nonce and sequence, which the body's checksum continues."""
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -248,10 +250,10 @@ class BlockArrays:
 
 
 def parse_block_headers(data: memoryview, alignment: int, nonce: bytes) -> BlockArrays | None:
-    """The blocks at the start of `data` whose headers are valid and whose bodies `data` holds.
+    """Parse the leading blocks of `data` with valid headers and with bodies inside `data`.
 
-    None if the first block is invalid; `parse_block_header` names its fault. Bodies are not
-    checked.
+    The result is None if the first block is invalid; `parse_block_header` then tells its fault. The
+    checksums of bodies are not checked.
     """
     if len(data) < BLOCK_HEADER_SIZE_BYTES:
         return None
@@ -284,7 +286,7 @@ def parse_block_headers(data: memoryview, alignment: int, nonce: bytes) -> Block
 
 
 def _chain(likely: Ids, following: Ids) -> tuple[Ids, Ids]:
-    """The places reached from the first one; others are magic numbers inside bodies."""
+    """Keep the places reached from the first block; others are magic numbers inside bodies."""
     after = dict(zip(likely.tolist(), following.tolist(), strict=True))
     place, chain = 0, []
     while place in after:
@@ -294,7 +296,7 @@ def _chain(likely: Ids, following: Ids) -> tuple[Ids, Ids]:
 
 
 def _sound(heads: npt.NDArray[np.void], starts: Ids, size: int, nonce: bytes) -> int:
-    """The number of leading valid headers with bodies that end within `size` bytes."""
+    """Count the leading valid headers whose bodies end within `size` bytes."""
     lengths = heads["body_length"].astype(np.int64)
     rows = np.ascontiguousarray(_rows(heads)[:, : _BLOCK_HEADER.size])
     sound = (

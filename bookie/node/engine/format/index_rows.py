@@ -1,7 +1,7 @@
 """Rows of the index beside its pages: one per ledger, one per file, and the journal mark.
 
-All integers are little endian. Every row carries a CRC32C of its key and itself, because LMDB has
-no checksums. The key is included so that rows cannot be exchanged.
+All integers are little endian. Every row carries a CRC32C of its key and its content, because LMDB
+has no checksums. The CRC covers the key, so that a row under another row's key fails the check.
 
 ======  ====  =========================================================================
 ledger row
@@ -70,7 +70,7 @@ _FENCED, _LIMBO, _KEY_KNOWN, _DELETED = 1, 2, 4, 8
 
 
 class FileState(enum.IntEnum):
-    """An open file may still grow."""
+    """The state of a file: an open file may still grow, a sealed one may not."""
 
     OPEN = 0
     SEALED = 1
@@ -80,9 +80,9 @@ class HeldIn(NamedTuple):
     """Files that may hold entries of a deleted ledger: lowest and highest number of each kind."""
 
     journals: tuple[int, int] = (0, 0)
-    """(0, 0) if nothing is known, as an older version wrote it."""
+    """The lowest and highest journal; (0, 0) if unknown, as in rows of an older version."""
     logs: tuple[int, int] = (0, 0)
-    """(0, 0) if there are none."""
+    """The lowest and highest entry log; (0, 0) if there are none."""
 
 
 NOT_KNOWN = HeldIn()
@@ -106,10 +106,10 @@ class LedgerIndexRow:
     entries: int = 0
     payload_bytes: int = 0
     held_in: HeldIn = NOT_KNOWN
-    """Of a deleted ledger, whose counts are 0."""
+    """Files that may hold entries of a deleted ledger, whose counts are 0."""
 
     def counting(self, entries: int, payload_bytes: int) -> LedgerIndexRow:
-        """The same row with other counts; faster than `dataclasses.replace`."""
+        """Return a copy of the row with other counts; faster than `dataclasses.replace`."""
         return LedgerIndexRow(
             self.fenced,
             self.limbo,
@@ -136,7 +136,7 @@ class FileRow:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Mark:
-    """Everything before `offset` of file `file_number` is in the index; it never moves back."""
+    """Everything before `offset` of file `file_number` is in the index; a mark never moves back."""
 
     file_number: int
     offset: int
@@ -150,12 +150,12 @@ def ledger_key(ledger_id: int) -> bytes:
 
 
 def ledger_keys_above(after: int) -> bytes:
-    """The begin of the keys of ledgers above `after`; for -1 with keys that were cut."""
+    """Return the key at which ledgers above `after` begin; -1 also includes truncated keys."""
     return b"" if after == NO_ENTRY else ledger_key(after + 1)
 
 
 def parse_ledger_key(key: bytes) -> int:
-    """The ledger id of a key; FormatError if it is no key of a ledger row."""
+    """Return the ledger id in the key of a ledger row; raise FormatError for another key."""
     ledger_id = _parse_key(_LEDGER_KEY, key)
     if ledger_id > MAX_ID:
         raise FormatError(f"a key of the index names the invalid ledger {ledger_id}")
@@ -163,7 +163,7 @@ def parse_ledger_key(key: bytes) -> int:
 
 
 def is_row(key: bytes, data: bytes) -> bool:
-    """True if `data` is the row of this key, by its checksum."""
+    """True if the checksum in `data` shows that it is the row of this key."""
     return len(data) >= _CRC.size and crc32c(data[4:], crc32c(key)) == _CRC.unpack_from(data)[0]
 
 
@@ -173,7 +173,7 @@ def file_key(file_number: int) -> bytes:
 
 
 def parse_file_key(key: bytes) -> int:
-    """The file number of a key; FormatError if it is no key of a file row."""
+    """Return the file number in the key of a file row; raise FormatError for another key."""
     return _parse_key(_FILE_KEY, key)
 
 
@@ -207,7 +207,7 @@ def encode_ledger_row(ledger_id: int, row: LedgerIndexRow) -> bytes:
 
 
 def decode_ledger_row(ledger_id: int, data: bytes) -> LedgerIndexRow:
-    """The row of a ledger in `data`.
+    """Decode the row of a ledger from `data`.
 
     Raises:
         ChecksumError: the row was damaged, or is that of another ledger.
@@ -254,7 +254,7 @@ def encode_file_row(file_number: int, row: FileRow) -> bytes:
 
 
 def decode_file_row(file_number: int, data: bytes) -> FileRow:
-    """The row of a file in `data`; raises like `decode_ledger_row`."""
+    """Decode the row of a file from `data`; raises like `decode_ledger_row`."""
     body = _checked(file_key(file_number), data, "file")
     if len(body) != _FILE.size:
         raise FormatError("a file row of the index has a wrong length")
@@ -271,7 +271,7 @@ def encode_mark(mark: Mark) -> bytes:
 
 
 def decode_mark(data: bytes) -> Mark:
-    """The mark in `data`; raises like `decode_ledger_row`."""
+    """Decode the mark from `data`; raises like `decode_ledger_row`."""
     body = _checked(b"", data, "mark")
     if len(body) != _MARK.size:
         raise FormatError("the mark of the index has a wrong length")

@@ -1,17 +1,18 @@
 """Index pages: the places of 64 neighbouring entries of a ledger.
 
-Key of page ``entry id >> 6``: {ledger id u64, page number u64}, both big endian. So the pages of a
-ledger are adjacent and in id order.
+The key of page ``entry id >> 6`` is {ledger id u64, page number u64}, both big endian. So the pages
+of a ledger are adjacent and in id order.
 
-Value: {CRC-32C of the key and the slots u32, slots}, little endian. The checksum covers the key, so
-that pages cannot be exchanged. Slot ``entry id & 63`` is {file number u32, offset u32, size u32};
-the offset is that of the packet in its file. Size 0 marks an entry that is not stored here. Only
-slots up to the last used one are written, and only pages with a used slot.
+The value is {CRC-32C of the key and the slots u32, slots}, little endian. The checksum covers the
+key, so that a page under another page's key fails the check. Slot ``entry id & 63`` is {file number
+u32, offset u32, size u32}; the offset is the place of the entry's packet in the file. Size 0 marks
+an entry that is not stored here. The slots after the last used one are not written. A page without
+a used slot is not written at all.
 
-Sixty-four slots cost 16 to 17 bytes an entry in LMDB.
+With 64 slots in a page, LMDB needs 16 to 17 bytes for each entry.
 
 A checkpoint and a range read handle hundreds of pages at once, as one array of shape (pages, 64,
-3): file, offset, size. Python work is per page.
+3): file, offset, size. So Python does work for each page, not for each entry.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def page_key(ledger_id: int, page_number: int) -> bytes:
 
 
 def parse_page_key(key: bytes) -> tuple[int, int]:
-    """Ledger id and page number of a key.
+    """Return the ledger id and the page number in the key of a page.
 
     Raises:
         FormatError: the key has another size, or ids out of range.
@@ -64,13 +65,13 @@ def parse_page_key(key: bytes) -> tuple[int, int]:
 
 
 def is_page(key: bytes, value: bytes) -> bool:
-    """True if `value` is the page of this key, by its checksum."""
+    """True if the checksum in `value` shows that it is the page of this key."""
     crc = int.from_bytes(value[:_CRC_SIZE_BYTES], "little")
     return crc == crc32c(value[_CRC_SIZE_BYTES:], crc32c(key))
 
 
 def decode_pages(pairs: Sequence[tuple[bytes, bytes]]) -> tuple[NDArray[np.int64], Slots]:
-    """Page numbers and slots of `pairs` (key and value), in their order.
+    """Decode `pairs` of key and value into page numbers and slots, in the same order.
 
     The arrays may be read-only.
 
@@ -106,9 +107,10 @@ def slot_of(slots: bytes, entry_id: int) -> tuple[int, int, int] | None:
 def encode_pages(
     ledger_ids: int | NDArray[np.int64], numbers: NDArray[np.int64], slots: Slots
 ) -> list[tuple[bytes, bytes]]:
-    """Keys and values of the pages `numbers`, each with at least one used slot.
+    """Encode the pages `numbers` as keys and values; each page has at least one used slot.
 
-    All are of one ledger, or each is of its own of `ledger_ids`. Keys ascend if those do.
+    `ledger_ids` is one ledger for all pages, or an array with the ledger of each page. The keys
+    ascend if ledger ids and page numbers do.
     """
     used = SLOTS_PER_PAGE - np.argmax(slots[:, ::-1, 2] > 0, axis=1)
     ends = (used * SLOT_SIZE_BYTES).tolist()

@@ -1,7 +1,7 @@
-"""The records of a body as arrays: a start reads millions of them without an object for each.
+"""Parses the records of a block into arrays: a start reads millions, without an object each.
 
-The checks are those of `records`, made on whole columns. If a column fails, `parse_records` raises
-the error of the first wrong record.
+The checks are the same as in the module `records`, but each one checks a whole column. If a column
+fails, `parse_records` is called to raise the error of the first wrong record.
 """
 
 from __future__ import annotations
@@ -47,53 +47,53 @@ _HEAD = np.dtype(
         ("reserved_too", "<u4"),
     ]
 )
-"""An ENTRIES record up to its sizes."""
+"""The fields of an ENTRIES record that stand before its entry sizes."""
 
 _PACKET = np.dtype([("ledger_id", ">i8"), ("entry_id", ">i8"), ("lac", ">i8")])
 """The fields of a packet's header that are checked."""
 
 _LONE = np.dtype([("head", _HEAD), ("size", "<u4"), ("packet", _PACKET)])
-"""An ENTRIES record with one entry up to its packet's header, in one piece."""
+"""The begin of an ENTRIES record with one entry, up to the header of the entry's packet."""
 
 _LONE_FIXED_BYTES = _HEAD.itemsize + _U32.itemsize - RECORD_HEADER_SIZE_BYTES
-"""The length of such a record without its packet."""
+"""The length field of an ENTRIES record with one entry is this plus the packet's size."""
 
 _STEP_RECORDS = 25
-"""One step through all blocks costs as much as reading this many records one by one."""
+"""A step of `walk_together` over all blocks takes as long as reading 25 records one by one."""
 
 T = TypeVar("T", bound=np.generic)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordArrays:
-    """All records of one body."""
+    """All records of the body of one block, as arrays."""
 
     offsets: Ids
-    """The begin of each record in the body."""
+    """The offset of each record in the body."""
     ledger_ids: Ids
-    """From here on one value for each entry, in the order of the body."""
+    """The ledger of each entry; this and the next six arrays have one value for each entry."""
     entry_ids: Ids
     sizes: Ids
     packets: Ids
-    """The begin of the packet in the body."""
+    """The offset of each entry's packet in the body."""
     lacs: Ids
-    """The LAC in the packet's header."""
+    """The LAC in the header of each entry's packet."""
     header_ledger_ids: Ids
     header_entry_ids: Ids
-    """The ids in the packet's own header."""
+    """The entry id in the header of each entry's packet."""
     payloads: Ids
-    """From here on one value for each ENTRIES record. This is the begin of its payload."""
+    """The offset of each record's payload; from here on, one value for each ENTRIES record."""
     payload_sizes: Ids
     payload_crcs: U32
-    """The checksum that came with the request."""
+    """The checksum of each payload, which came with the add request."""
     others: tuple[Record, ...]
     """The records that hold no entries, in order."""
 
 
 def parse_arrays(body: memoryview, count: int, offsets: Ids | None = None) -> RecordArrays:
-    """The `count` records of a body whose CRC is right.
+    """Parse the `count` records of a body whose CRC was checked.
 
-    `offsets` are their begins, if `walk_together` has found them.
+    `offsets` says where the records begin, if `walk_together` has found that.
 
     Raises:
         FormatError: as `parse_records` does.
@@ -116,11 +116,12 @@ def parse_arrays(body: memoryview, count: int, offsets: Ids | None = None) -> Re
 
 
 def walk_together(data: memoryview, starts: Ids, ends: Ids, counts: Ids) -> Ids | None:
-    """The begins of the records of many blocks in `data`, block by block.
+    """Return the offsets of the records of many blocks in `data`, block by block.
 
-    Block *i* has ``counts[i]`` records between ``starts[i]`` and ``ends[i]``. All blocks are walked
-    at once: first records, then second records, and so on. None if the blocks are too few for that,
-    or if the records of one do not fill it.
+    Block *i* has ``counts[i]`` records between ``starts[i]`` and ``ends[i]``. Each step handles one
+    record of every block: first the first records, then the second records, and so on. The result
+    is None if there are too few blocks for that, or if the records of a block do not fill the
+    block.
     """
     total, steps = int(counts.sum()), int(counts.max(initial=0))
     if steps * _STEP_RECORDS >= total or total > len(data) // RECORD_HEADER_SIZE_BYTES:
@@ -149,7 +150,7 @@ def walk_together(data: memoryview, starts: Ids, ends: Ids, counts: Ids) -> Ids 
 
 
 def _record_offsets(body: memoryview, count: int) -> Ids | None:
-    """The begins of the records; None unless they fill the body exactly."""
+    """Return the offsets of the records; None unless the records fill the body exactly."""
     size = len(body)
     if count and size % count == 0 and size // count >= RECORD_HEADER_SIZE_BYTES:
         # Lone appends of one size: as many records as fit, each as long as the first.
@@ -178,7 +179,7 @@ def _walk(body: memoryview, count: int) -> Ids | None:
 def _entries(
     body: memoryview, offsets: Ids, at: Ids, others: tuple[Record, ...]
 ) -> RecordArrays | None:
-    """The entries of the records at `at`; None if something is wrong with one of them."""
+    """Parse the ENTRIES records at the offsets `at`; None if one of the records is invalid."""
     if len(body) < _HEAD.itemsize or int(at[-1]) > len(body) - _HEAD.itemsize:
         return None
     if int(at[-1]) <= len(body) - _LONE.itemsize:
@@ -245,7 +246,7 @@ def _entries(
 def _lone_entries(
     records: npt.NDArray[np.void], offsets: Ids, at: Ids, others: tuple[Record, ...]
 ) -> RecordArrays | None:
-    """`_entries` of records with one entry each, all of which is fetched in one piece."""
+    """Do the work of `_entries` for records that have one entry each."""
     heads, headers = records["head"], records["packet"]
     sizes = records["size"].astype(np.int64)
     packets = at + _HEAD.itemsize + _U32.itemsize
@@ -287,7 +288,7 @@ def _are_sound(heads: npt.NDArray[np.void]) -> bool:
 def _with_steps(
     body: memoryview, ids: Ids, first_of_record: Ids, counts: Ids, step_counts: Ids, steps_at: Ids
 ) -> Ids | None:
-    """Entry ids with id steps applied; None if a step is invalid."""
+    """Compute entry ids from the steps between them in `body`; None if a step is invalid."""
     stepped = step_counts > 0
     kept = step_counts[stepped]
     within = np.arange(int(kept.sum())) - np.repeat(np.cumsum(kept) - kept, kept)
@@ -306,7 +307,7 @@ def _each(values: Ids, counts: Ids, lone: bool) -> Ids:
 
 
 def _gather(body: memoryview, at: Ids, dtype: np.dtype[T]) -> npt.NDArray[T]:
-    """The values at any bytes of the body; each of them lies in it."""
+    """Read the values of type `dtype` at the offsets `at`; all of them lie inside the body."""
     rows = np.ndarray(
         len(body) - dtype.itemsize + 1,
         np.dtype((np.void, dtype.itemsize)),

@@ -23,8 +23,8 @@ type name           body
 9    LIMBO_UNFENCED ledger id. As LIMBO, but the ledger is not fenced
 ==== ============== ============================================================
 
-Records are not protected one by one: the block's CRC covers them. The payload CRC of ENTRIES is the
-one that came with the request, so a copy can be checked end to end.
+A record has no CRC of its own: the block's CRC covers all records. The payload CRC in an ENTRIES
+record came with the add request, so the entries can be checked end to end.
 """
 
 from __future__ import annotations
@@ -73,16 +73,16 @@ class EntriesRecord:
     """Entries that were added by one request."""
 
     batch: EntryBatch
-    """Arrays and payload are views of the block's body."""
+    """The batch's arrays and its payload are views of the block's body."""
     payload_crc32c: int
     recovery: bool
     payload_offset: int
-    """The begin of the payload in the block's body, in bytes."""
+    """The offset of the payload in the block's body, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerRecord:
-    """A ledger was seen for the first time."""
+    """Records the key of a ledger, when the ledger is first seen in a file."""
 
     ledger_id: int
     key: bytes
@@ -90,7 +90,7 @@ class LedgerRecord:
 
 @dataclass(frozen=True, slots=True)
 class FenceRecord:
-    """A ledger was fenced; it may never have been seen before."""
+    """Records that a ledger was fenced; the bookie may never have seen that ledger before."""
 
     ledger_id: int
     key: bytes
@@ -98,7 +98,7 @@ class FenceRecord:
 
 @dataclass(frozen=True, slots=True)
 class LacRecord:
-    """A writer published its LAC."""
+    """Records that a writer published its LAC."""
 
     ledger_id: int
     packet: bytes
@@ -106,7 +106,7 @@ class LacRecord:
 
 @dataclass(frozen=True, slots=True)
 class DeletedRecord:
-    """A ledger was deleted."""
+    """Records that a ledger was deleted."""
 
     ledger_id: int
     deleted_at_ms: int
@@ -114,7 +114,7 @@ class DeletedRecord:
 
 @dataclass(frozen=True, slots=True)
 class LinkRecord:
-    """The file before this one, and its end."""
+    """Names the file before this one, and the offset where that file ends."""
 
     predecessor_number: int
     predecessor_nonce: bytes
@@ -123,12 +123,12 @@ class LinkRecord:
 
 @dataclass(frozen=True, slots=True)
 class LimboRecord:
-    """A ledger was put in limbo, or (`in_limbo` false) taken out of it."""
+    """Records that a ledger was put in limbo, or (`in_limbo` false) taken out of limbo."""
 
     ledger_id: int
     in_limbo: bool
     fences: bool = True
-    """True if entering limbo also fenced it; unused when it leaves."""
+    """True if entering limbo also fenced the ledger; unused when the ledger leaves limbo."""
 
 
 Record = (
@@ -143,9 +143,9 @@ Record = (
 
 
 def encode_entries_head(batch: EntryBatch, payload_crc32c: int, recovery: bool) -> bytes:
-    """Everything of an ENTRIES record before its payload; the writer appends `batch.payload`.
+    """Encode an ENTRIES record without its payload; the writer appends `batch.payload`.
 
-    The batch has passed its bounds check.
+    The caller has checked the bounds of the batch.
     """
     flags = _RECOVERY if recovery else 0
     steps = b""
@@ -179,33 +179,33 @@ def encode_entries_head(batch: EntryBatch, payload_crc32c: int, recovery: bool) 
 
 
 def encode_ledger(ledger_id: int, key: bytes) -> bytes:
-    """A LEDGER record."""
+    """Encode a LEDGER record."""
     return _encode(RecordType.LEDGER, _KEYED.pack(ledger_id, len(key)) + key)
 
 
 def encode_fence(ledger_id: int, key: bytes) -> bytes:
-    """A FENCE record."""
+    """Encode a FENCE record."""
     return _encode(RecordType.FENCE, _KEYED.pack(ledger_id, len(key)) + key)
 
 
 def encode_lac(ledger_id: int, packet: bytes) -> bytes:
-    """A LAC record."""
+    """Encode a LAC record."""
     return _encode(RecordType.LAC, _KEYED.pack(ledger_id, len(packet)) + packet)
 
 
 def encode_deleted(ledger_id: int, deleted_at_ms: int) -> bytes:
-    """A DELETED record; the time is in milliseconds since 1970."""
+    """Encode a DELETED record; the time is in milliseconds since 1970."""
     return _encode(RecordType.DELETED, _DELETED.pack(ledger_id, deleted_at_ms))
 
 
 def encode_link(number: int, nonce: bytes, end: int) -> bytes:
-    """A LINK record: number, nonce and end offset of the file before."""
+    """Encode a LINK record: number, nonce and end offset of the preceding file."""
     assert len(nonce) == NONCE_SIZE_BYTES
     return _encode(RecordType.LINK, _LINK.pack(number, nonce, end))
 
 
 def encode_limbo(ledger_id: int, in_limbo: bool, fences: bool = True) -> bytes:
-    """A LIMBO record, LIMBO_UNFENCED if it does not fence, or UNLIMBO if `in_limbo` is false."""
+    """Encode a LIMBO record, LIMBO_UNFENCED without `fences`, UNLIMBO without `in_limbo`."""
     kind = RecordType.UNLIMBO
     if in_limbo:
         kind = RecordType.LIMBO if fences else RecordType.LIMBO_UNFENCED
@@ -213,7 +213,7 @@ def encode_limbo(ledger_id: int, in_limbo: bool, fences: bool = True) -> bytes:
 
 
 def parse_records(body: memoryview, count: int) -> Iterator[tuple[int, Record]]:
-    """The records of a block's body whose CRC is right, each with its offset in the body.
+    """Yield the records of a block's body whose CRC was checked, each with its offset in it.
 
     Entries are views of `body`; there is no work per entry.
 
@@ -231,12 +231,12 @@ def parse_records(body: memoryview, count: int) -> Iterator[tuple[int, Record]]:
 
 
 def parse_record_at(body: memoryview, at: int) -> Record:
-    """The record that starts at `at` of a block's body; raises like `parse_records`."""
+    """Parse the record at offset `at` of a block's body; raises like `parse_records`."""
     return _parse(body, at)[0]
 
 
 def _parse(body: memoryview, at: int) -> tuple[Record, int]:
-    """The record at `at`, and its end."""
+    """Parse the record at offset `at`; return it, and the offset where it ends."""
     size = len(body)
     if at + RECORD_HEADER_SIZE_BYTES > size:
         raise FormatError(f"a record header at {at} lies outside its block of {size} bytes")
@@ -301,7 +301,7 @@ def _parse_keyed(body: memoryview) -> tuple[int, bytes]:
 
 
 def _parse_plain(kind: int, body: memoryview) -> Record | None:
-    """A record without entries; None if the type is unknown."""
+    """Parse a record without entries; return None if its type is unknown."""
     match kind:
         case RecordType.LEDGER:
             return LedgerRecord(*_parse_keyed(body))

@@ -1,11 +1,13 @@
-"""Torn or corrupt: the meaning of an invalid block behind the readable part of a file.
+"""Decides if an invalid block after the readable part of a file is torn or corrupt.
 
-Replay reads a file's blocks in order until one at offset X is invalid. If X was never synced, the
-bookie acknowledged nothing in it. That is a **torn** tail, and the file ends there. If X was
-synced, acknowledged entries or fences are gone. That is **corruption**: the bookie may deny an
-entry only after its ledgers have been checked. A mistake loses data or availability.
+Replay reads a file's blocks in order until the block at some offset X is invalid. If that block was
+never synced, the bookie acknowledged nothing in it: the tail is **torn**, and the file ends at X.
+If the block was synced, acknowledged entries or fences are gone: this is **corruption**. Then the
+bookie may deny an entry only after its ledgers have been checked. A wrong decision loses data or
+availability.
 
-Three witnesses can prove that X was synced. Each is written only after the sync that it proves:
+Three witnesses (facts on disk) can prove that the block at X was synced. Each witness is written
+only after the sync that it proves:
 
 - the **mark** in the index. It is the end of a checkpoint, and it lies above X.
 - a **later block** of the same file, found at any block boundary. It says that the file was synced
@@ -13,11 +15,11 @@ Three witnesses can prove that X was synced. Each is written only after the sync
 - the **successor**. The next file's first block names this file's end, which lies above X. A file
   is synced before its successor is started.
 
-A valid later block alone proves nothing: the disk may have written two unsynced blocks in any
+A valid block after X proves nothing by itself: the disk may have written two unsynced blocks in any
 order.
 
-A crash **cannot leave** some bytes: at X a block of this file that belongs elsewhere, or a file
-that was cut before its reserved end. Then the device lost or misplaced a write, and its other
+A crash **cannot leave** two states: a block of this file stands at X but belongs elsewhere, or the
+file was cut before its reserved end. In both, the device lost or misplaced a write, and its other
 content is in doubt.
 """
 
@@ -28,7 +30,7 @@ from dataclasses import dataclass
 
 
 class Verdict(enum.Enum):
-    """The nature of the invalid block."""
+    """The decision about an invalid block: torn or corrupt."""
 
     TORN = "torn"
     CORRUPT = "corrupt"
@@ -36,7 +38,7 @@ class Verdict(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class TailEvidence:
-    """The answers of the witnesses about an invalid block at X."""
+    """The facts on disk that show if the invalid block at offset X was synced."""
 
     mark_beyond: bool
     later_block_durable_beyond: bool
@@ -46,7 +48,7 @@ class TailEvidence:
 
 @dataclass(frozen=True, slots=True)
 class TailRule:
-    """A row of the table; None stands for either answer."""
+    """A row of the decision table; None in a column matches both True and False."""
 
     mark_beyond: bool | None
     later_block_durable_beyond: bool | None
@@ -107,11 +109,11 @@ TAIL_RULES: tuple[TailRule, ...] = (
         "no witness proves that the block had been synced, so nothing in it was acknowledged",
     ),
 )
-"""Exactly one row matches any evidence."""
+"""The decision table; for any evidence, exactly one row matches."""
 
 
 def evaluate(evidence: TailEvidence) -> TailRule:
-    """The row that decides, with its verdict and the reason for it."""
+    """Return the row that matches the evidence, with its verdict and the reason."""
     (rule,) = (rule for rule in TAIL_RULES if rule.matches(evidence))
     return rule
 

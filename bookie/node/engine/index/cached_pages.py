@@ -1,9 +1,10 @@
-"""Recently read pages of the index, so that the event loop need not read the index.
+"""A cache of recently read index pages, so that the event loop need not read the index.
 
-Used in the event loop only. A cached page equals the index as long as everything newer is in a
-memtable. When a transaction has ended, the loop forgets the pages of its ledgers. It does so before
-it drops the memtable or a file. A look-up that began before may hold old pages. Its stamp is
-outdated, so they are not kept.
+Only the event loop uses the cache. A cached page equals the page in the index, as long as
+everything newer is in a memtable. When an index transaction has ended, the event loop drops the
+cached pages of the ledgers that the transaction changed. It drops these pages before it drops the
+memtable or a file. A look-up that began before the transaction ended may hold old pages. The stamp
+of this look-up is outdated, so its pages are not cached.
 """
 
 from __future__ import annotations
@@ -12,18 +13,18 @@ from collections import OrderedDict
 from collections.abc import Iterable
 
 PAGES_MAX = 65_536
-"""Pages of 64 entries: about 55 MB in all, for 4 million entries."""
+"""The most cached pages, of 64 entries each: about 55 MB in all, for 4 million entries."""
 
 
 class CachedPages:
-    """The slots of pages, by ledger and page number; `EMPTY_SLOTS` where the index has no page."""
+    """Caches the slots of index pages; `EMPTY_SLOTS` stands for a page that the index lacks."""
 
     def __init__(self, pages_max: int = PAGES_MAX) -> None:
         self._pages_max = pages_max
         self._ledgers: OrderedDict[int, dict[int, bytes]] = OrderedDict()
         self._count = 0
         self.stamp = 0
-        """Rises with every change of the index."""
+        """A counter that rises with every change of the index."""
 
     def __len__(self) -> int:
         return self._count
@@ -36,7 +37,7 @@ class CachedPages:
         return pages.get(number)
 
     def pages(self, ledger_id: int, first: int, last: int) -> list[bytes] | None:
-        """The pages `first` … `last`; None unless all of them are cached."""
+        """Return the cached pages `first` … `last`; None unless all of them are cached."""
         pages = self._ledgers.get(ledger_id)
         if pages is None:
             return None
@@ -50,7 +51,7 @@ class CachedPages:
         return found
 
     def put(self, ledger_id: int, first: int, pages: list[bytes], stamp: int) -> None:
-        """Keep pages from `first` on; `stamp` is that of the look-up's begin."""
+        """Cache `pages` from number `first` on, unless the index changed since `stamp` was read."""
         if stamp != self.stamp or len(pages) > self._pages_max:
             return
         known = self._ledgers.setdefault(ledger_id, {})

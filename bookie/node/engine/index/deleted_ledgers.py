@@ -1,23 +1,24 @@
-"""Deleted ledgers in the index: their pages go first, their rows last.
+"""Removes deleted ledgers from the index: first their pages, last their rows.
 
-**Pages.** A deleted ledger that still has pages has a name in ``meta``. The name holds the ledger's
-key. A damaged name could remove the pages of another ledger. So the value is a CRC32C of the name
-(empty if an older version wrote it). Also, pages are removed only if the ledger's row, which has
-its own checksum, says that the ledger was deleted. One transaction writes row and name, and the row
-stays at least as long as the name.
+**Pages.** The ``meta`` table has a record for each deleted ledger that still has pages. The name of
+the record holds the key of the ledger. A damaged name could lead to the removal of another ledger's
+pages. So the value of the record is a CRC32C of its name (empty if an older version wrote it).
+Also, pages are removed only if the ledger's row, which has its own checksum, says that the ledger
+was deleted. One transaction writes the row and the record, and the row stays at least as long as
+the record.
 
-**Rows.** A row that says "deleted" refuses late adds, and prevents a replay from restoring the
-ledger. It names the lowest and highest journal, and the lowest and highest log, that may hold
-entries of the ledger. It may be removed when
+**Rows.** Because of a row that says "deleted", late adds are refused, and a replay does not restore
+the ledger. The row names the lowest and highest journal, and the lowest and highest log, that may
+hold entries of the ledger. The row may be removed when
 
 - all pages of the ledger are removed;
 - these files are gone, so a replay or a rebuild finds no entry;
 - its highest journal lies below one that the caller names. File numbers only rise, so they are a
   measure of time without a wall clock.
 
-A log that repeats the deletion counts as well, because a rebuild would apply it to a later ledger
-of the same id. A row of an older version names no files; the first look gives it the newest
-journal.
+A log that repeats the deletion counts as such a file, too. Otherwise a rebuild would apply the
+deletion to a later ledger of the same id. A row of an older version names no files; the first look
+at the row makes it name the newest journal.
 """
 
 from __future__ import annotations
@@ -48,36 +49,36 @@ from bookie.node.engine.format.pages import decode_pages, page_key
 from bookie.node.engine.index.slot_writer import SlotWriter
 
 META_DELETING = b"deleting/"
-"""The names of deleted ledgers with pages left begin with it, the key of the ledger follows."""
+"""The prefix of the ``meta`` names of deleted ledgers with pages; the ledger's key follows."""
 
 PAGES_DELETED_MAX = 256
-"""Pages of deleted ledgers that one transaction removes.
+"""The most pages of deleted ledgers that one transaction removes.
 
-Each costs at least 10 µs of the interpreter, which concurrent adds need.
+The removal of a page takes at least 10 µs of the interpreter, which concurrent adds need.
 """
 
 DELETIONS_PER_COMMIT = 64
-"""Deleted ledgers that one transaction looks at."""
+"""The most deleted ledgers that one transaction handles."""
 
 _END = META_DELETING + b"\xff" * 9
 
 
 def note_deletion(txn: WriteTransaction, ledger_id: int) -> None:
-    """Have this transaction or later ones remove the pages of a ledger."""
+    """Record that this transaction or later ones must remove the pages of a ledger."""
     name = META_DELETING + ledger_key(ledger_id)
     txn.put("meta", name, crc32c(name).to_bytes(4, "little"))
 
 
 def deletions(txn: ReadTransaction, count_max: int) -> list[tuple[bytes, bytes]]:
-    """Names and values of deleted ledgers with pages left; also names that are damaged.
+    """Return the ``meta`` names and values of deleted ledgers with pages, also damaged names.
 
-    A name that was cut sorts before all whole ones.
+    A truncated name sorts before all complete names.
     """
     return txn.range("meta", META_DELETING[:2], _END, count_max)
 
 
 def deleted_ledger(txn: ReadTransaction, name: bytes, value: bytes) -> int:
-    """The ledger whose pages are to be removed.
+    """Return the ledger whose pages are to be removed, after a check that it was deleted.
 
     Raises:
         CorruptionError: there is no proof that this ledger was deleted.
@@ -94,13 +95,13 @@ def deleted_ledger(txn: ReadTransaction, name: bytes, value: bytes) -> int:
 
 
 def check_deletions(txn: ReadTransaction) -> None:
-    """Check every name; raises like `deleted_ledger`."""
+    """Check the names of all deleted ledgers with pages; raises like `deleted_ledger`."""
     for name, value in deletions(txn, 2**31):
         deleted_ledger(txn, name, value)
 
 
 def row_of(txn: ReadTransaction, ledger_id: int) -> LedgerIndexRow | None:
-    """The row of a ledger, which may say that it was deleted.
+    """Return the row of a ledger, which may say that the ledger was deleted.
 
     Raises:
         CorruptionError: the row or its key is damaged, or a ledger with pages has no row. As a new
@@ -123,9 +124,10 @@ def row_of(txn: ReadTransaction, ledger_id: int) -> LedgerIndexRow | None:
 def delete_pages(
     txn: WriteTransaction, slots: SlotWriter, files: Mapping[int, FileRow | None]
 ) -> tuple[list[int], bool]:
-    """Remove some pages of deleted ledgers; returns their ledgers and whether pages are left.
+    """Remove some pages of deleted ledgers; return these ledgers, and True if pages are left.
 
-    The rows of the ledgers name the files that the pages named; `files` tell their kinds.
+    The rows of these ledgers then name the files that the removed pages pointed into. `files` tells
+    the kinds of these files.
 
     Raises:
         CorruptionError: a name or a page is damaged, or a ledger was not deleted.
@@ -154,10 +156,10 @@ def delete_pages(
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The facts that decide about rows."""
+    """The existing files and the journal number that decide which rows may be removed."""
 
     journals: Sequence[int]
-    """The numbers of all files of a kind, ascending."""
+    """The numbers of all journals, ascending; `logs` has the numbers of all entry logs."""
     logs: Sequence[int]
     before_journal: int
 
@@ -186,7 +188,7 @@ def _has_any(numbers: Sequence[int], span: tuple[int, int]) -> bool:
 
 
 def held_in(numbers: Iterable[int], files: Mapping[int, FileRow | None]) -> HeldIn:
-    """The spans of these files; files without a row count as journals."""
+    """Return lowest and highest journal and log of `numbers`; files without a row are journals."""
     journals, logs = (0, 0), (0, 0)
     for number in numbers:
         row = files.get(number)
@@ -198,7 +200,7 @@ def held_in(numbers: Iterable[int], files: Mapping[int, FileRow | None]) -> Held
 
 
 def joined(known: HeldIn, more: HeldIn) -> HeldIn:
-    """The spans over both; unknown if one of them is."""
+    """Return the ranges of file numbers that cover both; unknown if `known` is unknown."""
     if known == NOT_KNOWN:
         return NOT_KNOWN
     return HeldIn(*map(_join, known, more))
@@ -211,7 +213,7 @@ def _join(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
 
 
 def note_held(txn: WriteTransaction, ledger_id: int, more: HeldIn) -> None:
-    """Have the row of a ledger name more files, if it was deleted."""
+    """Make the row of a deleted ledger name more files; other rows stay as they are."""
     data = txn.get("ledgers", ledger_key(ledger_id))
     row = LedgerIndexRow() if data is None else decode_ledger_row(ledger_id, data)
     if row.deleted_at_ms is not None:
@@ -221,9 +223,10 @@ def note_held(txn: WriteTransaction, ledger_id: int, more: HeldIn) -> None:
 def find_due(
     txn: ReadTransaction, after: int, count_max: int, limits: Limits
 ) -> tuple[list[int], int]:
-    """Ledgers above `after` whose rows may go, or name no files; and the id to go on from.
+    """Find ledgers whose rows may go or name no files; return them and the id to go on from.
 
-    Looks at up to `count_max` rows; the id is `MAX_ID` at the end.
+    It looks at up to `count_max` rows of ledgers above `after`. The id to go on from is `MAX_ID` if
+    no rows are left.
     """
     pairs = txn.range("ledgers", ledger_keys_above(after), b"\xff" * 9, count_max)
     found = []
@@ -239,7 +242,7 @@ def find_due(
 def forget(
     txn: WriteTransaction, ledger_ids: Iterable[int], limits: Limits, newest_journal: int
 ) -> int:
-    """Remove the rows of these ledgers that may go; returns how many went.
+    """Remove the rows of these ledgers that may be removed; return how many were removed.
 
     A row that names no files names `newest_journal` from now on.
     """

@@ -1,7 +1,7 @@
 """The index: the place of each entry, the row of each ledger and file, and the journal mark.
 
-Derived state: it can be rebuilt from the files. Each checkpoint changes it in one write
-transaction, which also moves the mark (`commit`).
+The index can be rebuilt from the files. Each checkpoint changes the index in one write transaction,
+which also moves the mark (`commit`).
 
 ==============  ===========================================================================
 table           key → value
@@ -82,13 +82,13 @@ META_CLEAN = b"clean"
 META_BOOT_ID = b"boot_id"
 META_INTEGRITY = b"needs_integrity_check"
 META_MISSING_FILES = b"missing_files"
-"""Numbers of files that were found missing with live bytes; their loss is known."""
+"""Numbers of missing files that had live bytes; the bookie already knows of their loss."""
 
 INTEGRITY_SOUND = b"sound"
 INTEGRITY_SUSPECT = b"suspect"
 """Durable data is damaged or missing, and not every ledger in doubt is in limbo yet."""
 INTEGRITY_IN_LIMBO = b"in limbo"
-"""Every ledger in doubt is in limbo, or the doubt concerns nothing that could be denied."""
+"""Every ledger in doubt is in limbo, or nothing that is in doubt could be denied."""
 _INTEGRITY_OF = {
     INTEGRITY_SOUND: INTEGRITY_SOUND,
     INTEGRITY_IN_LIMBO: INTEGRITY_IN_LIMBO,
@@ -98,7 +98,7 @@ _INTEGRITY_OF = {
 }
 
 LEDGERS_AT_ONCE = 1024
-"""Ledgers whose slots one step of a commit writes."""
+"""The number of ledgers whose slots a commit writes in one step."""
 
 PAGES_PER_READ = 1024
 PAGES_CLEARED_MAX = 10_000
@@ -108,8 +108,8 @@ PAGES_CLEARED_MAX = 10_000
 class LedgerChange:
     """The changes of one ledger in one checkpoint.
 
-    `row` holds the flags and bounds; its counts are ignored, the transaction computes them from
-    the slots it changes.
+    `row` holds the flags and the bounds of the ids. The counts of `row` are ignored: the
+    transaction computes them from the slots that it changes.
     """
 
     ledger_id: int
@@ -119,46 +119,46 @@ class LedgerChange:
 
 @dataclass(frozen=True, slots=True)
 class CommitResult:
-    """The findings of the transaction."""
+    """The results of an index transaction."""
 
     counts: dict[int, tuple[int, int]]
-    """Ledger id → entries and bytes indexed."""
+    """Maps a ledger id to the number of its entries and bytes in the index."""
     dead_files: tuple[int, ...]
     """Sealed files below the mark that no slot points into."""
     pages: int
     deletions_left: bool
     """True if pages of deleted ledgers are left for a later transaction."""
     thinned: Sequence[int] = ()
-    """Deleted ledgers that lost pages."""
+    """Deleted ledgers of which this transaction removed pages."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointChange:
     """Everything that one index transaction does.
 
-    Without a mark it is a batch of a rebuild. A start does not accept the index before the last
-    batch, which brings the mark and the format.
+    A change without a mark is a batch of a rebuild. A start accepts the index only after the last
+    batch, which writes the mark and the format.
     """
 
     mark: Mark | None
     ledgers: Sequence[LedgerChange] = ()
     sealed: Sequence[SealedFile] = ()
     removed_files: Sequence[int] = ()
-    """Files that were unlinked; their rows go."""
+    """Numbers of files that were unlinked; the transaction removes their rows."""
     meta: dict[bytes, bytes] = field(default_factory=dict)
     newest_journal: int = 0
-    """The journal file that was being written when the rows were taken, if it is not the mark's."""
+    """The journal file in use when the ledgers' rows were copied, if not the file of the mark."""
 
 
 class Index:
-    """The four tables. Reads may come from any thread; `commit` from one at a time."""
+    """The four tables of the index; any thread may read, one at a time may call `commit`."""
 
     def __init__(self, store: KeyValueStore) -> None:
         self.store = self._store = CountedStore(store)
         self._files: dict[int, FileRow] | None = None
-        """The rows of all files as the last commit left them, so that a commit decodes none."""
+        """Cached rows of all files after the last commit, so that a commit need not decode them."""
         self.cached_pages = CachedPages()
-        """For the event loop, which never reads the store itself."""
+        """The cache for the event loop, which never reads the store itself."""
 
     def close(self) -> None:
         self._store.close()
@@ -182,7 +182,7 @@ class Index:
     def integrity(self) -> bytes:
         """The verdict about the durable data, an ``INTEGRITY_`` value.
 
-        An unknown value is suspect. So is a missing one in an index with a mark.
+        An unknown value counts as suspect, and so does a missing value in an index with a mark.
         """
         with self._store.read() as txn:
             value = txn.get("meta", META_INTEGRITY)
@@ -222,7 +222,7 @@ class Index:
     def find_forgettable(
         self, after: int, count_max: int, before_file: int
     ) -> tuple[list[int], int]:
-        """Deleted ledgers above `after` whose rows may go, see `deleted_ledgers.find_due`."""
+        """Find deleted ledgers above `after` whose rows may go; see `deleted_ledgers.find_due`."""
         with self._store.read() as txn:
             return find_due(txn, after, count_max, Limits.of(_files(txn), before_file))
 
@@ -234,7 +234,7 @@ class Index:
         return [(ledger_id, decode_ledger_row(ledger_id, row)) for ledger_id, row in found]
 
     def first_ledger_above(self, after: int) -> int | None:
-        """The lowest id above `after` with a row, damaged or not.
+        """Return the lowest ledger id above `after` that has a row, even a damaged row.
 
         Raises:
             FormatError: the key is damaged.
@@ -261,10 +261,10 @@ class Index:
             return look_up(txn, ledger_id, first_page, last_page)
 
     def must_have(self, ledger_id: int, entry_id: int) -> bool:
-        """True if the entry has to be in a page: its ledger has one for each id around it.
+        """True if the entry must be in the index, because its ledger has every id in its bounds.
 
-        Call it if the entry was not found: its page was lost then. It is always False
-        for a ledger that is striped over more bookies than its write quorum.
+        The caller did not find the entry; True means that the entry's page was lost. The result is
+        always False for a ledger that is striped over more bookies than its write quorum.
 
         Raises:
             CorruptionError: the row of the ledger is damaged.
@@ -278,7 +278,7 @@ class Index:
         )
 
     def entry_ids(self, ledger_id: int, first: int, last: int) -> tuple[Ids, int]:
-        """Stored ids from `first` on, and the first id that was not examined.
+        """Return stored ids from `first` on, and the first id that was not examined yet.
 
         At most `PAGES_PER_READ` pages are read; call again from the returned id until it is above
         `last`.
@@ -297,7 +297,7 @@ class Index:
         return ids, following
 
     def is_deleting(self) -> bool:
-        """True if pages of deleted ledgers are left."""
+        """True if the index still has pages of deleted ledgers."""
         with self._store.read() as txn:
             return bool(deletions(txn, 1))
 
@@ -306,7 +306,7 @@ class Index:
             return find_slots(txn, ledger_id, ids)
 
     def verify_pages(self) -> int:
-        """Check every page and row, and that every file a page names has a row; counts the pages.
+        """Check all pages and rows, and that each file in a page has a row; return the page count.
 
         Raises:
             CorruptionError: the index is damaged and has to be rebuilt.
@@ -374,7 +374,7 @@ class Index:
                 left = len(pairs) == PAGES_CLEARED_MAX
 
     def forget_deleted(self, ledger_ids: Sequence[int], before_file: int) -> int:
-        """Remove rows of deleted ledgers that may go; durable; returns how many went.
+        """Remove the rows of these deleted ledgers that may go, durably; return how many went.
 
         Raises like `commit`.
         """
@@ -384,10 +384,11 @@ class Index:
             return forget(txn, ledger_ids, limits, at)
 
     def relocate(self, change: Relocation, *, is_last: bool = True) -> CommitResult:
-        """Register a log and point the slots to it that still point where its entries were.
+        """Register a log, and point slots to it if they still point to their entries' old places.
 
-        One durable transaction; raises like `commit`. The mark stays. Only a log's last transaction
-        reports dead files, because the log itself may have no live byte before.
+        This is one durable transaction, which does not move the mark; raises like `commit`. Only
+        the last transaction of a log reports dead files, because before it the log itself may have
+        no live byte.
         """
         with self._store.write() as txn:
             transaction = _Commit(txn, self._all_files(txn))
@@ -403,25 +404,25 @@ class Index:
         return CommitResult({}, dead, transaction.slots.pages, deletions_left=False)
 
     def put_meta(self, values: dict[bytes, bytes]) -> None:
-        """Set values of ``meta`` durably; raises like `commit`."""
+        """Set values in the ``meta`` table, durably; raises like `commit`."""
         with self._store.write() as txn:
             for name, value in values.items():
                 txn.put("meta", name, value)
 
     def _all_files(self, txn: ReadTransaction | None = None) -> dict[int, FileRow]:
-        """The rows of files as the last commit left them; decoded from `txn` the first time."""
+        """Return the rows of all files after the last commit; decode them once from `txn`."""
         if self._files is None:
             self._files = {} if txn is None else _files(txn)
         return self._files
 
     def _files_changed(self, changed: dict[int, FileRow | None]) -> None:
-        """Take rows that a commit wrote; None = the file is gone."""
+        """Update the cached file rows by what a commit wrote; None means that a file is gone."""
         rows = self._all_files() | changed
         self._files = {number: row for number, row in rows.items() if row is not None}
 
 
 class _Commit:
-    """One write transaction while it is being made: live bytes and counts follow the slots."""
+    """A write transaction in progress; it changes live bytes and counts along with the slots."""
 
     def __init__(
         self, txn: WriteTransaction, files: dict[int, FileRow], held: HeldIn = NOT_KNOWN
@@ -431,7 +432,7 @@ class _Commit:
         self._held = held
         self._before = files
         self.files: dict[int, FileRow | None] = {}
-        """Rows of files that this transaction changes; None = removed."""
+        """Rows of files that this transaction changes; None means that it removes the row."""
         self.counts: dict[int, tuple[int, int]] = {}
         self.slots = SlotWriter(txn)
 
@@ -442,7 +443,7 @@ class _Commit:
         )
 
     def apply(self, changes: Sequence[LedgerChange]) -> None:
-        """Write slots and rows of these ledgers, which ascend."""
+        """Write the slots and rows of these ledgers; the ledger ids must ascend."""
         for start in range(0, len(changes), LEDGERS_AT_ONCE):
             self._apply(changes[start : start + LEDGERS_AT_ONCE])
 

@@ -1,4 +1,4 @@
-"""The place of the index on disk: opened at each start, made once for a new bookie."""
+"""Makes the index once for a new bookie, and opens it at each start."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from bookie.node.engine.index.entry_index import INDEX_FORMAT_VERSION, META_FORM
 def make_index(
     environment: Environment, settings: StorageSettings, directories: Directories
 ) -> None:
-    """The empty index of a new bookie; durable when it returns. Blocking.
+    """Make the empty index of a new bookie; durable when it returns. Blocking.
 
-    It is made before the cookie says READY. From then on, a missing index is a lost one. Remains of
-    an interrupted attempt are replaced.
+    The index is made before the cookie says READY. So if the cookie says READY and there is no
+    index, the index was lost. What an interrupted attempt left is replaced.
 
     Raises:
         ConfigurationError: the device is full; a later start tries again.
@@ -48,7 +48,7 @@ def open_index(
     *,
     trusted: bool = False,
 ) -> Index:
-    """The index, empty if there was none; the name of its file is durable when this returns.
+    """Open the index, or make an empty one; the name of its file is durable on return.
 
     A `trusted` index was closed in order, so its pages are not checked.
 

@@ -1,8 +1,8 @@
-"""Reads of the index: look-ups of pages, walks over all of them, and values of ``meta`` by prefix.
+"""Reads the index: looks up pages, walks over all pages, and reads ``meta`` values by prefix.
 
-A missing page counts as missing only if it does not stand beside its place under another key. The
-store finds a key by comparisons, so a flipped bit in a key can hide a page. The search then ends
-beside that page, and the page's checksum covers its original key.
+The store finds a key by comparisons, so a flipped bit in a key can hide a page. The search for the
+original key then ends beside that page, and the page's checksum covers the original key. So a page
+counts as missing only if it does not stand beside its place under another key.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from bookie.node.engine.format.pages import (
 )
 
 PAGES_TRIED_MAX = 4096
-"""The most missing pages whose neighbours are searched for them."""
+"""The most missing pages for which the pages beside their places are searched."""
 
 
 def stored_pages(
@@ -60,7 +60,7 @@ def stored_pages(
 
 
 def look_up(txn: ReadTransaction, ledger_id: int, first_page: int, last_page: int) -> list[bytes]:
-    """The slots of each page, in order; `EMPTY_SLOTS` where there is none.
+    """Return the slots of each page, in order; `EMPTY_SLOTS` for a page that is not stored.
 
     Raises:
         ChecksumError: a page is damaged; nothing may be concluded.
@@ -81,7 +81,7 @@ _BEHIND_ALL = b"\xff" * 17
 
 
 def pages_from(store: KeyValueStore, start: bytes) -> list[tuple[bytes, bytes]]:
-    """Keys and values of some pages, from the key `start` on; none at the end."""
+    """Return keys and values of the next pages from the key `start` on; empty at the end."""
     with store.read() as txn:
         return txn.range("locations", start, _BEHIND_ALL, PAGES_PER_STEP)
 
@@ -89,9 +89,10 @@ def pages_from(store: KeyValueStore, start: bytes) -> list[tuple[bytes, bytes]]:
 def some_of(
     store: KeyValueStore, table: str, start: bytes
 ) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:
-    """Some pairs of a table from the key `start` on, and those of their keys that are not found.
+    """Return the next pairs of a table from the key `start` on, and keys that a look-up misses.
 
-    The pairs are read in sequence. A damaged key, in a leaf or above, misleads a look-up.
+    The pairs are read in sequence. A look-up can miss a key because of a damaged key, in a leaf or
+    above.
     """
     with store.read() as txn:
         pairs = txn.range(table, start, _BEHIND_ALL, PAGES_PER_STEP)
@@ -99,13 +100,13 @@ def some_of(
 
 
 def behind(pairs: Sequence[tuple[bytes, bytes]], start: bytes) -> bytes | None:
-    """The key from which `some_of` goes on; None at the end, or at a damaged key."""
+    """Return the key from which `some_of` goes on; None at the end, or at a damaged key."""
     following = pairs[-1][0] + b"\0" if pairs else b""
     return following if following > start else None
 
 
 def verify_all_pages(store: KeyValueStore, files: Container[int]) -> int:
-    """Check the CRC of every page, its ledger and its files; returns the number of pages.
+    """Check all pages: their CRCs, ledgers and files; return the number of pages.
 
     Raises:
         CorruptionError: a page is damaged, or its ledger has no row, or an entry is in a file
@@ -127,7 +128,7 @@ def verify_all_pages(store: KeyValueStore, files: Container[int]) -> int:
 
 
 def _check_rows(store: KeyValueStore, pairs: Sequence[tuple[bytes, bytes]]) -> None:
-    """Each of these pages is of a ledger with a row."""
+    """Check that the ledger of each of these pages has a row."""
     with store.read() as txn:
         for key in dict.fromkeys([key[:LEDGER_KEY_SIZE_BYTES] for key, _ in pairs]):
             if txn.get("ledgers", key) is None:
@@ -136,14 +137,14 @@ def _check_rows(store: KeyValueStore, pairs: Sequence[tuple[bytes, bytes]]) -> N
 
 
 def first_ledger_with_pages(store: KeyValueStore, after: int) -> int | None:
-    """The lowest id above `after` of a ledger with pages; FormatError if the key is damaged."""
+    """Return the lowest ledger id above `after` with pages; FormatError if its key is damaged."""
     with store.read() as txn:
         pairs = txn.range("locations", ledger_keys_above(after), _BEHIND_ALL, 1)
     return parse_page_key(pairs[0][0])[0] if pairs else None
 
 
 def sound_slots(pairs: Sequence[tuple[bytes, bytes]]) -> tuple[Slots, list[bytes]]:
-    """The slots of the pages that are whole, and the keys of those that are not."""
+    """Return the slots of the intact pages, and the keys of the damaged pages."""
     try:
         return decode_pages(pairs)[1], []
     except CorruptionError:
@@ -156,7 +157,7 @@ def sound_slots(pairs: Sequence[tuple[bytes, bytes]]) -> tuple[Slots, list[bytes
 
 
 def values_of(store: KeyValueStore, prefix: bytes) -> list[tuple[bytes, bytes]]:
-    """Names (without `prefix`) and values of ``meta`` whose names begin with `prefix`."""
+    """Return names (without `prefix`) and values from ``meta``, for names with this prefix."""
     with store.read() as txn:
         pairs = txn.range("meta", prefix, prefix + b"\xff" * 16, 2**31)
     return [(name[len(prefix) :], value) for name, value in pairs]

@@ -1,7 +1,7 @@
-"""Entries that moved to another file, and the update of their slots in the index.
+"""Updates the index slots of entries that moved to another file.
 
-A compaction copies entries, then has the index updated. A recovery add or a deletion may have
-changed a slot meanwhile. So only slots that still point at the old place are updated.
+A compaction copies entries, then updates their slots in the index. Meanwhile a recovery add or a
+deletion may have changed a slot. So only slots that still point to the old place are updated.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Relocation:
     """Ledgers that the log says are deleted."""
 
     def parts(self, entries_max: int) -> Iterator[Relocation]:
-        """Parts of about `entries_max` entries; at least one."""
+        """Split the relocation into parts of about `entries_max` entries; at least one part."""
         part: list[MovedEntries] = []
         entries, deleted = 0, self.deleted
         for item in self.moved:
@@ -66,9 +66,9 @@ class FoundSlots:
     slots: U32
     """Shape (pages, 64, 3)."""
     at: Ids
-    """Position of each id's page in `numbers`; any valid one where there is none."""
+    """Position of each id's page in `numbers`; any valid position if there is no such page."""
     where: Ids
-    """Each id's slot in its page."""
+    """The number of each id's slot in its page."""
     present: npt.NDArray[np.bool_]
 
     def points_at(self, files: U32 | int, offsets: U32 | Ids, sizes: U32) -> npt.NDArray[np.bool_]:
@@ -81,7 +81,7 @@ class FoundSlots:
 
 
 def find_slots(txn: ReadTransaction, ledger_id: int, ids: Ids) -> FoundSlots | None:
-    """The slots of `ids`, in any order; None if all of their pages are missing.
+    """Find the slots of `ids`, given in any order; None if all of their pages are missing.
 
     Raises:
         ChecksumError: a page is damaged; nothing may be concluded.

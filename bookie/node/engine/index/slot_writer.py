@@ -1,8 +1,8 @@
 """Writing the slots of many ledgers into the index at once.
 
-A checkpoint of ten thousand ledgers has a few entries of each, so work per ledger costs most. Here
-the tables of hundreds of ledgers become one array of pages. Only fetching and storing is done per
-page.
+A checkpoint of ten thousand ledgers has only a few entries of each ledger, so the work for each
+ledger costs most. This module turns the tables of hundreds of ledgers into one array of pages. Only
+fetching and storing is done page by page.
 """
 
 from __future__ import annotations
@@ -25,21 +25,22 @@ from bookie.node.engine.memtable import PART_ENTRIES, LocationTable, concatenate
 
 
 class SlotWriter:
-    """Writes slots in one transaction, and counts live bytes that come and go."""
+    """Writes slots in one transaction, and counts how the live bytes of files change."""
 
     def __init__(self, txn: WriteTransaction) -> None:
         self._txn = txn
         self.pages = 0
-        """Pages that were written."""
+        """The number of pages that were written."""
         self.live_delta: dict[int, int] = {}
-        """File number → how many live bytes it has more."""
+        """Maps a file number to the change of the live bytes in that file."""
 
     def put(
         self, ledger_ids: Ids, last_entry_ids: Ids, tables: Sequence[LocationTable]
     ) -> tuple[Ids, Ids]:
-        """Write the table of each ledger; returns how many entries and bytes each has more.
+        """Write the table of each ledger; return how many entries and bytes each ledger gained.
 
-        The ledgers ascend. Pages above that of an `last_entry_ids` do not exist.
+        The ledger ids must ascend. A ledger has no page above the page of its last entry, which
+        `last_entry_ids` names.
 
         Raises:
             ChecksumError: a page that had to be changed is damaged.
@@ -71,7 +72,7 @@ class SlotWriter:
         entries: Ids,
         sizes: Ids,
     ) -> None:
-        """Write some tables, each with the position of its ledger; counts what they add."""
+        """Write some tables, each with its ledger's position; add up new entries and bytes."""
         positions = np.array([position for position, _ in parts], np.int64)
         lengths = np.array([len(table.ids) for _, table in parts], np.int64)
         begins = np.cumsum(lengths) - lengths
@@ -109,7 +110,7 @@ class SlotWriter:
     def _fetch(
         self, slots: U32, ledger_ids: Ids, numbers: Ids, may_exist: npt.NDArray[np.bool_]
     ) -> bool:
-        """Fill `slots` with the pages that exist; True if one does."""
+        """Fill `slots` from the pages that already exist; return True if there is such a page."""
         at = np.flatnonzero(may_exist)
         keys = list(map(page_key, ledger_ids[at].tolist(), numbers[at].tolist()))
         pages = self._txn.get_many("locations", keys)
@@ -123,7 +124,7 @@ class SlotWriter:
         return bool(found)
 
     def count_live(self, files: U32, sizes: U32, sign: int) -> None:
-        """Count slots that now point into these files (`sign` 1), or no longer do (-1)."""
+        """Count the bytes of slots that now point into these files, or (`sign` -1) no longer do."""
         if not len(files):
             return
         if bool((files == files[0]).all()):

@@ -1,4 +1,4 @@
-"""The journal file that a start begins, and the files that failed starts leave."""
+"""Makes the first journal file of a start, and removes unused files of failed starts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bookie.node.engine.scan import SCAN_BYTES
 def create_first_journal(
     disk: Disk, settings: StorageSettings, directories: Directories, header: FileHeader
 ) -> tuple[File, int]:
-    """The new journal file and its size; on a full device a small one, for fences.
+    """Make a journal file; return it and its size, which is small (for fences) on a full device.
 
     A bookie that cannot write can still be read from, so it must start.
 
@@ -45,7 +45,7 @@ def remove_unused(disk: Disk, journals: dict[int, str], mark: Mark | None) -> No
     """Unlink unused files of starts that failed at their commit; take them out of `journals`.
 
     Otherwise repeated starts would fill the device. The oldest unused file stays: if the file
-    before it was cut, it proves that the journal continued.
+    before it was cut, the unused file proves that the journal continued.
     """
     if mark is None:
         return
@@ -55,7 +55,7 @@ def remove_unused(disk: Disk, journals: dict[int, str], mark: Mark | None) -> No
 
 
 def _is_unused(disk: Disk, path: str) -> bool:
-    """True if there is room behind the header, and nothing in it."""
+    """True if the file has room behind its header, and the room holds only zeros."""
     with closing(disk.open(path)) as file:
         size, offset = file.size(), FILE_HEADER_SIZE_BYTES
         if size <= offset:

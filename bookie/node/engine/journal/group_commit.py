@@ -1,10 +1,11 @@
 """The journal: group commit by one thread that takes everything that is queued.
 
-The thread writes one block with everything in its queue, syncs it once, and hands one completion
-back to the event loop. While it waits for the device, the next group gathers. Requests are written
-in the order of submission, so a fence stands behind all requests before it.
+The thread writes one block with everything in its queue, syncs the block once, and hands one
+completion back to the event loop. While the thread waits for the device, requests for the next
+block gather in the queue. Requests are written in the order of submission, so a fence stands behind
+all requests before it.
 
-The meaning of a completion, by kind and flag:
+The kind and the flag `synced` of a request decide when it is complete:
 
 =========  ================  =================================================================
 kind       synced            complete when
@@ -47,17 +48,17 @@ from bookie.telemetry import Metrics
 _LARGEST_ALIGNMENT_BYTES = 3 * max(ALIGNMENTS_BYTES)
 
 _BESIDE_RECORDS_BYTES_MAX = 2 * _LARGEST_ALIGNMENT_BYTES
-"""More than a block, its idle marker and the room behind them take beside records."""
+"""An upper bound of the room that a block, its idle marker and spare room need beside records."""
 
 BUFFERS_PER_BLOCK_MAX = 1000
-"""Below IOV_MAX (1024), so that a block is one system call."""
+"""Less than IOV_MAX (1024), so that one system call writes a block."""
 
 SMALL_FILES_BYTES = (16 * 1024 * 1024, 1024 * 1024, 64 * 1024)
 """Sizes of a journal file on a full device, tried in this order: fences need little."""
 
 
 class RequestKind(enum.Enum):
-    """The wish of a request."""
+    """The kinds of requests to the journal."""
 
     APPEND = enum.auto()
     FORCE = enum.auto()
@@ -73,8 +74,8 @@ _APPEND = RequestKind.APPEND
 class JournalRequest:
     """Records to append, or a wait for durability.
 
-    The event loop makes it and gets it back, completed; between the two only the journal thread
-    touches it.
+    The event loop makes the request and gets it back when it is complete. Between the two, only the
+    journal thread uses it.
     """
 
     kind: RequestKind
@@ -85,17 +86,17 @@ class JournalRequest:
     records: int = 0
     synced: bool = True
     essential: bool = False
-    """Fences and recovery adds: they may use the reserve of a full device."""
+    """True if the request, such as a fence or recovery add, may use a full device's reserve."""
     introduces: bool = False
-    """True if it begins with the LEDGER record of its ledger."""
+    """True if the request begins with the LEDGER record of its ledger."""
     submitted_at: float = 0.0
     file_number: int = 0
     offset: int = 0
-    """The place of the first record."""
+    """The offset of the request's first record in the file."""
     mark: Mark | None = None
     """For a BARRIER: the end of its block."""
     error: BookieError | None = None
-    """Set when the request was refused; nothing of it was written."""
+    """The reason if the request was refused; then nothing of it was written."""
 
 
 @dataclass(slots=True, eq=False)
@@ -103,16 +104,16 @@ class BlockFigures:
     """Times and sizes of one block."""
 
     queue_seconds: float = 0.0
-    """From the submission of the oldest request to the thread's taking it up."""
+    """The time from the submission of the oldest request until the thread took it."""
     requests: int = 0
     record_bytes: int = 0
     write_seconds: float = 0.0
     written_bytes: int = 0
     sync_seconds: float | None = None
-    """None without a sync."""
+    """The time that syncs took; None if there was no sync."""
 
     def note(self, metrics: Metrics, handback_seconds: float) -> None:
-        """Update the metrics, in the event loop, which got the block after `handback_seconds`."""
+        """Update the metrics; the event loop got the block `handback_seconds` after its end."""
         metrics.journal_handback_seconds.observe(handback_seconds)
         metrics.journal_queue_seconds.observe(self.queue_seconds)
         metrics.journal_group_requests.observe(self.requests)
@@ -126,20 +127,20 @@ class BlockFigures:
 
 @dataclass(slots=True, eq=False)
 class BlockDone:
-    """One completion: the requests of one block, and what became of the files meanwhile."""
+    """Reports that a block is complete: its requests, and changes of the journal files."""
 
     requests: list[JournalRequest]
     finished_at: float
     file_number: int
-    """The file that the journal is in now; the files before it are durable."""
+    """The number of the current journal file; all journal files before it are durable."""
     durable_upto: int
-    """In that file."""
+    """The offset up to which the current journal file is durable."""
     rolled: tuple[SealedFile, ...] = ()
-    """Journal files that took their last block."""
+    """Journal files that got their last block since the last report."""
     created: tuple[tuple[int, str], ...] = ()
-    """Number and path of files that exist since."""
+    """Number and path of each journal file that was created since the last report."""
     figures: BlockFigures = field(default_factory=BlockFigures)
-    """Noted by the event loop, to keep the thread free."""
+    """Times and sizes that the event loop puts into metrics, to keep the journal thread free."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -155,12 +156,12 @@ class _OpenJournal(BlockFile):
 class JournalWriter:
     """The work of the journal thread. Not thread-safe: one thread calls it.
 
-    `next_number` gives a file number that was never used; `release_reserve` frees the space that is
-    kept for a full device (both may be called from the journal thread).
+    `next_number` returns a file number that was never used. `release_reserve` frees the space that
+    is kept for a full device. Both may be called from the journal thread.
     """
 
     current: _OpenJournal
-    """The file that takes the next block; there is one from `start` on."""
+    """The journal file that gets the next block; `start` sets it."""
 
     def __init__(
         self,
@@ -179,15 +180,15 @@ class JournalWriter:
         self._created: list[tuple[int, str]] = []
         self._is_open = False
         self._figures = BlockFigures()
-        """Of the block that is being written."""
+        """Times and sizes of the block that is being written."""
 
     def start(
         self, header: FileHeader, file: File, path: str, size_bytes: int, link: LinkRecord | None
     ) -> Mark:
-        """Begin with a file that boot has published; returns the mark of its start.
+        """Begin with a journal file that boot has published; return the mark at the file's start.
 
-        `size_bytes` of the file are allocated; it grows up to the size of a journal file. The first
-        block will hold `link`, which names the file before.
+        `size_bytes` of the file are allocated; the file grows up to the size of a journal file. The
+        first block will hold `link`, which names the file before this one.
         """
         self.current = _OpenJournal(file, header, path=path, size_bytes=size_bytes)
         self._is_open = True
@@ -196,7 +197,7 @@ class JournalWriter:
         return Mark(header.number, FILE_HEADER_SIZE_BYTES, 0, header.nonce)
 
     def handle(self, items: list[JournalRequest], post: Callable[[BlockDone], None]) -> None:
-        """Write everything in `items`, in order, as few blocks as their limits allow."""
+        """Write all `items` in order, in as few blocks as the limits of a block allow."""
         if len(items) == 1:
             # The lone append, which waits for each step.
             self._commit(items, post)
@@ -222,8 +223,8 @@ class JournalWriter:
     def close(self, *, in_order: bool = False) -> None:
         """Close the file and free its unused room; the worker must have ended.
 
-        Trim to the last block only after a stop `in_order`, which the index notes. Otherwise the
-        missing room would imply that another file follows, see `_roll`.
+        The file is cut right behind its last block only after a stop `in_order`, which the index
+        notes. After another stop, such a cut would mean that another file follows, see `_roll`.
         """
         if self._is_open:
             journal = self.current
@@ -266,7 +267,7 @@ class JournalWriter:
         post(done)
 
     def _takes_marker(self, requests: list[JournalRequest]) -> bool:
-        """True if an idle marker is asked for and there is room for it."""
+        """True if a request asks for an idle marker, and the file has room for the marker."""
         journal = self.current
         needed = self._room_for(0) - journal.header.alignment
         return journal.end + needed <= journal.size_bytes and any(
@@ -322,7 +323,7 @@ class JournalWriter:
         journal.durable_upto = journal.end
 
     def _make_room(self, requests: list[JournalRequest]) -> list[JournalRequest]:
-        """The requests that fit in a longer or a new file; the others have an error."""
+        """Make the file longer or begin a new one; return requests that fit, set others' errors."""
         try:
             self._grow(requests)
         except DiskFullError as error:
@@ -360,20 +361,20 @@ class JournalWriter:
         return size + _BESIDE_RECORDS_BYTES_MAX <= left or self._room_for(size) <= left
 
     def _room_for(self, size: int) -> int:
-        """The room of a block with records of `size` bytes, and of the idle marker behind it.
+        """Return the room for a block with `size` bytes of records and an idle marker behind it.
 
-        The marker must always fit, and leave room for one more block. That room shows a start that
-        this is the last file.
+        The marker must always fit, and one more block must fit behind it. The room of that block
+        shows a later start that this is the last file.
         """
         alignment = self.current.header.alignment
         return block_size_on_disk(size + len(self._link), alignment) + 2 * alignment
 
     def _grow(self, requests: list[JournalRequest]) -> None:
-        """Allocate more of the file, or begin a new one when this one has its full size.
+        """Allocate more space for the file, or begin a new file if this one has its full size.
 
-        It grows in steps, because allocated space is lost to other files. The new size is durable
-        before a block uses it. So a file that ends inside a block, or right behind the last one,
-        was cut by something other than a crash.
+        The file grows in steps, because other files cannot use allocated space. The new size is
+        durable before a block uses the new space. So a file that ends inside a block, or right
+        behind its last block, was cut by something other than a crash.
 
         Raises:
             DiskFullError: there is no room; the file is as it was.
@@ -390,7 +391,7 @@ class JournalWriter:
         journal.durable_upto = journal.end
 
     def _grow_ahead(self) -> None:
-        """Allocate the next step while there is still room, for a sync that is due anyway."""
+        """Allocate the next step before the room is used up, together with a sync that is due."""
         journal = self.current
         limit = self._settings.journal_file_bytes_max
         wanted = journal.end + self._settings.block_bytes_max + _LARGEST_ALIGNMENT_BYTES
@@ -412,7 +413,7 @@ class JournalWriter:
         journal.size_bytes = size
 
     def _first_allocation(self, needed: int) -> int:
-        """The first size of a new file, so that `needed` bytes of blocks go into it.
+        """Return the first size of a new file, with room for `needed` bytes of blocks.
 
         A block that is too large for any file gets a file of its own.
         """
@@ -421,10 +422,10 @@ class JournalWriter:
         return max(step, FILE_HEADER_SIZE_BYTES + needed)
 
     def _roll(self, size_bytes: int) -> None:
-        """Go on in a new file; the old one is durable before the new one takes a record.
+        """Begin a new file; the old file is durable before the new file gets a record.
 
-        The new file gets its name first. Then the old one is cut behind its last block, durably. So
-        a start knows that another file follows, even when that file is lost.
+        First the new file gets its name. Then the old file is cut right behind its last block,
+        durably. So a later start knows that another file follows, even if that file is lost.
         """
         self._env.failpoints.hit("journal.before_roll")
         old = self.current
@@ -454,7 +455,7 @@ class JournalWriter:
 
 
 def _summary(requests: list[JournalRequest]) -> tuple[int, bool, bool]:
-    """Bytes of the records; True if one needs a sync; True if all are appends."""
+    """Return the bytes of all records, if a request needs a sync, and if all are appends."""
     size, synced, appends_only = 0, False, True
     for request in requests:
         size += request.size_bytes
@@ -464,7 +465,7 @@ def _summary(requests: list[JournalRequest]) -> tuple[int, bool, bool]:
 
 
 def _size_on_disk_max(request: JournalRequest) -> int:
-    """A bound of the room that `request` takes, with its share of header, link and padding."""
+    """Return an upper bound of the room for `request`, with header, link and padding."""
     return request.size_bytes + _LARGEST_ALIGNMENT_BYTES
 
 

@@ -10,11 +10,11 @@ from bookie.errors import BookieError
 from bookie.node.engine.journal.group_commit import JournalRequest
 
 POSTPONED_MAX = 256
-"""The most requests that wait for another one; more are written at once."""
+"""The most requests that are postponed; further requests are written at once."""
 
 
 class JournalQueue:
-    """The way to the journal thread, `worker`, which has to be set before the first request."""
+    """Hands requests to the journal thread; `worker` must be set before the first request."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -22,14 +22,14 @@ class JournalQueue:
         self.pending: deque[JournalRequest] = deque()
         """Requests that the journal thread has, oldest first."""
         self.postponed: list[JournalRequest] = []
-        """Requests that are handed over before the next submitted one."""
+        """Requests that are handed over right before the next submitted request."""
         self.size_bytes = 0
-        """Of the pending requests."""
+        """The total size of the pending requests, in bytes."""
         self._failure: BookieError | None = None
 
     @property
     def waiting_since(self) -> float | None:
-        """When the oldest pending request was submitted, on the monotonic clock."""
+        """The submission time of the oldest pending request, on the monotonic clock."""
         return self.pending[0].submitted_at if self.pending else None
 
     def submit(self, request: JournalRequest) -> None:
@@ -45,10 +45,10 @@ class JournalQueue:
         self._hand_over(request)
 
     def submit_with_next(self, request: JournalRequest) -> None:
-        """Have `request` written in its place, but not before the next one is submitted.
+        """Queue `request` in order, but hand it over only with the next submitted request.
 
-        For unsynced requests without a waiter. Alone, one would cost a block and wake the journal
-        thread.
+        This is for unsynced requests without a waiter. Handed over alone, such a request would cost
+        a block and wake the journal thread.
         """
         if self._failure is None and len(self.postponed) < POSTPONED_MAX:
             self.postponed.append(request)
@@ -56,14 +56,14 @@ class JournalQueue:
             self.submit(request)
 
     def reported(self, requests: Iterable[JournalRequest]) -> None:
-        """Take out the oldest requests, which the journal thread has completed."""
+        """Remove the oldest requests from `pending`; the journal thread has completed them."""
         for request in requests:
             oldest = self.pending.popleft()
             assert oldest is request, "the journal completes in the order of submission"
             self.size_bytes -= request.size_bytes
 
     def fail(self, failure: BookieError) -> None:
-        """Complete everything with an error, also requests that come later."""
+        """Complete all requests with an error, also requests that are submitted later."""
         self._failure = failure
         self.pending.extend(self.postponed)
         self.postponed.clear()

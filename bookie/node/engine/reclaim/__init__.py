@@ -1,1 +1,1 @@
-"""Compaction: live entries move out of mostly dead files, and the files go."""
+"""Compaction: moves live entries out of mostly dead files, and removes these files."""

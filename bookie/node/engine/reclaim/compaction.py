@@ -1,19 +1,20 @@
 """Compaction: the live entries of mostly dead files move to a new log, and the files are removed.
 
-A round considers all sealed files below the mark, and takes the emptiest first:
+A round of compaction considers all sealed files below the mark. It takes the emptiest ones first:
 
 - files with a live share below the minor threshold, always;
 - files below the major threshold, while all files together are below it;
 - journal files while they exceed their budget (`journal_bytes_max`);
 - small files, once there are many: each start after a crash leaves one.
 
-It reads them once (`live_scan`) and writes live entries, sorted by ledger and id, into a new log
-(`compaction_log`). Then the index is updated (`Checkpointer.relocate`), and dead files are removed.
-A kill at any moment is harmless. Until the commit the old files count, and the next start removes
-an unknown log.
+The round reads these files once (`live_scan`) and writes their live entries, sorted by ledger and
+id, into a new log (`compaction_log`). Then the index is updated (`Checkpointer.relocate`), and dead
+files are removed. A kill at any moment is harmless. Until the index commits, the old files are
+used, and the next start removes a log that the index does not know.
 
-A file with an unreadable part is reported and kept from then on. The work is done in small steps at
-a bounded rate, with pauses at least as long.
+A file with an unreadable part is reported, and compaction leaves it alone from then on. The work is
+done in small steps at a bounded rate. The pause after a step is at least as long as the step, up to
+`PAUSE_SECONDS_MAX`.
 """
 
 from __future__ import annotations
@@ -44,22 +45,22 @@ T = TypeVar("T")
 
 POOL = "compaction"
 LOG_OVERHEAD_BYTES = 1024 * 1024
-"""More than a log needs beside its entries."""
+"""An upper bound of the bytes that a log needs besides its entries."""
 
 LOG_PAYLOAD_BYTES = 64 * 1024 * 1024
-"""Collected in memory, sorted, and written as one log."""
+"""When this many bytes of live entries are in memory, they are sorted and written as one log."""
 
 GARBAGE_BYTES_MIN = 64 * 1024
 """A file with less garbage than this is left alone."""
 
 SMALL_FILES_MIN = 16
-"""From this number on, small files are merged, however much of them is alive."""
+"""If there are at least this many small files, they are merged, however much is alive."""
 
 SMALL_FILES_PER_LARGE = 16
-"""A file is small if this many of its size fit into a journal file."""
+"""A file is small if this many files of its size fit into one journal file."""
 
 PAUSE_SECONDS_MAX = 0.1
-"""Limits the pause after a step that a slow device delayed."""
+"""The longest pause that a slow step causes; the pause to keep to the rate may be longer."""
 
 ROLL_GARBAGE_BYTES_MIN = 4 * 1024 * 1024
 """The open journal file is ended early if it has at least this much garbage."""
@@ -67,17 +68,17 @@ ROLL_GARBAGE_BYTES_MIN = 4 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class EngineCalls:
-    """The calls of a compaction into the engine."""
+    """The functions of the engine that a compaction calls."""
 
     checkpoint: Callable[[], Awaitable[None]]
     roll: Callable[[], Awaitable[None]]
     failing: Callable[[], AbstractContextManager[None]]
-    """Handles errors for the engine."""
+    """Returns a context manager that handles errors for the engine."""
     is_full: Callable[[], bool]
     """True if a device has no room for new entries."""
     next_number: Callable[[], int]
     was_read: Callable[[int, int, int], None]
-    """Gets file, offset and size of bytes that were read or written, for the page cache."""
+    """Tells the page cache the file, offset and size of bytes that were read or written."""
 
 
 class CompactionStatus(NamedTuple):
@@ -98,12 +99,12 @@ class RoundReport:
     moved_bytes: int = 0
     kept_files: int = 0
     full: bool = False
-    """True if it gave up because a device is full."""
+    """True if the round gave up because a device is full."""
 
 
 @dataclass(slots=True)
 class _Collected:
-    """The content of the next log."""
+    """The live entries and the ledgers that the next log will hold."""
 
     live: list[LiveEntries] = field(default_factory=list)
     ledgers: set[int] = field(default_factory=set)
@@ -119,7 +120,7 @@ class _Collected:
 
 
 class Compactor:
-    """Makes rounds, one at a time, in the event loop; the work itself is a worker's."""
+    """Makes rounds of compaction, one at a time, in the event loop; a worker does the work."""
 
     def __init__(
         self,
@@ -144,20 +145,20 @@ class Compactor:
         self._forced = False
         self._lock = asyncio.Lock()
         self.kept: set[int] = set()
-        """Files that are left alone because not all of them is readable."""
+        """Files that compaction leaves alone because a part of each is unreadable."""
         self.files = 0
         self.moved_bytes = 0
-        """The sums over all rounds."""
+        """The moved bytes of all rounds; `files` is the number of files of all rounds."""
         self._seen: object = None
         self._not_before = 0.0
         self._beside_entries: dict[int, int] = {}
-        """Bytes of each log beside its entries: another log would have them, too."""
+        """Bytes of each log besides its entries; not garbage, because a new log has them, too."""
         self._read_whole: set[int] = set()
         self._released = False
         self.forgets_before = 0
         """Deletions from before this journal file may be forgotten; 0 means none."""
         self.suspended = False
-        """True if an operator asked for no rounds."""
+        """True if an operator stopped the rounds of compaction."""
         self.running = False
         """True while a round is under way."""
 
@@ -165,7 +166,7 @@ class Compactor:
         return CompactionStatus(self.running, self.files, self.moved_bytes, len(self.kept))
 
     def wake(self, *, force: bool = False) -> None:
-        """Make a round soon; a forced one takes every file with garbage."""
+        """Start a round soon; with `force`, the round takes every file with garbage."""
         self._forced = self._forced or force
         self._interval.end()
 
@@ -183,7 +184,7 @@ class Compactor:
         self._rest.measure_again()
 
     async def run(self) -> NoReturn:
-        """Make rounds until cancelled.
+        """Make rounds of compaction until cancelled.
 
         Raises:
             StorageFailedError: a device failed.
@@ -299,7 +300,7 @@ class Compactor:
         )
 
     def _choose(self, rows: Mapping[int, FileRow], mark: Mark, *, force: bool) -> list[int]:
-        """The files to empty, the emptiest first."""
+        """Choose the files to compact; those with the smallest live share come first."""
         sealed = {
             number: row
             for number, row in rows.items()
@@ -349,7 +350,7 @@ class Compactor:
         return chosen
 
     def _too_many_small(self, rows: Mapping[int, FileRow]) -> set[int]:
-        """The small ones of these files; none while they are few."""
+        """Return the small files; none if there are fewer than `SMALL_FILES_MIN`."""
         limit = self._settings.journal_file_bytes_max // SMALL_FILES_PER_LARGE
         small = {number for number, row in rows.items() if row.size_bytes <= limit}
         return small if len(small) >= SMALL_FILES_MIN else set()
@@ -362,7 +363,7 @@ class Compactor:
     # --- the work ------------------------------------------------------------------------
 
     async def _empty(self, number: int, collected: _Collected, report: RoundReport) -> None:
-        """Collect the live entries of the file, writing logs as they fill."""
+        """Collect the live entries of the file; write a log whenever enough are collected."""
         path = self._files.path(number)
         if path is None:
             return
@@ -396,7 +397,7 @@ class Compactor:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T | None:
-        """The result of reading a file; an unreadable file is kept, with the result None."""
+        """Call `function` to read a file; if the file is unreadable, keep it and return None."""
         try:
             return await self._env.workers.run(POOL, function, *args, **kwargs)
         except (OSError, FormatError, CorruptionError) as error:
@@ -406,7 +407,7 @@ class Compactor:
             return None
 
     async def _flush(self, collected: _Collected, report: RoundReport) -> None:
-        """Write the collected entries into a log, and have the index follow."""
+        """Write the collected entries into a log, and point the index to them."""
         if not collected.live:
             # Records about ledgers are removed with the files.
             return
@@ -455,10 +456,10 @@ class Compactor:
     def _rows_of(
         self, ledger_ids: list[int], emptied: frozenset[int]
     ) -> list[tuple[int, LedgerIndexRow]]:
-        """The rows of these ledgers for the log.
+        """Return the rows of these ledgers that the new log has to hold.
 
-        Old deletions that matter only for the `emptied` files are omitted. Otherwise a rebuild
-        would apply them to a later ledger of the same id.
+        Old deletions that matter only for the `emptied` files are left out. Otherwise a rebuild
+        would apply such a deletion to a later ledger of the same id.
         """
         files, mark = self._rows_and_mark()
         others = {number: row for number, row in files.items() if number not in emptied}
@@ -468,7 +469,7 @@ class Compactor:
         return [(one, row) for one, row in rows if row is not None and not limits.let_go(row)]
 
     async def _pace(self, size: int, began: float) -> None:
-        """Keep to the rate, and pause after each step at least as long as it took."""
+        """Pause after a step, to keep to the rate, and at least as long as the step took."""
         now = self._env.clock.monotonic()
         begin = max(self._not_before, began)
 
@@ -481,7 +482,7 @@ class Compactor:
     # --- damaged files ---------------------------------------------------------
 
     async def _keep_damaged(self, report: RoundReport) -> None:
-        """Keep files that were read whole and still have live bytes: those are damaged."""
+        """Keep files that were read to the end and still have live bytes, which are damaged."""
         if self._read_whole:
             rows = await self._env.workers.run(POOL, self._rows_unless_deleting)
             for number in sorted(self._read_whole & rows.keys()):

@@ -1,10 +1,12 @@
 """The log that a compaction writes: entries sorted by ledger and id, in large records.
 
-It is an entry log like the one that a start writes. Its first record is a LINK to the newest file
-it took entries from. A rebuild reads it right after that file, because journals with lower numbers
-may hold newer copies. It also has the ledgers' keys, fences, limbo, explicit LACs and deletions.
+The log is an entry log like the one that a start writes. Its first record is a LINK to the newest
+file from which it took entries. A rebuild reads the log right after that file, because journals
+with lower numbers than the log may hold newer copies of its entries. The log also has the ledgers'
+keys, fences, limbo, explicit LACs and deletions.
 
-A log gets its name once all of it is durable. A start removes a log that the index does not know.
+A log gets its final name once all of it is durable. A start removes a log that the index does not
+know.
 """
 
 from __future__ import annotations
@@ -39,37 +41,37 @@ from bookie.node.engine.scan import link_of
 RECORD_PAYLOAD_BYTES_MAX = 1024 * 1024
 RECORD_ENTRIES_MAX = 16 * 1024
 BLOCK_BYTES = 1024 * 1024
-"""A block ends with the record that reaches this size: one step of the writer."""
+"""A block ends with the record that reaches this size; the writer writes one block in a step."""
 
 BLOCKS_PER_SYNC = 2
-"""Several short syncs, because one long sync would delay the journal's."""
+"""The log is synced after this many blocks: one long sync would delay the journal's syncs."""
 
 STATE_BYTES_MAX = 192
-"""More than `state_records` of one ledger have, its LAC packet aside."""
+"""An upper bound of the bytes of `state_records` for one ledger, without its LAC packet."""
 
 _NO_NONCE = bytes(16)
 
 
 @dataclass(frozen=True, slots=True)
 class LiveScan:
-    """The findings of live scans of some files, for one log."""
+    """The live entries and the ledger rows that scans of some files found, for one log."""
 
     order: int
-    """The newest file that it took entries from."""
+    """The number of the newest file from which entries were taken."""
     live: Sequence[LiveEntries]
     rows: Sequence[tuple[int, LedgerIndexRow]]
-    """Ledgers whose state must outlive the old files."""
+    """Ids and rows of the ledgers whose state must outlive the old files."""
 
     @property
     def size_bytes_max(self) -> int:
-        """A bound of the log's size."""
+        """An upper bound of the log's size, in bytes."""
         payload = sum(len(item.batch.payload) + 12 * item.batch.count for item in self.live)
         states = sum(STATE_BYTES_MAX + len(row.lac_packet) for _, row in self.rows)
         return FILE_HEADER_SIZE_BYTES + (payload + states + 256 * len(self.live)) * 33 // 32 + 65536
 
 
 class CompactionLog:
-    """Writes one log; `steps` does the work, `relocation` is the change of the index."""
+    """Writes one log: `steps` does the work, `relocation` is the change to make in the index."""
 
     def __init__(
         self, environment: Environment, directory: str, number: int, alignment: int
@@ -90,14 +92,14 @@ class CompactionLog:
 
     @property
     def relocation(self) -> Relocation:
-        """The change of the index; complete once all steps are done."""
+        """The change to make in the index; it is complete once all steps are done."""
         number, path = self._header.number, self.path
         return Relocation(number, path, self._size_bytes, self._moved, self._deleted)
 
     def steps(self, scanned: LiveScan) -> Generator[int, None, None]:
         """Write, sync and publish the log; yields the bytes of each step. Blocking.
 
-        Closed early, or after an error, it removes the file.
+        If the generator is closed early, or fails, it removes the file.
 
         Raises:
             DiskFullError: there is no room for it.
@@ -176,9 +178,9 @@ class CompactionLog:
 def sorted_batches(
     live: Iterable[LiveEntries],
 ) -> Iterator[tuple[EntryBatch, np.ndarray, np.ndarray]]:
-    """Batches of at most a record each, by ledger and id; with their old files and places.
+    """Yield batches of one record each, by ledger and id, with their old files and offsets.
 
-    The items may overlap in their ranges of ids; no id is in two of them.
+    The id ranges of the items in `live` may overlap, but no id is in two items.
     """
     ordered = sorted(live, key=lambda item: (item.batch.ledger_id, item.batch.first_entry_id))
     at = 0
@@ -196,7 +198,7 @@ def sorted_batches(
 
 
 def _records(items: list[LiveEntries]) -> Iterator[tuple[EntryBatch, np.ndarray, np.ndarray]]:
-    """The items of one ledger as one batch, cut into records."""
+    """Merge the items of one ledger into one batch, and cut it into records."""
     ids = np.concatenate([item.batch.entry_ids() for item in items])
     files = np.concatenate([np.full(item.batch.count, item.file, np.uint32) for item in items])
     places = np.concatenate([item.offsets for item in items])
@@ -218,7 +220,7 @@ def _records(items: list[LiveEntries]) -> Iterator[tuple[EntryBatch, np.ndarray,
 
 
 def order_of(disk: Disk, number: int, path: str) -> int:
-    """The newest file whose entries this file holds: itself, unless a compaction wrote it."""
+    """Return the newest file whose entries this file holds: the one in its LINK, or itself."""
     with closing(disk.open(path)) as file:
         try:
             header = read_header(file)

@@ -1,10 +1,11 @@
-"""The live scan: it reads a sealed file once, and finds live entries by the index.
+"""Scans a sealed file once, and finds its live entries by the index.
 
-An entry is alive if its slot points at exactly this place of this file. The scan skips blocks with
-a wrong CRC. The index keeps pointing at their entries, so a read of one is an I/O error.
+An entry in the file is alive if its slot in the index points to exactly this place. The scan skips
+blocks with a wrong CRC. The index still points to the entries in such blocks, so a read of one of
+these entries is an I/O error.
 
-Requests share processor and interpreter with the scan. So it reads a large block a MiB at a time,
-and examines a few records at a time.
+Requests share the processor and the interpreter with the scan. So the scan reads a large block a
+MiB at a time, and examines a few records at a time.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from bookie.node.engine.index.entry_index import Index
 from bookie.node.engine.scan import BlockGroup, BlockRun, next_valid, runs
 
 STEP_BYTES = 1024 * 1024
-"""Read, or examined, at once; a larger record is examined as one."""
+"""The bytes that are read or examined at once; a larger record is examined as a whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class Found:
     bytes_read: int = 0
     live: list[LiveEntries] = field(default_factory=list)
     ledgers: set[int] = field(default_factory=set)
-    """Ledgers with other records in the file: keys, fences, LACs."""
+    """Ledgers with records other than entries in the file: keys, fences, LACs."""
     is_last: bool = False
     """True if the file was read to its end."""
 
@@ -82,7 +83,7 @@ def scan_live(disk: Disk, index: Index, number: int, path: str) -> Generator[Fou
 
 
 def _pieces(group: BlockGroup) -> Iterator[BlockGroup]:
-    """The records of a large block, a few at a time."""
+    """Split a large block into groups of a few records."""
     body, records = group.body, group.records
     if len(body) <= STEP_BYTES or len(group.starts) > 1:
         yield group
@@ -108,7 +109,7 @@ def _pieces(group: BlockGroup) -> Iterator[BlockGroup]:
 
 
 def _intact(file: File, header: FileHeader) -> Iterator[BlockRun | int]:
-    """Every valid block, damage between them skipped; and the bytes that each step read."""
+    """Yield all valid blocks, skipping damage, and the number of bytes that each step read."""
     ahead = _Ahead(file)
     offset, sequence = FILE_HEADER_SIZE_BYTES, 0
     while True:
@@ -125,7 +126,7 @@ def _intact(file: File, header: FileHeader) -> Iterator[BlockRun | int]:
 
 
 class _Ahead:
-    """A file with a part of it read ahead in steps."""
+    """A file of which a part is read ahead, in steps."""
 
     def __init__(self, file: File) -> None:
         self._file = file
@@ -137,7 +138,7 @@ class _Ahead:
         return self._size
 
     def pread(self, size: int, offset: int) -> memoryview:
-        """Up to `size` bytes of the part that was fetched last."""
+        """Return up to `size` bytes at `offset` from the part that was fetched last."""
         start = offset - self._at
         return self._data[start : start + size]
 
@@ -149,7 +150,7 @@ class _Ahead:
             yield from self.fetch(BLOCK_HEADER_SIZE_BYTES + found.body_length, offset)
 
     def fetch(self, size: int, offset: int) -> Iterator[int]:
-        """Fetch these bytes, as far as there are any; yields how many each step read."""
+        """Fetch these bytes, up to the end of the file; yield how many bytes each step read."""
         end = self._at + len(self._data)
         if self._at <= offset and offset + size <= end:
             return
@@ -171,7 +172,7 @@ class _Ahead:
 
 
 def _look_at(index: Index, number: int, group: BlockGroup, gone: dict[int, bool]) -> Found:
-    """The live entries of these blocks."""
+    """Return the live entries of these blocks, and the ledgers with other records."""
     found = Found()
     if not group.records:
         return found
@@ -209,7 +210,7 @@ def _look_at(index: Index, number: int, group: BlockGroup, gone: dict[int, bool]
 
 
 def gather(body: bytes | memoryview, starts: Ids, sizes: U32) -> bytes:
-    """The packets at `starts` back to back; neighbours are copied as one."""
+    """Join the packets at `starts` in this order; adjacent packets are copied as one."""
     ends = starts + sizes
     breaks = np.flatnonzero(starts[1:] != ends[:-1]) + 1
     begin = np.concatenate(([0], breaks))
