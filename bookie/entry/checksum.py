@@ -1,9 +1,9 @@
 """CRC-32C (Castagnoli): the checksum of everything that a bookie writes or sends.
 
-The library uses the processor's carry-less multiplication and does not copy. From 16 KiB on it
-releases the interpreter's lock, so a buffer must stay unchanged during the call.
+The CRC library uses the processor's carry-less multiplication and does not copy data. From 16 KiB
+on, the library releases the interpreter's lock, so a buffer must stay unchanged during the call.
 
-Only `crcs_of_rows` imports numpy, because checks of LMDB files and of metadata do without it.
+Only `crcs_of_rows` imports numpy, because checks of LMDB files and of metadata do without numpy.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ __all__ = ["crc32c", "crcs_of_rows"]
 
 
 def crcs_of_rows(rows: NDArray[np.uint8], seed: int = 0) -> NDArray[np.uint32]:
-    """The CRC-32C of each row, begun with `seed`. There is at least one row.
+    """Return the CRC-32C of each row, begun with `seed`; there must be at least one row.
 
-    Rows lie one after the other and are a multiple of 4 bytes wide.
+    Rows lie one after the other in memory and are a multiple of 4 bytes wide.
 
-    A CRC is linear: each byte that differs from the first row changes it by a known amount. In the
-    headers of one batch only the low bytes of ids and lengths differ, so about five table look-ups
-    serve all headers. A library call per header took a third of a writer's time.
+    A CRC is linear: each byte that differs from the first row's byte changes the CRC by a known
+    amount. In the headers of one batch only the low bytes of ids and lengths differ, so about five
+    table look-ups serve all headers. One library call per header took a third of a writer's time.
     """
     import numpy as np
 
@@ -47,7 +47,7 @@ def crcs_of_rows(rows: NDArray[np.uint8], seed: int = 0) -> NDArray[np.uint32]:
 
 @cache
 def _crc_changes(width: int) -> NDArray[np.uint32]:
-    """By position and value of a byte: how it changes the CRC-32C of `width` zeros."""
+    """Return how each value of a byte at each position changes the CRC-32C of `width` zeros."""
     import numpy as np
 
     zeros = crc32c(bytes(width))

@@ -1,7 +1,7 @@
-"""Digests of entries, and the key that a ledger's password becomes.
+"""Digests of entries, and the ledger key that is made from a password.
 
-A digest covers the packet's header and payload, and is stored between the two. By it a reader
-verifies that an answer is the entry that was written.
+A digest covers the packet's header and payload, and is stored between the two. With the digest, a
+reader verifies that an answer is the entry that was written.
 
 ======== ===== ================================================================
 type     bytes content
@@ -12,15 +12,17 @@ CRC32C   4     CRC-32C (Castagnoli) as a big-endian 32-bit number
 DUMMY    0     nothing: the entry is not protected
 ======== ===== ================================================================
 
-The password itself never leaves the client. :func:`key_of_life` turns it into the **ledger key**.
-The ledger key is stored in the ledger's metadata, sent to bookies, and yields the HMAC keys. So
-every process that may read a ledger's metadata (repair, the scrubber) can check its digests.
+The password itself never leaves the client. :func:`key_of_life` turns the password into the
+**ledger key**. The ledger key is stored in the ledger's metadata, sent to bookies, and yields the
+HMAC keys. So every process that may read a ledger's metadata (repair, the scrubber) can check the
+digests of its entries.
 
-The key is also the identity of a ledger's life. An id may be used twice: after a deletion, or
-because the metadata store came from a backup. Both lives have different creation tokens, so they
-have different keys, also without a password. A bookie compares the key of each request with the
-first key of the ledger. So it never answers with the bytes of another life. Ledgers of versions
-before lives have the key of :func:`derive_key`.
+The ledger key also identifies a ledger's **life**: one of several ledgers that had the same id. An
+id may be used twice: after a deletion, or because the metadata store came from a backup. Two lives
+of an id have different creation tokens, so they have different ledger keys, also without a
+password. A bookie compares the key of each request with the first key that it got for the ledger.
+So a bookie never answers with the bytes of another life. Ledgers of versions that knew no lives
+have the key of :func:`derive_key`.
 
 Source: Apache BookKeeper's digest managers; the ledger key is ours and stands where BookKeeper
 keeps the password.
@@ -46,16 +48,16 @@ if TYPE_CHECKING:
 BytesLike = bytes | bytearray | memoryview
 
 Headers: TypeAlias = "NDArray[np.uint8]"
-"""Packet headers, one a row, with what payloads share behind them; contiguous in memory."""
+"""Packet headers, one a row, each followed by shared payload bytes; contiguous in memory."""
 
 LEDGER_KEY_SIZE_BYTES = 32
-"""Bytes of a ledger's key. It is empty for a ledger from before lives without a password."""
+"""Bytes of a ledger key. A ledger without password that an older version made has no key."""
 
 KEY_TAG_BYTES = 8
 
 
 class DigestType(enum.IntEnum):
-    """The digest of a ledger's entries; the numbers are those of its metadata."""
+    """The digest type of a ledger's entries; the numbers are those in its metadata."""
 
     CRC32 = 1
     HMAC = 2
@@ -71,13 +73,13 @@ class Digester(Protocol):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of one digest, 0 for DUMMY."""
+        """Size of one digest in bytes; 0 for DUMMY."""
 
     def digest(self, header: BytesLike, payload: BytesLike) -> bytes:
-        """The digest of one packet's header followed by its payload."""
+        """Return the digest of one packet's header followed by its payload."""
 
     def digest_many(self, headers: Headers, payloads: Sequence[BytesLike]) -> bytes:
-        """The digests of at least one packet back to back; as many headers as payloads."""
+        """Return the digests of at least one packet, back to back; one header for each payload."""
 
 
 class Crc32cDigester:
@@ -111,7 +113,7 @@ class Crc32Digester:
 
 
 class HmacDigester:
-    """HMAC-SHA-1: also tells whether the writer knew the ledger key."""
+    """HMAC-SHA-1, which also shows whether the writer knew the ledger key."""
 
     __slots__ = ("_mac",)
     type = DigestType.HMAC
@@ -133,7 +135,7 @@ class HmacDigester:
 
 
 class DummyDigester:
-    """No digest at all."""
+    """Makes no digest at all."""
 
     __slots__ = ()
     type = DigestType.DUMMY
@@ -147,16 +149,16 @@ class DummyDigester:
 
 
 def _each(headers: Headers) -> list[bytes]:
-    """The headers one by one; ``tolist`` of rows is faster than slicing."""
+    """Return the headers one by one; ``tolist`` of rows is faster than slicing."""
     rows: NDArray[Any] = headers.view(f"V{headers.shape[1]}")[:, 0]
     each: list[bytes] = rows.tolist()
     return each
 
 
 def derive_key(password: bytes) -> bytes:
-    """The key of a ledger without a life: 32 bytes, or empty for the empty password.
+    """Return the ledger key of older versions: 32 bytes, or empty for the empty password.
 
-    It is HMAC-SHA-256 with the password as key over ``b"ledger"``.
+    The key is HMAC-SHA-256 over ``b"ledger"``, with the password as HMAC key.
     """
     if not password:
         return b""
@@ -164,23 +166,23 @@ def derive_key(password: bytes) -> bytes:
 
 
 def key_of_life(password: bytes, token: int) -> bytes:
-    """The ledger key of `password` and a creation token: 32 bytes.
+    """Return the ledger key for `password` and a creation token: 32 bytes.
 
-    It is HMAC-SHA-256 with the password as key over ``b"ledger"`` and the token (8 bytes,
-    big-endian).
+    The ledger key is HMAC-SHA-256 over ``b"ledger"`` and the token (8 bytes, big-endian), with the
+    password as HMAC key.
     """
     return hmac.digest(password, b"ledger" + token.to_bytes(8, "big", signed=True), "sha256")
 
 
 def digest_of_key(ledger_key: bytes) -> bytes:
-    """The stored form of a ledger's key: 32 bytes, empty for the empty key."""
+    """Hash a ledger key for storage: 32 bytes, or empty for the empty key."""
     return hashlib.sha256(b"ledger key\x00" + ledger_key).digest() if ledger_key else b""
 
 
 def key_tag(ledger_key: bytes) -> bytes:
-    """The tag of a ledger's life, which gives no key away: 8 bytes of `digest_of_key`.
+    """Return a tag of a ledger's life, which does not reveal the key: 8 bytes of `digest_of_key`.
 
-    Bookies put it into answers that need no key. Empty for the empty key.
+    Bookies put the tag into answers that need no key. The tag is empty for the empty key.
     """
     return digest_of_key(ledger_key)[:KEY_TAG_BYTES]
 
@@ -193,7 +195,7 @@ def is_password(password: bytes, ledger_key: bytes, token: int) -> bool:
 
 
 def digester_for_key(digest_type: DigestType, ledger_key: bytes) -> Digester:
-    """The digester of a ledger whose key is known, from its metadata."""
+    """Return the digester for a digest type and a ledger key, both from the metadata."""
     match digest_type:
         case DigestType.CRC32C:
             return Crc32cDigester()

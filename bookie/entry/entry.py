@@ -1,4 +1,4 @@
-"""An entry as it travels and is stored: a packet.
+"""A packet: an entry as it is sent and stored.
 
 ====== ===== ==================================================================
 offset bytes meaning (numbers are signed 64-bit, big endian)
@@ -49,7 +49,7 @@ _PACK_BY_ROWS_UP_TO_BYTES = 512
 
 
 class SharedPrefix(NamedTuple):
-    """Bytes before each of the payloads at the places `first` … `end` - 1 of a batch."""
+    """A prefix of each payload at the positions `first` … `end` - 1 of a batch."""
 
     prefix: bytes
     first: int
@@ -57,10 +57,10 @@ class SharedPrefix(NamedTuple):
 
 
 def common_size(shared: Sequence[SharedPrefix], count: int) -> int | None:
-    """The number of bytes that each of `count` payloads shares with others.
+    """Return the size of the prefixes, if each of `count` payloads has a prefix of this size.
 
-    None if the numbers differ, or are no multiple of 4, which the checksum of many rows needs. Then
-    `with_prefixes` serves.
+    The result is None if the sizes differ, or are no multiple of 4, which the checksum of many rows
+    needs. If the result is None, use `with_prefixes`.
     """
     size = len(shared[0].prefix)
     if size % 4 or any(len(prefix) != size for prefix, _, _ in shared):
@@ -69,7 +69,7 @@ def common_size(shared: Sequence[SharedPrefix], count: int) -> int | None:
 
 
 def write_prefixes(table: NDArray[np.uint8], shared: Sequence[SharedPrefix]) -> None:
-    """Write the prefix of each payload into its row of the table, which has their common size."""
+    """Write the prefix of each payload into its row of `table`, which is as wide as a prefix."""
     for prefix, first, end in shared:
         table[first:end] = np.frombuffer(prefix, np.uint8)
 
@@ -77,7 +77,7 @@ def write_prefixes(table: NDArray[np.uint8], shared: Sequence[SharedPrefix]) -> 
 def with_prefixes(
     payloads: Sequence[BytesLike], shared: Sequence[SharedPrefix]
 ) -> Sequence[BytesLike]:
-    """The whole payloads."""
+    """Return the whole payloads, each with its prefix in front."""
     whole = list(payloads)
     for prefix, first, end in shared:
         whole[first:end] = [prefix + payload for payload in whole[first:end]]
@@ -94,7 +94,7 @@ class PacketHeader(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A verified entry. A tuple, because a reader makes one for each entry."""
+    """A verified entry; it is a tuple, because a reader makes one for each entry."""
 
     entry_id: int
     payload: bytes
@@ -103,7 +103,8 @@ class Entry(NamedTuple):
 class Entries(Sequence[Entry]):
     """Verified entries of one ledger in ascending id order; each `Entry` is made on access.
 
-    A batch is two objects, whatever its length. A tuple per entry would cost more than its digest.
+    So a batch is two objects, whatever its length. A tuple for each entry would cost more than the
+    check of its digest.
     """
 
     __slots__ = ("_batch", "_prefix_size", "ids", "payloads")
@@ -124,14 +125,14 @@ class Entries(Sequence[Entry]):
 
     @classmethod
     def of(cls, entries: Sequence[Entry]) -> Entries:
-        """Entries of at least one entry; the argument itself if it is such already."""
+        """Return `entries`, at least one, as `Entries`; unchanged if they are `Entries` already."""
         if isinstance(entries, Entries):
             return entries
         ids, payloads = zip(*entries, strict=True)
         return cls(ids, list(payloads))
 
     def located(self) -> tuple[BytesLike, Ids, Ids]:
-        """One buffer with all payloads, and the begin and end of each of them."""
+        """Return one buffer with all payloads, and where each payload begins and ends in it."""
         batch = self._batch
         if batch is None:
             sizes = np.array(list(map(len, self.payloads)), np.int64)
@@ -178,7 +179,7 @@ class Lac(NamedTuple):
 
 
 def parse_header(packet: BytesLike) -> PacketHeader:
-    """The header of a packet, unverified.
+    """Return the header of a packet, without verification.
 
     Raises:
         FormatError: the packet is shorter than a header.
@@ -197,7 +198,7 @@ def pack_batch(
     digester: Digester,
     shared: Sequence[SharedPrefix] = (),
 ) -> EntryBatch:
-    """Packets for consecutive entries, each carrying the same LAC.
+    """Make the packets of consecutive entries, each with the same LAC.
 
     Args:
         ledger_id: the ledger.
@@ -271,7 +272,7 @@ def _interleave(prefixes: Sequence[bytes], payloads: Sequence[BytesLike]) -> byt
 
 
 def unpack_packet(ledger_id: int, entry_id: int, packet: BytesLike, digester: Digester) -> bytes:
-    """The payload of a packet that claims to be entry `entry_id` of `ledger_id`.
+    """Verify a packet that should be entry `entry_id` of `ledger_id`; return its payload.
 
     Raises:
         ChecksumError: the packet is too short, is another entry, or its digest is wrong.
@@ -296,7 +297,7 @@ def unpack_packet(ledger_id: int, entry_id: int, packet: BytesLike, digester: Di
 
 
 def verify_batch(batch: EntryBatch, digester: Digester) -> Entries:
-    """All entries of `batch`, verified: ids by numpy, then each packet's digest.
+    """Verify all entries of `batch` and return them: ids by numpy, then each packet's digest.
 
     Raises:
         ChecksumError: names the first entry id whose packet is another entry, too short for a
@@ -347,13 +348,13 @@ def _ids_of(batch: EntryBatch) -> Sequence[int]:
 
 
 def pack_lac(ledger_id: int, last_add_confirmed: int, digester: Digester) -> bytes:
-    """An explicit LAC packet."""
+    """Make an explicit LAC packet."""
     header = _LAC_HEADER.pack(ledger_id, last_add_confirmed)
     return header + digester.digest(header, b"")
 
 
 def unpack_lac(ledger_id: int, packet: BytesLike, digester: Digester) -> int:
-    """The LAC of `ledger_id` that a packet proves.
+    """Verify an explicit LAC packet, and return the LAC of `ledger_id` that it proves.
 
     Raises:
         ChecksumError: the packet's size or digest is wrong, or it is about another ledger.
@@ -371,7 +372,7 @@ def unpack_lac(ledger_id: int, packet: BytesLike, digester: Digester) -> int:
 
 
 def lac_packet_ids(packet: BytesLike) -> Lac:
-    """The unverified content of a LAC packet: bookies do not know the digest.
+    """Return the content of a LAC packet, unverified because bookies do not know the digest.
 
     Raises:
         BadRequestError: no digest makes a packet of this size, or its ids are out of range.
@@ -391,7 +392,7 @@ def _prefix_dtype(digest_size: int) -> np.dtype[np.void]:
 
 
 def _payloads_of(batch: EntryBatch, prefix_size: int) -> list[bytes]:
-    """A copy of each packet's bytes after its digest."""
+    """Return a copy of each packet's bytes after its digest."""
     size = int(batch.sizes[0])
     if size > prefix_size and bool((batch.sizes == size).all()):
         row = np.dtype([("prefix", np.void, prefix_size), ("payload", np.void, size - prefix_size)])

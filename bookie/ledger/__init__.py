@@ -11,12 +11,13 @@
 | `catalog` | records and ids in the metadata store, proofs of deletion |
 | `connection` | one connection per bookie and process; calls and their retries |
 
-**Machines.** `write.writer`, `recover.recovery` and `read.reader` are machines without I/O:
+**Machines.** `write.writer`, `recover.recovery` and `read.reader` are state machines without I/O:
 ``step(event) -> [effect]``. A machine has no clock, socket, event loop or source of randomness.
 Time arrives as `TimerFired` events that answer `StartTimer` effects. Candidates and random choices
 arrive as arguments. A step returns a list of effects, which the driver carries out *in order*. So
-one driver and one simulator serve every machine, and a list of events is a bug report that replays.
+drivers and simulator treat every machine alike, and a recorded list of events replays a bug.
 
-**Drivers** stand beside them: `write.handle`, `recover.driver`, `read.handle`. They live in one
-event loop. Tasks are born in the task group of the `BookKeeper` object.
+**Drivers** do the I/O of the machines: `write.handle`, `recover.driver`, `read.handle`. The drivers
+of one client run in one event loop. Drivers create their tasks in the task group of the
+`BookKeeper` object.
 """

@@ -1,4 +1,4 @@
-"""The proof of a deletion in the metadata store: its time, and the client that made it.
+"""The proof of a deletion in the metadata store: its time, and the client that deleted.
 
 ::
 
@@ -17,21 +17,21 @@ _VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class DeletionProof:
-    """One deletion, as its process recorded it."""
+    """One deletion, as the deleting process recorded it."""
 
     deleted_at_ms: int
-    """Wall clock, milliseconds since 1970."""
+    """Time of the deletion by the wall clock, in milliseconds since 1970."""
     deleted_by: str = ""
-    """Host and process id; for people. Empty if unknown."""
+    """Host and process id of the deleting client, for people; empty if unknown."""
 
 
 def encode_proof(proof: DeletionProof) -> bytes:
-    """The value of the record."""
+    """Encode a proof of deletion as the value of its record."""
     return json_record.encode(_FORMAT, _VERSION, asdict(proof))
 
 
 def decode_proof(data: bytes) -> DeletionProof:
-    """The proof in the value of the record.
+    """Decode the proof of deletion in the value of a record.
 
     Raises:
         FormatError: it is damaged, or written by a newer version.

@@ -1,7 +1,8 @@
-"""Events and effects that several machines share: timers, the metadata store, newcomers.
+"""Events and effects that several state machines share: timers, metadata store, newcomers.
 
-A machine asks for a timer with `StartTimer` and hears `TimerFired`; starting a running timer
-restarts it. It asks for one metadata operation at a time and hears one of the answers below.
+A state machine starts a timer with `StartTimer` and later gets `TimerFired`; to start a running
+timer restarts it. A machine asks for one metadata operation at a time and gets one of the answers
+`MetadataRead`, `MetadataWritten`, `MetadataConflict` and `MetadataFailed`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ TimerId = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class StartTimer:
-    """Feed ``TimerFired(timer)`` after `seconds`, unless it is cancelled or restarted."""
+    """Send ``TimerFired(timer)`` after `seconds`, unless the timer is cancelled or restarted."""
 
     timer: TimerId
     seconds: float
@@ -29,7 +30,7 @@ class StartTimer:
 
 @dataclass(frozen=True, slots=True)
 class CancelTimer:
-    """Forget a timer; it need not be running."""
+    """Cancel a timer; it need not be running."""
 
     timer: TimerId
 
@@ -38,13 +39,13 @@ class CancelTimer:
 class ReadMetadata:
     """Read the ledger's metadata: `MetadataRead` or `MetadataFailed` follows.
 
-    The store is synced first, so that what is read is no older than this request.
+    The store is synced first, so the metadata is no older than this request.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class WriteMetadata:
-    """Compare-and-set: `MetadataWritten`, `MetadataConflict` or `MetadataFailed` follows."""
+    """Compare-and-set metadata; get `MetadataWritten`, `MetadataConflict` or `MetadataFailed`."""
 
     metadata: LedgerMetadata
     version: int
@@ -52,12 +53,12 @@ class WriteMetadata:
 
 @dataclass(frozen=True, slots=True)
 class ChooseNewcomers:
-    """Find bookies that could stand in these slots instead: `NewcomersChosen` follows."""
+    """Find other bookies for these slots of the ensemble: `NewcomersChosen` follows."""
 
     bookies: tuple[str, ...]
     """The present ensemble; its other slots stay as they are."""
     slots: int
-    """A mask."""
+    """The slots that need other bookies, as a bit mask."""
 
 
 # -- events ----------------------------------------------------------------------------------------
@@ -72,7 +73,7 @@ class TimerFired:
 
 @dataclass(frozen=True, slots=True)
 class MetadataRead:
-    """The ledger's metadata as it stands, and its version."""
+    """The ledger's metadata as it was read, and its version."""
 
     metadata: LedgerMetadata
     version: int
@@ -80,25 +81,25 @@ class MetadataRead:
 
 @dataclass(frozen=True, slots=True)
 class MetadataWritten:
-    """The compare-and-set won; the metadata now has this version."""
+    """The compare-and-set succeeded; the metadata now has this version."""
 
     version: int
 
 
 @dataclass(frozen=True, slots=True)
 class MetadataConflict:
-    """The compare-and-set lost: the version was another."""
+    """The compare-and-set failed: the metadata had another version."""
 
 
 @dataclass(frozen=True, slots=True)
 class MetadataFailed:
-    """The operation failed; a write may or may not have been done."""
+    """The metadata operation failed; a write may or may not have been done."""
 
     error: BookieError
 
 
 @dataclass(frozen=True, slots=True)
 class NewcomersChosen:
-    """By slot: the bookie that could stand there. Slots may be missing; empty means none."""
+    """The bookies found, by slot; a slot without one is missing, and empty means none found."""
 
     bookies: Mapping[int, str]

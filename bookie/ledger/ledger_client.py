@@ -1,6 +1,7 @@
 """The ledgers of a connected client: create, claim, open, recover and delete them.
 
-`BookKeeper` and logs use it. Arguments arrive checked and complete: it has no defaults.
+`BookKeeper` and logs use `LedgerClient`. The arguments of its methods must be checked and complete:
+there are no defaults for settings.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ UNCLAIMED = "bookie.unclaimed"
 """Key in custom metadata: the ledger was created and has no writer yet (see `claim`)."""
 
 CREATE_ATTEMPTS_MAX = 10
-"""Ids tried for a new ledger. An id may be taken by a ledger that was created with it by hand."""
+"""The most ids tried for a new ledger; others may have created ledgers with ids of their choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ class LedgerClient:
     ) -> WriterHandle:
         """Create a ledger and return its writer; raises what `BookKeeper.create_ledger` does.
 
-        `created_ms` is the creation time in ms since 1970; None is now.
+        `created_ms` is the creation time in ms since 1970; None means now.
         """
         password = checked_bytes(shape.password, "the password")
         token = new_token()
@@ -152,8 +153,8 @@ class LedgerClient:
     ) -> ReaderHandle:
         """Open a ledger for reading; see `BookKeeper.open_ledger`.
 
-        Without `asks_for_lac` no bookie is asked where an open ledger ends. Such a reader serves
-        for `read_acknowledged`.
+        Without `asks_for_lac`, no bookie is asked where an open ledger ends. A reader opened so is
+        meant for `read_acknowledged`.
         """
         found = await self.ledgers.read(ledger_id)
         _check_password(found.value, password)
@@ -174,18 +175,18 @@ class LedgerClient:
         _check_password((await self.ledgers.read(ledger_id)).value, password)
 
     async def recover(self, ledger_id: int, password: bytes = b"") -> LedgerMetadata:
-        """Take a ledger from its writer and close it; returns its final metadata.
+        """Take a ledger from its writer and close it; return its final metadata.
 
-        Raises what `BookKeeper.open_ledger` does with `recover`.
+        Raises the errors of `BookKeeper.open_ledger` with `recover`.
         """
         found = await self.ledgers.read_latest(ledger_id)
         _check_password(found.value, password)
         return (await recover_ledger(found, self.pool, self.ledgers, self.ensembles)).value
 
     async def close_for_deletion(self, ledger_id: int) -> None:
-        """Take a ledger from its writer, who gets LedgerFencedError. Needs no password.
+        """Take a ledger from its writer and close it, without password; the writer is fenced.
 
-        Raises what `recover` does.
+        Raises the errors of `recover`.
         """
         found = await self.ledgers.read_latest(ledger_id)
         await recover_ledger(found, self.pool, self.ledgers, self.ensembles)
@@ -198,7 +199,7 @@ def _check_password(metadata: LedgerMetadata, password: bytes) -> None:
 
 
 def _custom(metadata: Mapping[str, bytes] | None) -> dict[str, bytes]:
-    """Custom metadata as it is stored; it must be text to bytes."""
+    """Return custom metadata as it is stored; it must map text to bytes."""
     if not isinstance(metadata, Mapping | None) or not all(
         isinstance(name, str) for name in metadata or {}
     ):

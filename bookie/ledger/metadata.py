@@ -1,10 +1,11 @@
 """The metadata of a ledger, and its bytes in the metadata store.
 
-**Fragments** cover a ledger's entries 0 … last. From a fragment's `first_entry_id` up to the next
-one's, all entries are on the bookies of one ensemble. Entry *e* is on `write_quorum_size` of them,
-starting at ``e mod ensemble_size``, and acknowledged by `ack_quorum_size`.
+**Fragments** cover a ledger's entries 0 … last. From a fragment's `first_entry_id` up to the
+`first_entry_id` of the next fragment, all entries are on the bookies of one ensemble. Entry *e* is
+stored on `write_quorum_size` bookies of the ensemble, starting at ``e mod ensemble_size``. An entry
+is acknowledged when `ack_quorum_size` of its bookies have stored it.
 
-Bytes: the line ``BookieMetadataFormatVersion<TAB>n<LF>``, then
+The bytes are the line ``BookieMetadataFormatVersion<TAB>n<LF>``, then the content of version n:
 
 ======= ==========================================================================
 version content
@@ -15,9 +16,10 @@ version content
         each fragment; if not open ``last entry<TAB>CLOSED``, -102 for in recovery
 ======= ==========================================================================
 
-Version 3 is written, all are read. Fields are written in the order of their numbers and custom
-metadata in the order of its keys, so equal metadata has equal bytes. The field named ``password``
-holds the ledger key (:func:`bookie.entry.digest.derive_key`), never the password.
+This module writes version 3 and reads all versions. Fields are written in the order of their
+numbers and custom metadata in the order of its keys, so equal metadata has equal bytes. The field
+named ``password`` holds the ledger key (:func:`bookie.entry.digest.derive_key`), never the
+password.
 
 Source: Apache BookKeeper's ledger metadata formats (version 3: BP-50).
 """
@@ -39,10 +41,10 @@ from bookie.errors import BadRequestError, FormatError
 from bookie.ids import MAX_ID, NO_ENTRY, is_valid_bookie_id
 
 LEDGER_METADATA_SIZE_BYTES_MAX = 512 * 1024
-"""The largest value: what every metadata store takes, with room to spare."""
+"""The largest size of encoded metadata: every metadata store takes it, with room to spare."""
 
 CLOSING_BYTES_MAX = 24
-"""The most that closing adds to the bytes of an open ledger's metadata: two numbers."""
+"""The most bytes that closing a ledger adds to its encoded metadata: two numbers."""
 
 _VERSION_LINE = re.compile(rb"BookieMetadataFormatVersion\t([0-9]{1,9})\n")
 _HEADER_V3 = b"BookieMetadataFormatVersion\t3\n"
@@ -53,7 +55,7 @@ _INT32_MAX = 2**31 - 1
 
 
 class LedgerState(enum.IntEnum):
-    """The client that may change a ledger: its writer, a recovery, or none."""
+    """The state of a ledger: whether its writer, a recovery or nobody may change it."""
 
     OPEN = 1
     IN_RECOVERY = 2
@@ -70,7 +72,7 @@ class Fragment:
 
 @dataclass(frozen=True, slots=True)
 class LedgerMetadata:
-    """Everything about a ledger that is decided by compare-and-set. Changes are new values."""
+    """Everything about a ledger that compare-and-set decides; a change makes a new object."""
 
     ledger_id: int
     ensemble_size: int
@@ -78,10 +80,10 @@ class LedgerMetadata:
     ack_quorum_size: int
     state: LedgerState
     fragments: tuple[Fragment, ...]
-    """Ascending; the first starts at entry 0."""
+    """The fragments in ascending order; the first starts at entry 0."""
     digest_type: DigestType = DigestType.CRC32C
     password_key: bytes = field(default=b"", repr=False)
-    """The ledger key; see `digest`. Not shown, because it admits writers."""
+    """The ledger key (see `digest`); not in the repr, because it admits writers."""
     ctime_ms: int = -1
     """Creation time, in ms since 1970; -1 if unknown."""
     last_entry_id: int = NO_ENTRY
@@ -90,7 +92,7 @@ class LedgerMetadata:
     """Payload bytes of a closed ledger; 0 if it is not closed."""
     custom_metadata: Mapping[str, bytes] = field(default_factory=dict)
     c_token: int = 0
-    """Random for each attempt to create the ledger: identifies the creator."""
+    """A random number of each attempt to create the ledger; it identifies the creator."""
 
     @property
     def is_closed(self) -> bool:
@@ -99,16 +101,16 @@ class LedgerMetadata:
 
     @property
     def has_password(self) -> bool:
-        """True if the empty password does not open the ledger."""
+        """True if the ledger was created with a password that is not empty."""
         return not is_password(b"", self.password_key, self.c_token)
 
     @property
     def last_fragment(self) -> Fragment:
-        """The fragment that entries are appended to."""
+        """Return the fragment that entries are appended to."""
         return self.fragments[-1]
 
     def fragment_of(self, entry_id: int) -> Fragment:
-        """The fragment that covers `entry_id`, which is not negative."""
+        """Return the fragment that covers `entry_id`, which is not negative."""
         assert entry_id >= 0
         if len(self.fragments) == 1:
             return self.fragments[0]
@@ -116,12 +118,12 @@ class LedgerMetadata:
         return self.fragments[bisect_right(starts, entry_id) - 1]
 
     def with_state(self, state: LedgerState) -> LedgerMetadata:
-        """The same ledger, OPEN or IN_RECOVERY; use `closed` to close it."""
+        """Return the same ledger, OPEN or IN_RECOVERY; use `closed` to close it."""
         assert state is not LedgerState.CLOSED
         return replace(self, state=state, last_entry_id=NO_ENTRY, length=0)
 
     def closed(self, last_entry_id: int, length: int) -> LedgerMetadata:
-        """The same ledger, closed at `last_entry_id` (-1 = empty) with `length` payload bytes."""
+        """Return the ledger, closed at `last_entry_id` (-1 = empty) with `length` payload bytes."""
         return replace(self, state=LedgerState.CLOSED, last_entry_id=last_entry_id, length=length)
 
     def validate(self) -> None:
@@ -178,7 +180,7 @@ class LedgerMetadata:
 
 
 def encode(metadata: LedgerMetadata) -> bytes:
-    """The bytes of `metadata` in format version 3.
+    """Encode `metadata` in format version 3.
 
     Raises:
         BadRequestError: the metadata breaks a rule, or is larger than the stores take.
@@ -200,7 +202,7 @@ def encode(metadata: LedgerMetadata) -> bytes:
 
 
 def decode(ledger_id: int, data: bytes) -> LedgerMetadata:
-    """The metadata of `ledger_id` from its bytes, of any version.
+    """Decode the metadata of `ledger_id` from its bytes, of any format version.
 
     Version 1 has no digest type or password; such ledgers are read as CRC32 with an empty key.
 
@@ -358,7 +360,7 @@ def _encode_varint(value: int) -> bytes:
 
 
 def _decode_varint(data: bytes) -> tuple[int, int]:
-    """The number at the start of `data`, of at most five bytes, and where it ends."""
+    """Return the varint at the start of `data`, of at most five bytes, and where it ends."""
     value = 0
     for at, byte in enumerate(data[:5]):
         value |= (byte & 0x7F) << 7 * at

@@ -1,9 +1,9 @@
 """Quorum arithmetic: which slots store an entry, and what a set of answers proves.
 
 An ensemble is E bookies, each in a **slot** 0 … E-1. The **write set** of entry ``e`` is the Qw
-slots that start at ``e % E`` and wrap around. Any Qa of them acknowledge the entry. Entries with
-the same ``e % E`` share a write set; they form a **class**. With E == Qw all classes have the same
-write set, so there is only one class.
+slots that start at ``e % E`` and wrap around. An entry is acknowledged when any Qa slots of its
+write set have stored it. Entries with the same ``e % E`` share a write set; they form a **class**.
+With E == Qw all classes have the same write set, so there is only one class.
 
 Sets of slots are bit masks: bit ``s`` is slot ``s``. A quorum test is then one AND and one bit
 count. A mask is a plain value that can be stored, compared and printed.
@@ -26,7 +26,7 @@ ENSEMBLE_SIZE_MAX = 64
 
 
 def mask_of(slots: Iterable[int]) -> int:
-    """The mask with exactly these slots."""
+    """Return the bit mask of these slots."""
     mask = 0
     for slot in slots:
         mask |= 1 << slot
@@ -34,7 +34,7 @@ def mask_of(slots: Iterable[int]) -> int:
 
 
 def slots_of(mask: int) -> Iterator[int]:
-    """The slots of a mask, ascending."""
+    """Return the slots of a bit mask, ascending."""
     while mask:
         lowest = mask & -mask
         yield lowest.bit_length() - 1
@@ -43,9 +43,9 @@ def slots_of(mask: int) -> Iterator[int]:
 
 @dataclass(frozen=True, slots=True)
 class Stripe:
-    """The residues of entry ids that one slot stores: ``(id - first_residue) % modulus < count``.
+    """The ids of the entries that one slot stores: ``(id - first_residue) % modulus < count``.
 
-    A modulus of 0 stands for every id; then the other two are 0.
+    A `modulus` of 0 means every id; then `first_residue` and `count` are 0.
     """
 
     modulus: int
@@ -92,7 +92,7 @@ class Quorum:
 
     @classmethod
     def of(cls, metadata: LedgerMetadata) -> Self:
-        """The quorum of a ledger."""
+        """Return the quorum of a ledger, from its metadata."""
         return cls(metadata.ensemble_size, metadata.write_quorum_size, metadata.ack_quorum_size)
 
     @property
@@ -102,7 +102,7 @@ class Quorum:
 
     @property
     def negatives_needed(self) -> int:
-        """Denials from a write set that prove an entry was not acknowledged."""
+        """How many members of a write set must deny an entry to prove it was not acknowledged."""
         return self.write_quorum_size - self.ack_quorum_size + 1
 
     @property
@@ -123,7 +123,7 @@ class Quorum:
         return (entry_id + position % self.write_quorum_size) % self.ensemble_size
 
     def classes_in(self, first_entry_id: int, count: int) -> range | tuple[int, ...]:
-        """The classes present among `count` consecutive ids."""
+        """Return the classes of `count` consecutive entry ids."""
         classes = len(self.windows)
         if count >= classes:
             return range(classes)
@@ -146,9 +146,10 @@ class Quorum:
         return all((acked & windows[index]).bit_count() >= needed for index in classes)
 
     def covers(self, answered: int) -> bool:
-        """True if no ack quorum of any write set can hide among the slots that did *not* answer.
+        """True if no write set has an ack quorum among the slots that did *not* answer.
 
-        When every slot in `answered` is fenced, no plain add can be acknowledged any more.
+        If this is true and every slot in `answered` is fenced, no plain add can be acknowledged any
+        more.
         """
         silent = ~answered
         needed = self.ack_quorum_size

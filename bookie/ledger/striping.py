@@ -1,7 +1,7 @@
-"""Batches and stripes: one slot's part of a batch, and a batch from the parts of slots.
+"""Cut a batch into the parts of slots, and join the parts of slots into a batch.
 
-Only striped ledgers (E > Qw) need this. It touches each packet's place once, in numpy where the
-ids are concerned, and copies payload once.
+Only striped ledgers (E > Qw) need this module. The functions handle the position of each packet
+once, with numpy for the ids, and copy payload once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Ids = NDArray[np.int64]
 
 
 def select(batch: EntryBatch, stripe: Stripe) -> EntryBatch | None:
-    """The entries of `batch` that belong to `stripe`; None when there are none."""
+    """Return the entries of `batch` that belong to `stripe`; None when there are none."""
     if stripe.modulus == 0:
         return batch
     ids = batch.entry_ids()
@@ -38,7 +38,7 @@ def select(batch: EntryBatch, stripe: Stripe) -> EntryBatch | None:
 
 
 def is_run(batch: EntryBatch, stripe: Stripe, first_entry_id: int) -> bool:
-    """True if the ids are all those of `stripe` from `first_entry_id` on, without a hole."""
+    """True if the batch has every id of `stripe` from `first_entry_id` to its own last id."""
     if batch.first_entry_id != stripe.next_id(first_entry_id):
         return False
     if stripe.modulus == 0:
@@ -52,10 +52,10 @@ def is_run(batch: EntryBatch, stripe: Stripe, first_entry_id: int) -> bool:
 
 
 def run_from(first_entry_id: int, batches: Sequence[EntryBatch]) -> EntryBatch | None:
-    """The longest run of consecutive entries from `first_entry_id` on that `batches` hold together.
+    """Join `batches` into the longest run of consecutive entries that begins at `first_entry_id`.
 
-    Batches may overlap; of an entry that several hold, one copy is taken. None when no batch holds
-    `first_entry_id`.
+    Batches may overlap; if several batches hold an entry, one copy of it is taken. The result is
+    None when no batch holds `first_entry_id`.
     """
     if len(batches) == 1 and batches[0].is_contiguous:
         clipped = batches[0].clip(first_entry_id, batches[0].last_entry_id)

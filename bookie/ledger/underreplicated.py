@@ -1,7 +1,7 @@
 """Records of repair in the metadata store: a ledger that lacks copies, and who repairs it.
 
-Canonical JSON (:mod:`bookie.metadata.json_record`), formats ``bookie-underreplicated`` and
-``bookie-repair-lock``, version 1.
+The records are canonical JSON (:mod:`bookie.metadata.json_record`) in the formats
+``bookie-underreplicated`` and ``bookie-repair-lock``, version 1.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ class UnderreplicatedLedger:
     """The bookies whose copies are missing; sorted, each once."""
 
     marked_ms: int
-    """Time of the first mark, in ms by the marker's clock."""
+    """Time of the first mark, in ms, by the clock of the process that made it."""
 
 
 def encode_mark(ledger: UnderreplicatedLedger) -> bytes:
-    """The bytes of a mark; the id is in the key."""
+    """Encode a mark; the ledger's id is in the key of the record."""
     fields = {"replicas": list(ledger.replicas), "marked_ms": ledger.marked_ms}
     return json_record.encode(_MARK_FORMAT, _VERSION, fields)
 
 
 def decode_mark(ledger_id: int, data: bytes) -> UnderreplicatedLedger:
-    """The mark of `ledger_id` in `data`.
+    """Decode the mark of `ledger_id` in `data`.
 
     Raises:
         FormatError: not a mark, damaged, or of a newer version.
@@ -51,12 +51,12 @@ def decode_mark(ledger_id: int, data: bytes) -> UnderreplicatedLedger:
 
 
 def encode_lock(worker: str, token: str) -> bytes:
-    """The bytes of a lock: who repairs, and what no other lock has."""
+    """Encode a lock: the worker that repairs, and a token that no other lock has."""
     return json_record.encode(_LOCK_FORMAT, _VERSION, {"worker": worker, "token": token})
 
 
 def decode_lock(data: bytes) -> tuple[str, str]:
-    """Worker and token of a lock.
+    """Return the worker and the token of a lock.
 
     Raises:
         FormatError: not a lock, damaged, or of a newer version.

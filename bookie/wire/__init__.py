@@ -1,5 +1,5 @@
 """The messages between clients and bookies, their bytes, and deadlines of calls.
 
-The hot messages travel as bytes that `codec` builds and parses itself; the cold ones go through the
-generated protobuf code. `grpc` carries both.
+The frequent messages travel as bytes that `codec` builds and parses itself; the rare messages use
+the generated protobuf code. The package `grpc` carries both kinds.
 """

@@ -1,8 +1,8 @@
 """Joined messages: several AddRequests, or AddResponses, that wait at the same time.
 
-A message costs each end about 100 µs, of any size. So adds of many ledgers share a message if they
-wait at the same time, and so do their answers. No message is delayed for that. A message of
-messages has only the repeated field ``together``.
+A message costs each end about 100 µs, whatever its size. So adds of many ledgers share a message if
+they wait at the same time, and so do their answers. No add or answer is delayed to be joined with
+others. A message that contains messages has only the repeated field ``together``.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ COALESCED_MAX: Final = 64
 """The most requests, or answers, that travel in one message."""
 
 COALESCED_BYTES_MAX: Final = 2 * 1024 * 1024
-"""Their bytes: batches of 256 entries of 1 KB, one of each ledger, are joined by seven."""
+"""The most bytes of joined requests or answers, such as seven batches of 256 entries of 1 KB."""
 
 JOINED_BYTES_MAX: Final = 512 * 1024
-"""A larger request travels alone: copying it once more would cost as much as a message."""
+"""A larger request is sent alone: to copy it once more would cost as much as a message."""
 
 _VIEW_SHARE_MIN: Final = 8
 """A message becomes a view if it has at least this share, one in 8, of the joined message. A view
@@ -30,15 +30,15 @@ costs less than a copy. But it keeps the whole joined message in memory, and a b
 counts only the share."""
 
 _VIEW_BYTES_MIN: Final = 16 * 1024
-"""Below this, a copy costs no more."""
+"""Smaller messages are copied, because a copy costs no more than a view."""
 
 _TOGETHER: Final = b"\x62"
 _HEAD: Final = re.compile(_TOGETHER + rb"([\x80-\xff]{0,8}[\x00-\x7f])", re.DOTALL)
-"""A length before each message in a message: a varint of up to 63 bits."""
+"""Matches the tag and the length before each message in a message."""
 
 
 def fitting(queue: deque[bytes]) -> int:
-    """The number of oldest messages that travel together: at least one."""
+    """Return how many of the oldest messages in `queue` travel together: at least one."""
     count = size = 0
     for message in queue:
         size += len(message)
@@ -49,7 +49,7 @@ def fitting(queue: deque[bytes]) -> int:
 
 
 def join_messages(messages: Sequence[bytes]) -> bytes:
-    """Some AddRequests, or AddResponses, as one of them; one alone stays what it is."""
+    """Join AddRequests, or AddResponses, into one message; a single one is returned unchanged."""
     if len(messages) == 1:
         return messages[0]
     parts: list[bytes] = []
@@ -59,9 +59,9 @@ def join_messages(messages: Sequence[bytes]) -> bytes:
 
 
 def split_message(data: bytes) -> Sequence[bytes | memoryview]:
-    """The messages that `join_messages` joined; large ones as views.
+    """Split a message into those that `join_messages` joined; large ones are views.
 
-    A view keeps `data` alive: at most eight times as many bytes as it has.
+    A view keeps `data` in memory: at most eight times as many bytes as the view has.
 
     Raises:
         BadRequestError: Messages that are cut off, too many, too large, or mixed with other fields.

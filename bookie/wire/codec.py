@@ -1,17 +1,18 @@
-"""The hot messages as wire bytes: AddRequest, AddResponse, ReadRequest, ReadResponse.
+"""Encode and parse the frequent messages: AddRequest, AddResponse, ReadRequest, ReadResponse.
 
-This module builds and parses them itself, because generated code would work per entry. Here a batch
-of a thousand entries is a few array copies. Sizes and steps are the memory of numpy arrays. The
-payload is a view of the message. ``proto/bookie/v1/bookie.proto`` stays the contract. As generated
-code does, this module writes fields in the order of their numbers and omits defaults.
+This module builds and parses the frequent messages itself, because generated code would work per
+entry. In this module, a batch of a thousand entries costs a few array copies. Sizes and steps in a
+message are the memory of numpy arrays. A parsed payload is a view of the message.
+``proto/bookie/v1/bookie.proto`` stays the contract. As generated code does, this module writes
+fields in the order of their numbers and omits defaults.
 
-The request id comes first and the payload last. Request ids come from one counter per client
-process, so every bookie of a write set gets the same bytes object. On one stream the ids need not
-rise, because a batch may be sent again after later ones. Answers come in request order. Messages
-that wait at the same time are joined (`wire/coalesce.py`).
+In an AddRequest, the request id comes first and the payload last. Request ids of adds come from one
+counter per client, so every bookie of a write set gets the same bytes object. On one stream the ids
+of adds need not rise, because a batch may be sent again after later batches. Adds are answered in
+request order. Adds, or their answers, that wait at the same time are joined (`wire/coalesce.py`).
 
-Parsers take fields in any order and skip unknown ones. Everything else that breaks the contract
-raises :class:`BadRequestError`, and no other error.
+Parsers take fields in any order and skip unknown ones. A message that breaks the contract in any
+other way raises :class:`BadRequestError`, and no other error.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ LAC_PACKET_BYTES_MAX: Final = 64
 """The longest explicit-LAC packet: two numbers and the largest digest, with room to spare."""
 
 MESSAGE_TEXT_CHARACTERS_MAX: Final = 512
-"""Length at which the sentence of an answer is cut off."""
+"""The most characters in the sentence of an answer; a longer sentence is cut off."""
 
 _FIXED32: Final = np.dtype("<u4")
 _FIXED64: Final = np.dtype("<i8")  # steps; those above 2^63 show as negative and are refused
@@ -66,7 +67,7 @@ _LONE_ADD: Final = re.compile(
     rb"\x7a" + _VARINT,  # length of the payload, which follows
     re.DOTALL,
 )
-"""A request of one entry as `encode_add_request` writes it, up to its payload."""
+"""Matches a request of one entry as `encode_add_request` writes it, up to its payload."""
 
 
 def encode_add_request(
@@ -80,9 +81,9 @@ def encode_add_request(
     deferred_sync: bool = False,
     lac_packet: bytes = b"",
 ) -> bytes:
-    """The wire bytes of one add, or of an explicit LAC alone when `batch` is None.
+    """Encode one add, or an explicit LAC alone when `batch` is None.
 
-    The payload is copied once. Nothing is checked: the bookie does that.
+    The payload is copied once. Nothing is checked here: the bookie checks the request.
     """
     head = bytearray()
     if request_id:
@@ -110,10 +111,10 @@ def encode_add_request(
 
 
 def parse_add_request(data: bytes | memoryview) -> tuple[int, AddCommand]:
-    """The request id and the command of one message.
+    """Parse one message, and return its request id and its command.
 
-    The batch's payload and arrays are views of `data` and keep it alive. Bounds of ids and sizes
-    have been checked; the payload's checksum and its packets' headers have not.
+    The batch's payload and arrays are views of `data` and keep `data` alive. Bounds of ids and
+    sizes have been checked; the payload's checksum and its packets' headers have not.
 
     Raises:
         BadRequestError: Not a message, or one that breaks a bound; `request_id_of` may still tell
@@ -149,10 +150,10 @@ def parse_add_request(data: bytes | memoryview) -> tuple[int, AddCommand]:
 
 
 def _parse_lone_add(data: bytes | memoryview) -> tuple[int, AddCommand] | None:
-    """`parse_add_request` for a sound request of one entry; None for any other message.
+    """Parse a sound request of one entry, as `parse_add_request` does; None for other messages.
 
-    It takes half the time. Lone appends wait for it, and a writer of many ledgers sends mostly
-    such requests.
+    This function takes half the time of the general parser. Appends of one entry wait for the
+    parser, and a writer of many ledgers sends mostly requests of one entry.
     """
     match = _LONE_ADD.match(data)
     if match is None:
@@ -185,7 +186,7 @@ def _parse_lone_add(data: bytes | memoryview) -> tuple[int, AddCommand] | None:
 
 
 def request_id_of(data: bytes | memoryview) -> int:
-    """The request id of a message that may be malformed further on; 0 when it is not known."""
+    """Return the request id of a message that may be malformed further on; 0 if unknown."""
     if data[:1] != b"\x08":
         return 0
     request_id = 0
@@ -208,7 +209,7 @@ class AddAnswer(NamedTuple):
 
 
 def encode_add_response(request_id: int, status: Status, message: str = "") -> bytes:
-    """The wire bytes of the answer to one add."""
+    """Encode the answer to one add."""
     head = b"\x08" + varint(request_id) if request_id else b""
     if status:
         head += b"\x10" + varint(status)
@@ -218,7 +219,7 @@ def encode_add_response(request_id: int, status: Status, message: str = "") -> b
 
 
 def parse_add_response(data: bytes | memoryview) -> AddAnswer:
-    """The answer of a bookie.
+    """Parse a bookie's answer to one add.
 
     Raises:
         BadRequestError: The bytes are not such a message, or its status is unknown.
@@ -234,13 +235,13 @@ def parse_add_response(data: bytes | memoryview) -> AddAnswer:
 
 
 def encode_streamed_read(request_id: int, command: ReadCommand, timeout_ms: int = 0) -> bytes:
-    """The wire bytes of one read on a stream; the client waits `timeout_ms`, or for ever if 0."""
+    """Encode one read on a stream; the client waits `timeout_ms`, or for ever if this is 0."""
     out = encode_read_request(command) + b"\x58" + varint(request_id)
     return out + b"\x60" + varint(timeout_ms) if timeout_ms else out
 
 
 def encode_read_request(command: ReadCommand) -> bytes:
-    """The wire bytes of one read. Nothing is checked: the bookie does that."""
+    """Encode one read. Nothing is checked here: the bookie checks the request."""
     out = bytearray()
     first, last = command.first_entry_id, command.last_entry_id
     if command.ledger_id:
@@ -270,7 +271,7 @@ def encode_read_request(command: ReadCommand) -> bytes:
 
 
 def parse_read_request(data: bytes) -> ReadCommand:
-    """The read that a message asks for; ids, limits and stripe are within their bounds.
+    """Parse a read request; ids, limits and stripe of the result are within their bounds.
 
     Raises:
         BadRequestError: Not a message, or one that breaks a bound.
@@ -279,7 +280,7 @@ def parse_read_request(data: bytes) -> ReadCommand:
 
 
 def parse_streamed_read(data: bytes) -> tuple[int, int, ReadCommand]:
-    """Request id and timeout in ms of a read on a stream, and the read.
+    """Parse a read on a stream: return its request id, its timeout in ms, and the read.
 
     Raises:
         BadRequestError: Not a message, or one that breaks a bound; `read_id_of` may still tell
@@ -318,7 +319,7 @@ def parse_streamed_read(data: bytes) -> tuple[int, int, ReadCommand]:
 
 
 def read_id_of(data: bytes) -> int:
-    """The request id of a read that breaks a bound; 0 when it is not known."""
+    """Return the request id of a read that breaks a bound; 0 when it is not known."""
     try:
         return scan(data, {}).numbers.get(0x58, 0)
     except BadRequestError:
@@ -331,7 +332,7 @@ _READ_RESPONSE_UNPACKED: Final = {0x21: 0x22, 0x2D: 0x2A}
 
 
 def encode_read_response(reply: ReadReply, request_id: int = 0) -> bytes:
-    """The wire bytes of the answer to one read; the payload is copied once."""
+    """Encode the answer to one read; the payload is copied once."""
     head = bytearray()
     if reply.status:
         head += b"\x08" + varint(reply.status)
@@ -357,10 +358,10 @@ def encode_read_response(reply: ReadReply, request_id: int = 0) -> bytes:
 
 
 def parse_read_response(data: bytes, ledger_id: int) -> ReadReply:
-    """The answer of a bookie to a read of `ledger_id`.
+    """Parse a bookie's answer to a read of `ledger_id`.
 
-    The batch is a view of `data`. Its bounds have been checked; ids and digests inside its packets
-    have not.
+    The batch is a view of `data`. The bounds of the batch have been checked; ids and digests inside
+    its packets have not.
 
     Raises:
         BadRequestError: The bytes are not such a message, or its parts contradict each other.
@@ -369,10 +370,10 @@ def parse_read_response(data: bytes, ledger_id: int) -> ReadReply:
 
 
 def scan_read_response(data: bytes) -> tuple[int, Fields]:
-    """The request id of an answer on a stream, and the fields for `read_reply_of`.
+    """Scan an answer on a stream; return its request id, and the fields for `read_reply_of`.
 
-    There are two steps for two reasons. Only the request tells the ledger. And an answer with
-    contradictions must fail its own request only, not the stream.
+    Answers on a stream are parsed in two steps for two reasons. Only the request tells the ledger
+    of an answer. And an answer with contradictions must fail its own request only, not the stream.
 
     Raises:
         BadRequestError: The bytes are not a message.
@@ -382,7 +383,7 @@ def scan_read_response(data: bytes) -> tuple[int, Fields]:
 
 
 def read_reply_of(fields: Fields, ledger_id: int) -> ReadReply:
-    """The reply in a scanned message. Returns and raises what `parse_read_response` does."""
+    """Make the reply from a scanned message; returns and raises as `parse_read_response` does."""
     number = fields.numbers.get
     status, stopped_by = number(0x08, 0), number(0x38, 0)
     return ReadReply(

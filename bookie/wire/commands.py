@@ -1,6 +1,7 @@
 """Requests to a bookie and its replies: the values that the wire messages carry.
 
-The node decides about them, `wire` transports them, clients make and read them.
+The node decides about requests, `wire` transports requests and replies, and clients make requests
+and read replies.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ class Reply(NamedTuple):
 class AddCommand(NamedTuple):
     """One add request: entries, an explicit LAC, or both.
 
-    `batch` is None when the request carries only an explicit LAC. The
-    parser has checked its bounds (ids, sizes), but not its checksum and packet headers.
+    `batch` is None when the request carries only an explicit LAC. The parser has checked the
+    batch's bounds (ids, sizes), but not its checksum and packet headers.
     """
 
     batch: EntryBatch | None
@@ -36,11 +37,11 @@ class AddCommand(NamedTuple):
 
 
 class ReadCommand(NamedTuple):
-    """A read of the wanted ids in ``first_entry_id … last_entry_id`` (inclusive).
+    """A request to read the wanted ids in ``first_entry_id … last_entry_id`` (inclusive).
 
-    `first_entry_id` -1 asks for the last stored entry. An id is wanted when `stripe_modulus` is 0
-    or ``(id - stripe_first_residue) % stripe_modulus < stripe_count``. Limits of 0 mean the
-    server's.
+    A `first_entry_id` of -1 asks for the last stored entry. An id is wanted when `stripe_modulus`
+    is 0 or ``(id - stripe_first_residue) % stripe_modulus < stripe_count``. A limit of 0 means the
+    server's limit.
     """
 
     ledger_id: int
@@ -56,11 +57,12 @@ class ReadCommand(NamedTuple):
 
 
 class ReadReply(NamedTuple):
-    """Consecutive wanted entries, never skipping a hole.
+    """The answer to a read: consecutive wanted entries; a missing entry is never skipped.
 
-    `stopped_by` is about `next_entry_id`, the first wanted id that is not in `batch`. OK means a
-    limit or the end of the range. If `status` is an error, `batch` is None and the status is about
-    the first wanted id. `max_lac` is an unverified hint.
+    `stopped_by` says why the batch ends before `next_entry_id`, the first wanted id that is not in
+    `batch`. A `stopped_by` of OK means that a limit or the end of the range was reached. If
+    `status` is an error, `batch` is None and the status is about the first wanted id. `max_lac` is
+    an unverified hint.
     """
 
     status: Status
@@ -73,7 +75,7 @@ class ReadReply(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LacReply:
-    """A bookie's knowledge of a ledger's end. An empty packet means that it has none."""
+    """A bookie's knowledge of a ledger's end; a packet that the bookie does not have is empty."""
 
     status: Status
     message: str = ""
@@ -85,16 +87,16 @@ class LacReply:
 
 @dataclass(frozen=True, slots=True)
 class LacState:
-    """One update to a watcher: the highest LAC seen for the ledger and whether it is fenced."""
+    """One update to a watcher: a ledger's highest known LAC, and whether the ledger is fenced."""
 
     ledger_id: int
     max_lac: int
     fenced: bool
     status: Status = Status.OK
     lac_packet: bytes = b""
-    """The explicit LAC packet, if it is what `max_lac` comes from."""
+    """The explicit LAC packet, if `max_lac` comes from this packet."""
     key_tag: bytes = b""
-    """Tag of the id's life that this is about (`digest.key_tag`)."""
+    """Tag of the ledger's life that this update is about (`digest.key_tag`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +112,15 @@ class LedgerRow:
     payload_bytes: int
     max_lac: int
     key_tag: bytes = b""
-    """Tag of the id's life that is stored (`digest.key_tag`)."""
+    """Tag of the ledger's life that is stored (`digest.key_tag`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Info:
-    """One bookie as it describes itself; sizes are those of the device of the ledgers.
+    """A bookie's description of itself; its sizes are those of the device with the ledgers.
 
-    `ledgers` counts those in the index: what came after the last checkpoint is not in it.
+    `ledgers` is the number of ledgers in the index, which lacks everything after the last
+    checkpoint.
     """
 
     bookie_id: str
@@ -129,4 +132,4 @@ class Info:
     ledgers: int
     incarnation: str = ""
     now_ms: int = 0
-    """Its wall clock, in ms since 1970; 0 if it does not tell."""
+    """The bookie's wall clock, in ms since 1970; 0 if the bookie does not tell."""

@@ -1,13 +1,14 @@
-"""Deadlines of calls, and timers of machines: one timer of the event loop for many of them.
+"""Deadlines of calls and timers of state machines: one event-loop timer serves many of them.
 
-A timer of the loop for each call would be a fifth of the client's own cost of reading one entry.
-Nearly every timer would be cancelled.
+An event-loop timer for each call would be a fifth of the client's own cost of reading one entry,
+and nearly every such timer would be cancelled.
 
-Deadlines count the time in which the event loop ran. A program may block its loop, or the process
-may be stopped. A pause must not look like a timeout: the loop would find its deadlines passed
-before it reads the answers that arrived meanwhile. So the loop is looked at every half second. A
-look that comes late moves all deadlines by the pause. A deadline that has passed by then gets half
-a second more, once, so a loop that is always late has timeouts too.
+Deadlines count only the time in which the event loop ran. A program may block its event loop, or
+the process may be stopped. A pause of the loop must not look like a timeout: after the pause,
+deadlines would have passed before the loop reads the answers that arrived meanwhile. So a timer
+fires at least every half second. If the timer fires late, all deadlines are moved by the length of
+the pause. A deadline that has passed even after this move gets half a second more, but only once.
+So an event loop that is always late has timeouts, too.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from typing import Any, Final, Generic, TypeVar
 K = TypeVar("K")
 
 LATE_SECONDS: Final = 0.1
-"""A timer that fires later than this fires in a loop that was held up."""
+"""If a timer fires later than this, the event loop was held up."""
 
 PART_SECONDS: Final = 0.5
-"""The longest time between two looks at the clock; also a passed deadline's extra time."""
+"""The longest time between two checks of the clock; also a passed deadline's extra time."""
 
 
 def is_being_cancelled() -> bool:
@@ -36,7 +37,7 @@ def _cancel(call: Any) -> None:
 
 
 class Deadlines(Generic[K]):
-    """Expires each key that is not stopped in time. One event loop uses it.
+    """Expires each key that is not stopped in time; for use in one event loop.
 
     Args:
         expire: called with each key whose time is over; by default it cancels the key, a call.
@@ -53,7 +54,7 @@ class Deadlines(Generic[K]):
         self._is_abandoned = False
 
     def start(self, key: K, seconds: float) -> None:
-        """Expire `key` after that time, unless `stop` comes first; restart it if it runs."""
+        """Expire `key` after `seconds`, unless `stop` comes first; restart `key` if it runs."""
         loop = asyncio.get_running_loop()
         now = loop.time()
         if self._timer is not None and now - self._wake_at > LATE_SECONDS:
@@ -65,11 +66,11 @@ class Deadlines(Generic[K]):
             self._arm(loop, min(due, now + PART_SECONDS))
 
     def stop(self, key: K) -> bool:
-        """Forget a key; True if its time was not over yet."""
+        """Forget a key; return True if its time was not over yet."""
         return self._due.pop(key, None) is not None
 
     def abandon(self) -> None:
-        """Expire nothing any more. The keys stay: their time is not over."""
+        """Expire nothing any more; `stop` still reports that the time of a key is not over."""
         self._is_abandoned = True
         if self._timer is not None:
             self._timer.cancel()

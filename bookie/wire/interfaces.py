@@ -1,4 +1,4 @@
-"""Protocols of the two sides that this floor joins: the node, and gRPC's call objects.
+"""Protocols of the two sides that `wire` joins: the node, and gRPC's call objects.
 
 gRPC for Python has no type information; `CallContext` lists the methods that are used.
 """
@@ -26,22 +26,22 @@ SERVICE = "bookie.v1.Bookie"
 
 
 class CallContext(Protocol):
-    """The servicer's side of one call."""
+    """The server's side of one call."""
 
     async def read(self) -> Any:
-        """The next message's bytes, or `grpc.aio.EOF`."""
+        """Return the next message's bytes, or `grpc.aio.EOF`."""
 
     async def write(self, message: bytes, /) -> None:
-        """Send one message; returns when gRPC has taken it, which is its back-pressure."""
+        """Send one message; returns when gRPC has taken it, so a slow client slows the sender."""
 
     async def send_initial_metadata(self, metadata: tuple[tuple[str, str], ...], /) -> None:
-        """Tell the client at once that the call has been taken up."""
+        """Tell the client at once that the bookie has accepted the call."""
 
     def invocation_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
-        """Metadata that the client sent with the call."""
+        """Return the metadata that the client sent with the call."""
 
     def add_done_callback(self, callback: Callable[[Any], None], /) -> None:
-        """Call back when the call is over, its answer sent or not."""
+        """Call `callback` when the call is over, whether its answer was sent or not."""
 
 
 class Watcher(Protocol):
@@ -58,48 +58,48 @@ class Watcher(Protocol):
 
 
 class EntryNode(Protocol):
-    """Entries of one bookie: the requests about one ledger. No method raises for bad input."""
+    """The requests to a bookie about one ledger's entries; no method raises for bad input."""
 
     def try_admit_add(self, size: int, /) -> bool:
-        """Take `size` bytes if they may be in flight now. If True, `add` must follow at once."""
+        """Reserve `size` bytes in flight if there is room; if True, `add` must follow at once."""
 
     async def admit_add(self, size: int, /) -> None:
-        """Wait until `size` bytes may be in flight, and take them. `add` must follow at once."""
+        """Wait for room for `size` bytes in flight, and reserve them; `add` must follow at once."""
 
     def add(self, command: AddCommand, admitted: int, /) -> Outcome[Reply]:
-        """Accept or refuse an add; it is settled when the answer may be sent.
+        """Accept or refuse an add; the outcome is settled when the answer may be sent.
 
-        The `admitted` bytes are free again then.
+        When the outcome is settled, the `admitted` bytes are free again.
         """
 
     def add_unnamed(self, command: AddCommand, admitted: int, /) -> Outcome[Reply]:
-        """`add` for a client that named no incarnation of the bookie."""
+        """Do `add` for a client that named no incarnation of the bookie."""
 
     def try_read(self, command: ReadCommand, /) -> ReadReply | None:
-        """The reply of `read` if it needs no wait; else None."""
+        """Return the reply of `read` if the read needs no wait; else None."""
 
     async def read(self, command: ReadCommand, /) -> ReadReply:
         """Read entries, after fencing if asked to."""
 
     async def read_lac(self, ledger_id: int, master_key: bytes, /) -> LacReply:
-        """The end of a ledger as the bookie knows it."""
+        """Return the end of a ledger as the bookie knows it."""
 
     async def fence(self, ledger_id: int, master_key: bytes, /) -> LacReply:
-        """Fence a ledger; durable when it returns, whatever it says."""
+        """Fence a ledger; the fence is durable when this returns, whatever the reply says."""
 
     async def force(self, ledger_id: int, /) -> Reply:
-        """Make all entries durable that were accepted before."""
+        """Make all entries of the ledger durable that were accepted before."""
 
     async def write_lac(self, ledger_id: int, master_key: bytes, packet: bytes, /) -> Reply:
         """Store an explicit LAC."""
 
 
 class BookieNode(EntryNode, Protocol):
-    """One bookie, as this floor serves it."""
+    """One bookie, as `wire` serves it."""
 
     @property
     def instance_id(self) -> str:
-        """The cluster that the bookie belongs to."""
+        """The id of the cluster that the bookie belongs to."""
 
     @property
     def bookie_id(self) -> str:
@@ -107,18 +107,18 @@ class BookieNode(EntryNode, Protocol):
 
     @property
     def incarnation(self) -> str:
-        """The id of the bookie's present state; empty if it does not say."""
+        """The bookie's incarnation: the id of its present state; empty if it does not say."""
 
     def list_entries(
         self, ledger_id: int, first_entry_id: int, last_entry_id: int, key: bytes, /
     ) -> AsyncIterator[Ranges]:
-        """Pages of ranges of stored ids."""
+        """Yield the ranges of stored entry ids, page by page."""
 
     def list_ledgers(self, after_ledger_id: int, /) -> AsyncIterator[list[LedgerRow]]:
-        """Pages of ledgers in id order."""
+        """Yield the ledgers in id order, page by page."""
 
     async def info(self) -> Info:
-        """The bookie's description of itself."""
+        """Return the bookie's description of itself."""
 
     def watch(self, callback: Callable[[LacState], None], /) -> Watcher:
-        """A new subscriber; the callback runs in the event loop and must not block."""
+        """Make a subscriber; `callback` runs in the event loop and must not block."""

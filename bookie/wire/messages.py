@@ -1,9 +1,9 @@
-"""Protobuf's wire format, as much of it as the hot messages need: varints, spans, packed arrays.
+"""The part of protobuf's wire format that `codec` needs: varints, spans, packed arrays.
 
 A message is scanned once into two dictionaries keyed by the *tag* (field number and wire type).
-Nothing is copied: length-delimited fields stay spans of the message, packed arrays become numpy
-views of it. A known field with a foreign wire type has another tag, so it is skipped like any
-unknown field, as the generated code does.
+Nothing is copied: length-delimited fields stay spans of the message, and packed arrays become numpy
+views of the message. A known field with a foreign wire type has another tag, so it is skipped like
+any unknown field, as the generated code does.
 
 ========= ====================== =====================================
 wire type what                   bytes
@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from bookie.errors import BadRequestError
 
 FIELDS_MAX = 64
-"""The most fields a hot message may have, unknown ones and unpacked elements included."""
+"""The most fields of a message, unknown fields and unpacked array elements included."""
 
 _VARINT_64 = 1 << 64
 _SIGN_64 = 1 << 63
@@ -41,7 +41,7 @@ Span = tuple[int, int]
 
 
 def varint(value: int) -> bytes:
-    """The varint of `value` in 0 … 2**64 - 1."""
+    """Encode `value`, in 0 … 2**64 - 1, as a varint."""
     if value < 0x80:
         return _SMALL[value]
     # Usual ids and sizes take the fast way.
@@ -58,7 +58,7 @@ def varint(value: int) -> bytes:
 
 
 def varint_value(octets: bytes) -> int:
-    """The number of a whole varint, of at most nine bytes; 0 of none."""
+    """Decode a whole varint of at most nine bytes; no bytes give 0."""
     size = len(octets)
     # As in `varint`: a fast way for usual sizes.
     if size == 1:
@@ -75,27 +75,27 @@ def varint_value(octets: bytes) -> int:
 
 
 def int64_varint(value: int) -> bytes:
-    """The varint of an ``int64`` field: negative values take ten bytes."""
+    """Encode the value of an ``int64`` field as a varint: negative values take ten bytes."""
     return varint(value if value >= 0 else value + _VARINT_64)
 
 
 def zigzag_varint(value: int) -> bytes:
-    """The varint of a ``sint64`` field: small magnitudes of either sign stay short."""
+    """Encode the value of a ``sint64`` field as a varint: small numbers take few bytes."""
     return varint(value << 1 if value >= 0 else (-value << 1) - 1)
 
 
 def to_int64(value: int) -> int:
-    """The ``int64`` that a scanned varint stands for."""
+    """Return the ``int64`` that a scanned varint stands for."""
     return value if value < _SIGN_64 else value - _VARINT_64
 
 
 def to_sint64(value: int) -> int:
-    """The ``sint64`` that a scanned varint stands for."""
+    """Return the ``sint64`` that a scanned varint stands for."""
     return value >> 1 if not value & 1 else -(value >> 1) - 1
 
 
 class Fields:
-    """The fields of one scanned message, by tag. The last of a repeated scalar wins."""
+    """The fields of one scanned message, by tag; of a repeated scalar, the last value counts."""
 
     __slots__ = ("data", "numbers", "spans")
 
@@ -105,7 +105,7 @@ class Fields:
         self.spans: dict[int, list[Span]] = {}
 
     def octets(self, tag: int, size_max: int) -> bytes:
-        """A copy of a short ``bytes`` field, empty when absent.
+        """Return a copy of a short ``bytes`` field, empty when absent.
 
         Raises:
             BadRequestError: The field is longer than `size_max` bytes.
@@ -121,7 +121,7 @@ class Fields:
         return bytes(self.data[start:end])
 
     def text(self, tag: int) -> str:
-        """A ``string`` field, empty when absent; bytes that are not UTF-8 are replaced."""
+        """Return a ``string`` field, empty when absent; bytes that are not UTF-8 are replaced."""
         spans = self.spans.get(tag)
         if spans is None:
             return ""
@@ -129,7 +129,7 @@ class Fields:
         return bytes(self.data[start:end]).decode("utf-8", "replace")
 
     def view(self, tag: int) -> memoryview:
-        """A view of a ``bytes`` field; it keeps the message alive."""
+        """Return a view of a ``bytes`` field; the view keeps the message alive."""
         spans = self.spans.get(tag)
         if spans is None:
             return memoryview(b"")
@@ -137,7 +137,7 @@ class Fields:
         return memoryview(self.data)[start:end]
 
     def array(self, tag: int, dtype: np.dtype[Any]) -> NDArray[Any] | None:
-        """A packed array as a read-only view of the message; None if it is empty.
+        """Return a packed array as a read-only view of the message; None if the array is empty.
 
         Raises:
             BadRequestError: The field's length is not a multiple of the element's.
@@ -222,9 +222,10 @@ def scan(data: bytes | memoryview, unpacked: Mapping[int, int]) -> Fields:  # no
 
 
 def scan_numbers(data: bytes | memoryview) -> dict[int, int] | None:
-    """The fields of a short message of nothing but varints, by tag; None for any other message.
+    """Scan a short message that has only varint fields; None for any other message.
 
-    It finds what `scan` would, in half the time: for the request of one entry.
+    The result has the same fields as that of `scan`, by tag, in half the time: for the request of
+    one entry.
     """
     size = len(data)
     if size > FIELDS_MAX:
@@ -246,7 +247,7 @@ def scan_numbers(data: bytes | memoryview) -> dict[int, int] | None:
 
 
 def _long_varint(data: bytes | memoryview, position: int, first: int) -> tuple[int, int]:
-    """The rest of a varint whose first byte was not its last, and where it ends."""
+    """Decode the rest of a varint whose first byte was not its last; also return where it ends."""
     value = first & 0x7F
     shift = 7
     while True:

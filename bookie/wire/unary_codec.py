@@ -1,8 +1,8 @@
-"""The cold messages: generated protobuf code on the wire, frozen values on both sides of it.
+"""Encode and parse the rare messages, by generated protobuf code, from and to frozen values.
 
-Everything that is not sent per batch goes through here, for the servicer and for the channels.
-Requests are checked when they are parsed: a parser returns values within their bounds or raises
-:class:`BadRequestError`, whatever the bytes are.
+Every message that is not sent per batch is encoded and parsed here, for the server and for the
+client's channels. Requests are checked when they are parsed: a parser returns values within their
+bounds or raises :class:`BadRequestError`, whatever the bytes are.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Ranges = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
 class WatchChange(NamedTuple):
-    """Ledgers to watch from now on, and no longer."""
+    """Ledgers to watch from now on, and ledgers to watch no longer."""
 
     subscribe: Sequence[int]
     unsubscribe: Sequence[int]
@@ -45,24 +45,24 @@ class WatchChange(NamedTuple):
 
 
 def parse_read_lac_request(data: bytes) -> tuple[int, bytes]:
-    """The ledger whose LAC is asked for, and the key."""
+    """Parse the ledger whose LAC is asked for, and the key."""
     message = _parse(pb.ReadLacRequest, data)
     return _ledger_id(message.ledger_id), _key(message.master_key)
 
 
 def parse_fence_request(data: bytes) -> tuple[int, bytes]:
-    """The ledger to fence, and the key."""
+    """Parse the ledger to fence, and the key."""
     message = _parse(pb.FenceRequest, data)
     return _ledger_id(message.ledger_id), _key(message.master_key)
 
 
 def parse_force_request(data: bytes) -> int:
-    """The ledger whose accepted entries must be durable."""
+    """Parse the ledger whose accepted entries must be made durable."""
     return _ledger_id(_parse(pb.ForceRequest, data).ledger_id)
 
 
 def parse_write_lac_request(data: bytes) -> tuple[int, bytes, bytes]:
-    """Ledger, key and explicit LAC to store. The packet is not empty; its content is unchecked."""
+    """Parse ledger, key and explicit LAC packet; the packet is not empty, its content unchecked."""
     message = _parse(pb.WriteLacRequest, data)
     packet = message.lac_packet
     if not 0 < len(packet) <= LAC_PACKET_BYTES_MAX:
@@ -71,7 +71,7 @@ def parse_write_lac_request(data: bytes) -> tuple[int, bytes, bytes]:
 
 
 def parse_list_entries_request(data: bytes) -> tuple[int, int, int, bytes]:
-    """Ledger, first and last id to list, key; a last id of -1 in the request becomes MAX_ID."""
+    """Parse ledger, first and last id to list, and key; a last id of -1 becomes MAX_ID."""
     message = _parse(pb.ListEntriesRequest, data)
     first = message.first_entry_id
     last = MAX_ID if message.last_entry_id == NO_ENTRY else message.last_entry_id
@@ -81,7 +81,7 @@ def parse_list_entries_request(data: bytes) -> tuple[int, int, int, bytes]:
 
 
 def parse_list_ledgers_request(data: bytes) -> int:
-    """The id after which to list; -1 lists all."""
+    """Parse the ledger id after which to list; -1 lists all ledgers."""
     after = _parse(pb.ListLedgersRequest, data).after_ledger_id
     if after < -1:
         raise BadRequestError(f"ledger id {after} is not in -1 … 2^63-1")
@@ -89,19 +89,19 @@ def parse_list_ledgers_request(data: bytes) -> int:
 
 
 def parse_info_request(data: bytes) -> None:
-    """Nothing, but it must be a message."""
+    """Check that the bytes are an info request, which has no fields."""
     _parse(pb.GetInfoRequest, data)
 
 
 def encode_watch_change(change: WatchChange) -> bytes:
-    """The wire bytes of a change to what is watched."""
+    """Encode a change of the ledgers that are watched."""
     return pb.WatchLacRequest(
         subscribe=change.subscribe, unsubscribe=change.unsubscribe
     ).SerializeToString()
 
 
 def parse_watch_request(data: bytes) -> WatchChange:
-    """The ledgers to watch and those to forget; at most `WATCH_IDS_MAX` together."""
+    """Parse the ledgers to watch and those to forget; at most `WATCH_IDS_MAX` together."""
     message = _parse(pb.WatchLacRequest, data)
     count = len(message.subscribe) + len(message.unsubscribe)
     if count > WATCH_IDS_MAX:
@@ -116,7 +116,7 @@ def parse_watch_request(data: bytes) -> WatchChange:
 
 
 def encode_lac_reply(reply: LacReply) -> bytes:
-    """The wire bytes of the answer to ReadLac and Fence."""
+    """Encode the answer to ReadLac or Fence."""
     return pb.LacResponse(
         **_head(reply),
         last_entry=reply.last_entry,
@@ -127,7 +127,7 @@ def encode_lac_reply(reply: LacReply) -> bytes:
 
 
 def parse_lac_reply(data: bytes) -> LacReply:
-    """The answer to ReadLac or Fence; nothing in its packets has been verified."""
+    """Parse the answer to ReadLac or Fence; its packets have not been verified."""
     message = _parse(pb.LacResponse, data)
     return LacReply(
         _status(message.status),
@@ -140,18 +140,18 @@ def parse_lac_reply(data: bytes) -> LacReply:
 
 
 def encode_reply(reply: Reply) -> bytes:
-    """The wire bytes of the answer to Force and WriteLac, whose responses have the same fields."""
+    """Encode the answer to Force or WriteLac, whose responses have the same fields."""
     return pb.ForceResponse(**_head(reply)).SerializeToString()
 
 
 def parse_reply(data: bytes) -> Reply:
-    """The answer to Force or WriteLac."""
+    """Parse the answer to Force or WriteLac."""
     message = _parse(pb.ForceResponse, data)
     return _reply(message)
 
 
 def encode_ranges(reply: Reply, ranges: Ranges | None) -> bytes:
-    """The wire bytes of one page of ids; only an OK page has any."""
+    """Encode one page of id ranges; only a page with status OK has any."""
     message = pb.ListEntriesResponse(**_head(reply))
     if ranges is not None:
         message.range_first.extend(ranges[0].tolist())
@@ -160,7 +160,7 @@ def encode_ranges(reply: Reply, ranges: Ranges | None) -> bytes:
 
 
 def parse_ranges(data: bytes) -> tuple[Reply, Ranges]:
-    """One page of ids; ranges ascend and are disjoint, here as in the contract.
+    """Parse one page of id ranges; they must ascend and be disjoint, as the contract says.
 
     Raises:
         BadRequestError: The page is not such a message, or its ranges contradict the contract.
@@ -177,7 +177,7 @@ def parse_ranges(data: bytes) -> tuple[Reply, Ranges]:
 
 
 def encode_ledger_rows(reply: Reply, rows: Iterable[LedgerRow]) -> bytes:
-    """The wire bytes of one page of ledgers; only an OK page has any."""
+    """Encode one page of ledgers; only a page with status OK has any."""
     return pb.ListLedgersResponse(
         **_head(reply),
         ledgers=[
@@ -198,7 +198,7 @@ def encode_ledger_rows(reply: Reply, rows: Iterable[LedgerRow]) -> bytes:
 
 
 def parse_ledger_rows(data: bytes) -> tuple[Reply, list[LedgerRow]]:
-    """One page of ledgers."""
+    """Parse one page of ledgers."""
     message = _parse(pb.ListLedgersResponse, data)
     rows = [
         LedgerRow(
@@ -218,20 +218,20 @@ def parse_ledger_rows(data: bytes) -> tuple[Reply, list[LedgerRow]]:
 
 
 def encode_info(reply: Reply, info: Info | None) -> bytes:
-    """The wire bytes of a bookie's description of itself; only an OK answer has one."""
+    """Encode a bookie's description of itself; only an answer with status OK has one."""
     described = {} if info is None else asdict(info)
     return pb.GetInfoResponse(**_head(reply), **described).SerializeToString()
 
 
 def parse_info(data: bytes) -> tuple[Reply, Info]:
-    """A bookie's description of itself."""
+    """Parse a bookie's description of itself."""
     message = _parse(pb.GetInfoResponse, data)
     info = Info(**{field.name: getattr(message, field.name) for field in fields(Info)})
     return _reply(message), info
 
 
 def encode_lac_state(state: LacState) -> bytes:
-    """The wire bytes of one update to a watcher."""
+    """Encode one update to a watcher."""
     return pb.LacUpdate(
         ledger_id=state.ledger_id,
         max_lac=state.max_lac,
@@ -243,7 +243,7 @@ def encode_lac_state(state: LacState) -> bytes:
 
 
 def parse_lac_state(data: bytes) -> LacState:
-    """One update to a watcher."""
+    """Parse one update to a watcher."""
     message = _parse(pb.LacUpdate, data)
     return LacState(
         message.ledger_id,

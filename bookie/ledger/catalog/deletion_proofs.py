@@ -1,16 +1,18 @@
-"""Proofs of deletion: they tell a deleted ledger from one that is merely absent.
+"""Proofs of deletion: they distinguish a deleted ledger from one that is merely absent.
 
 The transaction that deletes a ledger's metadata leaves a short record, ``deleted/<day>/<ledger>``.
-A bookie that finds it may reclaim the ledger at once. Without it, the metadata store may have lost
-the ledger, or may have been restored from an older copy.
+A bookie that finds this record may reclaim the ledger's space at once. If an absent ledger has no
+such record, the metadata store may have lost the ledger, or may have been restored from an older
+copy.
 
-The day is that of the deleting process's wall clock, counted from 1970. Below it ledgers lie as in
-``ledgers/``, so that ZooKeeper can list them. A week of proofs has about eight days. So a few reads
-find a proof, and one listing of the days finds the old ones.
+The day in the key comes from the wall clock of the deleting process, and counts from 1970. Below a
+day, the keys of ledgers have the same form as below ``ledgers/``, so that ZooKeeper can list them.
+Proofs of one week lie in about eight days. So a few reads find the proof of a ledger, and one
+listing of the days finds old proofs.
 
-A sweep removes the proofs of old days, and of days in the future. A wrong clock, when deleting or
-sweeping, can only end a proof early. The ledger is then merely absent, and its space comes back
-later.
+A sweep removes the proofs of old days, and of days in the future. A wrong clock, in the process
+that deletes or sweeps, can only remove a proof too early. A ledger whose proof was removed early is
+merely absent, and bookies reclaim its space later.
 """
 
 from __future__ import annotations
@@ -30,14 +32,14 @@ _DELETIONS_AT_ONCE = 100
 
 
 def proof_of(layout: LedgerLayout, ledger_id: int, proof: DeletionProof) -> Put:
-    """The write that leaves the proof; it fails if this day has a proof of that ledger already."""
+    """Return the write of the proof; it fails if the ledger has a proof of the same day already."""
     day = max(proof.deleted_at_ms // DAY_MS, 0)
     key = layout.under(keys.deletions_of(day)).key(ledger_id)
     return Put(key, encode_proof(proof), NOT_EXISTS)
 
 
 def keys_of_today(layout: LedgerLayout, ledger_id: int, proof: DeletionProof) -> list[str]:
-    """Keys where the proof of a deletion made now may lie, for a clock at most a day off."""
+    """Return the keys that a proof made now may have, if clocks are wrong by a day at most."""
     day = max(proof.deleted_at_ms // DAY_MS, 1)
     return [
         layout.under(keys.deletions_of(each)).key(ledger_id) for each in range(day - 1, day + 2)
@@ -45,7 +47,7 @@ def keys_of_today(layout: LedgerLayout, ledger_id: int, proof: DeletionProof) ->
 
 
 async def find_days(store: MetadataStore) -> list[int]:
-    """The days that have proofs, newest first; foreign keys are skipped."""
+    """List the days that have proofs, newest first; names that are no days are skipped."""
     names = await store.get_children(keys.DELETED)
     return sorted((int(name) for name in names if _is_day(name)), reverse=True)
 
@@ -53,9 +55,9 @@ async def find_days(store: MetadataStore) -> list[int]:
 async def find_proofs(
     store: MetadataStore, layout: LedgerLayout, ledger_ids: Iterable[int]
 ) -> dict[int, list[Record]]:
-    """The records that prove deletions of these ledgers; ledgers without one are left out.
+    """Find the records that prove deletions, by ledger id; ledgers without proof are left out.
 
-    All reads are under way at the same time: pass few ledgers at a time.
+    All reads run at the same time, so pass few ledgers at a time.
     """
     layouts = [layout.under(keys.deletions_of(day)) for day in await find_days(store)]
     wanted = [(one, each.key(one)) for one in ledger_ids for each in layouts]
@@ -70,9 +72,10 @@ async def find_proofs(
 async def sweep_proofs(
     store: MetadataStore, layout: LedgerLayout, now_ms: int, keep_seconds: float, count_max: int
 ) -> int:
-    """Remove up to `count_max` proofs that are older than `keep_seconds`; returns how many.
+    """Remove up to `count_max` proofs older than `keep_seconds`; return the number removed.
 
-    Any number of processes may sweep. If two meet, one stops, and the next sweep continues.
+    Several processes may sweep at the same time. If two processes remove the same proofs, one
+    stops, and the next sweep continues.
 
     Raises:
         MetadataUnavailableError: the store does not answer.

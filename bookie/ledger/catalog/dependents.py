@@ -1,10 +1,10 @@
-"""The ledgers that depend on one bookie, and those whose last copies it may have.
+"""Find the ledgers that depend on one bookie, and those whose last copies it may have.
 
 An acknowledged entry has at least Qa copies, on any Qa of the Qw members of its write set. A member
-is *lost* if its copies do not count. That is the bookie to be deleted, and each bookie without a
-cookie (it was deleted before). It is also a bookie whose cookie is NEW (it begins empty) or in
-doubt (it may lack entries). Once Qa members of its write set are lost, all copies of an entry may
-be lost. A vacant slot never had a copy.
+is *lost* if its copies do not count. The bookie to be deleted is lost, and so is each bookie
+without a cookie (it was deleted before). A bookie whose cookie is NEW (the bookie begins empty) or
+in doubt (it may lack entries) is lost, too. Once Qa members of an entry's write set are lost, all
+copies of the entry may be lost. A vacant slot never had a copy, so it is not lost.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from bookie.ledger.catalog.ledgers import LedgerManager
 from bookie.ledger.metadata import Fragment, LedgerMetadata
 
 FIRST_IDS_MAX = 5
-"""Number of ledgers that are named; the others are only counted."""
+"""The most ledgers whose ids are listed; the others are only counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerSample:
-    """Some ledgers of a cluster: how many, and the lowest ids."""
+    """Some ledgers of a cluster: their number, and their lowest ids."""
 
     count: int = 0
     first_ids: tuple[int, ...] = ()
-    """Ascending, at most `FIRST_IDS_MAX`."""
+    """The lowest ids, ascending; at most `FIRST_IDS_MAX`."""
 
     def plus(self, ledger_id: int) -> LedgerSample:
-        """The sample with one more ledger, whose id is the highest."""
+        """Return the sample with one more ledger, whose id must be higher than all others."""
         shown = len(self.first_ids) < FIRST_IDS_MAX
         return LedgerSample(
             self.count + 1, (*self.first_ids, ledger_id) if shown else self.first_ids
         )
 
     def __str__(self) -> str:
-        """``2, 5, 7 and 12 more``."""
+        """Return a text such as ``2, 5, 7 and 12 more``."""
         more = self.count - len(self.first_ids)
         return ", ".join(map(str, self.first_ids)) + (f" and {more} more" if more else "")
 
@@ -51,15 +51,16 @@ class Dependents:
     named: LedgerSample = LedgerSample()
     """Ledgers with an ensemble that names the bookie."""
     not_closed: LedgerSample = LedgerSample()
-    """Those of `named` that are open or in recovery."""
+    """The ledgers among `named` that are open or in recovery."""
     last_copies: LedgerSample = LedgerSample()
-    """Those of `named` that may have their last copies of an acknowledged entry there."""
+    """The ledgers among `named` that may have the last copy of an acknowledged entry there."""
 
 
 def has_last_copies(metadata: LedgerMetadata, bookie_id: str, reliable: Container[str]) -> bool:
     """True if `bookie_id` may have the last copy of an acknowledged entry of the ledger.
 
-    It then is in the write set of some entry, and Qa members of that write set are lost.
+    The condition is that Qa members of the write set of some entry are lost, and `bookie_id` is one
+    of them.
 
     Args:
         metadata: The ledger. While it is not closed, its last fragment holds every later entry.
@@ -87,7 +88,7 @@ def has_last_copies(metadata: LedgerMetadata, bookie_id: str, reliable: Containe
 
 
 def _ranges(metadata: LedgerMetadata) -> Iterator[tuple[Fragment, int]]:
-    """The fragments, each with the last entry that it may hold."""
+    """Return each fragment with the id of the last entry that it may hold."""
     end = metadata.last_entry_id if metadata.is_closed else MAX_ID
     following = [fragment.first_entry_id for fragment in metadata.fragments[1:]]
     lasts = [*(min(first - 1, end) for first in following), end]
@@ -95,7 +96,7 @@ def _ranges(metadata: LedgerMetadata) -> Iterator[tuple[Fragment, int]]:
 
 
 async def reliable_bookies(cookies: CookieManager) -> frozenset[str]:
-    """The bookies whose copies count: each has a cookie that is READY and without doubt.
+    """Return the bookies whose copies count: each has a READY cookie that is not in doubt.
 
     Raises:
         FormatError: a cookie is damaged, or written by a newer version.
@@ -116,7 +117,7 @@ async def reliable_bookies(cookies: CookieManager) -> frozenset[str]:
 async def find_dependents(
     ledgers: LedgerManager, bookie_id: str, reliable: Container[str]
 ) -> Dependents:
-    """Look at every ledger of the cluster, one after the other, in constant memory.
+    """Find the dependents: look at every ledger of the cluster in turn, in constant memory.
 
     Raises:
         MetadataUnavailableError: the listing could not be completed.

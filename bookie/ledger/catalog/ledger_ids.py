@@ -1,12 +1,12 @@
-"""Ledger ids: each is used once, and most are given without asking the store.
+"""Ledger ids: each is given out once, mostly without a request to the metadata store.
 
 A generator reserves blocks of ids by compare-and-set on a counter. The first block is one id, so a
-command that makes one ledger wastes none. Each next block is twice as large, up to `BLOCK_IDS_MAX`
-ids. Reserved ids that a generator does not use are lost.
+command that makes one ledger wastes no id. Each block is twice as large as the one before, up to
+`BLOCK_IDS_MAX` ids. Reserved ids that a generator does not use are lost.
 
-A counter belongs to a bucket, which is the id's upper bits. Generators begin with bucket 0, so ids
-stay small. When the ids of a bucket are used up they continue with the next bucket, up to 63 bits
-in all.
+The upper bits of an id are the number of its bucket, and each bucket has its own counter.
+Generators begin with bucket 0, so ids stay small. When the ids of a bucket are used up, generators
+continue with the next bucket. An id has 63 bits at most.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from bookie.metadata.model import NOT_EXISTS
 from bookie.metadata.store import MetadataStore
 
 BLOCK_IDS_MAX = 1000
-"""The most ids that are reserved at once."""
+"""The largest number of ids that are reserved at once."""
 
 BUCKET_BITS = 48
-"""Ids in a bucket: 2 to the power of this."""
+"""A bucket has 2 to the power of `BUCKET_BITS` ids."""
 
 BUCKETS = 1 << (63 - BUCKET_BITS)
 """The number of buckets."""
@@ -40,7 +40,7 @@ class LedgerIdGenerator:
         self._block_ids = 1
 
     async def next(self) -> int:
-        """An id that no call of any generator has returned or will return.
+        """Return an id that no call of any generator has returned or will return.
 
         Raises:
             FormatError: the counter is damaged, or the ids of all buckets are used up.
@@ -73,7 +73,7 @@ class LedgerIdGenerator:
 
 
 async def read_counters(store: MetadataStore) -> dict[int, int]:
-    """The counters: bucket → the lowest id in it that is not reserved. They only grow.
+    """Read the counters: by bucket, its lowest id that is not reserved. Counters only grow.
 
     Raises:
         FormatError: one is damaged.

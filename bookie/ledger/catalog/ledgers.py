@@ -1,8 +1,8 @@
-"""Ledger metadata under compare-and-set.
+"""Store the metadata of ledgers, and change it by compare-and-set.
 
 A create carries a random token, by which a client recognises its own ledger after a lost reply. A
-listing is complete or raises, because bookies delete the data of ledgers that are missing in it. A
-deletion leaves proof (`deletion_proofs`).
+listing is complete or raises an error, because bookies delete the data of ledgers that a listing
+lacks. A deletion leaves a record that proves it (`deletion_proofs`).
 """
 
 from __future__ import annotations
@@ -45,31 +45,32 @@ class LedgerManager:
     def __init__(
         self, store: MetadataStore, layout: LedgerLayout | None = None, clock: Clock | None = None
     ) -> None:
-        """Without `layout`, the store is asked for it when it is first needed."""
+        """Without `layout`, the manager reads the layout from the store when it first needs it."""
         self._store = store
         self._layout = layout
         self._clock = clock or SystemClock()
 
     async def read_marks(self, bookie_id: str) -> StoreMarks:
-        """Marks that show if the store went back in time (`read_marks`)."""
+        """Read the marks that show whether the store was restored from an older copy."""
         return await read_marks(self._store, bookie_id)
 
     async def require_instance(self, instance_id: str) -> None:
-        """Check that the store holds this cluster; WrongClusterError if it does not."""
+        """Check that the store holds this cluster; raise WrongClusterError if it does not."""
         await require_instance(self._store, instance_id)
 
     async def create(
         self, metadata: LedgerMetadata, *, is_fresh: bool = False
     ) -> Versioned[LedgerMetadata]:
-        """Store the metadata of a new ledger; returns it with its token.
+        """Store the metadata of a new ledger; return the metadata with its creation token.
 
-        A token of 0 is replaced by a random one. A caller whose create ended in
-        MetadataUnavailableError may try again with the same token of its own.
+        A creation token of 0 is replaced by a random one. A caller that chose its token may repeat
+        a create that ended in MetadataUnavailableError, with the same token.
 
-        An id is used once: bookies may hold entries of its former ledger, and a former writer its
-        metadata version. While there is proof of a deletion, the id is refused. Later the ledger
-        key keeps both lives apart. Pass `is_fresh` for a new id of a `LedgerIdGenerator`, which has
-        no such proof.
+        An id is used once. Bookies may still hold entries of a former ledger with this id, and the
+        former writer may still know a metadata version. While there is proof that a ledger with
+        this id was deleted, the id is refused. Later, the ledger key distinguishes the former
+        ledger from the new one. Pass `is_fresh` for a new id of a `LedgerIdGenerator`: such an id
+        has no proof of deletion.
 
         Raises:
             LedgerExistsError: the id is taken, by another create or by a ledger that was deleted.
@@ -105,7 +106,7 @@ class LedgerManager:
         return stats[0]
 
     async def read(self, ledger_id: int, token: int | None = None) -> Versioned[LedgerMetadata]:
-        """The metadata of a ledger; with `token`, of the one that was created with it.
+        """Read a ledger's metadata; with `token`, only of the ledger created with this token.
 
         Raises:
             NoSuchLedgerError: the ledger does not exist.
@@ -121,7 +122,7 @@ class LedgerManager:
     async def read_latest(
         self, ledger_id: int, token: int | None = None
     ) -> Versioned[LedgerMetadata]:
-        """`read` after a sync: it shows every change that was finished before this call.
+        """Sync the store, then `read`: the result has every change finished before this call.
 
         Raises:
             NoSuchLedgerError: the ledger does not exist.
@@ -133,7 +134,7 @@ class LedgerManager:
     async def write(
         self, metadata: LedgerMetadata, version: int, conditions: Sequence[Check] = ()
     ) -> Versioned[LedgerMetadata]:
-        """Replace the metadata that has `version`, in one step with the check of `conditions`.
+        """Replace the metadata in one step, if it has `version` and the `conditions` hold.
 
         Raises:
             BadVersionError: it was changed meanwhile, or a condition does not hold; read it again.
@@ -156,9 +157,9 @@ class LedgerManager:
         return Versioned(metadata, stat.version)
 
     async def delete(self, ledger_id: int, version: int | None = None) -> None:
-        """Delete the metadata of a ledger, of any version or of exactly `version`.
+        """Delete the metadata of a ledger; with `version`, only if it has exactly this version.
 
-        The same transaction leaves proof of the deletion, so that bookies reclaim the ledger.
+        The same transaction writes a proof of the deletion, so that bookies reclaim the ledger.
 
         Raises:
             NoSuchLedgerError: the ledger does not exist.
@@ -177,10 +178,10 @@ class LedgerManager:
             raise NoSuchLedgerError(f"ledger {ledger_id} does not exist") from error
 
     async def deletion(self, ledger_id: int, version: int) -> tuple[Operation, Operation]:
-        """Operations that delete a ledger of exactly `version`, for a larger transaction.
+        """Return operations that delete a ledger in a larger transaction, if it has `version`.
 
-        The transaction raises BadVersionError if the ledger has another version, and
-        NoSuchKeyError if it is gone.
+        The transaction raises BadVersionError if the ledger has another version, and NoSuchKeyError
+        if the ledger does not exist.
         """
         layout = await self._read_layout()
         put = proof_of(layout, ledger_id, self._proof())
@@ -190,9 +191,9 @@ class LedgerManager:
         return DeletionProof(self._clock.now_ms(), f"{socket.gethostname()}:{os.getpid()}")
 
     async def find_deleted(self, ledger_ids: Collection[int]) -> set[int]:
-        """The ledgers whose deletion is proven; pass ledgers that do not exist.
+        """Return the ledgers whose deletion is proven; pass only ledgers that do not exist.
 
-        All reads are under way at the same time: pass few ledgers at a time.
+        All reads run at the same time, so pass few ledgers at a time.
 
         Raises:
             MetadataUnavailableError: the store does not answer.
@@ -200,7 +201,7 @@ class LedgerManager:
         return set(await self._proofs(ledger_ids))
 
     async def sweep_deletions(self, keep_seconds: float, count_max: int) -> int:
-        """Remove at most `count_max` proofs that are older than `keep_seconds`."""
+        """Remove at most `count_max` proofs of deletion that are older than `keep_seconds`."""
         layout = await self._read_layout()
         now_ms = self._clock.now_ms()
         return await sweep_proofs(self._store, layout, now_ms, keep_seconds, count_max)
@@ -209,10 +210,10 @@ class LedgerManager:
         return await find_proofs(self._store, await self._read_layout(), ledger_ids)
 
     async def list_ids(self, after: int = NO_ENTRY) -> AsyncIterator[int]:
-        """The ids greater than `after` of all ledgers, ascending, by names alone.
+        """List the ids of all ledgers that are greater than `after`, ascending, from key names.
 
-        It contains every ledger that exists during the whole listing, or raises. It reads no
-        metadata.
+        The listing contains every ledger that exists during the whole listing, or raises. No
+        metadata is read.
 
         Raises:
             MetadataUnavailableError: the listing could not be completed.
@@ -223,9 +224,9 @@ class LedgerManager:
             yield ledger_id
 
     async def list_all(self, after: int = NO_ENTRY) -> AsyncIterator[Versioned[LedgerMetadata]]:
-        """The ledgers with ids greater than `after`, ascending, each as the listing found it.
+        """List the ledgers with ids greater than `after`, ascending, each as the listing read it.
 
-        Complete like `list_ids`.
+        Like `list_ids`, this listing is complete or raises.
 
         Raises:
             MetadataUnavailableError: the listing could not be completed.
@@ -237,9 +238,10 @@ class LedgerManager:
     async def list_readable(
         self, on_damaged: Callable[[int], object], after: int = NO_ENTRY
     ) -> AsyncIterator[Versioned[LedgerMetadata]]:
-        """`list_all` that reports unreadable metadata to `on_damaged`, by ledger id, and goes on.
+        """Like `list_all`, but call `on_damaged` with the id of an unreadable ledger, and go on.
 
-        It is for showing ledgers: such a ledger exists, and any bookie may store it.
+        Use this listing to show ledgers: a ledger with unreadable metadata exists, and any bookie
+        may store it.
         """
         async for ledger_id, record in self._records(after):
             try:
@@ -271,9 +273,9 @@ class LedgerManager:
     async def watch(
         self, ledger_id: int
     ) -> AsyncIterator[AsyncIterator[Versioned[LedgerMetadata] | None]]:
-        """The metadata of a ledger now and after each change; None for a missing ledger.
+        """Watch a ledger's metadata: its value now and after each change; None if it is missing.
 
-        Quick changes may be seen as one.
+        Several quick changes may be reported as one.
         """
         async with (
             self._store.watch(await self._key(ledger_id)) as changes,
@@ -302,7 +304,7 @@ def _was_deleted(ledger_id: int) -> LedgerExistsError:
 
 
 def new_token() -> int:
-    """A random creation token, never 0."""
+    """Return a random creation token, never 0."""
     return secrets.randbits(63) | 1
 
 

@@ -1,10 +1,10 @@
-"""The end of a cluster.
+"""Remove a whole cluster from the metadata store.
 
-A removal deletes everything below the cluster's scope, and nothing else. It is refused if the scope
-holds keys of another owner or another cluster. It is also refused while bookies are registered:
-they would go on serving ledgers that clients cannot find.
+A removal deletes everything below the cluster's scope, and nothing else. A removal is refused if
+the scope holds keys of another owner or another cluster. While bookies are registered, a removal is
+refused, too: the bookies would go on serving ledgers that clients cannot find.
 
-A removal is a record, ``REMOVAL``, from its first step to its last:
+From its first step to its last, a removal has a record, ``REMOVAL``:
 
 1. One transaction moves the cluster's identity into it. From then on bookies cannot join, and
    clusters cannot be made. Until the next step nothing is lost: after a failure the identity is put
@@ -15,7 +15,7 @@ A removal is a record, ``REMOVAL``, from its first step to its last:
    given again.
 4. The record is deleted.
 
-The next call continues a removal that has begun.
+A removal that has begun is continued by the next call.
 """
 
 from __future__ import annotations
@@ -46,21 +46,22 @@ class _Removal:
     """The record of a removal and its version."""
 
     identity: dict[str, bytes]
-    """The former values of the keys of the cluster's identity; only keys that had a record."""
+    """Former values of the keys that identify the cluster; keys without a value are left out."""
 
     has_begun: bool
     version: int = NOT_EXISTS
 
 
 async def cluster_exists(store: MetadataStore) -> bool:
-    """True if any key of a cluster exists, whole or damaged."""
+    """True if any key of a cluster exists, even of a damaged cluster."""
     return bool(keys.OWN.intersection(await store.get_children("/")))
 
 
 async def nuke_cluster(store: MetadataStore, *, foreign: bool = False) -> bool:
-    """Delete a cluster with everything in it; False if there was none.
+    """Delete a cluster with everything in it; return False if there was none.
 
-    With `foreign` also keys that can name no record; otherwise they stop the removal.
+    With `foreign`, keys that another program wrote are deleted, too. Without `foreign`, keys of
+    another program stop the removal.
 
     Raises:
         ClusterInUseError: bookies are registered, a key has another owner, or another cluster's
@@ -84,7 +85,7 @@ async def nuke_cluster(store: MetadataStore, *, foreign: bool = False) -> bool:
 
 
 async def registered_bookies(store: MetadataStore) -> list[str]:
-    """The ids of all bookies that are registered now, sorted."""
+    """Return the ids of all bookies that are registered now, sorted."""
     found: set[str] = set()
     # Writable first and last: a bookie that changes sides in between is in one of the listings.
     for parent in (keys.WRITABLE, keys.READ_ONLY, keys.WRITABLE):
@@ -117,7 +118,7 @@ async def _refuse_registered(store: MetadataStore) -> None:
 
 
 async def _begin(store: MetadataStore) -> _Removal:
-    """A removal that has begun.
+    """Begin a removal, or find the one that has begun, and return its record.
 
     Raises:
         ClusterInUseError: bookies are registered. The cluster is as before, unless a removal had
@@ -143,7 +144,7 @@ async def _begin(store: MetadataStore) -> _Removal:
 
 
 async def _take_identity(store: MetadataStore) -> _Removal:
-    """Move the layout and the instance id into the removal, unless that was done before."""
+    """Move the layout and the instance id into the removal's record, if they are not there yet."""
     while True:
         removal = await _find(store)
         if removal is not None:
@@ -166,7 +167,7 @@ async def _take_identity(store: MetadataStore) -> _Removal:
 
 
 async def _restore(store: MetadataStore) -> None:
-    """Put the identity back if the store answers and the removal has not begun."""
+    """Put the cluster's identity back, if the store answers and the removal has not begun."""
     with suppress(BookieError):
         removal = await _find(store)
         if removal is not None and not removal.has_begun:

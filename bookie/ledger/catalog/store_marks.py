@@ -1,8 +1,8 @@
-"""Marks that show whether a metadata store went back in time.
+"""Marks that show whether a metadata store was restored from an older copy.
 
-They are the counters of ledger ids, and the state number in a bookie's own cookie. They normally
-only rise. A mark that is lower than before, or missing, means that the store was restored from an
-older copy, or emptied.
+The marks are the counters of ledger ids, and the `state_number` in a bookie's own cookie. Normally,
+marks only rise. A mark that is lower than before, or missing, means that the store was restored
+from an older copy, or emptied.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from bookie.metadata.store import MetadataStore
 
 @dataclass(frozen=True, slots=True)
 class StoreMarks:
-    """The marks of a store; all are empty if it holds no cluster."""
+    """The marks of a store; all are empty if the store holds no cluster."""
 
     instance_id: str = ""
     counters: dict[int, int] = field(default_factory=dict)
-    """Bucket → the lowest ledger id in it that is not reserved."""
+    """By bucket: its lowest ledger id that is not reserved."""
     cookie_number: int | None = None
-    """The state number in the bookie's cookie; None if it has no cookie."""
+    """The `state_number` in the bookie's cookie; None if the bookie has no cookie."""
 
 
 async def read_marks(store: MetadataStore, bookie_id: str) -> StoreMarks:
-    """The marks as every process sees them now: the store is synced first.
+    """Sync the store and read its marks, so that they are as every process sees them now.
 
     Raises:
         NoSuchKeyError: the cluster is being removed.

@@ -1,6 +1,6 @@
 """Checks of callers' arguments, made before anything is done.
 
-Python accepts many wrong arguments and does something else: ``bytes(5)`` is five zero bytes.
+Python accepts many wrong arguments without an error: ``bytes(5)`` is five zero bytes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Payload = bytes | bytearray | memoryview
 
 
 def checked_bytes(value: object, name: str) -> bytes:
-    """The bytes of anything that consists of bytes.
+    """Return `value` as bytes, if it is bytes, a bytearray or a memoryview.
 
     Raises:
         BadRequestError: it does not; a string has to be encoded first.
@@ -25,7 +25,7 @@ def checked_bytes(value: object, name: str) -> bytes:
 
 
 def checked_payloads(payloads: object) -> list[bytes]:
-    """The payloads of several entries.
+    """Return the payloads of several entries as a list of bytes.
 
     Raises:
         BadRequestError: one of them is not bytes, or all together are one payload.
@@ -41,7 +41,7 @@ def checked_payloads(payloads: object) -> list[bytes]:
 
 
 def checked_entry_id(value: object, name: str) -> int:
-    """An entry id, or -1.
+    """Return `value`, if it is an entry id or -1.
 
     Raises:
         BadRequestError: it is no entry id.

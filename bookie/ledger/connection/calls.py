@@ -1,7 +1,7 @@
-"""Calls and metadata operations that a protocol machine asks for.
+"""Carry out the calls and metadata operations that a state machine asks for.
 
-A driver owns one machine. It feeds the machine one event at a time and carries out the effects in
-their order. A call or a timer takes time; its outcome comes back as an event later.
+A driver owns one state machine. The driver passes the machine one event at a time and carries out
+the effects in their order. The outcome of a call or a timer comes back later, as an event.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ ELSEWHERE = (
     "the client belongs to another event loop; call it there, as "
     "asyncio.run_coroutine_threadsafe does"
 )
-"""Error text for a call in another event loop than the client's."""
+"""Error text for a call from an event loop that is not the client's."""
 
 
 class Calls(Generic[T]):
-    """Calls under way whose outcomes are taken one by one as they end.
+    """Calls under way; their outcomes are taken one by one, as the calls end.
 
-    An async context manager: at its end the calls that still run are cancelled. Errors of the body
-    pass by unchanged. A call must turn the failures that it expects into outcomes.
+    This is an async context manager: at its end, it cancels the calls that still run. Errors of the
+    ``with`` block pass through unchanged. A call must return the failures that it expects as
+    outcomes.
     """
 
     def __init__(self) -> None:
@@ -58,7 +59,7 @@ class Calls(Generic[T]):
         self._outcomes.put_nowait(outcome)
 
     async def next(self) -> T:
-        """The outcome of the call that ended first among those not taken yet."""
+        """Wait for the oldest outcome that was not taken yet, and return it."""
         return await self._outcomes.get()
 
     async def __aenter__(self) -> Self:
@@ -83,9 +84,10 @@ class Calls(Generic[T]):
 async def carry_out_metadata(
     ledgers: LedgerManager, ledger_id: int, token: int, effect: ReadMetadata | WriteMetadata
 ) -> MetadataEvent:
-    """Do one metadata operation and return its outcome, also a failure, as an event.
+    """Do one metadata operation and return its outcome as an event, even after a failure.
 
-    It is about the ledger that was created with `token`: another one may have the id meanwhile.
+    The operation is about the ledger that was created with `token`: another ledger may have its id
+    by now.
     """
     try:
         if isinstance(effect, ReadMetadata):
@@ -100,7 +102,7 @@ async def carry_out_metadata(
 
 
 def fresh(error: BookieError) -> BookieError:
-    """Copy an error. An object that is raised twice would collect both tracebacks."""
+    """Copy an error: one error object that is raised twice would collect two tracebacks."""
     duplicate = copy(error)
     duplicate.__cause__ = error.__cause__
     return duplicate
@@ -109,7 +111,7 @@ def fresh(error: BookieError) -> BookieError:
 def settle(
     waiters: Iterable[asyncio.Future[T]], result: T, error: BookieError | None = None
 ) -> None:
-    """Give each waiter that is still there the result, or an error of its own."""
+    """Give each waiter that is not done the result, or its own copy of the error."""
     for waiter in waiters:
         if not waiter.done():
             if error is None:

@@ -1,15 +1,17 @@
-"""The connections of a client: per bookie one gRPC channel, lanes of adds, one stream of LACs.
+"""A client's connections: for each bookie a gRPC channel, streams of adds, a stream of LACs.
 
-A *lane* is the stream of one class of adds, plain or recovery. It belongs to one incarnation of its
-bookie; ledgers learn incarnations with their ensembles. If the bookie returns with another
-incarnation, the lane is lost for good, and so is everything it acknowledged.
+A *lane* is the stream of all adds of one class, plain or recovery, to one bookie. A lane belongs to
+one incarnation of its bookie; ledgers learn the incarnations with their ensembles. If the bookie
+returns with another incarnation, the lane is lost for good, and so is everything that was
+acknowledged on it.
 
-All ledgers share a lane. While it has users, it reconnects by itself and tells them when it is up
-or down. It matches answers with requests by request ids. These rise over the whole process, so one
-bytes object can go to every bookie of a write set. A broken lane forgets its requests. Their sender
-keeps them and decides.
+All ledgers share the lanes. While a lane has users, it reconnects by itself and tells its users
+when it is up or down. A lane matches answers with requests by request ids. Request ids rise over
+all lanes, so one bytes object can go to every bookie of a write set. A broken lane forgets its
+requests. The sender of the requests keeps them, and decides whether to send them again.
 
-Every attempt to connect looks the bookie up by its id, because its address may have changed.
+Every attempt to connect looks up the bookie's address by its id, because the address may have
+changed.
 """
 
 from __future__ import annotations
@@ -41,10 +43,10 @@ from bookie.wire.grpc.client.channel import AddStream, BookieChannel, LacState, 
 
 RECONNECT_SECONDS_MIN = 0.05
 RECONNECT_SECONDS_MAX = 1.0
-"""The longest pause between two attempts. An append waits no longer for a restarted bookie."""
+"""The longest pause between attempts to connect; appends wait no longer for a restarted bookie."""
 
 LINGER_SECONDS_MAX = 1.0
-"""The longest wait of a closing client for bookies to hear the last LAC."""
+"""The longest time that a closing client waits for bookies to get the last LAC."""
 
 S = TypeVar("S", AddStream, LacWatch)
 
@@ -53,25 +55,25 @@ OnLac = Callable[[LacState], None]
 
 
 class AddSender(Protocol):
-    """A user of a lane."""
+    """A user of a lane, which is a stream of adds to one bookie."""
 
     def on_up(self) -> None:
-        """The lane is up; nothing that was sent before will be answered."""
+        """The lane is up; requests that were sent before will not be answered."""
 
     def on_down(self) -> None:
         """The lane is down; the outcome of every unanswered request is unknown."""
 
     def on_silent(self) -> None:
-        """The bookie has not answered others in time."""
+        """The bookie has not answered other users of the lane in time."""
 
     def on_lost(self) -> None:
-        """The bookie has another incarnation: it may have lost all that it acknowledged here."""
+        """The bookie has another incarnation: it may have lost all that it acknowledged."""
 
 
 class _Reconnecting(ABC, Generic[S]):
-    """A stream to one bookie, opened while it is needed and again when it breaks.
+    """A stream to one bookie that is opened while it has users, and reopened when it breaks.
 
-    The pauses between attempts double, with jitter, until one succeeds.
+    The pauses between attempts to connect double, with jitter, until an attempt succeeds.
     """
 
     def __init__(self, connection: BookieConnection) -> None:
@@ -95,7 +97,7 @@ class _Reconnecting(ABC, Generic[S]):
         """The stream broke."""
 
     def drop(self) -> None:
-        """Forget the stream: its channel was closed."""
+        """Forget the stream, because its channel was closed."""
         self._stream = self._channel = None
         self._on_broken(BookieUnreachableError("the bookie has another address now"))
 
@@ -120,7 +122,7 @@ class _Reconnecting(ABC, Generic[S]):
             self._stream.reopen()
 
     def _on_open(self) -> None:
-        """The bookie has taken the stream up: the next pause is a short one again."""
+        """The bookie has accepted the stream: the next pause before a reconnect is short again."""
         self._backoff.reset()
 
     def _reconnect_later(self) -> None:
@@ -129,9 +131,10 @@ class _Reconnecting(ABC, Generic[S]):
             self._timer = loop.call_later(self._backoff.next(), self._fire)
 
     def hurry(self) -> None:
-        """The bookie has just registered: do not wait with the next attempt.
+        """Try to connect now, because the bookie has just registered.
 
-        It may fail, because the channel itself pauses after failures. So the pauses begin anew.
+        The attempt to connect may fail, because the channel itself pauses after failures. So the
+        next pauses between attempts are short again.
         """
         self._backoff.reset()
         if self._timer is not None:
@@ -149,24 +152,24 @@ class AddConnection(_Reconnecting[AddStream]):
     def __init__(self, connection: BookieConnection, incarnation: str = "") -> None:
         super().__init__(connection)
         self._incarnation = incarnation
-        """Empty if the bookie registered none; then nothing is compared."""
+        """The expected incarnation; empty if the bookie registered none: then any is accepted."""
         self._is_lost = False
         self._users: dict[AddSender, None] = {}
         self._awaited: dict[int, OnAnswer] = {}
         self.heard_at = 0.0
-        """Loop time of the last answer, or of the moment when the stream was taken up."""
+        """Event-loop time of the last answer, or of the moment when the stream was accepted."""
         self._told_at = -1.0
-        """`heard_at` when users were told that the bookie is silent: they hear it once."""
+        """The `heard_at` of the last silence that users were told about: they are told once."""
         self.is_up = False
-        """True if the bookie has taken the stream up. Requests are sent only then."""
+        """True if the bookie has accepted the stream; requests are sent only while this is true."""
 
     @property
     def life(self) -> str:
-        """The life of the bookie's process that the stream spoke with last; empty if unknown."""
+        """The id of the bookie process that accepted the stream last; empty if unknown."""
         return "" if self._stream is None else self._stream.life
 
     def join(self, user: AddSender) -> None:
-        """Use the lane; `on_up` or `on_lost` follows, at once if it is known already."""
+        """Start to use the lane; `on_up` or `on_lost` follows, at once if it is up or lost now."""
         if self._is_lost:
             user.on_lost()
             return
@@ -177,11 +180,11 @@ class AddConnection(_Reconnecting[AddStream]):
             self._connect()
 
     def leave(self, user: AddSender) -> None:
-        """Leave the lane. Answers on their way may still be delivered."""
+        """Stop using the lane. Answers on their way may still be delivered."""
         self._users.pop(user, None)
 
     def send(self, request_id: int, data: bytes, on_answer: OnAnswer) -> None:
-        """Send one request; `on_answer` is called unless the lane breaks before."""
+        """Send one request; `on_answer` is called, unless the lane breaks first."""
         if self._stream is None or not self.is_up:
             return
         try:
@@ -191,7 +194,7 @@ class AddConnection(_Reconnecting[AddStream]):
         self._awaited[request_id] = on_answer
 
     async def request(self, request_id: int, data: bytes) -> tuple[Status, str]:
-        """Send one request, again whenever the lane comes up, until it is answered."""
+        """Send one request, and send it again each time the lane reopens, until it is answered."""
         once = _OneRequest(self, request_id, data)
         self.join(once)
         try:
@@ -200,7 +203,7 @@ class AddConnection(_Reconnecting[AddStream]):
             self.leave(once)
 
     def suspect(self, teller: AddSender, seconds: float) -> None:
-        """`teller` got no answer. If no user got one for `seconds`, tell the other users."""
+        """Tell all users except `teller` if the bookie has answered nobody for `seconds`."""
         silent = asyncio.get_running_loop().time() - self.heard_at
         if self.is_up and self._awaited and silent >= seconds and self._told_at != self.heard_at:
             self._told_at = self.heard_at
@@ -209,7 +212,7 @@ class AddConnection(_Reconnecting[AddStream]):
                     user.on_silent()
 
     def describe(self) -> str:
-        """State of the lane, for the log of a writer that got no answer."""
+        """Describe the lane's state, for the log of a writer that got no answer."""
         bookie_id = self._connection.bookie_id
         if self._is_lost:
             return f"{bookie_id}: may have lost what it acknowledged"
@@ -265,7 +268,7 @@ class AddConnection(_Reconnecting[AddStream]):
 
 
 class _OneRequest:
-    """A lane's user for the time of one request."""
+    """A user of a lane that sends only one request."""
 
     def __init__(self, lane: AddConnection, request_id: int, data: bytes) -> None:
         self.answered: asyncio.Future[tuple[Status, str]]
@@ -290,14 +293,14 @@ class _OneRequest:
 
 
 class LacSubscription(_Reconnecting[LacWatch]):
-    """The LACs of one bookie that readers of this process follow, on one stream."""
+    """The stream of LACs from one bookie, shared by all readers of this client."""
 
     def __init__(self, connection: BookieConnection) -> None:
         super().__init__(connection)
         self._callbacks: dict[int, list[OnLac]] = {}
 
     def subscribe(self, ledger_id: int, callback: OnLac) -> None:
-        """Call back with the ledger's state now, after each change, and after a reconnect."""
+        """Call `callback` with the ledger's state now, after each change and each reconnect."""
         followers = self._callbacks.setdefault(ledger_id, [])
         followers.append(callback)
         self._connect()
@@ -308,7 +311,7 @@ class LacSubscription(_Reconnecting[LacWatch]):
             self._stream.subscribe([ledger_id])
 
     def unsubscribe(self, ledger_id: int, callback: OnLac) -> None:
-        """Stop calling back."""
+        """Stop calling `callback`."""
         followers = self._callbacks.get(ledger_id, [])
         if callback in followers:
             followers.remove(callback)
@@ -339,7 +342,7 @@ class LacSubscription(_Reconnecting[LacWatch]):
 
 
 class BookieConnection:
-    """Everything between this process and one bookie."""
+    """All streams and calls between this client and one bookie."""
 
     def __init__(self, bookie_id: str, pool: BookiePool) -> None:
         self.bookie_id = bookie_id
@@ -348,15 +351,15 @@ class BookieConnection:
         self._endpoint: Endpoint | None = None
         self._plain: dict[str, AddConnection] = {}
         self._recovery: dict[str, AddConnection] = {}
-        """By incarnation: the lanes that were asked for."""
+        """The lanes that were asked for, by the bookie's incarnation."""
         self.lacs = LacSubscription(self)
 
     def plain(self, incarnation: str) -> AddConnection:
-        """The lane of writers that mean this incarnation of the bookie."""
+        """Return the lane for writers that expect this incarnation of the bookie."""
         return self._lane(self._plain, incarnation)
 
     def recovery(self, incarnation: str) -> AddConnection:
-        """The lane of recoveries that mean this incarnation of the bookie."""
+        """Return the lane for recoveries that expect this incarnation of the bookie."""
         return self._lane(self._recovery, incarnation)
 
     def _lane(self, lanes: dict[str, AddConnection], incarnation: str) -> AddConnection:
@@ -368,7 +371,7 @@ class BookieConnection:
         return [*self._plain.values(), *self._recovery.values(), self.lacs]
 
     def channel(self) -> BookieChannel:
-        """The channel to where the bookie is now.
+        """Return the channel to the bookie's present address.
 
         Raises:
             BookieUnreachableError: its address is unknown.
@@ -391,7 +394,7 @@ class BookieConnection:
             lane.hurry()
 
     async def close(self) -> None:
-        """End all streams and calls. The bookie may still do what it has received."""
+        """End all streams and calls. The bookie may still carry out requests that it received."""
         for lane in self._lanes():
             lane.abandon()
         if self._channel is not None:
@@ -399,7 +402,7 @@ class BookieConnection:
 
 
 class BookiePool:
-    """The connections of one client, made when they are first needed.
+    """The connections of one client to bookies, made when they are first needed.
 
     Args:
         directory: where bookies are.
@@ -432,11 +435,11 @@ class BookiePool:
         directory.on_arrival(self._on_arrival)
 
     def next_request_id(self) -> int:
-        """A request id that this process has not used."""
+        """Return a request id that this client has not used."""
         return next(self._request_ids)
 
     def connection(self, bookie_id: str) -> BookieConnection:
-        """The connection to a bookie; it connects when it is first used."""
+        """Return the connection to a bookie; it connects when it is first used."""
         found = self._connections.get(bookie_id)
         if found is None:
             found = self._connections[bookie_id] = BookieConnection(bookie_id, self)
@@ -447,7 +450,7 @@ class BookiePool:
             found.hurry()
 
     def open_channel(self, address: str, bookie_id: str) -> BookieChannel:
-        """A channel to an address, which refuses to speak with another bookie there."""
+        """Make a channel to `address` that refuses to speak with any bookie but `bookie_id`."""
         return BookieChannel(
             address,
             self._instance_id,
@@ -458,7 +461,7 @@ class BookiePool:
         )
 
     def require_open(self) -> None:
-        """Refuse calls after the close, or from another event loop.
+        """Refuse calls after the pool was closed, and calls from another event loop.
 
         Raises:
             ClientClosedError: the pool was closed.
@@ -470,14 +473,14 @@ class BookiePool:
             raise ClientClosedError("the client is closed")
 
     def spawn(self, work: Coroutine[None, None, None], name: str) -> asyncio.Task[None]:
-        """A task of the client; cancelled when the pool is closed."""
+        """Start a task of the client, which is cancelled when the pool is closed."""
         task = self.tasks.create_task(work, name=name)
         self._spawned.add(task)
         task.add_done_callback(self._spawned.discard)
         return task
 
     def on_close(self, callback: Callable[[], None]) -> None:
-        """Call back when the pool is closed, before anything else ends."""
+        """Call `callback` when the pool is closed, before calls and connections end."""
         self._on_close[callback] = None
 
     def off_close(self, callback: Callable[[], None]) -> None:
@@ -511,7 +514,7 @@ class BookiePool:
 async def ask_bookies(
     pool: BookiePool, bookie_ids: Collection[str], *, timeout_seconds: float
 ) -> dict[str, Info]:
-    """The descriptions of the bookies that answer within `timeout_seconds`, by id."""
+    """Ask bookies to describe themselves; return the answers within `timeout_seconds`, by id."""
 
     async def ask(bookie_id: str) -> Info | None:
         try:

@@ -1,4 +1,4 @@
-"""Calls that are repeated after an error that may pass."""
+"""Repeat a call after an error that may pass."""
 
 from __future__ import annotations
 
@@ -24,20 +24,21 @@ async def retry(
     pause_seconds_max: float = 5.0,
     deadline_seconds: float | None = None,
 ) -> T:
-    """The result of ``call()``, which is repeated after errors whose `retryable` is true.
+    """Return the result of ``call()``; repeat the call after errors whose `retryable` is true.
 
     ::
 
         reader = await retry(lambda: bk.open_ledger(ledger_id, recover=True))
 
-    It pauses between two attempts, for a random time between 0 and a bound. The bound begins with
-    `first_pause_seconds` and doubles each time, up to `pause_seconds_max`.
+    Between two attempts, `retry` pauses for a random time between 0 and an upper bound. The upper
+    bound of the pauses begins with `first_pause_seconds` and doubles each time, up to
+    `pause_seconds_max`.
 
-    Do not wrap `append`. Every error of an append leaves its outcome unknown, so that a repetition
-    may store the entry twice. A writer's errors are never retryable anyway, because the writer has
-    ended. Another ledger with the same entries is right only if duplicates do no harm. Or readers
-    must find them, as those of an idempotent producer do. `create_ledger` may leave a ledger
-    without a writer behind for each attempt.
+    Do not wrap `append`. Every error of an append leaves its outcome unknown, so a repetition may
+    store the entry twice. A writer's errors are never retryable anyway, because the writer has
+    ended. Do not write the same entries to another ledger, unless duplicates do no harm or readers
+    find them, as they find those of an idempotent producer. Each attempt of `create_ledger` may
+    leave behind a ledger without a writer.
 
     Args:
         call: makes a new awaitable each time.

@@ -1,1 +1,1 @@
-"""Copies of a ledger: audit, plan, repair, and the marks of what lacks some."""
+"""Copies of a ledger: audit, plan, repair, and marks of the ledgers that lack copies."""

@@ -1,7 +1,8 @@
 """Read every entry that one bookie should store, from that bookie alone, and verify it.
 
-A bookie in limbo denies no entry, because it may have lost some. For a copy that makes no
-difference: the entry is absent, and may be stored there again. So it counts as missing.
+A bookie *in limbo* may have lost entries, so it never says that an entry does not exist. If a
+bookie in limbo cannot give an entry, the entry is absent there, and may be stored there again. So
+this check counts an entry that is absent on a bookie in limbo as missing.
 """
 
 from __future__ import annotations
@@ -31,35 +32,35 @@ WRONG = (Status.BAD_CHECKSUM, Status.IO_ERROR)
 """Answers about an entry that is stored and damaged."""
 
 ABSENT = (Status.NO_SUCH_ENTRY, Status.UNKNOWN_LEDGER_STATE)
-"""Answers about an entry that is not stored. A bookie in limbo gives the second one."""
+"""Answers about an entry that is not stored; UNKNOWN_LEDGER_STATE comes from a bookie in limbo."""
 
 NO_WORD = Status.SHUTTING_DOWN
 """Stands for any failed call: the bookie said nothing about the entry."""
 
 PAUSE_SECONDS_MIN = 0.1
 PAUSE_SECONDS_MAX = 1.0
-"""Between two questions; each pause is twice as long as the one before."""
+"""The longest pause between two questions; each pause is twice as long as the one before."""
 
 
 @dataclass(slots=True)
 class CopyFindings:
-    """The state of one copy range."""
+    """The findings about one bookie's copies of a range of entries."""
 
     entries: int = 0
-    """Entries whose digests are right, and the bytes of their packets."""
+    """Number of entries with right digests; `packet_bytes` is the size of their packets."""
     packet_bytes: int = 0
     missing: list[EntryRange] = field(default_factory=list)
-    """The bookie does not have these."""
+    """Entries that the bookie does not have."""
     corrupt: list[EntryRange] = field(default_factory=list)
-    """The bookie has these, and their bytes are wrong or cannot be read."""
+    """Entries that the bookie has, but with bytes that are wrong or cannot be read."""
     unread: list[EntryRange] = field(default_factory=list)
-    """The bookie did not answer."""
+    """Entries about which the bookie did not answer."""
     in_limbo: bool = False
     """True if the bookie may have lost the missing entries."""
     reason: str = ""
-    """The reason for unread entries, or the fault of the last corrupt one."""
+    """The reason for unread entries, or the fault of the last corrupt entry."""
     last_entry_id: int = -1
-    """The last verified entry, and the ledger's length up to it as its packet says."""
+    """The last verified entry; `length` is the ledger's length up to it, from its packet."""
     length: int = 0
 
     @property
@@ -125,7 +126,7 @@ class CopyCheck:
         return found
 
     async def _read(self, position: int, last: int) -> VerifiedRead:
-        """The next answer. Indefinite answers are asked for again."""
+        """Read from `position` on; ask again after an indefinite answer."""
         pauses = Backoff(PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX)
         now = asyncio.get_running_loop().time
         due = now() + (PATIENCE_SECONDS if self._is_patient else 0)
@@ -172,7 +173,7 @@ class CopyCheck:
         return told
 
     async def _end_of_hole(self, at: int, last: int) -> int:
-        """The last id of the stripe before the next one that the bookie lists."""
+        """Find the end of a hole: the id before the stripe's next id that the bookie lists."""
         if at >= last:
             return last
         listed = await list_stored(self._pool, self._bookie_id, self._metadata, at + 1, last)

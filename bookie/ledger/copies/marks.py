@@ -1,12 +1,14 @@
 """Ledgers that lack copies: auditors mark them, and replicators take them one at a time.
 
-A mark says which bookies' copies are missing. A replicator removes it only at the version that it
-read after it had the ledger's lock. So a ledger that is marked again meanwhile stays marked.
+A mark names the bookies whose copies of a ledger are missing. A replicator removes a mark only in
+the version that the mark had when the replicator locked the ledger. So a ledger that is marked
+again during a repair stays marked.
 
-A lock is leased: it ends with its owner. It is an optimisation, because the ledger's own version
-guards the changes of two concurrent repairs. A lock contains its owner's token, which the owner
-notes before it writes the lock. So the owner recognises its lock even if the write was not
-answered. It takes the ledger with its next attempt, or gives it back when it closes.
+A lock on a ledger is ephemeral: it ends with its owner's session. Locks only save work: two
+concurrent repairs are safe, because the version of the ledger's metadata guards their changes. A
+lock contains a random token, which the owner notes before it writes the lock. So the owner
+recognises its own lock even if the write of the lock was not answered. The owner then takes the
+ledger with its next attempt, or gives the lock back when it closes.
 
 =============================================== ===============================================
 key                                             value
@@ -55,7 +57,7 @@ from bookie.metadata.model import NOT_EXISTS, Change, Check, Delete, Operation, 
 from bookie.metadata.store import MetadataStore
 
 CHECKS = ("all_ledgers", "placement_policy", "replicas")
-"""The checks of the whole cluster. The end of the last one of each is kept."""
+"""The kinds of checks of the whole cluster; the time when each last ended is stored."""
 
 _MARKS = DigitTree(keys.MARKED_LEDGERS, (3, 4, 4, 4, 4), maximum=MAX_ID)
 _LOCKS = DigitTree(keys.REPAIR_LOCKS, (19,), maximum=MAX_ID)
@@ -63,17 +65,17 @@ _LOCKS = DigitTree(keys.REPAIR_LOCKS, (19,), maximum=MAX_ID)
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """A lock that is ours or may be ours."""
+    """A lock that this worker has or may have."""
 
     token: str
     mark_version: int | None
-    """The version of the mark when we locked it; None while we may or may not have the lock."""
+    """Version of the mark when the ledger was locked; None while the lock may not be ours."""
     may_have_ended: bool = False
-    """True if a deletion of lock and mark was sent and not answered."""
+    """True if a deletion of lock and mark was sent, but not answered."""
 
 
 class UnderreplicationManager:
-    """Marks and locks of one worker; an async context manager that gives its locks back.
+    """Marks and locks of one worker; an async context manager that gives the locks back.
 
     Args:
         store: where they are kept; its session owns the locks.
@@ -99,7 +101,7 @@ class UnderreplicationManager:
     # ---- marks
 
     async def mark(self, ledger_id: int, replicas: Iterable[str]) -> None:
-        """Add missing copies to the mark of a ledger.
+        """Add the bookies in `replicas` to the mark of a ledger, which names missing copies.
 
         Raises:
             BadRequestError: `replicas` is empty, or names something else than bookies.
@@ -128,7 +130,7 @@ class UnderreplicationManager:
             return
 
     async def find(self, ledger_id: int) -> UnderreplicatedLedger | None:
-        """The mark of a ledger, or None."""
+        """Return the mark of a ledger, or None."""
         key = _MARKS.key(ledger_id)
         record = await self._store.get(key)
         return None if record is None else _mark_of(ledger_id, key, record.value)
@@ -136,7 +138,7 @@ class UnderreplicationManager:
     async def marked(
         self, wanted: Callable[[tuple[str, ...]], bool] = lambda _: True
     ) -> AsyncIterator[UnderreplicatedLedger]:
-        """All marked ledgers whose missing replicas are `wanted`, by id; complete or it raises."""
+        """List the marks with replicas that are `wanted`, by ledger id; complete, or it raises."""
         async for ledger_id, record in _MARKS.scan(self._store):
             mark = _mark_of(ledger_id, record.key, record.value)
             if wanted(mark.replicas):
@@ -145,7 +147,7 @@ class UnderreplicationManager:
     # ---- repair
 
     async def take(self) -> int:
-        """Lock a marked ledger and return its id; waits for one, and until repair is enabled."""
+        """Lock a marked ledger and return its id; wait until there is one and repair is enabled."""
         found: int | None = None
         try:
             async with self._store.watch(keys.UNDERREPLICATION) as changes:
@@ -174,7 +176,7 @@ class UnderreplicationManager:
     async def acquire(self, ledger_id: int) -> bool:
         """Lock one marked ledger; False if it is locked or unmarked.
 
-        If this raises, the ledger may be locked all the same; the next call finds out.
+        If this call raises, the ledger may be locked all the same; the next call finds out.
         """
         async with self._serial:
             held = self._held.get(ledger_id)
@@ -208,10 +210,11 @@ class UnderreplicationManager:
             return True
 
     async def mark_replicated(self, ledger_id: int) -> bool:
-        """Remove the mark of a ledger that is locked here and has all its copies; give it back.
+        """Unlock a ledger that this worker locked, and remove its mark: it has all its copies.
 
-        False if it stays marked: it was marked again meanwhile, or we lost the lock. If this raises
-        or is cancelled, it may have happened all the same; the next call finds out.
+        Return False if the ledger stays marked: it was marked again meanwhile, or this worker lost
+        the lock. If this call raises or is cancelled, the mark may be removed all the same; the
+        next call finds out.
 
         Raises:
             BadRequestError: it was never locked here.
@@ -253,7 +256,7 @@ class UnderreplicationManager:
         return True
 
     async def release(self, ledger_id: int) -> None:
-        """Give back a ledger that stays marked; harmless if this worker does not have its lock."""
+        """Unlock a ledger that stays marked; harmless if this worker does not have its lock."""
         async with self._serial:
             held = self._held.get(ledger_id)
             if held is not None:
@@ -276,13 +279,13 @@ class UnderreplicationManager:
             self._held[ledger_id] = _Held(held.token, None)
 
     async def worker_of(self, ledger_id: int) -> str | None:
-        """The worker that repairs a ledger, or None."""
+        """Return the worker that repairs a ledger, or None."""
         key = _LOCKS.key(ledger_id)
         record = await self._store.get(key)
         return None if record is None else _lock_of(key, record.value)[0]
 
     async def close(self) -> None:
-        """Give all locks back. The next call tries those again that could not be given back.
+        """Give all locks back; the next call tries again those that could not be given back.
 
         Raises:
             MetadataError: of the first lock that could not be given back; all were tried.
@@ -299,7 +302,7 @@ class UnderreplicationManager:
             raise failure
 
     async def _own_lock(self, ledger_id: int, held: _Held) -> int | None:
-        """The version of the lock that we hold; None if we lost it."""
+        """Return the version of the lock that this worker holds; None if it lost the lock."""
         key = _LOCKS.key(ledger_id)
         record = await self._store.get(key)
         if record is None or _lock_of(key, record.value)[1] != held.token:
@@ -325,13 +328,13 @@ class UnderreplicationManager:
         return await self._store.get(keys.REPAIR_DISABLED) is None
 
     async def wait_until_enabled(self) -> None:
-        """Return when ledgers may be taken; at once if they may."""
+        """Wait until repair is enabled, so that ledgers may be taken."""
         async with self._store.watch(keys.REPAIR_DISABLED) as changes:
             while not await self.is_enabled():
                 await anext(changes)
 
     async def lost_bookie_recovery_delay(self) -> int | None:
-        """The seconds to wait for a lost bookie; None if unset."""
+        """Read how many seconds to wait for a lost bookie; None if this is not set."""
         return await self._number(keys.LOST_BOOKIE_DELAY)
 
     async def set_lost_bookie_recovery_delay(self, seconds: int) -> None:
@@ -341,7 +344,7 @@ class UnderreplicationManager:
         await self._store.put(keys.LOST_BOOKIE_DELAY, b"%d" % seconds)
 
     async def initialize_lost_bookie_recovery_delay(self, seconds: int) -> bool:
-        """Set the delay if it was never set; returns whether this call set it."""
+        """Set the delay for lost bookies if it was never set; return True if this call set it."""
         try:
             await self._store.put(keys.LOST_BOOKIE_DELAY, b"%d" % seconds, version=NOT_EXISTS)
         except KeyExistsError:
@@ -349,7 +352,7 @@ class UnderreplicationManager:
         return True
 
     async def delays(self) -> AsyncIterator[int | None]:
-        """The delay now, and again after each change."""
+        """Yield the delay for lost bookies now, and again after each change."""
         async with self._store.watch(keys.LOST_BOOKIE_DELAY) as changes:
             last = await self.lost_bookie_recovery_delay()
             yield last
@@ -360,7 +363,7 @@ class UnderreplicationManager:
                     yield found
 
     async def checked_ms(self, check: str) -> int | None:
-        """Time at which the last check of this kind ended, in ms; None before the first."""
+        """Read when the last check of this kind ended, in ms; None before the first check."""
         return await self._number(_check_key(check))
 
     async def set_checked_ms(self, check: str, now_ms: int) -> None:

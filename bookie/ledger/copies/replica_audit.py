@@ -1,8 +1,8 @@
-"""Audit copies: what each bookie should store, read from it alone, verified, and judged.
+"""Audit copies: read from each bookie what it should store, verify the entries, and judge.
 
-Nothing is fenced or written. A verdict is given against the metadata as it is when the copies have
-been read: an ensemble change or a deletion meanwhile is no damage. A copy of an open ledger
-may still be on its way, so a missing one is asked for again after a pause.
+An audit fences and writes nothing. Each verdict compares copies with the metadata as it is after
+they were read, so an ensemble change or a deletion meanwhile is no damage. A copy of an open ledger
+may still be on its way to its bookie, so the audit asks for a missing copy again after a pause.
 
 ============= ====================================================================================
 verdict       meaning
@@ -45,24 +45,24 @@ from bookie.ledger.read.verification import list_stored
 from bookie.metadata.versioned import Versioned
 
 COPIES_AT_ONCE = 16
-"""Copy ranges that one process reads at the same time, of all bookies together."""
+"""The most copy ranges that an audit reads at the same time, from all bookies together."""
 
 SETTLE_SECONDS = 2.0
 """Time that a copy of an open ledger may be on its way before it counts as missing."""
 
 DAMAGE = ("missing", "misplaced", "corrupt", "wrong-length", "unreadable")
-"""Verdicts that mean damage. An unreachable bookie leaves it open."""
+"""Verdicts that mean damage; an unreachable bookie proves neither damage nor its absence."""
 
 IN_LIMBO = "in limbo: the bookie may have lost them"
-"""The detail of what is missing on a bookie that does not deny it."""
+"""The detail of a verdict about missing entries, if the bookie may have lost them."""
 
 REPAIRABLE = ("missing", "misplaced", "corrupt")
-"""Verdicts that a good copy mends."""
+"""Verdicts about damage that can be repaired from a good copy."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaVerdict:
-    """One verdict about entries of one copy range."""
+    """One verdict about the copies that one bookie should have of a range of entries."""
 
     ledger_id: int
     fragment: int
@@ -71,35 +71,35 @@ class ReplicaVerdict:
     """The bookie that should store the entries; empty if the verdict is about the ledger."""
     first_entry_id: int
     last_entry_id: int
-    """The range that was checked."""
+    """The range that was checked is `first_entry_id` … `last_entry_id`."""
     verdict: str
     entries: int
     """Number of entries that the verdict is about."""
     packet_bytes: int = 0
-    """Verified bytes; 0 unless ``ok``."""
+    """Number of verified bytes; 0 unless the verdict is ``ok``."""
     ranges: tuple[EntryRange, ...] = ()
-    """The entries; empty if ``ok``."""
+    """The entries that the verdict is about; empty if it is ``ok``."""
     found_on: tuple[str, ...] = ()
     """Bookies that store misplaced entries."""
     detail: str = ""
 
 
 def unreadable(ledger_id: int) -> ReplicaVerdict:
-    """The verdict about a ledger whose metadata is damaged."""
+    """Return the verdict about a ledger whose metadata is damaged."""
     return ReplicaVerdict(ledger_id, 0, "", 0, -1, "unreadable", 0, detail="damaged metadata")
 
 
 class ReplicaAudit:
-    """Audits items with the connections of one client."""
+    """Audits copies of ledgers, with the connections of one client."""
 
     def __init__(self, client: LedgerClient) -> None:
         self._client = client
         self._room = asyncio.Semaphore(COPIES_AT_ONCE)
         self._silent: set[str] = set()
-        """Bookies that were silent for all their time. They are asked once from then on."""
+        """Bookies that were silent for all their time; from then on, each is asked only once."""
 
     async def run(self, items: Iterable[AuditItem]) -> list[ReplicaVerdict]:
-        """The verdicts about all copies of the items, in the order of the items.
+        """Audit all copies of the items, and return the verdicts in the order of the items.
 
         Raises:
             MetadataError: the metadata store failed.
@@ -134,7 +134,7 @@ class ReplicaAudit:
         return verdicts
 
     async def _end_of(self, metadata: LedgerMetadata) -> int:
-        """The last entry to check: the last one, or that of an open ledger's proven LAC."""
+        """Return the last entry to check: a closed ledger's last, or an open one's proven LAC."""
         if metadata.is_closed:
             return metadata.last_entry_id
         reader = ReaderHandle(Versioned(metadata, 0), self._client.pool, self._client.ledgers)
@@ -169,7 +169,7 @@ class ReplicaAudit:
         copy: CopyRange,
         found: CopyFindings,
     ) -> CopyFindings:
-        """Findings about entries that are still this bookie's duty, and not on their way."""
+        """Drop findings about entries that are on their way, or no longer this bookie's duty."""
         assert copy.last_entry_id is not None
         if found.missing and not planned.is_closed:
             await asyncio.sleep(SETTLE_SECONDS)
@@ -226,7 +226,7 @@ class ReplicaAudit:
     async def _elsewhere(
         self, metadata: LedgerMetadata, missing: Sequence[EntryRange]
     ) -> dict[str, list[EntryRange]]:
-        """The missing entries that bookies list whose duty they are not."""
+        """Find missing entries on bookies that should not store them; return them by bookie."""
         holders: dict[str, list[EntryRange]] = {}
         first, last = missing[0][0], missing[-1][1]
         for bookie_id in self._client.directory.all():
@@ -245,7 +245,7 @@ def _end(copy: CopyRange, last: int) -> int:
 
 
 def _contradicts(metadata: LedgerMetadata, found: CopyFindings) -> bool:
-    """True if the ledger's last entry proves another length than its metadata has."""
+    """True if the ledger's last entry proves another length than the metadata has."""
     return (
         metadata.is_closed
         and metadata.last_entry_id != NO_ENTRY
@@ -278,7 +278,7 @@ def _judge_empty(metadata: LedgerMetadata) -> ReplicaVerdict:
 
 
 def _unreachable(item: AuditItem, reason: str) -> list[ReplicaVerdict]:
-    """The verdicts about an open ledger whose bookies do not tell where it ends."""
+    """Return the verdicts about an open ledger whose bookies do not tell where it ends."""
     return [
         ReplicaVerdict(
             item.ledger_id,

@@ -1,8 +1,8 @@
-"""The copies that a ledger should have, cut into balanced pieces of work. Pure.
+"""Plan the copies that a ledger should have, in pieces of work of about equal cost. No I/O.
 
 A *copy range* is a range of entries of one fragment, as one bookie should store them. Copy ranges
-of one ledger that are checked together are an `AuditItem`. Items are packed into bins of about
-equal cost: their bytes, and a fixed cost for each call.
+of one ledger that are checked together are an `AuditItem`. The cost of an item is the bytes of its
+copy ranges, and a fixed cost for each copy range. Items are packed into bins of about equal cost.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from bookie.ledger.metadata import LedgerMetadata
 from bookie.ledger.quorum import Quorum, Stripe
 
 COPY_RANGE_COST_BYTES = 256 * 1024
-"""Fixed cost of one range: a call takes about as long as this many bytes."""
+"""Fixed cost of one copy range: a call takes about as long as to read this many bytes."""
 
 OPEN_LEDGER_BYTES = 64 * 1024 * 1024
-"""Assumed size of an open ledger. Only its bookies know the true one."""
+"""Assumed size of an open ledger; only its bookies know the true size."""
 
 EntryRange = tuple[int, int]
 """First and last entry id, both inclusive."""
@@ -30,7 +30,7 @@ EntryRange = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class CopyRange:
-    """Entries that one bookie should store. Ids of other stripes in between do not belong to it."""
+    """Entries that one bookie should store; ids of other stripes in between do not belong to it."""
 
     fragment: int
     """The first entry id of the fragment."""
@@ -38,31 +38,31 @@ class CopyRange:
     bookie_id: str
     first_entry_id: int
     last_entry_id: int | None
-    """Inclusive; None up to the last add confirmed of an open ledger."""
+    """The last entry, inclusive; None means up to the last add confirmed of an open ledger."""
 
 
 @dataclass(frozen=True, slots=True)
 class AuditItem:
-    """Copy ranges of one ledger, which are checked together."""
+    """Copies of ranges of entries of one ledger, which are checked together."""
 
     ledger_id: int
     metadata: bytes
-    """The bytes in the metadata store."""
+    """The ledger's metadata, as bytes of the metadata store."""
     copies: tuple[CopyRange, ...]
     cost_bytes: int
 
 
 def quorum_of(metadata: LedgerMetadata) -> Quorum:
-    """The quorum of a ledger. Metadata may have an ack quorum of 0, which counts as 1 here."""
+    """Return the quorum of a ledger; an ack quorum of 0 in its metadata counts as 1 here."""
     return Quorum(
         metadata.ensemble_size, metadata.write_quorum_size, max(1, metadata.ack_quorum_size)
     )
 
 
 def fragment_ends(metadata: LedgerMetadata) -> Iterator[tuple[int, tuple[str, ...], int | None]]:
-    """First entry, bookies and last entry of each fragment that has entries.
+    """Yield first entry id, bookies and last entry id of each fragment that has entries.
 
-    The last entry of the last fragment of an open ledger is None.
+    For the last fragment of an open ledger, the last entry id is None.
     """
     end = metadata.last_entry_id if metadata.is_closed else None
     for fragment, following in pairwise([*metadata.fragments, None]):
@@ -75,7 +75,7 @@ def fragment_ends(metadata: LedgerMetadata) -> Iterator[tuple[int, tuple[str, ..
 
 
 def plan_ledger(metadata: LedgerMetadata, encoded: bytes, item_bytes: int) -> Iterator[AuditItem]:
-    """The items of one ledger, each of at most about `item_bytes`.
+    """Cut one ledger into audit items that cost about `item_bytes` at most.
 
     An empty closed ledger has one item without copies: only its metadata is checked.
     """
@@ -121,10 +121,11 @@ def _cut(
 def pack_items(
     items: Iterable[AuditItem], bin_bytes: int, bins_min: int = 1
 ) -> list[list[AuditItem]]:
-    """Items in bins of about equal cost, none empty.
+    """Pack items into bins of about equal cost; no bin is empty.
 
-    There are as many bins as the whole cost needs at `bin_bytes` each, and at least `bins_min` if
-    there are as many items. The dearest item goes first, each into the bin that costs least.
+    The number of bins is the cost of all items divided by `bin_bytes`, rounded up. There are at
+    least `bins_min` bins, but never more bins than items. The most expensive item is placed first;
+    each item goes into the bin that costs least so far.
     """
     ordered = sorted(items, key=lambda item: (-item.cost_bytes, item.ledger_id))
     whole = sum(item.cost_bytes for item in ordered)
@@ -139,7 +140,7 @@ def pack_items(
 
 
 def stripe_ranges(stripe: Stripe, first: int, last: int) -> list[EntryRange]:
-    """The ids of a stripe from `first` to `last`, as ranges."""
+    """Return the ids of a stripe from `first` to `last`, as ranges."""
     if last < first:
         return []
     if stripe.modulus == 0:
@@ -149,7 +150,7 @@ def stripe_ranges(stripe: Stripe, first: int, last: int) -> list[EntryRange]:
 
 
 def ranges_of(ids: Sequence[int]) -> list[EntryRange]:
-    """Ascending ids as ranges."""
+    """Join ascending ids into ranges."""
     ranges: list[EntryRange] = []
     for entry_id in ids:
         if ranges and ranges[-1][1] == entry_id - 1:
@@ -160,7 +161,7 @@ def ranges_of(ids: Sequence[int]) -> list[EntryRange]:
 
 
 def merged(ranges: Iterable[EntryRange]) -> list[EntryRange]:
-    """Ranges in order, with neighbours and overlaps joined."""
+    """Sort ranges, and join those that touch or overlap."""
     joined: list[EntryRange] = []
     for first, last in sorted(ranges):
         if joined and first <= joined[-1][1] + 1:
@@ -171,7 +172,7 @@ def merged(ranges: Iterable[EntryRange]) -> list[EntryRange]:
 
 
 def intersection(one: Iterable[EntryRange], other: Iterable[EntryRange]) -> list[EntryRange]:
-    """The ids that both have."""
+    """Return the ids that are in both `one` and `other`, as ranges."""
     others = merged(other)
     common = []
     for first, last in merged(one):
@@ -182,7 +183,7 @@ def intersection(one: Iterable[EntryRange], other: Iterable[EntryRange]) -> list
 
 
 def difference(one: Iterable[EntryRange], other: Iterable[EntryRange]) -> list[EntryRange]:
-    """The ids of `one` that `other` lacks."""
+    """Return the ids of `one` that are not in `other`, as ranges."""
     rest = []
     others = merged(other)
     for first, last in merged(one):
@@ -199,14 +200,14 @@ def difference(one: Iterable[EntryRange], other: Iterable[EntryRange]) -> list[E
 
 
 def count_of(ranges: Iterable[EntryRange]) -> int:
-    """The number of ids."""
+    """Count the ids in `ranges`."""
     return sum(last - first + 1 for first, last in ranges)
 
 
 def duties(
     metadata: LedgerMetadata, bookie_id: str, wanted: Sequence[EntryRange]
 ) -> list[EntryRange]:
-    """Those `wanted` entries that a bookie should store by the metadata."""
+    """Return those `wanted` entries that the bookie should store, by the ledger's metadata."""
     quorum = quorum_of(metadata)
     owed: list[EntryRange] = []
     for first, bookies, last in fragment_ends(metadata):

@@ -1,8 +1,8 @@
 """Repair copies: give bookies back the entries that they should store and lack.
 
-Packets are copied as they are, digest and all, from a copy that was just verified, by recovery
-adds. The newest copy wins on a bookie, so a corrupt entry is replaced. Before anything is copied
-the damage is looked for again: what another repair has mended is left alone.
+Recovery adds copy packets as they are, digests included, from a copy that was just verified. A
+bookie keeps the newest copy of an entry, so a corrupt entry is replaced. A repair looks for the
+damage again before it copies anything, and leaves alone what another repair has mended.
 
 A ledger is repaired under the lock that repair workers take (`UnderreplicationManager`). Two
 repairs at once would be harmless: both would write the same bytes.
@@ -43,29 +43,29 @@ class CopyDamage:
     bookie_id: str
     ranges: tuple[EntryRange, ...]
     found_on: tuple[str, ...] = ()
-    """Bookies that have them although they should not."""
+    """Bookies that have the entries although they should not."""
 
 
 @dataclass(frozen=True, slots=True)
 class RepairOutcome:
     """Outcome of the repair of one bookie's copy.
 
-    ``repaired``, ``was-fine`` (nothing was left to do), ``no-good-copy``, ``refused`` (the bookie
-    did not take it, or could not be reached), ``locked`` (another worker repairs the ledger),
-    ``deleted`` (the ledger is gone).
+    The outcome is ``repaired``, ``was-fine`` (nothing was left to do), ``no-good-copy``,
+    ``refused`` (the bookie did not take the entries, or could not be reached), ``locked`` (another
+    worker repairs the ledger), or ``deleted`` (the ledger is gone).
     """
 
     ledger_id: int
     bookie_id: str
     outcome: str
     entries: int = 0
-    """Entries that were copied."""
+    """Number of entries that were copied."""
     packet_bytes: int = 0
     detail: str = ""
 
     @property
     def is_whole(self) -> bool:
-        """True if no damage is left that the repair was asked for."""
+        """True if nothing is left of the damage that was to be repaired."""
         return self.outcome in ("repaired", "was-fine", "deleted")
 
 
@@ -159,7 +159,7 @@ class _Copying:
         )
 
     async def find_damage(self) -> tuple[list[EntryRange], str]:
-        """Damaged entries that are still this bookie's duty; and why it did not answer, or ""."""
+        """Find damaged entries that the bookie should store; also why it is silent, or ""."""
         wrong: list[EntryRange] = []
         owed = duties(self._metadata, self._damage.bookie_id, self._damage.ranges)
         for first, last in owed:
@@ -171,7 +171,7 @@ class _Copying:
         return merged(wrong), ""
 
     async def restore(self, first: int, last: int) -> str:
-        """Copy consecutive entries; returns the reason if an entry lacks a good copy, else "".
+        """Copy consecutive entries; return the reason if an entry lacks a good copy, else "".
 
         Raises:
             NoSuchLedgerError: the ledger was deleted meanwhile.
@@ -192,7 +192,7 @@ class _Copying:
         return ""
 
     async def _good_copy(self, first: int, last: int) -> tuple[EntryBatch | None, list[str]]:
-        """Verified packets from `first` on, as many as one bookie gives at once."""
+        """Read verified packets from `first` on, as many as one bookie gives at once."""
         reasons = []
         for bookie_id in self._sources(first):
             batch, reason = await self._read(bookie_id, first, last)
@@ -230,7 +230,7 @@ class _Copying:
         return told.batch, ""
 
     async def _store(self, batch: EntryBatch) -> None:
-        """Store packets. Raises BookieUnreachableError, or the error of the bookie's status."""
+        """Store packets; raise BookieUnreachableError, or the error of the bookie's status."""
         bookie_id = self._damage.bookie_id
         request_id, data = self._encoder.entries(batch, recovery=True)
         lane = self._pool.connection(bookie_id).recovery(await self._incarnations.of(bookie_id))

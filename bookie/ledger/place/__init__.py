@@ -1,19 +1,21 @@
-"""Placement: the bookies of an ensemble, and newcomers for slots whose bookies failed.
+"""Placement: choose the bookies of an ensemble, and newcomers for slots whose bookies failed.
 
 Bookies that fail together (one rack, one zone) form a **domain**. An operator names domains with
-labels: ``bookie node label b1 region=eu zone=a rack=r7``. A policy says which of them counts. Two
-bookies with one label value stand in one domain, so the names of racks are unique in a cluster. A
-bookie without the label may stand in any domain, so it adds no domain to a span.
+labels: ``bookie node label b1 region=eu zone=a rack=r7``. A policy says which label makes the
+domains. Two bookies with the same value of this label stand in one domain, so the names of racks
+must be unique in a cluster. A bookie without the label may stand in any domain, so it adds no
+domain to those of a write set.
 
-Every **write set** must span domains; the ensemble as a whole need not. An entry lives on the Qw
-slots from ``id % E`` on. A choice makes the write set with the fewest domains span as many as
-possible, then the next one, and so on. Among choices that are equally good, chance decides, and
-free space if bookies have weights.
+The bookies of every **write set** should stand in several domains; the ensemble as a whole need
+not. An entry is stored on the Qw slots from ``id % E`` on. A choice of bookies gives the write set
+with the fewest domains as many domains as possible, then the write set with the next fewest, and so
+on. Among equally good choices, chance decides, weighted by free space if bookies have weights.
 
-A slot for which there is no live bookie may be left **vacant** when a ledger is created. It counts
-as a failed bookie, and a spare may take it over.
+A slot for which there is no live bookie may be left **vacant** when a ledger is created. A vacant
+slot counts as a failed bookie, and a spare bookie may take it over.
 
-Topology, weights and chance arrive as arguments: the same arguments give the same bookies.
+Topology, weights and random numbers are arguments of the functions, so the same arguments give the
+same bookies.
 
 | module | what it decides |
 |---|---|

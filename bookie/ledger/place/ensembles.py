@@ -1,7 +1,8 @@
-"""The bookies of a client's ledgers: choice, newcomers, quarantine and incarnations.
+"""Choose the bookies of a client's ledgers; keep track of failed bookies and incarnations.
 
-A bookie that failed is left alone by this client for a while, whichever ledger noticed it. It is
-chosen again when it registers anew. If it lost its data, it may take over its own slot.
+After a bookie failed for one ledger, this client chooses it for no ledger for a while. When a
+failed bookie registers anew, it may be chosen again. A bookie that lost its data may take over its
+own slot.
 """
 
 from __future__ import annotations
@@ -34,16 +35,16 @@ class Quarantine:
     def __init__(self, directory: BookieDirectory) -> None:
         self._directory = directory
         self._until: dict[str, tuple[float, int]] = {}
-        """By bookie: until when, and how often it had arrived."""
+        """For each bookie: the end of its quarantine, and how often it had registered by then."""
 
     def put(self, bookie_id: str) -> None:
-        """Do not choose it for a random while, so that clients differ."""
+        """Do not choose this bookie for a random time; the time differs between clients."""
         seconds = QUARANTINE_SECONDS * random.uniform(0.5, 1.5)  # noqa: S311  (jitter)
         until = asyncio.get_running_loop().time() + seconds
         self._until[bookie_id] = until, self._directory.arrivals(bookie_id)
 
     def members(self) -> set[str]:
-        """Those that must not be chosen now."""
+        """Return the bookies that must not be chosen now."""
         now, arrivals = asyncio.get_running_loop().time(), self._directory.arrivals
         self._until = {
             bookie_id: (until, arrived)
@@ -54,9 +55,9 @@ class Quarantine:
 
 
 class Incarnations:
-    """The incarnations that may speak for bookies: each as the store has it when first asked for.
+    """The valid incarnation of each bookie: the one that the store has when first asked for it.
 
-    A former process of a bookie that lives on would deny what its successor acknowledged.
+    An old process of a bookie may still run, and would deny what the new process acknowledged.
     """
 
     def __init__(self, cookies: CookieManager) -> None:
@@ -64,7 +65,7 @@ class Incarnations:
         self._cookies = cookies
 
     async def of(self, bookie_id: str) -> str:
-        """The incarnation of a bookie; empty if the store names none.
+        """Return the incarnation of a bookie; empty if the store names none.
 
         Raises:
             MetadataError: the store does not answer.
@@ -90,7 +91,7 @@ class Ensembles:
     # -- choice ----------------------------------------------------------------------------------
 
     def choose(self, quorum: Quorum, *, allow_degraded: bool) -> tuple[str, ...]:
-        """The bookies of a new ledger; those in quarantine only if the others do not suffice.
+        """Choose the bookies of a new ledger; those in quarantine only if the others are too few.
 
         Raises:
             NotEnoughBookiesError: there are too few, or they stand too close together.
@@ -106,7 +107,7 @@ class Ensembles:
             return self._choose(writable.keys(), quorum, lacking)
 
     def _require_store(self) -> None:
-        """Refuse new ids while a bookie has seen a newer store: they may be taken."""
+        """Refuse new ids while a bookie has seen a newer store: such ids may be in use."""
         for bookie_id, one in sorted(self.directory.all().items()):
             if one.store_doubt:
                 raise StoreWentBackError(
@@ -134,13 +135,13 @@ class Ensembles:
         return chosen
 
     def ack_domains(self, bookies: Iterable[str]) -> AckDomains | None:
-        """Domains that acknowledgements must span, by the present labels and settings."""
+        """Return the domains that acknowledgements must span, by present labels and settings."""
         return self.placement.now().ack_domains(bookies)
 
     def mended(self, metadata: LedgerMetadata) -> LedgerMetadata:
-        """An unclaimed ledger with bookies in its vacant slots, as far as there are any.
+        """Put bookies into the vacant slots of an unclaimed ledger, as far as there are any.
 
-        It has no entries, so the bookies of its one fragment may change.
+        An unclaimed ledger has no entries, so the bookies of its one fragment may change.
         """
         bookies = metadata.last_fragment.bookies
         vacant = [slot for slot, bookie_id in enumerate(bookies) if is_vacant(bookie_id)]
@@ -157,7 +158,7 @@ class Ensembles:
         *,
         excluded: Collection[str] = (),
     ) -> dict[int, str]:
-        """Bookies for these slots; slots that are missing in the answer find none."""
+        """Choose other bookies for these slots; a slot without one is missing in the answer."""
         candidates = self.directory.bookies().keys() - self.quarantine.members()
         return self.placement.now().newcomers(
             ensemble,
@@ -174,10 +175,10 @@ class Ensembles:
         write_quorum_size: int,
         incarnations: Mapping[str, str],
     ) -> dict[int, str]:
-        """`newcomers` for a mask of slots, whose own bookies may return with other incarnations.
+        """Like `newcomers`, but a bookie with a new incarnation may take over its own slot.
 
-        `incarnations` are those that the writer knows. A slot that finds no newcomer keeps its
-        bookie if that is writable and has another incarnation by now.
+        `incarnations` are the incarnations that the writer knows. A slot for which no newcomer is
+        found keeps its bookie, if this bookie is writable and has another incarnation by now.
         """
         found = self.newcomers(ensemble, list(slots_of(slots)), write_quorum_size)
         writable = self.directory.bookies()
@@ -192,7 +193,7 @@ class Ensembles:
     # -- incarnations ----------------------------------------------------------------------------
 
     async def incarnations(self, bookies: Iterable[str]) -> dict[str, str]:
-        """The incarnation that each of these bookies has; empty if it has none.
+        """Return the incarnation of each of these bookies; empty if a bookie has none.
 
         A bookie that never registered while this client watched is looked up in the store.
 
@@ -206,11 +207,12 @@ class Ensembles:
         return known
 
     async def lost_since(self, incarnations: Mapping[str, str]) -> set[str]:
-        """Bookies that have another incarnation now. Call it after the ledger is in the store.
+        """Return bookies whose incarnation has changed; call this after the ledger is stored.
 
-        A bookie that loses its state first renews its incarnation and then lists the ledgers that
-        name it. If the incarnation here is the old one, that listing will have the new ledger. If
-        not, a former process of the bookie may live on and acknowledge entries that are lost.
+        A bookie that loses its state first renews its incarnation in the store and then lists the
+        ledgers that name it. If the store still has the incarnation given here, that later listing
+        will contain the new ledger. If the store has another incarnation, an old process of the
+        bookie may still run and acknowledge entries that are lost.
 
         Raises:
             MetadataUnavailableError: the store does not answer.
@@ -224,10 +226,10 @@ class Ensembles:
         }
 
     async def incarnation_of_newcomer(self, bookie_id: str) -> str | None:
-        """The incarnation of a bookie that a ledger names by now; None if the store cannot tell.
+        """Read the incarnation of a bookie that a ledger now names; None if the store has none.
 
-        Ask after the ledger's metadata names the bookie, for the reason that `lost_since` gives.
-        Asks until the store answers.
+        Call this after the ledger's metadata names the bookie, for the reason that `lost_since`
+        gives. The call asks the store until the store answers.
         """
         pauses = Backoff(_REREAD_SECONDS_MIN, _REREAD_SECONDS_MAX)
         while True:

@@ -1,7 +1,8 @@
-"""Labels that an operator gave a bookie; they override those of its own settings.
+"""Labels that an operator gave a bookie; they override the labels in the bookie's settings.
 
-The cluster stores them, not the bookie's file. So an operator can change them from anywhere,
-whether the bookie runs or not. One record per bookie, ``rack=r1,zone=a``.
+The cluster's metadata store has these labels, not the bookie's configuration file. So an operator
+can change a bookie's labels from anywhere, whether the bookie runs or not. Each bookie has one
+record, such as ``rack=r1,zone=a``.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class BookieLabels:
         self._store = store
 
     async def read(self, bookie_id: str) -> dict[str, str]:
-        """The labels of a bookie, by name; empty if there are none.
+        """Read the labels of a bookie, by name; empty if there are none.
 
         Raises:
             FormatError: the record is damaged.
@@ -34,7 +35,7 @@ class BookieLabels:
     async def change(
         self, bookie_id: str, labels: Mapping[str, str], remove: Iterable[str] = ()
     ) -> dict[str, str]:
-        """Set and remove labels in one step; returns the labels after it.
+        """Set and remove labels in one step; return the labels after the change.
 
         Raises:
             ConfigurationError: a name or value is invalid, or a label to remove is not set.
@@ -62,9 +63,9 @@ class BookieLabels:
     async def follow(
         self, bookie_id: str, take: Callable[[dict[str, str]], None], *, instance_id: str = ""
     ) -> None:
-        """Call `take` with the labels, now and after each change; see `mirror.follow`.
+        """Call `take` with a bookie's labels, now and after each change; see `mirror.follow`.
 
-        With an `instance_id`, those of another cluster are not taken.
+        With an `instance_id`, labels of another cluster are not passed to `take`.
         """
 
         async def read() -> dict[str, str]:

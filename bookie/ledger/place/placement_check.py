@@ -1,4 +1,4 @@
-"""Check of placement: do copies stand as the policy demands, by the present labels?"""
+"""Check whether copies stand where the placement policy wants them, by the present labels."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class FragmentPlacement:
     first_entry_id: int
     bookies: tuple[str, ...]
     domains: tuple[str, ...]
-    """The failure domain of each bookie by the policy; empty if no label names it."""
+    """The failure domain of each bookie by the policy; empty if no label names the domain."""
     spans: int
-    """The least number of domains that a write set certainly spans."""
+    """The number of domains that every write set spans at least."""
     wanted: int
-    """The domains that each write set should span."""
+    """The number of domains that each write set should span."""
 
     @property
     def vacant(self) -> int:
@@ -58,7 +58,7 @@ class PlacementCheck:
     async def run(
         self, ledger_ids: Collection[int], on_damaged: Callable[[int], object]
     ) -> AsyncIterator[FragmentPlacement]:
-        """The fragments that have entries, or are open, ledger by ledger.
+        """Yield the placement of each fragment that has entries or is open, ledger by ledger.
 
         Args:
             ledger_ids: the ledgers; all if there are none.
@@ -100,7 +100,7 @@ class PlacementCheck:
         )
 
     async def _learn(self, bookies: Collection[str]) -> None:
-        """Find the labels of bookies that are not registered: those that an operator gave."""
+        """Read the labels that an operator gave to bookies that are not registered."""
         given = BookieLabels(self._store)
         labels = self._placement.labels
         absent = {
@@ -113,7 +113,7 @@ class PlacementCheck:
 
 
 def _used(ledger: LedgerMetadata) -> list[Fragment]:
-    """The fragments, without those that begin after the end of a closed ledger."""
+    """Return the fragments, without those that begin after the end of a closed ledger."""
     return [
         fragment
         for fragment in ledger.fragments

@@ -1,8 +1,9 @@
 """A client's present placement: the cluster's policy, and the labels and space of its bookies.
 
 The policy is a cluster setting (section ``[placement]``). As for every setting, the client's own
-file, variables and flags win over it. The view follows it, so a change applies from the next choice
-on. An invalid change is logged and ignored; at the start it is an error.
+file, environment variables and flags override the cluster's value. The view follows the cluster's
+setting, so a change applies from the next choice of bookies on. An invalid change is logged and
+ignored; an invalid setting at the start is an error.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class PlacementView(Mirror[str]):
         super().__init__(store, keys.SETTINGS, (keys.SETTINGS,), setting_text, self._take)
 
     def now(self) -> Placement:
-        """The placement of this moment; ask again for each choice."""
+        """Return the placement of this moment; call this again for each choice of bookies."""
         return placement_of(self._settings, self._directory.all())
 
     async def __aenter__(self) -> Self:
@@ -62,7 +63,7 @@ class PlacementView(Mirror[str]):
 
 
 def placement_settings(sources: Sources, cluster: Mapping[str, str]) -> PlacementSettings:
-    """The section ``[placement]`` under these cluster settings; their other sections do not matter.
+    """Return the section ``[placement]`` with these cluster settings; other sections are ignored.
 
     Raises:
         ConfigurationError: a setting of the section is wrong.
@@ -77,7 +78,7 @@ def placement_settings(sources: Sources, cluster: Mapping[str, str]) -> Placemen
 
 
 def placement_of(settings: PlacementSettings, bookies: Mapping[str, Registration]) -> Placement:
-    """The placement that these settings ask for among these bookies."""
+    """Return the placement that `settings` ask for, with the labels and space of `bookies`."""
     weights = {}
     if settings.weigh_free_space:
         weights = weights_by_free_space(

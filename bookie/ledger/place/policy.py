@@ -1,4 +1,4 @@
-"""A policy with a snapshot of the topology: the bookies of an ensemble, and newcomers in it."""
+"""Choose the bookies of an ensemble, and newcomers in it, by a policy and the topology."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ LEVELS = ("region", "zone", "rack")
 """The labels that placement knows, from the widest failure domain to the narrowest."""
 
 FREE_SPACE_MULTIPLE_MAX = 3
-"""The most by which a bookie with much space is likelier than the median one."""
+"""A bookie with much space is at most this many times likelier than one with median space."""
 
 
 class PlacementPolicy(enum.StrEnum):
     """The label that tells which bookies fail together."""
 
     DEFAULT = "default"
-    """None: any bookies will do."""
+    """No label: any bookies may stand together in an ensemble."""
     RACK = "rack"
     ZONE = "zone"
     REGION = "region"
@@ -32,21 +32,21 @@ class PlacementPolicy(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AckDomains:
-    """The failure domains of an ensemble's slots, and how many an acknowledgement must span.
+    """The failure domains of an ensemble's slots, and how many of them must acknowledge an entry.
 
     With a minimum of two, an acknowledged entry survives the loss of any one rack, zone or region.
-    This comes on top of the ack quorum and is strict: while the answering bookies span too few
-    domains, nothing is acknowledged.
+    The minimum applies in addition to the ack quorum, and strictly: while the answering bookies
+    span too few domains, nothing is acknowledged.
     """
 
     masks: tuple[int, ...]
-    """The slots of each known domain. Slots in unknown domains are in none."""
+    """The slots of each known domain, as a mask; slots in unknown domains are in no mask."""
     minimum: int
-    """Domains that the acknowledging slots of each write set must span; 1 asks for nothing."""
+    """How many domains of each write set must acknowledge an entry; 1 adds no condition."""
 
     @classmethod
     def of(cls, domains: Sequence[str], minimum: int) -> Self:
-        """From the domain of each slot, `UNKNOWN` where the bookie has no label."""
+        """Make the masks from the domain of each slot, `UNKNOWN` if its bookie has no label."""
         masks: dict[str, int] = {}
         for slot, domain in enumerate(domains):
             if domain != UNKNOWN:
@@ -54,9 +54,9 @@ class AckDomains:
         return cls(tuple(masks.values()), minimum)
 
     def is_enough(self, acked: int, windows: Iterable[int]) -> bool:
-        """True if `acked` spans enough domains inside of each window.
+        """True if the slots in `acked` span enough domains inside each window.
 
-        With all slots that still work as `acked` it says whether it can ever be enough.
+        Pass all slots that still work as `acked` to learn if there can ever be enough domains.
 
         Args:
             acked: the slots that acknowledged, as a mask.
@@ -72,28 +72,28 @@ class AckDomains:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A policy with the labels and weights of this moment. Make a new one for each choice."""
+    """A policy with the present labels and weights; make a new object for each choice."""
 
     policy: PlacementPolicy = PlacementPolicy.DEFAULT
     labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """By bookie id. A bookie that is missing here has no labels."""
+    """The labels of each bookie, by its id; a bookie that is missing here has no labels."""
     weights: Mapping[str, int] = field(default_factory=dict)
-    """The chance of each bookie, relative to the others; empty if all are equal."""
+    """The chance of each bookie, relative to the others; empty if all chances are equal."""
     domains_min: int = 2
-    """Domains that every write set should span, as far as it has bookies for them."""
+    """Number of domains that every write set should span, as far as there are bookies."""
     enforce: bool = False
-    """True if a choice is refused when a write set would span fewer."""
+    """True if a choice is refused in which a write set spans fewer domains than wanted."""
     ack_domains_min: int = 1
-    """Domains that must have stored an entry before it is acknowledged."""
+    """Number of domains that must have stored an entry before it is acknowledged."""
 
     def ack_domains(self, bookies: Iterable[str]) -> AckDomains | None:
-        """Domains that acknowledgements of this ensemble must span; None without such a rule."""
+        """Return the domains that must acknowledge entries of this ensemble; None without rule."""
         if self.policy is PlacementPolicy.DEFAULT or self.ack_domains_min <= 1:
             return None
         return AckDomains.of(self.domains(bookies), self.ack_domains_min)
 
     def domain(self, bookie_id: str) -> str:
-        """The failure domain of a bookie; `UNKNOWN` if no label names it."""
+        """Return the failure domain of a bookie; `UNKNOWN` if no label names it."""
         if self.policy is PlacementPolicy.DEFAULT:
             return UNKNOWN
         return self._label(bookie_id, self.policy.value)
@@ -102,13 +102,13 @@ class Placement:
         return tuple(map(self.domain, bookies))
 
     def wanted(self, write_quorum_size: int) -> int:
-        """The domains that each write set should span."""
+        """Return how many domains each write set should span."""
         if self.policy is PlacementPolicy.DEFAULT:
             return 1
         return min(self.domains_min, write_quorum_size)
 
     def spans(self, ensemble: Sequence[str], write_quorum_size: int) -> tuple[int, ...]:
-        """The domains that each write set certainly spans."""
+        """Return how many domains each write set certainly spans."""
         domains = self.domains(ensemble)
         return tuple(
             span([domains[slot] for slot in slots])
@@ -125,7 +125,7 @@ class Placement:
         write_quorum_size: int | None = None,
         vacant: Collection[int] = (),
     ) -> tuple[str, ...]:
-        """Choose different bookies, one for each slot that is not to stay vacant.
+        """Choose a different bookie for each slot, except for slots that stay vacant.
 
         Args:
             candidates: ids of the bookies that take new ledgers; their order does not matter.
@@ -174,8 +174,8 @@ class Placement:
     ) -> dict[int, str]:
         """Choose a bookie outside the ensemble for each of `slots`, for some of them, or for none.
 
-        As many slots as possible get one. With `enforce` a slot gets none if a write set would then
-        span fewer domains than wanted, and fewer than now.
+        As many slots as possible get a bookie. With `enforce`, a slot gets no bookie if a write set
+        would then span fewer domains than wanted, and fewer domains than it spans now.
 
         Args:
             ensemble: the bookies that stand in the slots now, failed ones included.
@@ -204,7 +204,7 @@ class Placement:
         pick: Callable[[int], int],
         least: Sequence[int] | None = None,
     ) -> tuple[dict[int, str], bool]:
-        """The domain for each slot that gets a bookie, and whether there may be better ones."""
+        """Choose a domain for each slot that gets a bookie; tell if there may be a better one."""
         if self.policy is PlacementPolicy.DEFAULT:
             return dict.fromkeys(slots[: len(pool)], UNKNOWN), False
         capacity: dict[str, int] = {}
@@ -232,7 +232,7 @@ class Placement:
         write_quorum_size: int,
         pick: Callable[[int], int],
     ) -> dict[int, str]:
-        """A bookie of its domain for each slot; narrower domains differ as far as they can."""
+        """Choose a bookie of the right domain for each slot, with different narrower domains."""
         members = list(ensemble)
         for slot in domains:
             members[slot] = ""
@@ -244,14 +244,14 @@ class Placement:
         return {slot: members[slot] for slot in domains}
 
     def _neighbours(self, members: list[str], slot: int, write_quorum_size: int) -> list[str]:
-        """The bookies that share a write set with a slot."""
+        """Return the bookies that share a write set with a slot."""
         near = {
             (slot + step) % len(members) for step in range(1 - write_quorum_size, write_quorum_size)
         }
         return [members[other] for other in near if members[other]]
 
     def _least_alike(self, bookies: list[str], neighbours: list[str]) -> list[str]:
-        """Those of `bookies` that share the fewest narrower domains with their neighbours."""
+        """Return those `bookies` that share the fewest narrower domains with their neighbours."""
         if self.policy is PlacementPolicy.DEFAULT:
             return bookies
         narrower = LEVELS[LEVELS.index(self.policy.value) + 1 :]
@@ -271,11 +271,11 @@ class Placement:
 
 
 ANYWHERE = Placement()
-"""The default: every choice of bookies equally likely."""
+"""The default placement: every choice of bookies is equally likely."""
 
 
 def weights_by_free_space(free_bytes: Mapping[str, int]) -> dict[str, int]:
-    """A weight for each bookie by its free space, at most three times the middle one."""
+    """Weigh each bookie by its free space, up to three times the median free space."""
     if not free_bytes:
         return {}
     most = FREE_SPACE_MULTIPLE_MAX * max(1, median_low(free_bytes.values()))
@@ -283,13 +283,14 @@ def weights_by_free_space(free_bytes: Mapping[str, int]) -> dict[str, int]:
 
 
 def vacant_slots(quorum: Quorum, count: int) -> tuple[int, ...]:
-    """The `count` slots to leave vacant: spread evenly, so that no write set has many of them.
+    """Choose `count` slots to leave vacant: spread evenly, so that no write set has many of them.
 
-    The sizes of a ledger never change, so a ledger that is created smaller stays smaller. A ledger
-    with vacant slots has the wanted sizes from its first entry on. A vacant slot bears a name that
-    no bookie may take. Writer, readers and recovery treat it as a bookie that is always silent. The
-    first spare takes its slot over, when a writer claims the ledger or by an ensemble change. The
-    fragments of the ledger record which entries were written without it.
+    The ensemble and quorum sizes of a ledger never change, so a ledger that is created with smaller
+    sizes keeps them. A ledger with vacant slots has the wanted sizes from its first entry on. A
+    vacant slot bears a name that no bookie may take. Writer, readers and recovery treat a vacant
+    slot as a bookie that is always silent. The first spare bookie takes over the vacant slot, when
+    a writer claims the ledger or by an ensemble change. The fragments of the ledger record which
+    entries were written while the slot was vacant.
 
     Raises:
         NotEnoughBookiesError: a write set would be left with fewer bookies than the ack quorum.

@@ -1,20 +1,22 @@
-"""The search for failure domains: each write set should span as many as possible.
+"""Search failure domains for slots, so that each write set spans as many as possible.
 
-The cost of a choice is a sum over the write sets: each one costs ``(E + 1) ** (Qw - span)``. As
-there are at most E of them, one more domain in a write set outweighs everything in write sets that
-span more. So the cheapest choice has the largest smallest span, then as few write sets as possible
-with that span, and so on.
+The cost of a choice of domains is the sum of the costs of its write sets. A write set costs ``(E +
+1) ** (Qw - span)``, where its span is its number of domains. There are at most E write sets. So one
+more domain in a write set saves more than all write sets with larger spans cost together. The
+cheapest choice therefore has the largest possible smallest span, then as few write sets as possible
+with this span, and so on.
 
-The search goes slot by slot, tries the best domain first, and cuts off what cannot become cheaper.
-It ends as soon as a choice costs as little as any can. Small ensembles are searched to the end.
-For large ones the search ends after `STEPS_MAX` steps, and another way is tried:
+The search fills one slot after the other, tries the best domain first, and skips choices that
+cannot become cheaper. The search ends as soon as it finds the lowest cost that is possible. Small
+ensembles are searched completely. For large ensembles the search ends after `STEPS_MAX` steps, and
+another way is tried:
 
 - A new ensemble is searched once more. Of equally good domains the one with the most bookies comes
   first, because large domains are the hardest to place late.
 - Newcomers are also chosen slot by slot, while the later slots keep their bookies. This finds a
   choice if any slot can be filled alone. The search may have ended without one.
 
-The better choice counts, and it need not be the best.
+The cheaper one of the two results is used; it need not be the best choice of all.
 """
 
 from __future__ import annotations
@@ -22,14 +24,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 UNKNOWN = ""
-"""The domain of a bookie without the label. It adds nothing to the span of a write set."""
+"""The domain of a bookie without the label; it adds nothing to the span of a write set."""
 
 STEPS_MAX = 5_000
-"""A tenth of a second at most. Ensembles of up to 7 bookies needed half of it at most."""
+"""The most steps of a search: 0.1 s at most; up to 7 bookies needed half of them at most."""
 
 
 def write_sets(ensemble_size: int, write_quorum_size: int) -> list[tuple[int, ...]]:
-    """The different write sets as slots; a single one without striping."""
+    """Return the different write sets, each as a tuple of slots; only one without striping."""
     count = 1 if ensemble_size == write_quorum_size else ensemble_size
     return [
         tuple((first + i) % ensemble_size for i in range(write_quorum_size))
@@ -38,7 +40,7 @@ def write_sets(ensemble_size: int, write_quorum_size: int) -> list[tuple[int, ..
 
 
 def span(domains: Sequence[str]) -> int:
-    """The domains that bookies certainly span; those in unknown domains span one together."""
+    """Count the domains that bookies certainly span: the known domains, but at least 1."""
     return max(1, len(set(domains) - {UNKNOWN}))
 
 
@@ -96,7 +98,7 @@ class Spread:
         self._found: list[str | None] = []
 
     def run(self) -> dict[int, str]:
-        """The domain for each free slot that gets a bookie."""
+        """Search, and return the domain for each free slot that gets a bookie."""
         self._descend(0, 0, frozenset())
         if self._is_at_its_limit():
             if self._least is None:
@@ -112,12 +114,12 @@ class Spread:
         }
 
     def _count_known(self) -> int:
-        """The most domains that any write set can span."""
+        """Return the most domains that any write set can span."""
         found = {*self._left, *(domain for domain in self._now if domain)}
         return max(1, len(found - {UNKNOWN}))
 
     def _find_bound(self) -> int:
-        """A cost below which no choice can be; to be called before the search."""
+        """Compute a cost that no choice can go below; to be called before the search."""
         if len(self._free) < self._size:
             return sum(self._costs)
         # Each slot of a domain brings it into the write sets around; these can overlap at best not.
@@ -146,13 +148,13 @@ class Spread:
         return self._price(self._reach(index))
 
     def _reach(self, index: int) -> int:
-        """The most domains that a write set can still span."""
+        """Return the most domains that a write set can still span."""
         inside = [self._chosen[slot] for slot in self._sets[index]]
         certain = len(set(inside) - {None, UNKNOWN})
         return max(1, min(certain + inside.count(None), self._known))
 
     def _descend(self, depth: int, loss: int, kept: frozenset[int]) -> None:
-        """Fill the slots from `depth` on; `kept` are those before it that get no bookie."""
+        """Fill the slots from `depth` on; `kept` are the earlier slots that get no bookie."""
         so_far = (loss, sum(self._costs))
         if self._best is not None and so_far >= self._best:
             return
@@ -178,9 +180,9 @@ class Spread:
             self._take_back(slot, before)
 
     def _fill_one_by_one(self) -> None:
-        """Give each slot the best domain that is allowed while the later ones keep what they have.
+        """Give each slot in turn the best allowed domain; later slots keep the domains they have.
 
-        It takes over only if the result is better than the best choice so far.
+        The result is used only if it is better than the best choice found before.
         """
         for slot in self._free:
             self._put(slot, self._now[slot])
@@ -202,7 +204,7 @@ class Spread:
             self._best, self._found = cost, found
 
     def _need(self, depth: int) -> int:
-        """The cost of a slot without a newcomer: fill most slots, then those of greatest need."""
+        """Return the cost of an unfilled slot: most slots are filled, those in need first."""
         return (1 << len(self._free)) + (1 << (len(self._free) - 1 - depth))
 
     def _is_done(self) -> bool:
@@ -234,7 +236,7 @@ class Spread:
         )
 
     def _in_order(self, slot: int) -> list[str]:
-        """The domains to try in a slot, the best first; one of several that make no difference."""
+        """Return the domains to try in a slot, best first; of equivalent domains only one."""
         shuffled = self._shuffled([domain for domain, left in self._left.items() if left > 0])
         used = {domain for domain in self._chosen if domain is not None}
         used.update(domain for domain in self._now if domain is not None)
@@ -261,7 +263,7 @@ class Spread:
 
 
 def draw(pool: list[str], weights: Mapping[str, int], pick: Callable[[int], int]) -> str:
-    """Take one name out of `pool`, each as likely as its weight; a missing weight is 1."""
+    """Take a random name out of `pool`, with its weight as its chance; a missing weight is 1."""
     if not weights:
         return pool.pop(pick(len(pool)))
     at = pick(sum(weights.get(name, 1) for name in pool))

@@ -1,1 +1,1 @@
-"""Reads of a ledger: `reader` is the machine, `handle` its driver, `follow` a tail."""
+"""Read a ledger: `reader` is the state machine, `handle` its driver, `follow` for tailing."""

@@ -1,8 +1,8 @@
-"""The LAC of an open ledger: asked for once, or followed with the ledger's metadata.
+"""Ask for the LAC of an open ledger once, or follow it together with the ledger's metadata.
 
-Bookies send hints. A hint with the writer's LAC packet is proven by the digest. Any other hint that
-is above the known LAC makes the follower ask that bookie for packets. After a long silence the
-follower asks all bookies.
+Bookies send hints about a ledger's LAC. A hint that contains the writer's LAC packet is proven by
+the packet's digest. Any other hint above the known LAC makes the follower ask that bookie for
+packets. After a long silence the follower asks all bookies.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _CALLER_TO_BLAME = frozenset({Status.WRONG_CLUSTER, Status.BAD_REQUEST})
 async def ask_lac(
     pool: BookiePool, metadata: LedgerMetadata, slot: int, digester: Digester
 ) -> tuple[int, VerifiedLac]:
-    """The LAC that the bookie in `slot` proves; a failed call is an answer, too."""
+    """Return the LAC that the bookie in `slot` proves; a failed call is returned, too."""
     connection = pool.connection(metadata.last_fragment.bookies[slot])
     try:
         reply = await connection.channel().read_lac(
@@ -50,10 +50,10 @@ async def ask_lac(
 
 
 async def read_lac(pool: BookiePool, metadata: LedgerMetadata, digester: Digester) -> int:
-    """The highest LAC among bookies that cover the last ensemble; -1 if none knows one.
+    """Ask until bookies cover the last ensemble; return their highest LAC, -1 if none knows one.
 
-    The writer had acknowledged at least these entries, and perhaps more. Returns as soon as the
-    answers suffice.
+    The writer had acknowledged all entries up to this LAC, and perhaps more. The call returns as
+    soon as the answers suffice.
 
     Raises:
         NotEnoughBookiesError: too few bookies answered.
@@ -86,7 +86,7 @@ async def read_lac(pool: BookiePool, metadata: LedgerMetadata, digester: Digeste
 
 
 class Follower:
-    """The news that one tailing read gets, from `start` to `close`."""
+    """Gets news of a ledger for one tailing read, from `start` to `close`."""
 
     def __init__(
         self,
@@ -96,14 +96,14 @@ class Follower:
         digester: Digester,
     ) -> None:
         self.found = found
-        """The ledger's metadata as last heard of."""
+        """The ledger's metadata as this follower read it last."""
         self._pool = pool
         self._ledgers = ledgers
         self._digester = digester
         self._key_tag = key_tag(found.value.password_key)
         self._error: BookieError | None = None
         self._hints: dict[int, LacState] = {}
-        """By slot of the last ensemble: the highest LAC that its bookie hinted at lately."""
+        """The highest LAC that each bookie hinted at lately, by slot of the last ensemble."""
         self._news = asyncio.Event()
         self._unsubscribe: list[Callable[[], None]] = []
         self._watcher: asyncio.Task[None] | None = None
@@ -113,14 +113,14 @@ class Follower:
         return self.found.value
 
     def start(self) -> None:
-        """Begin to watch."""
+        """Begin to watch the ledger."""
         self._pool.on_close(self._on_pool_closed)
         self._subscribe()
         name = f"metadata of ledger {self.metadata.ledger_id}"
         self._watcher = self._pool.spawn(self._watch_metadata(), name=name)
 
     async def close(self) -> None:
-        """Stop watching."""
+        """Stop watching the ledger."""
         self._pool.off_close(self._on_pool_closed)
         for unsubscribe in self._unsubscribe:
             unsubscribe()
@@ -130,9 +130,9 @@ class Follower:
             await asyncio.wait([self._watcher])
 
     async def advance(self, last_add_confirmed: int) -> int:
-        """Wait for news, then return the LAC that is proven now; `found` may be newer, too.
+        """Wait for news, then return the LAC that is proven now; `found` may be updated, too.
 
-        It may return without anything new. The result is never below `last_add_confirmed`.
+        The call may return without news. The returned LAC is never below `last_add_confirmed`.
 
         Raises:
             NoSuchLedgerError: the ledger was deleted.
@@ -157,7 +157,7 @@ class Follower:
         return lac
 
     def _proven_by(self, hint: LacState) -> int:
-        """The LAC that the hint's own packet proves; -1 without a packet, or if it is damaged."""
+        """Return the LAC that the hint's own packet proves; -1 if it has none or a damaged one."""
         reply = LacReply(hint.status, lac_packet=hint.lac_packet)
         return verify_lac(self.metadata.ledger_id, reply, self._digester).last_add_confirmed
 
@@ -202,7 +202,7 @@ class Follower:
                 await asyncio.sleep(METADATA_RETRY_SECONDS)
 
     def _take(self, state: Versioned[LedgerMetadata] | None) -> bool:
-        """Note the store's state; True if nothing can change any more."""
+        """Take over metadata that the store has now; return True if it can change no more."""
         if state is None or state.value.c_token != self.metadata.c_token:
             self._error = NoSuchLedgerError(f"ledger {self.metadata.ledger_id} was deleted")
             self._news.set()

@@ -1,7 +1,7 @@
-"""The handle of a ledger's reader: ranges, whole batches, and the tail.
+"""The handle of a ledger's reader: it reads ranges, whole batches, and the tail.
 
 A reader returns only confirmed entries, except by `read_unconfirmed`. A closed ledger ends with its
-last entry. An open one ends, for a reader, with the last add confirmed (LAC) that some bookie's
+last entry. For a reader, an open ledger ends with the last add confirmed (LAC) that some bookie's
 packet proved. The LAC of a reader never moves back.
 """
 
@@ -34,14 +34,13 @@ from bookie.metadata.versioned import Versioned
 from bookie.wire.grpc.client.channel import ReadCommand
 
 READ_ONE_BYTES_MAX = 1024 * 1024
-"""Limit in the request for one entry. The bookie reserves this much until it has read the entry. A
-larger entry comes all the same."""
+"""Byte limit of a one-entry read, which the bookie reserves; larger entries come all the same."""
 
 
 class ReaderHandle:
     """Reads one ledger. Made by `BookKeeper.open_ledger`; needs no closing.
 
-    Any number of reads may run at once. After the client was closed they raise ClientClosedError.
+    Any number of reads may run at once. After the client was closed, reads raise ClientClosedError.
     """
 
     def __init__(
@@ -85,7 +84,7 @@ class ReaderHandle:
 
     @property
     def last_add_confirmed(self) -> int:
-        """The last entry that is known to be confirmed; -1 if none is. Never moves back."""
+        """The last entry that is known to be confirmed; -1 if none is; this id never decreases."""
         metadata = self._found.value
         return metadata.last_entry_id if metadata.is_closed else self._last_add_confirmed
 
@@ -113,7 +112,7 @@ class ReaderHandle:
     async def read(
         self, first_entry_id: int = 0, last_entry_id: int | None = None
     ) -> AsyncGenerator[Entry, None]:
-        """Entries `first_entry_id` … `last_entry_id` (inclusive; None: the last one now), in order.
+        """Read entries `first_entry_id` … `last_entry_id` (inclusive; None: to the end), in order.
 
         A range that ends right before its first entry is empty: `read(0, reader.last_entry_id)`
         yields nothing while the ledger has no entry.
@@ -136,7 +135,7 @@ class ReaderHandle:
     async def read_batches(
         self, first_entry_id: int = 0, last_entry_id: int | None = None
     ) -> AsyncGenerator[Sequence[Entry], None]:
-        """The same entries as `read`, some at a time, for speed. Raises what `read` raises."""
+        """Read like `read`, but several entries at a time, for speed. Raises what `read` raises."""
         self._pool.require_open()
         last = await self._bounded(first_entry_id, last_entry_id)
         async with aclosing(self._batches(first_entry_id, last, self._limits)) as batches:
@@ -146,11 +145,11 @@ class ReaderHandle:
     async def read_unconfirmed(
         self, first_entry_id: int = 0, last_entry_id: int | None = None
     ) -> AsyncGenerator[Entry, None]:
-        """Entries that bookies store, confirmed or not, in order: for a look at an open ledger.
+        """Read entries that bookies store, confirmed or not, in order: to look at an open ledger.
 
-        Nothing is promised for an entry beyond the last add confirmed. A recovery may drop it, and
-        then it was never part of the ledger. Without `last_entry_id` the read goes on until no
-        bookie has the next entry. A closed ledger has confirmed entries only.
+        An entry beyond the last add confirmed has no guarantee: a recovery may drop it, and then it
+        was never part of the ledger. Without `last_entry_id` the read goes on until no bookie has
+        the next entry. A closed ledger has confirmed entries only.
 
         Raises:
             BadRequestError: the range is reversed, or ends beyond the end of a closed ledger.
@@ -190,7 +189,7 @@ class ReaderHandle:
     async def _batches(
         self, position: int, last: int, limits: ReaderLimits
     ) -> AsyncGenerator[Sequence[Entry], None]:
-        """The entries ``position … last``. NoSuchEntryError for those that a recovery dropped."""
+        """Read entries ``position … last``; NoSuchEntryError if a recovery dropped some of them."""
         while position <= last:
             if self.is_closed and last > self.last_entry_id:
                 raise NoSuchEntryError(
@@ -217,10 +216,10 @@ class ReaderHandle:
                 await read.close()
 
     async def _read_one(self, entry_id: int) -> Sequence[Entry]:
-        """One entry from the preferred replica; nothing if there is any doubt, for a `RangeRead`.
+        """Read one entry from the preferred replica; return nothing after any doubt.
 
-        Nearly every read of one entry ends here: without a machine, timers and a task of its own it
-        takes half of the processor time.
+        Nearly every read of one entry ends here; after a doubt, the caller uses a `RangeRead`.
+        Without a state machine, timers and a task, the read takes half of the processor time.
         """
         metadata = self._found.value
         slot = self._quorum.member(entry_id, self._replica)
@@ -250,7 +249,7 @@ class ReaderHandle:
     async def read_acknowledged(
         self, first_entry_id: int, last_entry_id: int
     ) -> AsyncGenerator[Sequence[Entry], None]:
-        """Entries that the caller knows to be acknowledged, some at a time; the LAC is not asked.
+        """Read entries that the caller knows to be acknowledged, without asking for the LAC.
 
         The metadata of a log may name entries beyond the LAC that bookies can prove.
 
@@ -270,12 +269,12 @@ class ReaderHandle:
                 yield entries
 
     async def tail(self, start: int = 0) -> AsyncGenerator[Entry, None]:
-        """Entries from `start` on, for as long as the ledger is open, then up to its last entry.
+        """Read entries from `start` on while the ledger is open, and then up to its last entry.
 
-        It starts at the ledger's first entry, as `bookie ledger tail` does; pass
-        `last_entry_id + 1` to get new entries only.
-        New entries are delivered as soon as their writer has published that they are confirmed.
-        The sequence has no gap and no repetition. Close the generator, or leave the loop, to stop.
+        By default, the read starts at the ledger's first entry, as `bookie ledger tail` does. Pass
+        `last_entry_id + 1` as `start` to get new entries only. New entries are delivered as soon as
+        their writer has published that they are confirmed. The sequence of entries has no gap and
+        no repetition. Close the generator, or leave the loop, to stop.
 
         Raises:
             NoSuchLedgerError: the ledger was deleted.
@@ -287,7 +286,7 @@ class ReaderHandle:
                     yield entry
 
     async def tail_batches(self, start: int = 0) -> AsyncGenerator[Sequence[Entry], None]:
-        """The same entries as `tail`, some at a time, for speed. Raises what `tail` raises."""
+        """Read like `tail`, but several entries at a time, for speed. Raises what `tail` raises."""
         if checked_entry_id(start, "start") < 0:
             raise BadRequestError(f"a tail cannot start at entry {start}")
         self._pool.require_open()
@@ -339,7 +338,7 @@ class ReaderHandle:
 
 
 def _check_range(first: int, last: int | None) -> None:
-    """Check a range of entry ids. One that ends right before its first entry is empty.
+    """Check a range of entry ids; a range that ends right before its first entry is empty.
 
     Raises:
         BadRequestError: it is none.

@@ -1,4 +1,4 @@
-"""The driver of one read of a range: it calls replicas for the machine, a few answers ahead."""
+"""The driver of one read of a range: it asks replicas for the state machine, a little ahead."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from bookie.ledger.read.verification import read_command, verify_read
 from bookie.wire.deadlines import Deadlines
 
 AHEAD_MAX = 2
-"""Deliveries fetched before the consumer asks: one to work on, one on its way."""
+"""The most deliveries fetched before the consumer asks: one in work, one on its way."""
 
 READ_ENTRIES_MAX = 4096
 """Entries of one answer, as many as a bookie gives by default. Verifying them holds the event loop
@@ -40,7 +40,7 @@ READ_BYTES_MAX = SPAN_BYTES + SPAN_BYTES // 4
 
 
 class RangeRead:
-    """One read under way. Its calls run in the pool's task group until `close`."""
+    """One read of a range under way; its calls run in the pool's task group until `close`."""
 
     def __init__(self, machine: LedgerRead, pool: BookiePool, digester: Digester) -> None:
         self.machine = machine
@@ -48,7 +48,7 @@ class RangeRead:
         self._digester = digester
         self._ledger_id = machine.metadata.ledger_id
         self.entries_read = 0
-        """Entries that came so far, and the bytes of their packets."""
+        """Number of entries received so far; `bytes_read` is the size of their packets."""
         self.bytes_read = 0
         self._timers: Deadlines[TimerId] = Deadlines(self._on_timer)
         self._calls: set[asyncio.Task[None]] = set()
@@ -69,7 +69,7 @@ class RangeRead:
         self._go_on()
 
     async def next(self) -> Sequence[Entry]:
-        """The next entries, at least one; none at the end of the range.
+        """Return the next entries, at least one; nothing at the end of the range.
 
         Raises:
             NoSuchEntryError: every replica denies the next entry.
@@ -88,7 +88,7 @@ class RangeRead:
         return entries
 
     async def close(self) -> None:
-        """Stop; calls that run are cancelled."""
+        """Stop the read, and cancel its calls that still run."""
         self._ended = True
         self._pool.off_close(self._on_pool_closed)
         self._timers.abandon()

@@ -1,9 +1,9 @@
 """Read-ahead: a long range is read as several short spans at a time.
 
-A bookie looks up and sends one span of ids while this process verifies the one before and a third
-is on its way. Each span is a `RangeRead` of its own, with its own replicas and doubts. Entries are
-delivered in the order of ids. A span is about one answer long. Only ids can be asked
-for ahead, so the sizes of earlier entries tell how many ids fill an answer.
+While a bookie looks up and sends one span of ids, this process verifies the span before it, and a
+third span is on its way. Each span is a `RangeRead` of its own, with its own replicas and doubts.
+Entries are delivered in the order of ids. A span is about one answer long. A read ahead can only
+name ids, so the sizes of earlier entries tell how many ids fill an answer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SPANS_MAX = 3
 """Spans under way: one that the consumer works on, one that is verified, one on its way."""
 
 FIRST_SPAN_ENTRIES = 64
-"""Length of the first spans of an open ledger, when nothing is known of its entries."""
+"""Length of the first spans of an open ledger, when the size of its entries is unknown."""
 
 
 class ReadAhead:
@@ -50,12 +50,12 @@ class ReadAhead:
         self._quorum: Quorum | None = None
         self._suspects = 0
         self.spans_max = SPANS_MAX
-        """The most spans under way; one, after a bookie could not take more."""
+        """The most spans under way; 1 after a bookie had no room for several."""
         self._spans: deque[RangeRead] = deque()
         self._span_entries = _first_guess(metadata)
 
     async def next(self) -> Sequence[Entry]:
-        """The next entries, at least one; none at the end of the range.
+        """Return the next entries, at least one; nothing at the end of the range.
 
         Raises:
             NoSuchEntryError: every replica denies the next entry.
@@ -107,13 +107,13 @@ class ReadAhead:
             span.start()
 
     def _learn(self, span: RangeRead) -> None:
-        """Note the size of entries and the replica of a finished span."""
+        """Take over the entry size and the replica of a finished span for the next spans."""
         self._span_entries = _span_of(self._metadata, span.bytes_read // span.entries_read)
         self._replica, self._suspects = span.machine.replica, span.machine.suspects
 
 
 def _first_guess(metadata: LedgerMetadata) -> int:
-    """The length of the first spans: a closed ledger's metadata know the mean size of an entry."""
+    """Guess the length of the first spans, by the mean entry size of a closed ledger."""
     if metadata.is_closed and metadata.last_entry_id >= 0:
         mean = metadata.length // (metadata.last_entry_id + 1)
         return _span_of(metadata, mean + HEADER_SIZE_BYTES)
@@ -121,6 +121,6 @@ def _first_guess(metadata: LedgerMetadata) -> int:
 
 
 def _span_of(metadata: LedgerMetadata, packet_bytes: int) -> int:
-    """The ids that make about one answer of each class of write sets."""
+    """Return how many ids make about one answer for each class of entries."""
     classes = metadata.ensemble_size if metadata.ensemble_size > metadata.write_quorum_size else 1
     return max(1, min(SPAN_BYTES // packet_bytes, READ_ENTRIES_MAX)) * classes

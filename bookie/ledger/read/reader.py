@@ -1,15 +1,17 @@
-"""Read planning: the replica for each range of ids, and the next one after a doubt.
+"""Plan reads: choose the replica for each range of ids, and the next one after a doubt.
 
 A read covers ids ``first … last``, which are all confirmed. The caller has bounded `last` by the
 LAC, or by the last entry of a closed ledger. The read proceeds by fragments, and within a fragment
-by windows. A window is delivered in id order. `Continue` fetches the next one.
+by windows of ids. The entries of a window are delivered in id order. `Continue` fetches the next
+window.
 
 The ids of a window that share a write set form a **part** (one part without striping, else one per
 class). One replica serves a part for as long as it delivers. Any doubt about the next id (denied,
 unreadable, wrong digest, no answer) moves the part to the next replica of the write set. After a
-silence a second replica is asked as well, and the first to deliver wins. The read fails only if all
-replicas failed for the same id. If all of them denied it, that is `NoSuchEntryError`. Otherwise it
-is the failure of a replica that gave another answer.
+silence a second replica is asked as well, and the first answer with entries is used. The read fails
+only if all replicas failed for the same id. If all replicas denied the id, the read ends with
+`NoSuchEntryError`. Otherwise it ends with the failure of a replica that gave another answer than a
+denial.
 """
 
 from __future__ import annotations
@@ -32,15 +34,15 @@ from bookie.ledger.striping import is_run
 
 @dataclass(frozen=True, slots=True)
 class Continue:
-    """Begin, or go on after a delivery."""
+    """Begin the read, or go on after a delivery."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadAnswered:
-    """A bookie answered, or failed to (`Status.IO_ERROR`). `entries` is `batch`, verified.
+    """A bookie answered, or did not (`Status.IO_ERROR`); `entries` are `batch`, verified.
 
-    If a digest fails, both end before that entry, `next_entry_id` is that entry, and
-    `stopped_by` is `Status.BAD_CHECKSUM`.
+    If an entry's digest fails, `batch` and `entries` end before this entry, `next_entry_id` is its
+    id, and `stopped_by` is `Status.BAD_CHECKSUM`.
     """
 
     request: int
@@ -60,7 +62,7 @@ ReaderEvent = Continue | ReadAnswered | TimerFired
 
 @dataclass(frozen=True, slots=True)
 class SendRead:
-    """Ask a bookie for the ids of `stripe` in ``first_entry_id … last_entry_id`` (inclusive)."""
+    """Ask a bookie for the ids ``first_entry_id … last_entry_id`` (inclusive) of `stripe`."""
 
     request: int
     bookie_id: str
@@ -71,19 +73,19 @@ class SendRead:
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """The next entries, in id order and without a gap; at least one."""
+    """Deliver the next entries to the caller, at least one, in id order and without a gap."""
 
     entries: Sequence[Entry]
 
 
 @dataclass(frozen=True, slots=True)
 class ReadDone:
-    """Everything was delivered."""
+    """All entries of the range were delivered."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadFailed:
-    """Some entry could not be read from any replica; what was delivered before is right."""
+    """No replica could give some entry; the entries that were delivered before are right."""
 
     error: BookieError
 
@@ -96,31 +98,31 @@ class ReaderLimits:
     """Bounds of one read."""
 
     speculative_read_seconds: float = 2.0
-    """Silence of one replica after which a second is asked as well."""
+    """Seconds of silence after which a second replica is asked as well."""
     attempts_max: int = 2
     """Rounds over all replicas before an id counts as unreadable."""
     retry_seconds: float = 0.5
-    """Pause before the next round."""
+    """Pause before the next round over all replicas."""
     striped_window_entries: int = 4096
-    """Ids fetched at once from a striped ledger, because their order is made here."""
+    """Ids fetched at once from a striped ledger, because the reader puts them in order."""
 
 
 @dataclass(slots=True)
 class _Part:
-    """The ids of one class in the current window, as far as they are not read yet."""
+    """The ids of one class in the current window that are not read yet."""
 
     stripe: Stripe
     position: int
-    """The next id wanted; past the window when the part is complete."""
+    """The next wanted id; it is beyond the window when the part is complete."""
     last: int
     entries: Sequence[Entry] = ()
     replica: int = 0
-    """The rotation of the write set: its first member serves."""
+    """Position of the serving replica in the write set."""
     failures: dict[int, tuple[Status, str]] = field(default_factory=dict)
-    """By slot, its failure to serve `position` in this round."""
+    """By slot: why it failed to serve `position` in this round."""
     attempts: int = 0
     requests: dict[int, int] = field(default_factory=dict)
-    """Requests under way and the slot that each went to."""
+    """The slot that each request under way went to, by request number."""
 
 
 class LedgerRead:
@@ -137,26 +139,26 @@ class LedgerRead:
         limits: ReaderLimits | None = None,
         quorum: Quorum | None = None,
     ) -> None:
-        """Pass `quorum` to reuse one built for `metadata`; building it is costly."""
+        """Pass a `quorum` that was built for `metadata` before, because building it is costly."""
         assert 0 <= first_entry_id <= last_entry_id
         self.metadata = metadata
         self.limits = limits or ReaderLimits()
         self.quorum = quorum or Quorum.of(metadata)
         self.position = first_entry_id
-        """The first id that is not delivered."""
+        """The first id that is not delivered yet."""
         self.last_entry_id = last_entry_id
         self.replica = replica % metadata.write_quorum_size
-        """The member of a write set that is asked first; readers should differ in it."""
+        """Position of the replica in a write set that is asked first; readers should differ."""
         self.bookies: Sequence[str] = ()
-        """The ensemble of the window under way."""
+        """The ensemble of the present window."""
         self.parts: list[_Part] = []
         self.suspects = suspects
-        """Slots that lately failed or were silent: asked last."""
+        """Slots that lately failed or were silent; they are asked last."""
         self.ended = False
         self._requests_made = 0
 
     def step(self, event: ReaderEvent) -> list[ReaderEffect]:
-        """Take one event; the effects must be carried out in their order."""
+        """Handle one event; return the effects, which must be carried out in their order."""
         if self.ended:
             return []
         match event:
@@ -208,7 +210,7 @@ class LedgerRead:
     # -- parts -------------------------------------------------------------------------------------
 
     def _ask(self, part: _Part) -> list[ReaderEffect]:
-        """Ask the next replica, leaving out those that failed or are being asked."""
+        """Ask the next replica that has not failed and is not being asked now."""
         members = self.quorum.write_set(part.position)
         members = members[part.replica :] + members[: part.replica]
         busy = part.requests.values()
@@ -267,7 +269,7 @@ class LedgerRead:
         return effects + (self._ask(part) or self._all_failed(part))
 
     def _all_failed(self, part: _Part) -> list[ReaderEffect]:
-        """No replica is left for `part.position`: another round, or the end."""
+        """Begin another round or fail, because no replica is left for `part.position`."""
         undenied = [f for f in part.failures.values() if not f[0].is_definite_negative]
         part.attempts += 1
         if undenied and part.attempts < self.limits.attempts_max:

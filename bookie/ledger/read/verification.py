@@ -1,4 +1,4 @@
-"""Questions to one bookie, and its verified answers: digests checked, payloads sliced out."""
+"""Questions to one bookie; digests of its answers are checked, and payloads are cut out."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from bookie.wire.grpc.client.channel import LacReply, ReadCommand, ReadReply
 class VerifiedRead:
     """The answer to a read after its digests were checked.
 
-    If a digest fails, `batch` and `entries` end before that entry, `next_entry_id` is that
-    entry, and `stopped_by` is `Status.BAD_CHECKSUM`.
+    If an entry's digest fails, `batch` and `entries` end before this entry, `next_entry_id` is its
+    id, and `stopped_by` is `Status.BAD_CHECKSUM`.
     """
 
     status: Status
@@ -34,7 +34,7 @@ class VerifiedRead:
 
 @dataclass(frozen=True, slots=True)
 class VerifiedLac:
-    """A bookie's proof about the end of a ledger."""
+    """The end of a ledger as the packets of one bookie prove it."""
 
     status: Status
     last_add_confirmed: int = NO_ENTRY
@@ -44,7 +44,7 @@ class VerifiedLac:
 
 
 def verify_read(reply: ReadReply, digester: Digester) -> VerifiedRead:
-    """Check every packet of an answer."""
+    """Verify every packet of an answer."""
     batch = reply.batch
     if reply.status is not Status.OK or batch is None:
         return VerifiedRead(
@@ -79,7 +79,7 @@ def _verified_prefix(batch: EntryBatch, digester: Digester) -> VerifiedRead:
 
 
 def verify_lac(ledger_id: int, reply: LacReply, digester: Digester) -> VerifiedLac:
-    """The LAC that an answer's packets prove. One wrong packet makes all of it BAD_CHECKSUM."""
+    """Return the LAC that an answer's packets prove; BAD_CHECKSUM if any packet is wrong."""
     if reply.status is not Status.OK and not reply.status.is_definite_negative:
         return VerifiedLac(reply.status, message=reply.message)
     lac = last = NO_ENTRY
@@ -106,7 +106,7 @@ def read_command(
     max_bytes: int,
     fence: bool = False,
 ) -> ReadCommand:
-    """A read of the ids of a stripe in ``first_entry_id … last_entry_id`` (inclusive)."""
+    """Make a request for the ids ``first_entry_id … last_entry_id`` (inclusive) of a stripe."""
     return ReadCommand(
         metadata.ledger_id,
         first_entry_id,
@@ -124,7 +124,7 @@ def read_command(
 async def list_stored(
     pool: BookiePool, bookie_id: str, metadata: LedgerMetadata, first: int, last: int = NO_ENTRY
 ) -> list[tuple[int, int]]:
-    """The ranges of ids from `first` to `last` (-1: the end) that a bookie says it stores.
+    """Ask a bookie which ids from `first` to `last` (-1: the end) it stores; return ranges.
 
     Raises:
         BookieError: it did not answer.

@@ -1,1 +1,1 @@
-"""Recovery: fence a ledger, find its end, close it. `recovery` is the machine, `driver` drives."""
+"""Recover a ledger: fence it, find its end, close it; state machine `recovery`, and `driver`."""

@@ -1,4 +1,4 @@
-"""The driver of one recovery: it makes the machine's calls until the end is decided."""
+"""The driver of one recovery: it makes the state machine's calls until the end is decided."""
 
 from __future__ import annotations
 
@@ -66,12 +66,13 @@ async def recover_ledger(
     ledgers: LedgerManager,
     ensembles: Ensembles,
 ) -> Versioned[LedgerMetadata]:
-    """Fence a ledger, find where it ends, and close it there; returns its final metadata.
+    """Fence a ledger, find where it ends, and close it there; return its final metadata.
 
     The closed ledger has every entry that its writer had acknowledged, on an ack quorum. A ledger
-    that is closed already stays as it is. If too few bookies of the last ensemble store what was
-    found, others of the cluster take over; the closed ledger names them. After a cancellation or a
-    failure the ledger may stay IN_RECOVERY; any client may then start another recovery.
+    that is closed already stays as it is. If too few bookies of the last ensemble store the entries
+    that were found, other bookies of the cluster take over; the closed ledger names them. After a
+    cancellation or a failure the ledger may stay IN_RECOVERY; any client may then start another
+    recovery.
 
     Raises:
         LedgerRecoveryError: too few bookies answered; try again.
@@ -99,7 +100,7 @@ async def recover_ledger(
 
 
 class _RecoveryDriver:
-    """Begins the calls of the machine; every call ends in one event."""
+    """Starts the calls that the state machine asks for; every call ends in one event."""
 
     def __init__(
         self,
@@ -120,13 +121,13 @@ class _RecoveryDriver:
         self._cookies = ensembles.cookies
         self._calls = calls
         self._incarnations = Incarnations(ensembles.cookies)
-        """First asked for after the ledger was marked. No other ones are believed."""
+        """The only incarnations that are believed: as they were after the ledger was marked."""
         self._failing: set[str] = set()
-        """Bookies that did not store what they were sent: they take over no slot."""
+        """Bookies that did not store entries sent to them; they take over no slot."""
         self._adds_behind: Counter[str] = Counter()
 
     def begin(self, effect: RecoveryEffect) -> None:
-        """Begin what one effect asks for."""
+        """Start the call that one effect asks for."""
         name = f"recovery of ledger {self._ledger_id}"
         match effect:
             case SendFence():
@@ -227,9 +228,10 @@ class _RecoveryDriver:
         return NewcomersChosen(newcomers)
 
     async def _meet(self, bookie_id: str) -> bool:
-        """Learn the incarnation of a newcomer before it is sent anything; False without a cookie.
+        """Learn a newcomer's incarnation before anything is sent to it; False without a cookie.
 
-        It is remembered until the close: another incarnation may have lost acknowledged entries.
+        The incarnation is remembered until the close, because another incarnation of the newcomer
+        may have lost entries that it acknowledged.
         """
         try:
             found = await self._cookies.read_latest(bookie_id)
@@ -265,7 +267,7 @@ class _RecoveryDriver:
 
 
 def fence_answered(effect: SendFence, told: VerifiedLac) -> FenceAnswered:
-    """The event of a verified answer to a fence."""
+    """Make the event for a verified answer to a fence."""
     lac, last = told.last_add_confirmed, told.last_entry_id
     return FenceAnswered(
         effect.round, effect.slot, told.status, lac, last, told.last_length, told.message
@@ -273,7 +275,7 @@ def fence_answered(effect: SendFence, told: VerifiedLac) -> FenceAnswered:
 
 
 def read_answered(effect: SendRecoveryRead, told: VerifiedRead) -> RecoveryReadAnswered:
-    """The event of a verified answer to a read."""
+    """Make the event for a verified answer to a read."""
     head = effect.round, effect.slot, told.status, told.batch
     return RecoveryReadAnswered(*head, told.next_entry_id, told.stopped_by, told.message)
 

@@ -1,11 +1,11 @@
-"""Explain the outcome of a recovery without making one.
+"""Explain how a recovery would end, without a recovery.
 
-Nothing is changed: bookies, metadata and entries stay as they are. The bookies
-of the last ensemble are asked for their LAC, for themselves and for entries beyond the LAC. With
-these answers `RecoveryForecast` runs the recovery machine.
+An explanation changes nothing: bookies, metadata and entries stay as they are. The bookies of the
+last ensemble are asked for their LAC, for a description of themselves, and for entries beyond the
+LAC. `RecoveryForecast` runs the state machine of a recovery with the answers of the bookies.
 
 The first answers set a **horizon**, the highest entry that any bookie has. Entries that a live
-writer adds beyond it are ignored, so that the explanation ends.
+writer adds beyond the horizon are ignored, so that the explanation ends.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ from bookie.metadata.versioned import Versioned
 _NO_ANSWER = "no answer"
 
 RANDOM_ORDERS = 30
-"""Orders of answers that are tried for a striped ledger, besides the two extremes."""
+"""Number of random orders of answers tried for a striped ledger, besides the two extremes."""
 
 _Order = Callable[[ForecastAnswer], tuple[bool, float]]
-"""A sort key: which answer of a round comes first."""
+"""A sort key that tells which answer of a round comes first."""
 
 
 async def explain_ledger(
@@ -84,7 +84,7 @@ async def explain_ledger(
 
 
 def _orders(metadata: LedgerMetadata) -> Iterator[_Order]:
-    """The orders in which the imagined recoveries hear the answers of each round."""
+    """Yield the orders in which imagined recoveries get the answers of each round."""
     yield lowest_first
     yield highest_first
     if metadata.ensemble_size > metadata.write_quorum_size:
@@ -100,13 +100,13 @@ class _Probe:
     findings: SlotFindings
     lac: VerifiedLac
     is_reachable: bool
-    """True if the incarnation answers that a recovery would name."""
+    """True if the bookie answers in the incarnation that a recovery would name."""
     last_listed_id: int = NO_ENTRY
-    """The last entry that it lists but does not prove."""
+    """The last entry that the bookie lists but does not prove."""
 
 
 class _Inquiry:
-    """The questions to the bookies of one ledger. Equal questions are asked once."""
+    """Asks questions to the bookies of one ledger; equal questions are asked once."""
 
     def __init__(self, metadata: LedgerMetadata, pool: BookiePool, ensembles: Ensembles) -> None:
         self.probes: list[_Probe] = []
@@ -121,7 +121,7 @@ class _Inquiry:
         self._reads: dict[tuple[str, int, int], RecoveryReadAnswered] = {}
 
     async def forecast(self, version: int, order: _Order) -> Outcome:
-        """Run one imagined recovery that hears the answers of each round in this order."""
+        """Run one imagined recovery that gets the answers of each round in this order."""
         forecast = RecoveryForecast(self._metadata, version, self._stores)
         questions = forecast.begin()
         while forecast.outcome is None:
@@ -146,7 +146,7 @@ class _Inquiry:
     # -- first answers -----------------------------------------------------------------------------
 
     async def probe_all(self) -> None:
-        """Ask every bookie of the last ensemble for its LAC and for itself."""
+        """Ask every bookie of the last ensemble for its LAC and its description of itself."""
         bookies = self._metadata.last_fragment.bookies
         self.probes = await gather(self._probe(slot, name) for slot, name in enumerate(bookies))
         self._horizon = max(
@@ -209,7 +209,7 @@ class _Inquiry:
     # -- entries -----------------------------------------------------------------------------------
 
     async def _read(self, effect: SendRecoveryRead) -> RecoveryReadAnswered:
-        """Read as the recovery would, but without its fence and up to the horizon."""
+        """Read as a recovery would, but without a fence, and only up to the known highest entry."""
         key = effect.bookie_id, effect.first_entry_id, effect.last_entry_id
         if key not in self._reads:
             self._reads[key] = await self._read_once(effect)
@@ -252,7 +252,7 @@ class _Inquiry:
         return read_answered(effect, told)
 
     async def held(self) -> Mapping[str, list[tuple[int, int]]]:
-        """The ranges of ids beyond the LAC that each bookie lists."""
+        """Ask each bookie for the ids beyond the LAC that it stores; return them as ranges."""
         lac = self.last_add_confirmed
         if lac >= self._horizon:
             return {}
@@ -263,7 +263,7 @@ class _Inquiry:
     async def _listed(
         self, bookie_id: str, first: int = 0, last: int = NO_ENTRY
     ) -> list[tuple[int, int]]:
-        """The ranges of ids that a bookie lists; none if it does not answer."""
+        """Ask a bookie for the ids that it stores, as ranges; none if it does not answer."""
         try:
             return await list_stored(self._pool, bookie_id, self._metadata, first, last)
         except BookieError as error:
@@ -272,14 +272,14 @@ class _Inquiry:
 
     @property
     def last_add_confirmed(self) -> int:
-        """The highest LAC that an answer proved, or that the last fragment's beginning implies."""
+        """Return the highest LAC that an answer proved, or the entry before the last fragment."""
         before = self._metadata.last_fragment.first_entry_id - 1
         return max(before, *(probe.lac.last_add_confirmed for probe in self.probes))
 
     # -- newcomers ---------------------------------------------------------------------------------
 
     async def _choose(self, effect: ChooseNewcomers) -> NewcomersChosen:
-        """Choose as the recovery would; a newcomer is expected to store what it is sent."""
+        """Choose newcomers as a recovery would; each is expected to store what it is sent."""
         failing = [probe.findings.bookie_id for probe in self.probes if not probe.is_reachable]
         chosen = self._ensembles.newcomers(
             effect.bookies,
@@ -293,7 +293,7 @@ class _Inquiry:
 
 
 def _unread(effect: SendRecoveryRead, status: Status, message: str = "") -> RecoveryReadAnswered:
-    """An answer without entries, about the first id that is wanted."""
+    """Make an answer without entries, about the first id that is wanted."""
     wanted = effect.stripe.next_id(effect.first_entry_id)
     return RecoveryReadAnswered(
         effect.round, effect.slot, status, next_entry_id=wanted, message=message

@@ -16,31 +16,31 @@ Outcome = WouldClose | WouldFail
 
 @dataclass(frozen=True, slots=True)
 class SlotFindings:
-    """One slot of the last ensemble, and its bookie's answers without a fence."""
+    """One slot of the last ensemble, and its bookie's answers to questions without a fence."""
 
     slot: int
     bookie_id: str
     registration: str
-    """``writable``, ``read-only`` or ``none``."""
+    """How the bookie is registered: ``writable``, ``read-only`` or ``none``."""
     answer: str
     """``ok``, or why the answer is in doubt, such as ``no answer`` or ``in limbo``."""
     is_definite: bool
-    """True if a recovery counts such an answer."""
+    """True if a recovery would count this answer."""
     fenced: bool | None = None
-    """True if the bookie says that the ledger is fenced there; None if it does not say."""
+    """True if the bookie says that it has fenced the ledger; None if it does not say."""
     last_add_confirmed: int | None = None
-    """The highest LAC that it knows; None if it does not say."""
+    """The highest LAC that the bookie knows; None if it does not say."""
     last_entry_id: int | None = None
-    """The last entry that it proved; None if it proved none."""
+    """The last entry that the bookie proved; None if it proved none."""
     incarnation: str = ""
     """Incarnation of the process that answers; empty if unknown."""
     registered_incarnation: str = ""
     cookie_incarnation: str = ""
-    """The only one that a recovery believes; empty if the bookie has no cookie."""
+    """The incarnation in the cookie, which a recovery believes; empty without a cookie."""
 
     @property
     def is_current(self) -> bool | None:
-        """True if the incarnation is the one that a recovery believes; None if it is unknown."""
+        """True if the bookie has the incarnation that a recovery believes; None if unknown."""
         known = self.incarnation or self.registered_incarnation
         if not known or not self.cookie_incarnation:
             return None
@@ -57,7 +57,7 @@ class TailRange:
 
 
 def tail_of(held: Mapping[str, Sequence[tuple[int, int]]]) -> tuple[TailRange, ...]:
-    """The holders of each range of entries, from the ids that each bookie lists."""
+    """Find the bookies that hold each range of entries, from the ids that each bookie lists."""
     begins: dict[int, set[str]] = {}
     ends: dict[int, set[str]] = {}
     for name, ranges in held.items():
@@ -79,24 +79,24 @@ def tail_of(held: Mapping[str, Sequence[tuple[int, int]]]) -> tuple[TailRange, .
 
 @dataclass(frozen=True, slots=True)
 class LedgerExplanation:
-    """The state of a ledger, and the outcome of a recovery now. For reading only."""
+    """The state of a ledger, and how a recovery would end now. For reading only."""
 
     metadata: LedgerMetadata
     version: int
     outcomes: tuple[Outcome, ...]
-    """Of recoveries that hear the answers in different orders; at least one.
+    """The outcomes of recoveries that get the answers in different orders; at least one.
 
-    Of a striped ledger not every order is tried. A recovery may then end elsewhere, but never below
-    the LAC.
+    For a striped ledger not every order of answers is tried. So a recovery of a striped ledger may
+    end at another entry, but never below the LAC.
     """
     slots: tuple[SlotFindings, ...] = ()
-    """Empty if the ledger is closed: then no bookie is asked."""
+    """The slots of the last ensemble; empty if the ledger is closed: then no bookie is asked."""
     last_add_confirmed: int = NO_ENTRY
-    """The highest LAC that an answer proved, or that the last fragment's beginning implies."""
+    """The highest LAC that an answer proved, or the entry before the last fragment."""
     tail: tuple[TailRange, ...] = ()
     """Entries beyond the LAC, as far as bookies list them."""
     reasons: Mapping[str, str] = field(default_factory=dict)
-    """By bookie: why its last unhelpful answer did not help."""
+    """For each bookie, why its last unhelpful answer did not help."""
 
     @property
     def is_decidable(self) -> bool:
@@ -105,11 +105,11 @@ class LedgerExplanation:
 
     @property
     def fenced(self) -> tuple[str, ...]:
-        """The bookies that say that the ledger is fenced there."""
+        """Return the bookies that say that they have fenced the ledger."""
         return tuple(slot.bookie_id for slot in self.slots if slot.fenced)
 
     def verdict(self) -> list[str]:
-        """The outcome of a recovery, in sentences."""
+        """Describe the outcome of a recovery in sentences."""
         found = self.metadata
         if found.is_closed:
             end = "without an entry"

@@ -22,20 +22,23 @@ DONE       the ledger is CLOSED
 FAILED     it is not closed. The ledger is undamaged, and another recovery may start
 ========== =========================================================================================
 
-Why this is safe: a bookie that answered a fence, or denied an entry on a fencing read, refuses
-plain adds from then on. So an entry that Qw - Qa + 1 members denied cannot be acknowledged later.
-It was not acknowledged before, because one of them would have had it. A bookie may still hold
-entries beyond the end. They stay unacknowledged and unreadable, because recovery stores packets
-with the LAC that they carried: no LAC rises above what the writer had acknowledged.
+A recovery is safe for this reason: a bookie that answered a fence, or denied an entry on a fencing
+read, refuses plain adds from then on. So an entry that Qw - Qa + 1 members of its write set denied
+cannot be acknowledged later. An entry that Qw - Qa + 1 members denied was not acknowledged before
+either, because one of them would have stored it. A bookie may still hold entries beyond the end of
+the ledger. Entries beyond the end stay unacknowledged and unreadable. Recovery stores packets with
+the LAC that they carried, so no LAC rises above what the writer had acknowledged.
 
-Fences and reads always go to the last ensemble as it was found. Entries may be stored again on
-other bookies, which only the closing compare-and-set names (`recovery_tail`). They take over from
-the first entry that is not on an ack quorum yet. That is no entry of an earlier fragment, because
-reading starts in the last one. A recovery that dies leaves nothing behind that a next one trusts.
+Fences and reads always go to the last ensemble as the recovery found it. Entries may be stored
+again on other bookies; only the compare-and-set that closes the ledger names the other bookies
+(`recovery_tail`). Other bookies take over from the first entry that is not on an ack quorum yet.
+Other bookies never take over entries of an earlier fragment, because reading starts in the last
+fragment. A recovery that dies leaves nothing behind that the next recovery trusts.
 
-A slot is taken over only if an ack quorum is out of reach without it. A slow bookie is then no
-reason for a change: Qa others suffice, and each next batch is offered to it again. So few
-fragments are made, and spare bookies are left for slots that need them.
+Another bookie takes over a failed slot only if an ack quorum is out of reach otherwise. So a slow
+bookie is no reason for a change: Qa other bookies suffice, and each next batch is offered to the
+slow bookie again. So a recovery makes few fragments, and leaves spare bookies for slots that need
+them.
 
 Source: the BookKeeper protocol document, "Closing a ledger as a reader".
 """
@@ -94,15 +97,16 @@ from bookie.ledger.write.pending import BATCH_ENTRIES_MAX
 _RETRY = ("retry", 0)
 
 _FATAL = frozenset({Status.WRONG_CLUSTER, Status.BAD_REQUEST})
-"""Answers that speak about the caller: no other bookie would say better.
+"""Answers about a fault of the caller: no other bookie would give a better answer.
 
-Not UNAUTHORIZED: it comes from a bookie that knows another ledger by this id. The password was
-checked before. Such a bookie stores nothing of this ledger, and its answer counts for nothing.
+UNAUTHORIZED is not among the answers that end a recovery. The password was checked before, so
+UNAUTHORIZED comes from a bookie that knows another ledger by this id. A bookie that answers
+UNAUTHORIZED stores nothing of this ledger, and its answer counts for nothing.
 """
 
 
 class RecoveryState(enum.Enum):
-    """The states of the module's table."""
+    """The states of a recovery, which a table in this module explains."""
 
     MARKING = "marking"
     FENCING = "fencing"
@@ -119,12 +123,11 @@ class RecoveryLimits:
     """Bounds of one recovery."""
 
     attempts_max: int = 3
-    """Rounds without progress before it fails."""
+    """Rounds without progress before the recovery fails."""
     retry_seconds: float = 0.5
-    """Pause before the next round."""
+    """Pause before the next round of requests."""
     reread_seconds: float = 0.05
-    """The first pause after a lost compare-and-set; each next one is twice as long, up to the
-    pause before a round."""
+    """The first pause after a failed compare-and-set; it doubles each time to `retry_seconds`."""
 
 
 class LedgerRecovery:
@@ -138,25 +141,25 @@ class LedgerRecovery:
         self.limits = limits or RecoveryLimits()
         self.quorum = Quorum.of(metadata)
         self.tail = RecoveryTail.of(metadata)
-        """The fragments for entries stored again. `metadata` has them only after the close."""
+        """Fragments of entries that are stored again; `metadata` has them only after the close."""
         self.state = RecoveryState.MARKING
         self.round = 0
-        """Number of the last sends; an answer to an earlier round is ignored."""
+        """Number of the last round of requests; an answer to an earlier round is ignored."""
         self.attempts_left = self.limits.attempts_max
-        """Rounds that may still fail to decide; full again after every progress."""
+        """Rounds that may still end without a decision; reset to the maximum by any progress."""
         self.restarts_left = self.limits.attempts_max
         self.waiting = 0
-        """Slots asked in this round that have not answered."""
+        """Slots that were asked in this round and have not answered."""
         self.fenced = 0
-        """Slots that fenced the ledger and told their LAC."""
+        """Slots whose bookies have fenced the ledger and told their LAC."""
         self.last_add_confirmed = NO_ENTRY
-        """The highest LAC that a verified packet proved while fencing; frozen after that."""
+        """The highest LAC that a verified packet proved during FENCING; unchanged after that."""
         self.next_entry_id = 0
-        """Everything below is known to exist on an ack quorum, or was acknowledged."""
+        """Every entry below this id exists on an ack quorum, or was acknowledged."""
         self.length: int | None = None
-        """Accumulated length up to `next_entry_id` - 1, when a verified packet has told it."""
+        """Length of the ledger up to `next_entry_id` - 1; None until a verified packet tells it."""
         self.denied: dict[int, int] = {}
-        """For ids from `next_entry_id` on: the slots that denied them on a fencing read."""
+        """By entry id, from `next_entry_id` on: the slots that denied it on a fencing read."""
         self.silence = "no bookie answered"
         """The last unhelpful answer, for the error message."""
         self._found: dict[int, EntryBatch] = {}
@@ -166,13 +169,13 @@ class LedgerRecovery:
         self._readding: EntryBatch | None = None
         self._acked = 0
         self._failed = 0
-        """Slots that failed in this round of adds, and were not offered to other bookies since."""
+        """Slots that failed in this round of adds, and got no search for another bookie since."""
         self._offered: int | None = None
         """Slots for which newcomers are being chosen."""
         self._conflicts = 0
 
     def step(self, event: RecoveryEvent) -> list[RecoveryEffect]:
-        """Take one event; the effects must be carried out in their order."""
+        """Handle one event; return the effects, which must be carried out in their order."""
         match event:
             case Start():
                 return self._mark()
@@ -210,7 +213,7 @@ class LedgerRecovery:
     def _is_awaited(
         self, event: FenceAnswered | RecoveryReadAnswered | RecoveryAddAnswered
     ) -> bool:
-        """True if the answer belongs to this round. Its slot is then no longer waited for."""
+        """True if the answer belongs to this round; its slot is then no longer waited for."""
         bit = 1 << event.slot
         if event.round != self.round or not self.waiting & bit:
             return False
@@ -220,7 +223,7 @@ class LedgerRecovery:
         return True
 
     def _undecided(self) -> list[RecoveryEffect]:
-        """All have answered and nothing follows from it: ask again later, or give up."""
+        """Ask again later or give up: all slots have answered, and the answers decide nothing."""
         self.attempts_left -= 1
         if self.attempts_left > 0:
             return [StartTimer(_RETRY, self.limits.retry_seconds)]
@@ -398,7 +401,7 @@ class LedgerRecovery:
         return self._read()
 
     def _offer_slots(self, batch: EntryBatch) -> list[RecoveryEffect]:
-        """Ask for other bookies if an ack quorum is out of reach; wait if it is not."""
+        """Ask for other bookies if an ack quorum is out of reach without them; else wait."""
         if self._offered is not None:
             return []  # one choice at a time: it must know the ensemble that the last one made
         possible = self._acked | self.waiting
@@ -480,7 +483,7 @@ class LedgerRecovery:
         return self._done()
 
     def _on_metadata(self, metadata: LedgerMetadata, version: int) -> list[RecoveryEffect]:
-        """A compare-and-set was lost: decide by the metadata that won."""
+        """Decide by the present metadata, after a compare-and-set failed."""
         if metadata.c_token != self.metadata.c_token:
             return self._fail(id_given_away(metadata.ledger_id))
         self.metadata, self.version = metadata, version
@@ -508,7 +511,7 @@ class LedgerRecovery:
         return self._restart("its last fragment keeps changing")
 
     def _restart(self, reason: str) -> list[RecoveryEffect]:
-        """Fence again, a few times at most. Entries stored again count no longer."""
+        """Begin again with FENCING, a few times at most; entries stored so far count no longer."""
         self.restarts_left -= 1
         if self.restarts_left <= 0:
             return self._fail(

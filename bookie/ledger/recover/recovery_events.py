@@ -1,4 +1,4 @@
-"""Events and effects of the recovery machine; `recovery` says when and why.
+"""Events and effects of the recovery's state machine; `recovery` says when and why they occur.
 
 Every send carries the number of its **round**; an answer to an earlier round is ignored. A driver
 answers each send exactly once: transport failures and timeouts count as `Status.IO_ERROR`.
@@ -31,14 +31,14 @@ from bookie.ledger.quorum import Stripe
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Recover the ledger."""
+    """Begin to recover the ledger."""
 
 
 @dataclass(frozen=True, slots=True)
 class FenceAnswered:
-    """A bookie fenced the ledger and proved its LAC, or it failed.
+    """A bookie fenced the ledger and proved its LAC, or the bookie failed.
 
-    The driver verifies the digest of each packet first. A packet that fails it turns the answer
+    The driver verifies the digest of each packet first. One wrong digest turns the whole answer
     into `Status.BAD_CHECKSUM`.
     """
 
@@ -54,9 +54,9 @@ class FenceAnswered:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryReadAnswered:
-    """A bookie answered a read. All packets of `batch` passed their digests.
+    """A bookie answered a read; all packets of `batch` have right digests.
 
-    If a digest fails, the batch ends before that entry, `next_entry_id` is that entry, and
+    If an entry's digest fails, `batch` ends before this entry, `next_entry_id` is its id, and
     `stopped_by` is `Status.BAD_CHECKSUM`.
     """
 
@@ -81,7 +81,7 @@ class RecoveryAddAnswered:
 
 @dataclass(frozen=True, slots=True)
 class NewcomersLost:
-    """These newcomers have another incarnation now: nothing was written, their acks are void."""
+    """These newcomers now have other incarnations: nothing was written, and their acks are void."""
 
     bookies: tuple[str, ...]
 
@@ -128,7 +128,7 @@ class SendRecoveryRead:
 
 @dataclass(frozen=True, slots=True)
 class SendAdd:
-    """Store these packets as they are, with the recovery flag."""
+    """Store these packets as they are, by an add with the recovery flag."""
 
     round: int
     slot: int
@@ -138,14 +138,15 @@ class SendAdd:
 
 @dataclass(frozen=True, slots=True)
 class PublishNewcomers:
-    """`WriteMetadata`, on condition that no newcomer has lost what it acknowledged.
+    """Do `WriteMetadata`, on condition that no newcomer has lost what it acknowledged.
 
-    The write must fail if a newcomer has another incarnation than when it was chosen, and both must
-    be one step of the store. A bookie that may have lost data renews its incarnation, and then
-    distrusts itself about every ledger that names it. A newcomer is named only after this write.
-    So a check before the write could miss a loss in between; one after it could not undo the write.
+    The write must fail if a newcomer has another incarnation than when it was chosen. The check of
+    incarnations and the write must be one step of the store. A bookie that may have lost data
+    renews its incarnation, and then distrusts itself about every ledger that names it. The metadata
+    names a newcomer only after this write. So a separate check before the write could miss a loss
+    in between, and a check after the write could not undo it.
 
-    `NewcomersLost` follows, or what follows `WriteMetadata`.
+    The answer is `NewcomersLost`, or one of the answers to `WriteMetadata`.
     """
 
     metadata: LedgerMetadata
@@ -155,7 +156,7 @@ class PublishNewcomers:
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """The ledger is CLOSED with this metadata, by us or by another client."""
+    """The ledger is CLOSED with this metadata, by this recovery or by another client."""
 
     metadata: LedgerMetadata
     version: int

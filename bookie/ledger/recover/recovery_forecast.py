@@ -1,16 +1,18 @@
-"""The forecast of a recovery's decision, without a recovery.
+"""Forecast the decision of a recovery, without a recovery.
 
-`RecoveryForecast` runs the recovery machine itself, so it cannot decide otherwise than a recovery.
-Nothing of it is carried out: every write of metadata counts as done, and adds are answered by what
-is known of the bookies. The driver answers the questions that are left, with calls that change
-nothing: a LAC read in place of a fence, a plain read in place of a fencing one.
+`RecoveryForecast` runs the recovery's state machine itself, so it cannot decide otherwise than a
+recovery. No effect of the machine is carried out: every write of metadata counts as done, and adds
+are answered from what is known about the bookies. The driver answers the other questions of the
+machine with calls that change nothing: a LAC read in place of a fence, a plain read in place of a
+fencing read.
 
-So a denial holds only for the moment. A live writer may still have the entry acknowledged.
+So a bookie's denial of an entry holds only for the moment: a live writer may still get the entry
+acknowledged.
 
-One attempt is made. The driver chooses the order of the answers, which may matter. Only some
-bookies may have an entry beyond the LAC. It is kept if one of them answers before enough others
-deny it.
-`lowest_first` and `highest_first` are the extremes of a ledger that is not striped.
+A forecast makes one attempt. The driver chooses the order of the answers, and this order may change
+the outcome. Only some bookies may have an entry beyond the LAC. The recovery keeps an entry beyond
+the LAC if a bookie that has it answers before enough others deny it. For a ledger that is not
+striped, `lowest_first` and `highest_first` are the extreme orders.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ from bookie.ledger.recover.recovery_events import (
 )
 
 Question = SendFence | SendRecoveryRead | ChooseNewcomers
-"""Ask without the fence, whatever the effect says."""
+"""What the driver must ask bookies, always without a fence, even if the effect has one."""
 
 ForecastAnswer = FenceAnswered | RecoveryReadAnswered | NewcomersChosen
 
@@ -60,20 +62,20 @@ class WouldClose:
     last_entry_id: int
     length: int
     first_readded_id: int = NO_ENTRY
-    """Entries from here to the last one would be stored again; -1 if there are none."""
+    """The first entry that would be stored again, with all after it; -1 if there is none."""
     newcomers: tuple[str, ...] = ()
-    """Bookies that would take over slots of those that fail."""
+    """Bookies that would take over the slots of bookies that fail."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shortfall:
-    """One write set from which too few bookies have helped."""
+    """One write set of which too few bookies have given an answer that helps."""
 
     write_set: tuple[str, ...]
     missing: tuple[str, ...]
-    """Its bookies that have not helped yet."""
+    """Bookies of the write set that have not helped yet."""
     needed: int
-    """The least number of the missing that would have to help."""
+    """How many of the `missing` bookies would have to help, at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,26 +84,26 @@ class WouldFail:
 
     error: BookieError
     state: RecoveryState
-    """The state in which it would stop."""
+    """The state in which the recovery would stop."""
     entry_id: int
-    """The entry that it could not decide about; for FENCING it says nothing."""
+    """The entry that the recovery could not decide about; without meaning for FENCING."""
     shortfalls: tuple[Shortfall, ...]
-    """Empty if more answers would not help."""
+    """The write sets that lack answers; empty if more answers would not help."""
 
 
 def lowest_first(answer: ForecastAnswer) -> tuple[bool, int]:
-    """A sort key for the answers of a round: errors, denials, then the shortest runs."""
+    """Return a sort key that puts errors first, then denials, then the shortest runs of entries."""
     return _end_of(answer)
 
 
 def highest_first(answer: ForecastAnswer) -> tuple[bool, int]:
-    """A sort key for the answers of a round: the longest runs, denials, then errors."""
+    """Return a sort key that puts the longest runs of entries first, then denials, then errors."""
     is_answer, end = _end_of(answer)
     return not is_answer, -end
 
 
 def _end_of(answer: ForecastAnswer) -> tuple[bool, int]:
-    """Two sort keys: is the answer definite, and the last entry that it knows."""
+    """Return whether the answer is definite, and the last entry that it knows, as sort keys."""
     match answer:
         case FenceAnswered(status=status, last_add_confirmed=lac):
             return status is Status.OK or status.is_definite_negative, lac
@@ -113,7 +115,7 @@ def _end_of(answer: ForecastAnswer) -> tuple[bool, int]:
 
 
 class RecoveryForecast:
-    """One imagined recovery. `outcome` is None until it has ended.
+    """One imagined recovery; `outcome` is None until the recovery has ended.
 
     Args:
         metadata: of the ledger, as the store has it.
@@ -129,13 +131,13 @@ class RecoveryForecast:
         self._ensemble = frozenset(metadata.last_fragment.bookies)
         self._stores = stores
         self._first_id = NO_ENTRY
-        """First id that the recovery reads; everything that it finds is stored again."""
+        """The first id that the recovery reads; entries from here on would be stored again."""
 
     def begin(self) -> list[Question]:
         return self._feed(Start())
 
     def answer(self, answer: ForecastAnswer) -> list[Question]:
-        """Take one answer; the next questions. The machine ignores answers that come too late."""
+        """Process one answer, or ignore it if it comes too late; return the next questions."""
         return self._feed(answer)
 
     def _feed(self, event: RecoveryEvent) -> list[Question]:
@@ -215,7 +217,7 @@ class RecoveryForecast:
 def _shortfall(
     bookies: tuple[str, ...], window: int, missing: int, spared: int
 ) -> Shortfall | None:
-    """The lack of a write set in which `spared` bookies may be missing; None without one."""
+    """Return what a write set lacks if it can spare `spared` bookies; None if it lacks nothing."""
     needed = missing.bit_count() - spared
     if needed <= 0:
         return None

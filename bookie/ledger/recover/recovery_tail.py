@@ -1,9 +1,10 @@
 """The tail of a recovery: fragments that stay in memory until the ledger is closed.
 
-A recovery reads the last fragment as it found it, the **frozen** one, to its end. It may store what
-it finds on other bookies. The tail is the list of fragments that take the place of the frozen one
-in the metadata of the closed ledger. Only then may others see it. Before that, some bookies of the
-tail hold nothing yet, and another recovery would take their denials for the truth.
+A recovery reads the last fragment to its end; this fragment is **frozen** as the recovery found it.
+The recovery may store the entries that it finds on other bookies. The tail is the list of fragments
+that take the place of the frozen one in the metadata of the closed ledger. Other clients may see
+the tail only after the close. Before the close, some bookies of the tail hold nothing yet, and
+another recovery would take their denials for the truth.
 
 Source: the notes on recovery in the TLA+ specification of BookKeeper's protocol.
 """
@@ -18,16 +19,16 @@ from bookie.ledger.metadata import Fragment, LedgerMetadata
 
 @dataclass(frozen=True, slots=True)
 class RecoveryTail:
-    """The fragments in place of the last one. Changes are new values."""
+    """The fragments that replace a ledger's last one; a change makes a new object."""
 
     frozen: Fragment
     """The last fragment when the recovery began: it is fenced and read."""
     fragments: tuple[Fragment, ...]
-    """Their first ids ascend; the first of them is that of `frozen`."""
+    """The fragments of the tail; their first ids ascend, from the first id of `frozen` on."""
 
     @classmethod
     def of(cls, metadata: LedgerMetadata) -> RecoveryTail:
-        """The tail of a recovery that has changed nothing yet."""
+        """Return the tail of a recovery that has changed nothing yet."""
         return cls(metadata.last_fragment, (metadata.last_fragment,))
 
     @property
@@ -37,14 +38,15 @@ class RecoveryTail:
 
     @property
     def newcomers(self) -> tuple[str, ...]:
-        """The bookies that the metadata in the store may not name yet, sorted."""
+        """The bookies of the tail that the stored metadata perhaps does not name yet, sorted."""
         every = {bookie for fragment in self.fragments for bookie in fragment.bookies}
         return tuple(sorted(every.difference(self.frozen.bookies)))
 
     def changed(self, first_entry_id: int, newcomers: Mapping[int, str]) -> RecoveryTail:
-        """The same with other bookies in some slots, from `first_entry_id` on.
+        """Return the tail with other bookies in some slots, from `first_entry_id` on.
 
-        A fragment that begins there already is replaced: first ids must ascend strictly.
+        A fragment that begins with `first_entry_id` already is replaced, because first ids must
+        ascend strictly.
 
         Args:
             first_entry_id: the next entry to be stored. It lies in the last fragment of the tail,
@@ -58,9 +60,9 @@ class RecoveryTail:
         return replace(self, fragments=(*before, Fragment(first_entry_id, bookies)))
 
     def published(self, metadata: LedgerMetadata) -> LedgerMetadata:
-        """`metadata` with the tail in place of its last fragment, which must be the frozen one.
+        """Return `metadata` with the tail in place of its last fragment, which must be `frozen`.
 
-        All else stays: a repair may have changed earlier fragments meanwhile.
+        Everything else in `metadata` stays: a repair may have changed earlier fragments meanwhile.
         """
         assert metadata.last_fragment == self.frozen
         return replace(metadata, fragments=(*metadata.fragments[:-1], *self.fragments))

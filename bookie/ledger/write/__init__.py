@@ -1,1 +1,1 @@
-"""The one writer of a ledger: `writer` is the machine, `handle` its driver."""
+"""Write a ledger as its only writer: `writer` is the state machine, `handle` its driver."""

@@ -1,8 +1,9 @@
 """Appends on their way into batches: payloads in id order, with the futures of their callers.
 
-Payloads collect in a group until it is full (entries or bytes) or taken. So appends of one turn of
-the event loop travel together, and so do appends made while earlier batches are on their way.
-Cutting a batch costs nothing per entry. An append gets its id here, when it is made.
+Payloads collect in a group until the group is full (by entries or bytes) or is taken. So appends of
+one turn of the event loop travel together, and so do appends made while earlier batches are on
+their way. Forming a batch costs nothing per entry. An append gets its entry id when it enters this
+queue.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from bookie.ledger.connection.calls import fresh, settle
 
 
 class NewEntries(NamedTuple):
-    """Entries to append together: each of them is `prefix` and one of the payloads.
+    """Entries to append together: each entry is `prefix` and one of the payloads.
 
-    The lists must not change any more.
+    The lists in this object must not change any more.
     """
 
     payloads: list[bytes]
@@ -34,7 +35,7 @@ class NewEntries(NamedTuple):
 
     @classmethod
     def of(cls, payloads: list[bytes], prefix: bytes = b"") -> Self:
-        """These payloads."""
+        """Make the entries of these payloads."""
         sizes = list(map(len, payloads))
         return cls(payloads, sizes, sum(sizes) + len(prefix) * len(sizes), prefix)
 
@@ -50,17 +51,17 @@ class PendingAppends:
 
     def __init__(self) -> None:
         self.payloads: list[bytes] = []
-        """Dropped when they are packed."""
+        """The payloads; dropped when they are packed."""
         self.shared: list[SharedPrefix] = []
-        """Prefixes of some of the payloads, in their order."""
+        """Prefixes of some of the payloads, in the order of the payloads."""
         self.entries = 0
         """Number of entries when the group was taken."""
         self.packed_bytes = 0
         """Size of the batch, headers and digests included."""
         self.futures: list[Future[int] | Future[range]] = []
-        """Futures of the callers: each for one entry, or for the last of many."""
+        """Futures of the callers: each is for one entry, or for many that end in this group."""
         self.outcomes: list[int | range] = []
-        """Results of the futures."""
+        """The result of each future: an entry id, or a range of ids."""
 
     def add(self, payloads: list[bytes], prefix: bytes) -> None:
         """Add payloads that share a prefix."""
@@ -77,7 +78,7 @@ class PendingAppends:
                 future.set_result(outcome)  # type: ignore[arg-type]
 
     def fail(self, error: BookieError) -> None:
-        """Fail the futures: the outcome is unknown. Each waiter gets an error of its own."""
+        """Fail each future with its own copy of the error: the outcome is unknown."""
         for future in self.futures:
             if not future.done():
                 future.set_exception(fresh(error))
@@ -117,10 +118,10 @@ class AppendQueue:
         self.next_entry_id = entry_id + 1
 
     def put_many(self, new: NewEntries, future: Future[range]) -> None:
-        """Queue at least one entry; `future` gets the range of their ids.
+        """Queue one or more entries; `future` gets the range of their ids.
 
-        Mostly all fit into the open group; else groups are cut by bisection, so that nothing here
-        runs per entry but C code.
+        Usually all entries fit into the open group. If not, bisection finds how many entries fit
+        into each group, so that only C code runs per entry.
         """
         count = len(new.payloads)
         group = self._open
@@ -136,7 +137,7 @@ class AppendQueue:
         self._open.outcomes.append(range(first, self.next_entry_id))
 
     def _cut(self, payloads: list[bytes], sizes: list[int], _: int, prefix: bytes) -> None:
-        """Fill the open group and as many after it as are needed."""
+        """Fill the open group, and as many groups after it as are needed."""
         overhead, count = self.overhead_bytes + len(prefix), len(payloads)
         ends = list(accumulate(sizes, initial=0))
         start = 0
@@ -158,7 +159,7 @@ class AppendQueue:
             start = end
 
     def take(self) -> PendingAppends:
-        """The oldest group; there is one."""
+        """Take the oldest group; the queue must not be empty."""
         if self._full:
             group = self._full.popleft()
         else:
@@ -180,7 +181,7 @@ class AppendQueue:
             )
 
     def _next_group(self) -> PendingAppends:
-        """Close the open group, unless it is empty, and begin another."""
+        """Close the open group, unless it is empty, and begin another group."""
         if self._open.payloads:
             self._full.append(self._open)
             self._open = PendingAppends()
@@ -194,7 +195,7 @@ class ConfirmationWaiters:
         self._waiting: deque[tuple[int, Future[None]]] = deque()
 
     def add(self, entry_id: int, waiter: Future[None]) -> None:
-        """`waiter` waits for an entry that is not below those of the others."""
+        """Add `waiter`; its entry must not be below the entries of earlier waiters."""
         self._waiting.append((entry_id, waiter))
 
     def confirmed(self, last_add_confirmed: int) -> None:
@@ -202,6 +203,6 @@ class ConfirmationWaiters:
             settle([self._waiting.popleft()[1]], None)
 
     def fail(self, error: BookieError) -> None:
-        """The writer has ended; each waiter gets an error of its own."""
+        """Fail all waiters, each with its own copy of the error, because the writer has ended."""
         waiting, self._waiting = self._waiting, deque()
         settle((waiter for _, waiter in waiting), None, error)

@@ -17,10 +17,10 @@ from bookie.ledger.metadata import LedgerMetadata
 def refusal_to_close(
     found: LedgerMetadata, last_add_confirmed: int, length: int
 ) -> BookieError | None:
-    """The error if `found` is not closed as its writer would close it; None if it is.
+    """Return the error if `found` is not closed as its writer would close it; else None.
 
-    The close counts if it has the writer's own last entry and length. Another client may have made
-    it, or the writer itself in an attempt whose answer was lost.
+    A close with the writer's own last entry and length counts. Another client may have made the
+    close, or the writer itself in an attempt whose answer was lost.
 
     Source: the BookKeeper protocol document, "Closing a ledger as a writer".
     """
@@ -35,19 +35,19 @@ def refusal_to_close(
 
 
 def id_given_away(ledger_id: int) -> BookieError:
-    """The error if the metadata has another creation token: it is about another ledger."""
+    """Return the error for metadata with another creation token: it is about another ledger."""
     return NoSuchLedgerError(f"ledger {ledger_id} was deleted, and its id was given to another one")
 
 
 def end_of_writer(error: BookieError, ledger_id: int) -> BookieError:
-    """The error of every later call to a writer that `error` ended: the writer never recovers."""
+    """Return the error of all further calls to a writer that ended with `error`."""
     return _final(
         error, f"{error}; the writer of ledger {ledger_id} has ended, create another ledger"
     )
 
 
 def ended_unsynced(error: BookieError, last_add_confirmed: int) -> BookieError:
-    """The error of a close after `error`: entries were confirmed and are not synced."""
+    """Return the error of a close after `error`: entries were confirmed and are not synced."""
     return _final(
         error,
         f"entries after {last_add_confirmed} are written but not synced, so only a recovery may "
@@ -65,9 +65,10 @@ def _final(error: BookieError, text: str) -> BookieError:
 def no_ack_quorum(
     ledger_id: int, seconds: float, causes: Sequence[str], limit_spent: int = 0
 ) -> BookieError:
-    """The error of a batch that missed its deadline; `causes` has one for each bookie without it.
+    """Return the error of a batch without ack quorum in time; `causes` has one per missing bookie.
 
-    `limit_spent` is the limit of ensemble changes a minute if it kept bookies from being replaced.
+    `limit_spent` is the limit of ensemble changes a minute, if this limit kept bookies from being
+    replaced; else 0.
     """
     reason = f"no ack quorum answered within {seconds:g} s ({'; '.join(causes)})"
     if limit_spent:
@@ -79,7 +80,7 @@ def no_ack_quorum(
 
 
 def not_synced(ledger_id: int, last_add_confirmed: int) -> BookieError:
-    """The error of a force that did not reach an ack quorum."""
+    """Return the error of a force that did not reach an ack quorum."""
     return NotEnoughBookiesError(
         f"ledger {ledger_id}: entries after {last_add_confirmed} could not be synced on an ack "
         "quorum"

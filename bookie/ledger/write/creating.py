@@ -1,4 +1,4 @@
-"""A writer under creation: await it for the handle, or enter it for a block that closes it."""
+"""A ledger under creation: await it for the writer, or use ``async with``, which closes it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Creating(Coroutine[Any, Any, H], Generic[H]):
 
 
 def creating(method: Callable[P, Coroutine[Any, Any, H]]) -> Callable[P, Creating[H]]:
-    """Make the coroutines of `method` async context managers, too."""
+    """Decorate `method`, so that its coroutines are async context managers, too."""
 
     @wraps(method)
     def make(*args: P.args, **kwargs: P.kwargs) -> Creating[H]:

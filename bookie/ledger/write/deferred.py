@@ -1,4 +1,4 @@
-"""Deferred sync: batches that are written and not known to be durable, and the force under way."""
+"""Deferred sync: batches that are written but not known to be durable, and the force under way."""
 
 from __future__ import annotations
 
@@ -16,31 +16,32 @@ class _Round:
     done: int
     batches: list[PendingBatch]
     acked: list[int]
-    """For each batch, the slots that acknowledged it before the force, which syncs only those."""
+    """For each batch, the slots that acknowledged it before the force began; no others count."""
 
 
 class DeferredSync:
     """Batches that are confirmed but perhaps not durable yet, and the force under way.
 
-    An acknowledgement counts for durability once the same bookie has answered a force that began
-    after it. The stream must not break in between, because that may mean a restart. A force names
-    the life of the bookie that took the adds, so a restarted bookie refuses it.
+    A bookie's acknowledgement counts as durable once the same bookie has answered a force that
+    began after the acknowledgement. The stream to the bookie must not break in between, because a
+    broken stream may mean a restart. A force names the process of the bookie that took the adds
+    (its `life`), so a restarted bookie refuses the force.
     """
 
     def __init__(self, quorum: Quorum) -> None:
         self.quorum = quorum
         self.unsynced: deque[PendingBatch] = deque()
-        """Confirmed and not known to be synced, in id order."""
+        """Batches that are confirmed and not known to be synced, in id order."""
         self.rounds = 0
         self._round: _Round | None = None
 
     @property
     def number(self) -> int | None:
-        """The force under way, or None."""
+        """The number of the force under way, or None."""
         return self._round.number if self._round else None
 
     def begin(self) -> int:
-        """Begin a force of everything unsynced; every slot must be asked. Returns its number."""
+        """Begin a force of all unsynced batches, for every slot, and return its number."""
         assert self._round is None
         batches = list(self.unsynced)
         acked = [batch.acked for batch in batches]
@@ -49,7 +50,7 @@ class DeferredSync:
         return self._round.number
 
     def answer(self, slot: int, *, ok: bool) -> bool:
-        """A slot answered the force under way; returns whether all have."""
+        """Note a slot's answer to the force under way; return True if all slots have answered."""
         assert self._round is not None
         self._round.waiting &= ~(1 << slot)
         if ok:
@@ -57,7 +58,7 @@ class DeferredSync:
         return self._round.waiting == 0
 
     def forget(self, slot: int) -> None:
-        """The stream of a slot broke: its acknowledgements that were not forced are void."""
+        """Drop a slot's acknowledgements that were not forced, because its stream broke."""
         keep = ~(1 << slot)
         for batch in self.unsynced:
             batch.acked &= keep
@@ -65,7 +66,7 @@ class DeferredSync:
             self._round.acked = [acked & keep for acked in self._round.acked]
 
     def end(self) -> tuple[list[PendingBatch], bool]:
-        """End the force: the batches that are durable now, in order, and whether these are all."""
+        """End the force; return the batches that are durable now, and whether these are all."""
         force = self._round
         assert force is not None
         self._round = None
@@ -78,7 +79,7 @@ class DeferredSync:
         return synced, len(synced) == len(force.batches)
 
     def abandon(self) -> bool:
-        """Drop the force under way; returns whether there was one."""
+        """Drop the force under way; return True if there was one."""
         was = self._round is not None
         self._round = None
         return was

@@ -1,7 +1,7 @@
 """Delivery of batches to the bookies of an ensemble: sends, confirmations and releases.
 
-It decides nothing about the ledger. `writer` tells it which slots failed, which are new, and which
-do not count for the time of an ensemble change.
+This module decides nothing about the ledger. `writer` says which slots failed, which slots are new,
+and which slots do not count during an ensemble change.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LATER_THAN_ALL = MAX_ID + 1
 
 
 class Delivery:
-    """The batches of one ledger, and the slots that they go to. Sets of slots are masks."""
+    """The batches of one ledger, and the slots that get them. Sets of slots are masks."""
 
     def __init__(self, quorum: Quorum, limits: WriterLimits, *, deferred_sync: bool) -> None:
         self.quorum = quorum
@@ -40,18 +40,18 @@ class Delivery:
         self.epochs = [0] * quorum.ensemble_size
         self.deferred = DeferredSync(quorum) if deferred_sync else None
         self.lac_carried = NO_ENTRY
-        """The highest LAC that some request carried; never above the LAC."""
+        """The highest LAC that a request has carried; never above the present LAC."""
         self.ack_domains: AckDomains | None = None
-        """Failure domains that acknowledgements must span beside the ack quorum."""
+        """Failure domains that acknowledgements must span, in addition to the ack quorum."""
         self.countable = _EVERY_SLOT
-        """The slots whose acknowledgements count: those that a change under way does not touch."""
+        """The slots whose acknowledgements count: all but those that a change replaces."""
         self.held_from = _LATER_THAN_ALL
-        """The first entry of a change under way: entries from here on are kept for newcomers."""
+        """The first entry of a change under way: entries from it on are kept for newcomers."""
 
     # -- batches ---------------------------------------------------------------------------------
 
     def append(self, count: int, payload_bytes: int) -> list[WriterEffect]:
-        """Take a batch and send it."""
+        """Make a batch of new entries and send it."""
         window = self.window
         first, length_before = window.next_entry_id, window.length
         batch = window.take(count, payload_bytes)
@@ -64,7 +64,7 @@ class Delivery:
         ]
 
     def is_acknowledged(self, batch: PendingBatch) -> bool:
-        """True if countable slots make an ack quorum for the whole batch, in enough domains."""
+        """True if slots that count make an ack quorum for the whole batch, in enough domains."""
         acked, quorum = batch.acked & self.countable, self.quorum
         if not quorum.is_acknowledged(acked, batch.classes):
             return False
@@ -74,7 +74,7 @@ class Delivery:
         )
 
     def confirm(self, effects: list[WriterEffect]) -> None:
-        """Confirm the oldest pending batches that have their acknowledgements."""
+        """Confirm the oldest pending batches, as long as they have their acknowledgements."""
         pending = self.window.pending
         while pending and self.is_acknowledged(pending[0]):
             head = pending.popleft()
@@ -105,7 +105,7 @@ class Delivery:
             self.release_if_done(batch, effects)
 
     def make_room(self, *, is_store_away: bool) -> list[WriterEffect]:
-        """Stop waiting for bookies with broken streams, if only they hold batches back."""
+        """Stop waiting for bookies with broken streams, if no other bookies hold batches back."""
         effects: list[WriterEffect] = []
         while not self.window.has_room:
             oldest = next(iter(self.window.retained.values()))
@@ -134,14 +134,14 @@ class Delivery:
         return [SendLac(lac, slots)]
 
     def causes(self, batch: PendingBatch, bookies: Sequence[str]) -> list[str]:
-        """The reasons why bookies have not stored a batch, as text."""
+        """Return the reasons why bookies have not stored a batch, as text."""
         missing = slots_of(batch.slots & ~batch.acked)
         return [self.slots.cause(slot, bookies[slot]) for slot in missing]
 
     # -- slots -----------------------------------------------------------------------------------
 
     def skip(self, slots: int) -> list[WriterEffect]:
-        """Go on without these bookies until they are back."""
+        """Skip these bookies until they are back."""
         effects: list[WriterEffect] = [
             StartTimer(("retry", slot), self.limits.retry_seconds)
             for slot in slots_of(self.slots.quarantine(slots))
@@ -150,12 +150,12 @@ class Delivery:
         return effects
 
     def skip_fenced(self, slots: int) -> list[WriterEffect]:
-        """These bookies say that another client fenced the ledger: go on without them."""
+        """Skip these bookies, which say that another client fenced the ledger."""
         self.slots.fenced |= slots
         return self.skip(slots)
 
     def lose(self, slots: int) -> list[WriterEffect]:
-        """These bookies may have lost what they acknowledged: nothing of theirs counts any more."""
+        """Drop all acknowledgements of these bookies, which may have lost what they stored."""
         effects: list[WriterEffect] = []
         for slot in slots_of(slots & ~self.slots.lost):
             self.epochs[slot] += 1  # answers on their way speak of what is lost
@@ -169,7 +169,7 @@ class Delivery:
         return effects
 
     def disconnect(self, slot: int) -> None:
-        """The slot's stream broke; what was acknowledged on it and not forced is void."""
+        """Note that the slot's stream broke; acknowledgements on it are void unless forced."""
         self.slots.disconnect(slot)
         if self.deferred is not None:
             self.deferred.forget(slot)
@@ -177,7 +177,7 @@ class Delivery:
                 batch.acked &= ~(1 << slot)
 
     def revive(self, slot: int) -> list[WriterEffect]:
-        """Trust a bookie again, and send it everything retained that it has not acknowledged."""
+        """Trust a bookie again, and send it all retained batches that it has not acknowledged."""
         bit = 1 << slot
         self.slots.restore(slot)
         effects: list[WriterEffect] = [
@@ -193,7 +193,7 @@ class Delivery:
         return effects
 
     def probe(self, slot: int) -> list[WriterEffect]:
-        """Try a dead slot, with a batch that needs it if there is one, else with the next."""
+        """Probe a dead slot with a pending batch that needs it, or else with the next batch."""
         if not self.slots.may_probe(slot):
             return []
         bit = 1 << slot
@@ -207,18 +207,18 @@ class Delivery:
     # -- an ensemble change ------------------------------------------------------------------------
 
     def hold(self, change: EnsembleChange) -> None:
-        """The change is proposed: its slots do not count, and its entries are kept."""
+        """Hold a proposed change: its slots do not count, and its entries are kept."""
         self.countable = ~change.replaced
         self.held_from = change.first_entry_id
 
     def end_hold(self, effects: list[WriterEffect]) -> None:
-        """The change is in force or void: confirm and release the held batches."""
+        """Confirm and release the held batches, because the change is in force or void."""
         self.countable, self.held_from = _EVERY_SLOT, _LATER_THAN_ALL
         self.confirm(effects)
         self._release_done(effects)
 
     def take_newcomers(self, change: EnsembleChange) -> list[WriterEffect]:
-        """Other bookies stand in these slots: they owe everything from the change on, no more."""
+        """Put newcomers into slots; they must store the entries from the change on only."""
         replaced = change.replaced
         effects: list[WriterEffect] = []
         for slot in change.newcomers:

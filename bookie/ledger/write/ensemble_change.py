@@ -1,17 +1,18 @@
-"""Replacing bookies of an open ledger: one change, and the slots that wait for one.
+"""Replace bookies of an open ledger: one ensemble change, and the slots that wait for one.
 
-A change appends a fragment that begins after the last add confirmed, in which newcomers stand in
-the place of bookies that failed. Until the store has answered, it may hold the metadata from before
-or the proposed one. The rule that keeps entries safe:
+An ensemble change appends a fragment that begins after the last add confirmed. In the new fragment,
+newcomers stand in the place of bookies that failed. Until the metadata store has answered, it may
+hold the metadata from before or the proposed metadata. This rule keeps entries safe:
 
     For every acknowledged entry, at least Qa holders are members in every version of the metadata
     that the store may hold now.
 
-So while a change is under way, only bookies that stay count, and a batch may be confirmed with Qa
-of those. Everything from the change's first entry on is kept for the newcomers.
+So while a change is under way, only bookies that stay in the ensemble count, and a batch may be
+confirmed with Qa of those. All entries from the change's first entry on are kept for the newcomers.
 
-A change is never given up while it may still arrive. It is proposed again, word for word and with
-the same version, until a compare-and-set answers or the version has moved on.
+A change is never given up while its proposal may still reach the store. The same change is proposed
+again, word for word and with the same version, until a compare-and-set succeeds or the metadata has
+another version.
 
 Source: the BookKeeper protocol document, "Ensemble changes".
 """
@@ -27,7 +28,7 @@ from bookie.ledger.quorum import mask_of
 
 
 class ChangeOutcome(enum.Enum):
-    """The state of a change, by metadata that was read since."""
+    """The state of an ensemble change, by metadata that was read after its proposal."""
 
     DONE = "it is in force"
     UNDECIDED = "the store has not seen it yet, and may still take it"
@@ -42,11 +43,11 @@ class EnsembleChange:
 
     before: LedgerMetadata
     version: int
-    """Version of `before`, for the compare-and-set."""
+    """The metadata version of `before`, for the compare-and-set."""
     first_entry_id: int
-    """The entry after the last add confirmed of the moment of the proposal."""
+    """The entry after the last add confirmed at the time of the proposal."""
     newcomers: Mapping[int, str]
-    """By slot. A bookie that lost its data may be its own successor."""
+    """The new bookies, by slot. A bookie that lost its data may be its own successor."""
 
     @property
     def replaced(self) -> int:
@@ -54,7 +55,7 @@ class EnsembleChange:
 
     @property
     def proposal(self) -> LedgerMetadata:
-        """The metadata with the change. A last fragment without confirmed entries is replaced."""
+        """Return the changed metadata; a last fragment without confirmed entries is replaced."""
         last = self.before.last_fragment
         bookies = tuple(self.newcomers.get(slot, b) for slot, b in enumerate(last.bookies))
         kept = self.before.fragments
@@ -63,7 +64,7 @@ class EnsembleChange:
         return replace(self.before, fragments=(*kept, Fragment(self.first_entry_id, bookies)))
 
     def outcome(self, found: LedgerMetadata, version: int) -> ChangeOutcome:
-        """The state of the change by `found`, the same ledger's metadata read since."""
+        """Return the state of the change by `found`, metadata that was read after the proposal."""
         if found.state is not LedgerState.OPEN:
             return ChangeOutcome.TAKEN
         if version == self.version:
@@ -77,7 +78,7 @@ class EnsembleChange:
 
 
 class Replacements:
-    """Slots that wait for another bookie, and limits of changes. Sets are masks."""
+    """Slots that wait for another bookie, and limits of changes. Sets of slots are masks."""
 
     def __init__(self, changes_per_minute_max: int) -> None:
         self._changes_max = changes_per_minute_max
@@ -86,13 +87,13 @@ class Replacements:
         self.returning = 0
         """Slots with broken streams that have a while to come back."""
         self.urgent = 0
-        """Those of `returning` with only a moment, because an ack quorum needs them."""
+        """Slots of `returning` with only a moment left, because an ack quorum needs them."""
         self.is_choosing = False
-        """Newcomers were asked for."""
+        """True if newcomers were asked for, and the answer has not come."""
         self.lacks_spares = False
-        """No newcomer was found lately; nobody is asked for a while."""
+        """True for a while after no newcomer was found: no search is made then."""
         self.left = changes_per_minute_max
-        """Changes that may begin now."""
+        """How many changes may begin now."""
 
     @property
     def are_allowed(self) -> bool:
@@ -106,18 +107,18 @@ class Replacements:
 
     @property
     def limit_spent(self) -> int:
-        """The limit of changes a minute, if slots that are due have to wait for it; else 0."""
+        """The limit of changes a minute, if due slots have to wait because it is spent; else 0."""
         return self._changes_max if self.due and self.left <= 0 else 0
 
     def want(self, slots: int) -> None:
-        """These slots need another bookie now."""
+        """Note that these slots need another bookie now."""
         if self.are_allowed:
             self.due |= slots
             self.returning &= ~slots
             self.urgent &= ~slots
 
     def keep(self, slots: int) -> None:
-        """These slots do not need another bookie."""
+        """Note that these slots do not need another bookie."""
         self.due &= ~slots
         self.returning &= ~slots
         self.urgent &= ~slots

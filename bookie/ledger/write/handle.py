@@ -7,7 +7,7 @@
        └── futures ◀── appends ◀────┼─┘                 answers ◀────────────────┘
 
 The queue is flushed once per turn of the event loop. Appends of one turn share a batch, and a lone
-append waits for no timer. After the flush everything costs per batch, not per entry.
+append waits for no timer. After the flush, all work is done per batch, not per entry.
 """
 
 from __future__ import annotations
@@ -83,15 +83,15 @@ _log = event_log(__name__)
 
 
 class LacSent:
-    """A LAC that was published on its own, until every reader is sure to hear of it."""
+    """A LAC that was published without entries; kept until every reader is sure to hear of it."""
 
     def __init__(self, missing: int) -> None:
         self.missing = missing
-        """Answers still needed until every reader hears of the LAC from one of its bookies."""
+        """Number of answers still needed until every reader can hear of the LAC from a bookie."""
         self.told = asyncio.Event()
 
     def answered(self) -> None:
-        """A bookie has answered."""
+        """Note that a bookie has answered."""
         self.missing -= 1
         if self.missing <= 0:
             self.told.set()
@@ -100,11 +100,12 @@ class LacSent:
 class WriterHandle:
     """Appends to one ledger, as its only writer. Made by `BookKeeper.create_ledger`.
 
-    Appends are durable on the ack quorum when they return, and readable by others a moment later:
-    the bookies are told at once. A process that is killed in between leaves that to a recovery.
-    Appends may be concurrent; ids follow the order of the calls. `async with` closes the ledger.
-    All calls come from the event loop that made the writer; others raise BadRequestError. A writer
-    that is dropped without `close` leaves its ledger open, and a ResourceWarning says so.
+    An append is durable on the ack quorum when it returns. Others can read the entry a moment
+    later, because the bookies are told the new LAC at once. If the process is killed before the
+    bookies are told, a recovery makes the entry readable. Appends may be concurrent; ids follow the
+    order of the calls. `async with` closes the ledger. All calls must come from the event loop that
+    made the writer; other calls raise BadRequestError. A writer that is dropped without `close`
+    leaves its ledger open, and a ResourceWarning says so.
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class WriterHandle:
         *,
         deferred_sync: bool = False,
     ) -> None:
-        """`incarnations` of the bookies were learnt before the ledger was created.
+        """`incarnations` are those of the bookies, learnt before the ledger was created.
 
         Without `ensembles` no bookie is ever replaced.
         """
@@ -148,14 +149,14 @@ class WriterHandle:
             settings.batch_bytes_max,
         )
         self._taken = PendingAppends()
-        """The group that the next `SendBatch` packs."""
+        """The group of appends that the next `SendBatch` packs."""
         self._unconfirmed: dict[int, PendingAppends] = {}
         self._requests: dict[int, dict[int, Request]] = {}
-        """By batch and slot: the request as it goes over the wire, kept for sending it again."""
+        """The encoded requests, by batch and slot; they are kept so that they can be sent again."""
         self._in_flight = InFlightWindow(
             settings.in_flight_entries_max, settings.in_flight_bytes_max
         )
-        """Appends that are not confirmed."""
+        """Counts the appends that are not confirmed yet, and limits them."""
         self._flush_scheduled = False
         self._skipped = 0
         """The slots that were dead after the last step."""
@@ -163,9 +164,9 @@ class WriterHandle:
         """The error of every further append; None while appends are taken."""
         self._abandoned = False
         self._lac_sent = LacSent(0)
-        """The LAC that was published on its own last, if not all have answered."""
+        """The LAC that was last published without entries, if not all bookies have answered."""
         self._on_client_closed = partial(_abandon, weakref.ref(self))
-        """Weak: the pool must not keep a writer that its user dropped."""
+        """Weak, because the pool must not keep a writer alive that its user dropped."""
         self._closers: list[asyncio.Future[LedgerMetadata]] = []
         self._forcers: list[asyncio.Future[None]] = []
         self._flushers = ConfirmationWaiters()
@@ -209,7 +210,7 @@ class WriterHandle:
 
     @property
     def last_add_confirmed(self) -> int:
-        """The last entry that is durable, and before which all are; -1 if none is."""
+        """The last entry up to which all entries are durable; -1 if there is none."""
         return self._machine.last_add_confirmed
 
     @property
@@ -234,7 +235,7 @@ class WriterHandle:
 
     @property
     def failure(self) -> BookieError | None:
-        """The error of further appends, also after `close`; None while appends are taken."""
+        """The error of further appends, also after `close`; None while appends are accepted."""
         return self._refusal
 
     @property
@@ -245,8 +246,9 @@ class WriterHandle:
     async def append(self, payload: Payload) -> int:
         """Append one entry and return its id.
 
-        Returns when the entry is durable on the ack quorum (with deferred sync: written there). A
-        caller that is cancelled stops waiting; the entry may be written all the same.
+        The call returns when the entry is durable on the ack quorum (with deferred sync: when it is
+        written there). A caller that is cancelled stops waiting; the entry may be written all the
+        same.
 
         Raises:
             BadRequestError: the payload does not fit into an entry, or the call comes from another
@@ -284,8 +286,8 @@ class WriterHandle:
     async def append_many(self, payloads: Iterable[Payload]) -> range:
         """Append many entries in order and return their ids, which are consecutive.
 
-        Returns when all are durable; one wait for many entries. Cancellation and errors are those
-        of `append`; after an error a prefix of the entries may be durable.
+        The call returns when all entries are durable: one wait for many entries. Cancellation and
+        errors are those of `append`; after an error a prefix of the entries may be durable.
         """
         self._require_here()
         entries = checked_payloads(payloads)
@@ -302,8 +304,9 @@ class WriterHandle:
     def submit(self, new: NewEntries) -> asyncio.Future[range]:
         """Append entries without waiting for room; the future gets their ids when all are durable.
 
-        For callers that bound what is unconfirmed themselves, and must know the ids at once: those
-        from ``last_entry_id + 1`` on. The future raises what `append` raises.
+        `submit` is for callers that limit their unconfirmed entries themselves, and must know the
+        ids at once. The new ids begin with the ``last_entry_id + 1`` of before the call. The future
+        raises what `append` raises.
 
         Raises:
             BadRequestError, BookieError: as `append` does at once; nothing was appended.
@@ -334,7 +337,7 @@ class WriterHandle:
             await waiter
 
     async def force(self) -> None:
-        """Make all returned deferred-sync appends durable.
+        """Make all entries durable whose deferred-sync appends have returned.
 
         Raises:
             NotEnoughBookiesError: not on an ack quorum; appends that are not durable may be lost.
@@ -349,11 +352,12 @@ class WriterHandle:
         await waiter
 
     async def close(self) -> LedgerMetadata:
-        """Confirm what is pending, then close the ledger; returns its final metadata.
+        """Confirm pending entries, then close the ledger; return its final metadata.
 
-        Nothing can be appended after the call was made. Closing twice is no error. A failed writer
-        closes at its last confirmed entry, if the ledger is its own and no append that returned is
-        cut off. A caller that is cancelled stops waiting; the ledger is closed all the same.
+        After this call, nothing can be appended. Closing twice is no error. A failed writer closes
+        the ledger at its last confirmed entry, if no other client has taken the ledger and no
+        append that returned is cut off. A caller that is cancelled stops waiting; the ledger is
+        closed all the same.
 
         Raises:
             LedgerFencedError: another client is recovering the ledger.
@@ -388,7 +392,7 @@ class WriterHandle:
     # -- for the client that owns the handle -------------------------------------------------------
 
     def start(self, lost: Collection[str] = ()) -> None:
-        """Begin to use the bookies' lanes, except those of `lost`: they have other incarnations."""
+        """Begin to use the lanes of all bookies except `lost`, which have other incarnations."""
         self._pool.on_close(self._on_client_closed)
         self._lanes.join(lost)
 
@@ -396,7 +400,7 @@ class WriterHandle:
         self._step(event)
 
     def abandon(self) -> None:
-        """End with the client: waiting appends get an error, and their outcome is unknown."""
+        """End the writer with its client: waiting appends fail; their outcome is unknown."""
         if self._abandoned:
             return
         error = ClientClosedError("the client was closed while an operation was under way")
@@ -409,7 +413,7 @@ class WriterHandle:
         self._forced(error)
 
     def _require_here(self) -> None:
-        """Refuse calls of other threads and event loops.
+        """Refuse calls from other threads and event loops.
 
         Raises:
             BadRequestError: the call is one; nothing was done.
@@ -425,7 +429,7 @@ class WriterHandle:
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        """Cut batches while the machine takes them; then publish the LAC, or close."""
+        """Cut batches while the state machine takes them; then publish the LAC, or close."""
         self._flush_scheduled = False
         queue, machine = self._queue, self._machine
         overhead = queue.overhead_bytes
@@ -454,7 +458,7 @@ class WriterHandle:
             self._note_skipped()
 
     def _note_skipped(self) -> None:
-        """Log which bookies the writer goes on without, and which it counts on again."""
+        """Log which bookies the writer skips from now on, and which it counts on again."""
         before, self._skipped = self._skipped, self._machine.slots.dead
         for slot in slots_of(before ^ self._skipped):
             bookie_id = self._machine.metadata.last_fragment.bookies[slot]
@@ -529,7 +533,7 @@ class WriterHandle:
             self._lanes.send(slot, request, on_answer)
 
     def _tell_lac(self) -> None:
-        """Publish a LAC that no request has carried: no request will follow."""
+        """Publish the LAC if no request has carried it, because no request will follow."""
         machine = self._machine
         if machine.last_add_confirmed > machine.lac_carried and not self.is_closed:
             self._send_lac(machine.last_add_confirmed, machine.slots.up)
@@ -578,7 +582,7 @@ class WriterHandle:
         self._flushers.confirmed(self._machine.last_add_confirmed)
 
     def _fail(self, error: BookieError) -> None:
-        """End the writer: unconfirmed appends have an unknown outcome, and none is taken."""
+        """End the writer: unconfirmed appends fail with unknown outcome; new ones are refused."""
         self._refusal = error
         groups = list(self._unconfirmed.values())
         while self._queue:
@@ -633,7 +637,7 @@ def _fire(on_timer: weakref.WeakMethod[Callable[[TimerId], None]], timer: TimerI
 
 
 def _abandon(writer: weakref.ref[WriterHandle]) -> None:
-    """Abandon a writer with its client, unless the writer was dropped."""
+    """Abandon a writer because its client is closed, unless the writer was dropped."""
     handle = writer()
     if handle is not None:
         handle.abandon()

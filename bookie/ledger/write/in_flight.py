@@ -1,7 +1,7 @@
-"""The in-flight window of a writer: bounds on what is unconfirmed, and the queue for room.
+"""The in-flight window of a writer: bounds on unconfirmed appends, and a queue for room.
 
 Entry ids follow the order in which appends were called. So a caller that finds no room waits in a
-queue. A later caller joins the queue even if there is room by then; `is_blocked` says so.
+queue. A later caller joins the queue even if there is room by then; `is_blocked` tells it to wait.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 Turn = asyncio.Future[None]
-"""A place in the queue; done once it is its turn."""
+"""A place in the queue; the future is done once the turn has come."""
 
 
 class InFlightWindow:
@@ -27,11 +27,11 @@ class InFlightWindow:
         self._is_open = True
         self._is_held = False
         self.is_blocked = False
-        """True if an append has to `wait`. An attribute, because every append reads it."""
+        """True if an append has to `wait`; an attribute, because every append reads it."""
 
     @contextmanager
     def turn(self) -> Iterator[Turn]:
-        """Take a place in the queue at once, also if there is room; `wait` for it in the block."""
+        """Take a place in the queue at once, even if there is room; `wait` for the turn inside."""
         turn = self._join()
         try:
             yield turn
@@ -39,7 +39,7 @@ class InFlightWindow:
             self._leave(turn)
 
     async def wait(self, turn: Turn | None = None) -> None:
-        """Wait for the caller's turn; the caller goes on to `take` without awaiting in between."""
+        """Wait for the caller's turn; the caller must then call `take` without an await between."""
         if turn is None:
             turn = self._join()
         try:
@@ -52,14 +52,14 @@ class InFlightWindow:
             self._update()
 
     def take(self, entries: int, size: int) -> None:
-        """Hold more, even beyond a bound: an entry larger than all room must pass."""
+        """Count new entries and bytes, even beyond a bound: an entry larger than it must pass."""
         self._entries += entries
         self._bytes += size
         if self.is_blocked or self._bytes >= self._bytes_max or self._entries >= self._entries_max:
             self._update()
 
     def give_back(self, entries: int, size: int) -> None:
-        """Hold less."""
+        """Count these entries and bytes no longer."""
         self._entries -= entries
         self._bytes -= size
         self._update()
@@ -75,7 +75,7 @@ class InFlightWindow:
         self._update()
 
     def let_all_in(self) -> None:
-        """Release all callers after the writer has ended: each gets its error."""
+        """Release all callers after the writer has ended: each gets the writer's error."""
         self._is_open = False
         self._update()
 

@@ -1,4 +1,4 @@
-"""A writer's dealings with the metadata of its ledger: one operation at a time.
+"""A writer's operations on the metadata of its ledger, one operation at a time.
 
 ========= ==========================================================================================
 operation what happens, and what ends it
@@ -10,7 +10,8 @@ close     compare-and-set CLOSED; after a conflict read, and try again while the
           -> CloseDone or CloseRefused
 ========= ==========================================================================================
 
-Every read is synced. One that follows a conflict, or no answer, comes after a pause.
+The store is synced before every read. A read that follows a conflict, or an operation without an
+answer, comes after a pause.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from bookie.ledger.write.ensemble_change import ChangeOutcome, EnsembleChange
 from bookie.ledger.write.pending import WriterLimits
 
 REREAD = ("reread", 0)
-"""The timer before a read; it must come to `LedgerOwnership.on_timer`."""
+"""The timer before a read; when it fires, call `LedgerOwnership.on_timer`."""
 
 MetadataAnswer: TypeAlias = MetadataRead | MetadataWritten | MetadataConflict | MetadataFailed
 MetadataEffect: TypeAlias = ReadMetadata | WriteMetadata | StartTimer
@@ -52,12 +53,12 @@ MetadataEffect: TypeAlias = ReadMetadata | WriteMetadata | StartTimer
 
 @dataclass(frozen=True, slots=True)
 class StillOurs:
-    """Nobody has taken the ledger."""
+    """No other client has taken the ledger."""
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerTaken:
-    """The writer has ended: the ledger is another client's, or does not exist."""
+    """The writer has ended: another client has taken the ledger, or the ledger does not exist."""
 
     error: BookieError
 
@@ -69,24 +70,24 @@ class CheckFailed:
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """The change is in force."""
+    """The ensemble change is in force."""
 
     change: EnsembleChange
 
 
 @dataclass(frozen=True, slots=True)
 class Overtaken:
-    """The change will never happen; the ledger is still ours."""
+    """The ensemble change will never happen; no other client has taken the ledger."""
 
 
 @dataclass(frozen=True, slots=True)
 class CloseDone:
-    """The ledger is CLOSED as the writer wanted it."""
+    """The ledger is CLOSED as the writer wanted."""
 
 
 @dataclass(frozen=True, slots=True)
 class CloseRefused:
-    """Somebody else closed it, or its state is unknown."""
+    """Another client closed the ledger, or its state is unknown."""
 
     error: BookieError
 
@@ -110,9 +111,9 @@ class LedgerOwnership:
         """The metadata last known to be in force."""
         self.version = version
         self.change: EnsembleChange | None = None
-        """The change under way: the store may hold it or not."""
+        """The ensemble change under way: the store may hold it or not."""
         self.silence: BookieError | None = None
-        """The store's last failure while a change is under way."""
+        """The store's last failure during the ensemble change under way."""
         self._limits = limits
         self._operation: _Operation | None = None
         self._end = (-1, 0)
@@ -123,18 +124,18 @@ class LedgerOwnership:
         return self._operation is not None
 
     def check(self) -> list[MetadataEffect]:
-        """Read the metadata: is the ledger still ours?"""
+        """Read the metadata, to check that no other client has taken the ledger."""
         self._begin(_Operation.CHECK)
         return [ReadMetadata()]
 
     def propose(self, change: EnsembleChange) -> list[MetadataEffect]:
-        """Let other bookies stand in some slots."""
+        """Propose an ensemble change, with other bookies in some slots."""
         self._begin(_Operation.CHANGE)
         self.change = change
         return [WriteMetadata(change.proposal, change.version)]
 
     def close(self, last_entry_id: int, length: int) -> list[MetadataEffect]:
-        """Close the ledger there."""
+        """Close the ledger at `last_entry_id`, with `length` payload bytes."""
         self._begin(_Operation.CLOSE)
         self._end = last_entry_id, length
         return self._write_closed()
@@ -144,7 +145,7 @@ class LedgerOwnership:
         return [ReadMetadata()] if is_reading else []
 
     def step(self, event: MetadataAnswer) -> tuple[list[MetadataEffect], Outcome | None]:
-        """Take the store's answer: what to do next, and the outcome if the operation has ended."""
+        """Handle the store's answer; return the next effects, and the outcome at the end."""
         match self._operation:
             case _Operation.CHECK:
                 effects, outcome = self._on_check(event)

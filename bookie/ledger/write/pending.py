@@ -1,4 +1,4 @@
-"""Batches that a writer holds: not confirmed, or not on all bookies yet; and its bounds."""
+"""Batches that are not confirmed or not on all bookies yet, and the bounds of a writer."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ class WriterLimits:
     add_timeout_seconds: float = 5.0
     """Time that a batch waits for a bookie before the bookie counts as failed."""
     in_flight_bytes_max: int = 64 * 1024 * 1024
-    """Payload bytes retained before no further batch is taken."""
+    """Payload bytes of retained batches at which the writer takes no further batch."""
     in_flight_batches_max: int = 1024
-    """Batches retained before no further batch is taken."""
+    """Number of retained batches at which the writer takes no further batch."""
     unforced_batches_max: int = 4096
-    """Deferred sync: confirmed batches after which the writer forces on its own."""
+    """With deferred sync: number of confirmed batches after which the writer starts a force."""
     eager_batches_max: int = 4
-    """Pending batches beyond which a batch that may still grow waits: batches grow with load."""
+    """With this many pending batches, a batch that may grow waits; so batches grow with load."""
     retry_seconds: float = 1.0
     """Time that a dead slot with an open stream is left alone before it is probed."""
     resend_seconds: float = 0.1
     """Time that a bookie is left alone after TOO_MANY_REQUESTS."""
     reread_seconds: float = 0.05
-    """The first pause after a lost compare-and-set; each next one is twice as long."""
+    """The first pause after a failed compare-and-set; each next pause is twice as long."""
     reread_seconds_max: float = 1.0
     replace_after_seconds: float = 3.0
     """Time for a broken stream to come back before its bookie is replaced."""
     urgent_seconds: float = 0.1
-    """The same, when the others are too few for an ack quorum."""
+    """Time for a broken stream to come back, if the other bookies make no ack quorum."""
     spare_seconds: float = 1.0
-    """Pause of the search for newcomers after a search without a result."""
+    """Pause before the next search for newcomers, after a search that found none."""
     changes_per_minute_max: int = 20
     """Ensemble changes; 0 never replaces a bookie. Each counts for a minute from its proposal. An
     append that lacks an ack quorum waits for the limit, at most as long as its add timeout."""
@@ -53,18 +53,18 @@ class PendingBatch:
     number: int
     last_entry_id: int
     length_after: int
-    """Accumulated payload bytes of the ledger up to and with this batch."""
+    """Accumulated payload bytes of the ledger up to the end of this batch."""
     payload_bytes: int
     classes: Iterable[int]
     slots: int
-    """The slots that store any of its entries."""
+    """The slots that store any entry of the batch."""
     acked: int = 0
-    """The slots that acknowledged all entries that they store of it."""
+    """The slots that acknowledged every entry of the batch that they should store."""
     confirmed: bool = False
     checksum_failed: int = 0
-    """The slots to which its bytes once arrived broken."""
+    """The slots that once got damaged bytes of the batch."""
     overdue: bool = False
-    """True if its add timeout has passed while bookies were being replaced."""
+    """True if the batch's add timeout has passed while bookies were being replaced."""
 
 
 class BatchWindow:
@@ -80,9 +80,9 @@ class BatchWindow:
         self.length_confirmed = 0
         """Accumulated payload bytes up to the LAC: the ledger's length if it is closed now."""
         self.pending: deque[PendingBatch] = deque()
-        """Not confirmed, in id order. Always a subset of `retained`."""
+        """Batches that are not confirmed, in id order; always a subset of `retained`."""
         self.retained: dict[int, PendingBatch] = {}
-        """By number, in id order."""
+        """Batches that are not released, by their numbers, in id order."""
         self.retained_bytes = 0
         self._made = 0
 
@@ -110,7 +110,7 @@ class BatchWindow:
         return batch
 
     def advance(self, batch: PendingBatch) -> None:
-        """The LAC moves to the end of `batch`."""
+        """Move the LAC to the end of `batch`."""
         assert batch.last_entry_id > self.last_add_confirmed
         self.last_add_confirmed = batch.last_entry_id
         self.length_confirmed = batch.length_after

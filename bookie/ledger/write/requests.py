@@ -1,4 +1,4 @@
-"""Add requests as bytes: packed once, encoded once, one object for every bookie that gets it."""
+"""Encode add requests: each is packed and encoded once, as one object for all bookies."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class RequestEncoder:
     def batch(
         self, plan: SendBatch, payloads: Sequence[bytes], shared: Sequence[SharedPrefix]
     ) -> dict[int, Request]:
-        """The request for each slot that stores any of these entries; equal ones are one object."""
+        """Make one request for each slot that stores entries; equal requests are one object."""
         first, count = plan.first_entry_id, plan.count
         batch = pack_batch(
             self._ledger_id,
@@ -64,7 +64,7 @@ class RequestEncoder:
         return requests
 
     def entries(self, batch: EntryBatch, *, recovery: bool = False) -> Request:
-        """A request that stores these packets."""
+        """Make a request that stores these packets."""
         request_id = self._next_request_id()
         return request_id, encode_add_request(
             request_id,
@@ -77,7 +77,7 @@ class RequestEncoder:
         )
 
     def lac(self, last_add_confirmed: int) -> Request:
-        """A request that publishes the LAC, with no entries."""
+        """Make a request that publishes the LAC, with no entries."""
         request_id = self._next_request_id()
         packet = pack_lac(self._ledger_id, last_add_confirmed, self.digester)
         return request_id, encode_add_request(

@@ -11,7 +11,7 @@ dead     it failed (by a status or the add timeout): skipped as long as the othe
 lost     dead for good: it may have lost what it acknowledged, or says that the ledger is fenced
 ======== ===========================================================================================
 
-There is one probe at a time, because requests must not pile up at a silent bookie.
+A dead slot has one probe at a time, because requests must not pile up at a silent bookie.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from bookie.ledger.quorum import slots_of
 
 
 class Slots:
-    """Sets of slots as masks, and the probes under way."""
+    """The states of slots, as masks, and the probes under way."""
 
     def __init__(self) -> None:
         self.connected = 0
         self.broken = 0
-        """Their streams broke, or could not be opened, and have not come back."""
+        """Slots whose streams broke, or could not be opened, and have not come back."""
         self.dead = 0
         self.lost = 0
-        """Always among the dead."""
+        """The lost slots; all of them are dead."""
         self.probing = 0
         """Dead slots that get the next batch as a probe."""
         self.probes: dict[int, int] = {}
-        """By dead slot: the batch that probes it and is not answered."""
+        """The unanswered batch that probes each dead slot, by slot."""
         self.refusals: dict[int, str] = {}
-        """By slot: its bookie's reason for refusing an add since it was trusted last."""
+        """By slot: why its bookie refused an add since the writer last trusted the bookie."""
 
         self.fenced = 0
-        """Slots whose bookies answered FENCED. The cause of a slot is then a fence, and no loss."""
+        """Slots whose bookies answered FENCED; `cause` then names a fence, not a loss."""
         self.newcomers = 0
         """Slots whose bookies are new in the ensemble and have not been up yet."""
 
     @property
     def failing(self) -> int:
-        """The slots that do not answer, as far as is known."""
+        """The slots that are known not to answer."""
         return self.broken | self.dead
 
     @property
@@ -51,7 +51,7 @@ class Slots:
         return self.connected & ~self.dead
 
     def connect(self, slot: int) -> None:
-        """Its stream opened: it is up, unless it is lost."""
+        """Note that the slot's stream opened: the slot is up, unless it is lost."""
         if self.lost >> slot & 1:
             return
         self.connected |= 1 << slot
@@ -59,20 +59,20 @@ class Slots:
         self.restore(slot)
 
     def disconnect(self, slot: int) -> None:
-        """Its stream broke: it is down, or dead as before."""
+        """Note that the slot's stream broke: the slot is down, or dead as before."""
         self.connected &= ~(1 << slot)
         self.broken |= 1 << slot
         self.probing &= ~(1 << slot)
         self.probes.pop(slot, None)
 
     def quarantine(self, slots: int) -> int:
-        """Take failed slots out of service; returns those that were in service before."""
+        """Take failed slots out of service; return those that were in service before."""
         new = slots & ~self.dead
         self.dead |= slots
         return new
 
     def lose(self, slot: int) -> None:
-        """Its acknowledgements are void. It gets nothing more."""
+        """Mark a slot as lost: its acknowledgements are void, and it gets nothing more."""
         self.disconnect(slot)
         self.dead |= 1 << slot
         self.lost |= 1 << slot
@@ -87,7 +87,7 @@ class Slots:
         self.refusals.pop(slot, None)
 
     def renew(self, slot: int) -> None:
-        """Another bookie stands in the slot, and nothing is known about it."""
+        """Reset the slot for a new bookie, about which nothing is known."""
         keep = ~(1 << slot)
         self.lost &= keep
         self.fenced &= keep
@@ -100,14 +100,14 @@ class Slots:
         return bool(self.dead & self.connected & 1 << slot) and slot not in self.probes
 
     def targets(self, slots: int, batch: int) -> int:
-        """Those of `slots` that a new batch is sent to. It probes those that wait for a probe."""
+        """Return those of `slots` that get a new batch; it probes slots that wait for a probe."""
         probed = slots & self.probing & self.connected
         self.probing &= ~probed
         self.probes.update(dict.fromkeys(slots_of(probed), batch))
         return slots & self.up | probed
 
     def cause(self, slot: int, bookie_id: str) -> str:
-        """The reason why the bookie of a slot has not acknowledged a batch, as text."""
+        """Return the reason why the bookie of a slot has not acknowledged a batch, as text."""
         if self.fenced & self.dead & 1 << slot:
             return f"{bookie_id}: it says that another client fenced the ledger"
         if self.lost >> slot & 1:

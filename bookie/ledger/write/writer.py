@@ -1,15 +1,17 @@
 """The one writer of a ledger: it sends batches to bookies and decides when they are durable.
 
-The driver keeps the payloads. Whenever `may_append` allows, it cuts its queue into **batches** of
-at most 4096 entries or 1 MiB (`BATCH_ENTRIES_MAX`, `BATCH_SIZE_BYTES_MAX`). The machine gets only
-the numbers of entries and bytes. It gives the batch its ids, sends it, confirms it, and says when
-its bytes may be dropped. No code here runs per entry.
+The driver keeps the payloads. Whenever `may_append` allows it, the driver cuts its queue into
+**batches** of at most 4096 entries or 1 MiB (`BATCH_ENTRIES_MAX`, `BATCH_SIZE_BYTES_MAX`). The
+state machine gets only the numbers of entries and bytes. The state machine gives the batch its ids,
+sends it, confirms it, and says when its bytes may be dropped. No code in this module runs per
+entry.
 
 A batch is **pending** until it is confirmed: every class in it has Qa acknowledgements, and all
-batches before it are confirmed. The last add confirmed (LAC) moves only then, to the batch's last
-id. A batch is **retained** until every slot that the writer still waits for has answered. So a
-bookie that reconnects gets what it missed, and a slow bookie holds the writer back. A bookie that
-fails is skipped (`slots`) as long as the others can acknowledge, and replaced if there is a spare.
+batches before it are confirmed. The last add confirmed (LAC) moves only when a batch is confirmed,
+to the batch's last id. A batch is **retained** until every slot that the writer still waits for has
+answered. So a bookie that reconnects gets the batches that it missed, and a slow bookie holds the
+writer back. A bookie that fails is skipped (`slots`) as long as the others can acknowledge, and
+replaced if there is a spare bookie.
 
 ======== ===========================================================================================
 state    leaves when
@@ -22,32 +24,37 @@ STUCK    Close -> DRAINING
 CLOSED   never
 ======== ===========================================================================================
 
-A writer that failed (`error` is set) never acknowledges again. It may still be closed at its LAC,
-except if another client has taken the ledger over, or if confirmed entries are unsynced.
+A writer that failed (`error` is set) never acknowledges again. A failed writer may still close the
+ledger at its LAC, except if another client has taken the ledger over, or if confirmed entries are
+unsynced.
 
-**Fenced, or not.** A bookie that answers FENCED is skipped while the metadata is read again. If
-the ledger is still OPEN and ours, the bookie failed, or somebody fenced it without a recovery. It
-is lost, and errors say that it was fenced. Otherwise the writer fails.
+**Fenced, or not.** A bookie that answers FENCED is skipped while the metadata is read again. If the
+ledger is still OPEN and this writer's, the bookie failed, or somebody fenced the ledger without a
+recovery. If the ledger is still this writer's, the bookie counts as lost, and errors say that the
+ledger was fenced there. If another client has taken the ledger, the writer fails.
 
 **Lost bookies.** A bookie that comes back with another incarnation may have lost what it had
-acknowledged. Its acknowledgements of unconfirmed batches are void. It may come back only as a
-newcomer.
+acknowledged. The acknowledgements of a lost bookie for unconfirmed batches are void. A lost bookie
+may come back only as a newcomer.
 
-**Replacing bookies** (`ensemble_change`). A slot is due when its bookie refuses, misses its
-deadline or is lost. It is also due when its stream stays broken for a while: only a moment, if the
-others are too few for an ack quorum. While a change is under way, its slots do not count. Nothing
-from its first entry on is released meanwhile. Then the newcomers get everything from there on.
-Earlier entries no longer wait for the old bookies. Slots that fail meanwhile are due for the next
-change. When the limit of changes a minute is spent, slots stay due. Appends go on with an ack
-quorum. Without one they wait until a change may begin again. A batch whose deadline comes first
-ends the writer.
+**Replacing bookies** (`ensemble_change`). A slot is due for another bookie when its bookie refuses,
+misses its deadline or is lost. A slot is also due when its stream stays broken for a while, or only
+for a moment if the other slots are too few for an ack quorum. While an ensemble change is under
+way, the slots that it replaces do not count. During a change, no entry from the change's first
+entry on is released. After a change, the newcomers get all entries from the change's first entry
+on. Entries before a change no longer wait for the old bookies. Slots that fail during a change are
+due for the next change. When the limit of changes a minute is spent, slots stay due. Appends go on
+as long as there is an ack quorum. Appends without an ack quorum wait until a change may begin
+again. If a batch misses its deadline while it waits, the writer ends.
 
-**Epochs.** Each slot has one: answers and events of another epoch count for nothing. Two answers
-are heard all the same, because they may be about the ledger: FENCED and UNAUTHORIZED.
+**Epochs.** Each slot has an epoch: answers and events of another epoch of the slot count for
+nothing. Only the answers FENCED and UNAUTHORIZED count in any epoch, because they may be about the
+ledger.
 
 **Deferred sync.** Batches are confirmed when they are written, not synced; the LAC follows only
-after a force. An acknowledgement that was not forced is void when the stream it came on breaks.
-Bookies are never replaced: the rule of changes is not proven for unsynced entries.
+after a force. An acknowledgement that was not forced is void when the stream that it came on
+breaks. With deferred sync, bookies are never replaced, because the rule of ensemble changes is not
+proven for unsynced entries.
 
 Source: the BookKeeper protocol document, "Writing to ledgers" and "Closing a ledger as a writer".
 """
@@ -124,7 +131,7 @@ _ENDING_STATUSES = FATAL_STATUSES | {Status.FENCED, Status.WRONG_INCARNATION}
 _CHANGE_WINDOW_SECONDS = 60.0
 
 _FORMER_BOOKIE = 1 << ENSEMBLE_SIZE_MAX
-"""Among the slots that answered FENCED: a bookie that does not stand in a slot any more."""
+"""Bit in `fenced_by` of a bookie that answered FENCED and is not in the ensemble any more."""
 
 
 class LedgerWriter:
@@ -149,7 +156,7 @@ class LedgerWriter:
         self.state = WriterState.OPEN
         self.error: BookieError | None = None
         self.fenced_by = 0
-        """Slots that answered FENCED, while the metadata has not confirmed or denied it."""
+        """Slots that answered FENCED, until the metadata confirms or denies the fence."""
         self._check_is_paused = False
         self._changes_begun = 0
 
@@ -179,7 +186,7 @@ class LedgerWriter:
 
     @property
     def is_under_replicated(self) -> bool:
-        """True if some slot is skipped or due, so that new entries get fewer than Qw copies."""
+        """True if a slot is skipped or needs a bookie: new entries get fewer than Qw copies."""
         return self.slots.dead | self.replacements.due != 0
 
     @property
@@ -194,7 +201,7 @@ class LedgerWriter:
         return self.state in (WriterState.OPEN, WriterState.DRAINING)
 
     def step(self, event: WriterEvent) -> list[WriterEffect]:  # noqa: C901, PLR0912  (a table)
-        """Take one event; the effects must be carried out in their order."""
+        """Handle one event; return the effects, which must be carried out in their order."""
         match event:
             case AddAnswered():
                 effects = self._on_answer(event)
@@ -272,7 +279,7 @@ class LedgerWriter:
         return self._bury(bit)
 
     def _on_refusal(self, slot: int, epoch: int, status: Status, said: str) -> list[WriterEffect]:
-        """An answer that may end the writer, or its use of the slot; nothing else is done."""
+        """Handle only answers that may end the writer, or its use of the slot."""
         if self._is_closed:
             return []
         if epoch != self.epochs[slot]:
@@ -287,7 +294,7 @@ class LedgerWriter:
         return self._check_fence(1 << slot) if status is Status.FENCED else []
 
     def _settle(self, batch: PendingBatch) -> list[WriterEffect]:
-        """After new acknowledgements of `batch`: confirm and release what can be."""
+        """Confirm and release what is possible after new acknowledgements of `batch`."""
         effects: list[WriterEffect] = []
         if batch.confirmed:
             self.delivery.release_if_done(batch, effects)
@@ -305,17 +312,17 @@ class LedgerWriter:
     # -- slots -------------------------------------------------------------------------------------
 
     def _bury(self, slots: int) -> list[WriterEffect]:
-        """These bookies failed: go on without them, and replace them."""
+        """Skip bookies that failed, and mark their slots for replacement."""
         self.replacements.want(slots)
         return self.delivery.skip(slots) + self._await_returns()
 
     def _lose(self, slots: int) -> list[WriterEffect]:
-        """These bookies may have lost what they acknowledged: replace them."""
+        """Void acknowledgements of bookies that may have lost data; mark them for replacement."""
         self.replacements.want(slots)
         return self.delivery.lose(slots) + self._await_returns()
 
     def _revive(self, slot: int) -> list[WriterEffect]:
-        """Trust a bookie again, and bring it up to date."""
+        """Trust a bookie again, and send it what it missed."""
         bit = 1 << slot
         self.replacements.keep(bit)
         return self.delivery.revive(slot) or self._publish_lac(bit, again=True)
@@ -388,7 +395,7 @@ class LedgerWriter:
         return self._fail(no_ack_quorum(self.metadata.ledger_id, seconds, causes, limit))
 
     def _fail(self, error: BookieError) -> list[WriterEffect]:
-        """End the writer. Batches that are not acknowledged have an unknown outcome."""
+        """End the writer; batches that are not acknowledged have an unknown outcome."""
         if self.error is not None:
             return []
         self.error = error = end_of_writer(error, self.metadata.ledger_id)
@@ -406,7 +413,7 @@ class LedgerWriter:
     # -- replacing bookies -------------------------------------------------------------------------
 
     def _await_returns(self, leaving: int = 0) -> list[WriterEffect]:
-        """Give broken streams a while to come back; only a moment if they are needed."""
+        """Give broken streams a while to come back; only a moment if an ack quorum needs them."""
         replacements = self.replacements
         if not replacements.are_allowed or self.error is not None:
             return []
@@ -431,7 +438,7 @@ class LedgerWriter:
         return []
 
     def _begin_change(self) -> list[WriterEffect]:
-        """Ask for newcomers, if slots are due and somebody waits for them or may come to."""
+        """Ask for newcomers, if slots need a bookie and appends wait or may still come."""
         is_needed = self.state is WriterState.OPEN or self.window.pending
         if self.error is not None or not is_needed or not self.replacements.may_begin:
             return []
@@ -462,7 +469,7 @@ class LedgerWriter:
         ]
 
     def _end_change(self, change: EnsembleChange | None) -> list[WriterEffect]:
-        """The change is in force; or it never was (None), and its slots count again."""
+        """End a change: take its newcomers, or (None) count its slots again as before."""
         effects: list[WriterEffect] = []
         if change is not None and self.error is None:
             effects += self._take_newcomers(change)
@@ -478,7 +485,7 @@ class LedgerWriter:
     # -- is it fenced? -----------------------------------------------------------------------------
 
     def _check_fence(self, bookie: int) -> list[WriterEffect]:
-        """A bookie says that another client took the ledger: check the metadata."""
+        """Skip a bookie that says the ledger is fenced, and have the metadata checked."""
         if self.error is not None or not self._is_working:
             return []
         self.fenced_by |= bookie
@@ -538,7 +545,7 @@ class LedgerWriter:
         return []
 
     def _next_operation(self) -> list[WriterEffect]:
-        """Begin the most urgent operation on the metadata; the others wait for it."""
+        """Begin the most urgent operation on the metadata; other operations wait for its end."""
         if self.ownership.is_busy:
             return []
         is_asking = self.fenced_by and not self._check_is_paused and self.error is None
@@ -549,7 +556,7 @@ class LedgerWriter:
         return self._begin_change()
 
     def _drained(self) -> list[WriterEffect]:
-        """Everything is confirmed, or the writer failed: sync what is not, then close."""
+        """Sync what is not synced, then close; all batches are confirmed, or the writer failed."""
         deferred = self.deferred
         if deferred is not None and deferred.unsynced:
             if self.error is not None:

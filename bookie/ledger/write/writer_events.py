@@ -1,7 +1,7 @@
-"""Events and effects of the writer machine; `writer` says when and why.
+"""Events and effects of the writer's state machine; `writer` says when and why they occur.
 
-Events about a slot carry its epoch: the number of bookies that stood in it before, and of times
-that its bookie lost its data.
+Events about a slot carry its epoch. The epoch of a slot counts how often it got another bookie, and
+how often its bookie lost its data.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from bookie.ledger.place.policy import AckDomains
 
 
 class WriterState(enum.Enum):
-    """The states of the table in `writer`."""
+    """The states of a writer, which a table in `writer` explains."""
 
     OPEN = "open"
     DRAINING = "draining"
@@ -50,7 +50,8 @@ FATAL_STATUSES = frozenset(
 )
 """Answers to an add that end the writer: they speak about the ledger, not about the bookie.
 
-`Status.FENCED` ends it, too, but only after the metadata has confirmed that the ledger was taken.
+`Status.FENCED` ends the writer, too, but only after the metadata has confirmed that the ledger was
+taken.
 """
 
 
@@ -59,7 +60,7 @@ FATAL_STATUSES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """The driver cut a batch. Allowed only when `LedgerWriter.may_append` says so."""
+    """The driver cut a batch; allowed only when `LedgerWriter.may_append` is true."""
 
     count: int
     payload_bytes: int
@@ -98,7 +99,7 @@ class ForceAnswered:
 
 @dataclass(frozen=True, slots=True)
 class SlotConnected:
-    """The stream to the slot's bookie is open; nothing sent on an earlier one will be answered."""
+    """The slot's stream is open; requests sent on an earlier stream will not be answered."""
 
     slot: int
     epoch: int = 0
@@ -108,7 +109,7 @@ class SlotConnected:
 class SlotDisconnected:
     """The stream to the slot's bookie broke, or could not be opened.
 
-    Requests without an answer may be stored or not.
+    The bookie may or may not have stored the requests without an answer.
     """
 
     slot: int
@@ -133,9 +134,10 @@ class SlotLost:
 
 @dataclass(frozen=True, slots=True)
 class SpanDomains:
-    """From now on acknowledgements must span failure domains, too; None: they need not.
+    """From now on, acknowledgements must span these failure domains, too; None: they need not.
 
-    Told at the start, and again after `ReplaceBookies`, before a newcomer is connected.
+    The driver sends this event at the start, and again after `ReplaceBookies`, before a newcomer is
+    connected.
     """
 
     domains: AckDomains | None
@@ -143,12 +145,12 @@ class SpanDomains:
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """Nothing is queued in the driver."""
+    """The driver has no append in its queue."""
 
 
 @dataclass(frozen=True, slots=True)
 class Force:
-    """Make everything confirmed so far durable (deferred sync); one at a time."""
+    """Make all entries confirmed so far durable (deferred sync); only one force at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +187,7 @@ WriterEvent = (
 class SendBatch:
     """Pack the batch that was appended last, keep its bytes, and send it to the slots in `slots`.
 
-    Each slot gets the entries of its stripe. `slots` may be empty; `Resend` follows then.
+    Each slot gets the entries of its stripe. `slots` may be empty; then a `Resend` follows later.
     """
 
     batch: int
@@ -206,7 +208,7 @@ class Resend:
 
 @dataclass(frozen=True, slots=True)
 class Confirmed:
-    """The entries of this batch are durable: its appends are done. Batches come in order."""
+    """The batch's entries are durable, so its appends are done; batches are confirmed in order."""
 
     batch: int
 
@@ -220,7 +222,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class ReplaceBookies:
-    """The metadata names these bookies, by slot, from now on: leave the old ones, open the new."""
+    """The metadata now names these bookies, by slot: leave the old ones, and open the new ones."""
 
     bookies: Mapping[int, str]
 
@@ -235,7 +237,7 @@ class SendLac:
 
 @dataclass(frozen=True, slots=True)
 class SendForce:
-    """Ask the slots in `slots` to make durable what they accepted: a `ForceAnswered` from each."""
+    """Ask `slots` to make durable what they accepted; a `ForceAnswered` from each follows."""
 
     force: int
     slots: int
@@ -243,28 +245,28 @@ class SendForce:
 
 @dataclass(frozen=True, slots=True)
 class ForceDone:
-    """The force ended; without an error the LAC is now the last entry confirmed before it."""
+    """The force ended; without an error, the LAC is the last entry confirmed before the force."""
 
     error: BookieError | None
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The writer ends: everything unconfirmed or queued has this error and an unknown outcome."""
+    """The writer ends: unconfirmed and queued appends get this error, with unknown outcome."""
 
     error: BookieError
 
 
 @dataclass(frozen=True, slots=True)
 class WriterClosed:
-    """The ledger is CLOSED at our LAC and length."""
+    """The ledger is CLOSED at this writer's LAC and length."""
 
     metadata: LedgerMetadata
 
 
 @dataclass(frozen=True, slots=True)
 class CloseFailed:
-    """The ledger could not be closed by us; `Close` may be tried again when it is retryable."""
+    """This writer could not close the ledger; `Close` may be repeated if the error is retryable."""
 
     error: BookieError
 

@@ -27,17 +27,17 @@ from bookie.telemetry import event_log
 _log = event_log(__name__)
 
 _SILENT_SHARE = 0.8
-"""Share of the add timeout: a bookie silent for so long is reported to other ledgers."""
+"""A bookie that is silent for this share of the add timeout is reported to other ledgers."""
 
 _SPREAD_SECONDS = 0.5
-"""Time over which the ledgers of a client spread their changes after a silence."""
+"""Time over which the ledgers of a client spread their changes after a bookie's silence."""
 
 
 class LaneOwner(Protocol):
-    """The writer."""
+    """The writer that uses the lanes."""
 
     def take(self, event: WriterEvent) -> None:
-        """Take an event of a lane."""
+        """Handle an event of a lane."""
 
 
 class _Slot:
@@ -81,7 +81,7 @@ class _Slot:
 
 
 class WriterLanes:
-    """One lane for each slot.
+    """The lanes of one writer, one for each slot.
 
     Args:
         owner: hears of what happens on the lanes; they do not keep it alive.
@@ -121,7 +121,7 @@ class WriterLanes:
         return self._is_used
 
     def join(self, lost: Collection[str]) -> None:
-        """Begin to use the lanes, except those of `lost`: they have other incarnations."""
+        """Begin to use the lanes of all bookies except `lost`, which have other incarnations."""
         self._is_used = True
         self._tell_domains()
         for slot, bookie_id in zip(self._slots, self._bookies, strict=True):
@@ -143,7 +143,7 @@ class WriterLanes:
         self._slots[slot].lane.send(request_id, data, on_answer)
 
     def life(self, slot: int) -> str:
-        """The life of the slot's bookie whose acknowledgements count; empty if unknown."""
+        """Return the id of the bookie process whose acknowledgements count; empty if unknown."""
         return self._slots[slot].lane.life
 
     def describe(self) -> list[str]:
@@ -152,7 +152,7 @@ class WriterLanes:
     # -- newcomers -------------------------------------------------------------------------------
 
     def choose(self, effect: ChooseNewcomers, write_quorum_size: int) -> dict[int, str]:
-        """Newcomers for these slots. Other ledgers learn that their bookies failed."""
+        """Choose newcomers for these slots, and tell other ledgers that the bookies failed."""
         ensembles = self._ensembles
         assert ensembles is not None
         seconds = self._pool.settings.add_timeout_seconds * _SILENT_SHARE
@@ -169,7 +169,7 @@ class WriterLanes:
     def replace(
         self, newcomers: Mapping[int, str], epochs: Sequence[int], first_entry_id: int
     ) -> None:
-        """Leave the lanes of these slots, and join the newcomers' when it is known who they are."""
+        """Leave the lanes of these slots; join the newcomers' once their incarnations are known."""
         for slot, bookie_id in newcomers.items():
             former = self._slots[slot]
             former.lane.leave(former)

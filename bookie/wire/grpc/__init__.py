@@ -1,4 +1,4 @@
-"""The carrier over gRPC: `server` is a bookie's half, `client` the half of its clients."""
+"""The transport by gRPC: `server` is a bookie's side, `client` the side of its clients."""
 
 from bookie.config import grpc_polling
 

@@ -1,11 +1,12 @@
 """Transport settings of both ends: gRPC options, ports and channels, metadata of calls.
 
 Both ends take their keepalive from the same settings. A server disconnects a client that pings too
-often (``GOAWAY too_many_pings``). So its shortest interval must stay below every client's.
+often (``GOAWAY too_many_pings``). So the shortest ping interval that a server allows must stay
+below the ping interval of every client.
 
-The instance id travels in the metadata of each call and is compared in constant time. It is not a
-secret, but this is free. All ports and channels are opened here, so credentials would have one
-place.
+The instance id travels in the metadata of each call and is compared in constant time. The instance
+id is not a secret, but to compare it costs nothing. All ports and channels are opened in this
+module, so credentials would have one place.
 """
 
 from __future__ import annotations
@@ -28,20 +29,21 @@ from bookie.ids import (
 ChannelOptions = list[tuple[str, int]]
 
 RECONNECT_BACKOFF_MS: Final = (100, 250)
-"""The first and the longest pause of a channel between two attempts to connect.
+"""The first and the longest pause of a channel between two attempts to connect, in ms.
 
-Short, because a bookie that restarts is back within a second and its writers wait for it. With a
-longest pause of a second, a rolling restart of five bookies cost some ledgers a change.
+The pauses are short, because a bookie that restarts is back within a second and its writers wait
+for it. With a longest pause of a second, a rolling restart of five bookies cost some ledgers an
+ensemble change.
 """
 
 
 WINDOW_BYTES: Final = 4 * 1024 * 1024
-"""Bytes that a peer may send of one call before they are read.
+"""The most bytes that a peer may send of one call before they are read.
 
-It is fixed. By default gRPC begins with 64 KiB and grows the window by measurements, which takes
-long on a fast network. With batches of 256 entries of 1 KB a fixed window saves a fifth of both
-ends' time. This size allows 400 MB/s over a network with a round trip of 10 ms. It also bounds what
-gRPC holds of a stream that the bookie does not read.
+The window size is fixed. By default gRPC begins with 64 KiB and grows the window by measurements,
+which takes long on a fast network. With batches of 256 entries of 1 KB a fixed window saves a fifth
+of both ends' time. This window size allows 400 MB/s over a network with a round trip of 10 ms. The
+window also bounds what gRPC holds of a stream that the bookie does not read.
 """
 
 _FLOW_CONTROL: Final = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", WINDOW_BYTES))
@@ -52,7 +54,7 @@ def _milliseconds(seconds: float) -> int:
 
 
 def server_options(settings: RpcSettings) -> ChannelOptions:
-    """The gRPC options of the server. They bound what a peer can hold of it.
+    """Return the server's gRPC options; they bound the resources that a peer can hold.
 
     Connections have no age limit: a stream of adds lives as long as its writer.
     """
@@ -81,11 +83,11 @@ def server_options(settings: RpcSettings) -> ChannelOptions:
 
 
 def channel_options(settings: RpcSettings, connect_timeout_seconds: float) -> ChannelOptions:
-    """The gRPC options of a client's channel.
+    """Return the gRPC options of a client's channel.
 
-    Each channel gets a connection of its own, even to the same bookie. So bulk on one does not
-    delay a fence on the other. The retry policy is gRPC's default: it repeats only calls that no
-    server can have seen, as after an idle connection was closed.
+    Each channel gets a connection of its own, even to the same bookie. So bulk data on one channel
+    does not delay a fence on another. The retry policy is gRPC's default: it repeats only calls
+    that no server can have seen, as after an idle connection was closed.
     """
     first, longest = RECONNECT_BACKOFF_MS
     return [
@@ -106,12 +108,12 @@ def channel_options(settings: RpcSettings, connect_timeout_seconds: float) -> Ch
 
 
 def open_channel(address: str, options: ChannelOptions) -> Any:
-    """A channel to ``HOST:PORT``; it connects when it is first used."""
+    """Make a channel to ``HOST:PORT``; it connects when it is first used."""
     return aio.insecure_channel(address, options=options)
 
 
 def bind(server: Any, address: str) -> int:
-    """Let `server` listen on ``HOST:PORT``; the port it got.
+    """Let `server` listen on ``HOST:PORT``; return the port that it got.
 
     Raises:
         RuntimeError: gRPC could not bind the address.
@@ -123,10 +125,10 @@ def bind(server: Any, address: str) -> int:
 def call_metadata(
     instance_id: str, bookie_id: str = "", incarnation: str = "", life: str = ""
 ) -> Any:
-    """Metadata of a client's calls, in gRPC's own type, so that no call converts it.
+    """Make the metadata of a client's calls, in gRPC's own type, so that no call converts it.
 
-    Addresses go from one bookie to another, so a call names its bookie. A call that relies on the
-    bookie's memory names its incarnation as well, or the life of its process.
+    An address may pass from one bookie to another, so a call names its bookie. A call that relies
+    on what the bookie keeps also names the bookie's incarnation, or the id of its process (`life`).
     """
     pairs = [(INSTANCE_ID_METADATA_KEY, instance_id)]
     if bookie_id:
@@ -139,7 +141,7 @@ def call_metadata(
 
 
 def named(metadata: Iterable[tuple[str, str | bytes]], wanted: str) -> str:
-    """The value that one end of a call gave the key `wanted`; empty if it gave none."""
+    """Return the value of the key `wanted` in metadata of a call; empty if it is missing."""
     for key, value in metadata:
         if key == wanted:
             return value if isinstance(value, str) else value.decode("ascii", "replace")
@@ -152,9 +154,9 @@ def check_recipient(
     bookie_id: str,
     incarnation: str,
 ) -> None:
-    """Check that a call is meant for this cluster, this bookie, and this state of it.
+    """Check that a call is meant for this cluster, this bookie, and its present incarnation.
 
-    An empty bookie id or incarnation of the caller fits every bookie.
+    If the caller names no bookie id or no incarnation, every one fits.
 
     Raises:
         WrongClusterError: The caller named no cluster, or another one.

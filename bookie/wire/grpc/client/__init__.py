@@ -1,1 +1,1 @@
-"""A client's half of the wire: one channel to each bookie, and the streams on it."""
+"""A client's side of the transport: one channel to each bookie, and the streams on it."""

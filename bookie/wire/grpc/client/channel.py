@@ -1,9 +1,9 @@
 """A client's way to one bookie: streams of adds on one connection, everything else on another.
 
-A fence or a LAC read must not wait behind megabytes of adds. So adds have a connection of their
-own. Calls return the bookie's answer with any status, because a status means different
-things to a writer, a reader and recovery. Only a status with one meaning raises. A call that fails
-in transport raises too, and its outcome is unknown:
+A fence or a LAC read must not wait behind megabytes of adds, so adds have a connection of their
+own. Calls return the bookie's answer with any status, because a status means different things to a
+writer, a reader and recovery. A call raises an error only for a status that means the same to all
+callers. A call that fails in transport raises too, and its outcome is unknown:
 
 * `BookieUnreachableError`: the connection failed or broke, or the answer is malformed;
 * `OperationTimeoutError`: no answer in time;
@@ -11,7 +11,7 @@ in transport raises too, and its outcome is unknown:
 * `ClientClosedError`: the channel was closed meanwhile. If the bookie has moved:
   `BookieUnreachableError`.
 
-Cancelling a call abandons it; the bookie may still do what it asked.
+A cancelled call is abandoned; the bookie may still do what the call asked for.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ _T = TypeVar("_T")
 class BookieChannel:
     """Calls to the bookie at `address` (``HOST:PORT``) in the cluster `instance_id`.
 
-    Nothing connects before the first call. Streams run in `tasks`, which has to outlive them;
-    `close` ends them all. One event loop uses a channel.
+    Nothing connects before the first call. Streams run in `tasks`, which has to outlive the
+    streams; `close` ends all streams. Only one event loop may use a channel.
 
     Args:
         address: Address at which the bookie listens.
@@ -114,8 +114,8 @@ class BookieChannel:
     async def close(self, *, has_moved: bool = False) -> None:
         """End the streams and close the connections.
 
-        Calls that run raise ClientClosedError, or BookieUnreachableError if the bookie `has_moved`:
-        then another connection reaches it.
+        Calls that run raise ClientClosedError, or BookieUnreachableError if the bookie `has_moved`,
+        because then another connection reaches the bookie.
         """
         self._has_moved = self._reads.has_moved = has_moved
         for stream in self._streams:
@@ -132,9 +132,9 @@ class BookieChannel:
         *,
         incarnation: str = "",
     ) -> AddStream:
-        """An open stream of adds; a client keeps one for plain and one for recovery adds.
+        """Open a stream of adds; a client keeps one for plain and one for recovery adds.
 
-        If `incarnation` is not empty, only a bookie of that incarnation takes the stream up.
+        If `incarnation` is not empty, only a bookie of that incarnation accepts the stream.
         """
         stream = AddStream(
             self._stream_call(self._bulk, "AddStream", incarnation),
@@ -154,7 +154,7 @@ class BookieChannel:
         on_broken: OnBroken,
         on_open: OnOpen | None = None,
     ) -> LacWatch:
-        """An open subscription to LACs, of no ledgers yet."""
+        """Open a subscription to LACs, of no ledgers yet."""
         call = self._stream_call(self._control, "WatchLac")
         stream = LacWatch(call, on_update, on_broken, on_open)
         self._streams.append(stream)
@@ -172,7 +172,7 @@ class BookieChannel:
         )
 
     def _metadata_for(self, incarnation: str, life: str = "") -> Any:
-        """Metadata of a call for one incarnation or life of the bookie only."""
+        """Return the metadata of a call that is for one incarnation or process of the bookie."""
         if not (incarnation or life):
             return self._metadata
         return transport.call_metadata(self._instance_id, self._bookie_id, incarnation, life)
@@ -180,7 +180,7 @@ class BookieChannel:
     async def read(
         self, command: ReadCommand, *, timeout: float, incarnation: str = ""
     ) -> ReadReply:
-        """Read entries. The batch's bounds have been checked, its packets have not."""
+        """Read entries; the bounds of the batch have been checked, but its packets have not."""
         return await self._call(
             "Read",
             encode_read_request(command),
@@ -190,10 +190,10 @@ class BookieChannel:
         )
 
     async def read_entry(self, command: ReadCommand, *, timeout: float) -> ReadReply:
-        """`read` for one entry, without fencing, on a stream: at half the cost of a call.
+        """Read one entry, without fencing, over a stream: at half the cost of a call.
 
-        A bookie without such a stream is asked by calls from then on, as long as the channel
-        lives. A call is also used while the stream is full.
+        If the bookie has no such stream, this channel uses calls for all later reads. A call is
+        also used while the stream is full.
         """
         reads = self._reads
         if reads.is_offered and not reads.is_full:
@@ -224,10 +224,10 @@ class BookieChannel:
         return await self._call("Fence", request, timeout, parse, incarnation)
 
     async def force(self, ledger_id: int, *, timeout: float, life: str = "") -> Reply:
-        """Make all entries durable that the bookie accepted of a ledger before.
+        """Make all entries of a ledger durable that the bookie has accepted before.
 
-        Pass `life` of the stream that the adds went on: a later process, which may lack them,
-        answers WRONG_INCARNATION. Empty: any.
+        Pass the `life` of the stream on which the adds were sent. A later process of the bookie,
+        which may lack these adds, answers WRONG_INCARNATION. An empty `life` means any process.
         """
         request = pb.ForceRequest(ledger_id=ledger_id).SerializeToString()
         return await self._call("Force", request, timeout, unary_codec.parse_reply, life=life)
@@ -261,7 +261,7 @@ class BookieChannel:
         key: bytes = b"",
         timeout: float | None = None,
     ) -> AsyncIterator[Ranges]:
-        """Ranges of ids that the bookie stores, ascending; complete when it ends without an error.
+        """List ranges of ids that the bookie stores, ascending; complete if no error ends the list.
 
         Args:
             ledger_id: The ledger.
@@ -289,7 +289,7 @@ class BookieChannel:
     async def list_ledgers(
         self, after_ledger_id: int = -1, *, timeout: float | None = None
     ) -> AsyncIterator[list[LedgerRow]]:
-        """Ledgers that the bookie stores, by id; complete when it ends without an error.
+        """List the ledgers that the bookie stores, by id; complete if no error ends the list.
 
         Raises:
             BookieError: The error of the status, when it is not OK.
@@ -314,8 +314,9 @@ class BookieChannel:
     ) -> _T:
         """Make one unary call and parse its answer.
 
-        The timer runs here instead of in gRPC, which handles each call with a deadline alone. With
-        32 calls at a time on two shared cores that allows 2400 calls a second instead of 6200.
+        The timeout runs here and not in gRPC, because gRPC handles each call with a deadline
+        separately. With 32 calls at a time on two shared cores, gRPC deadlines allow 2400 calls a
+        second instead of 6200.
         """
         call: Any = self._unary[rpc](request, metadata=self._metadata_for(incarnation, life))
         self._deadlines.start(call, timeout)
@@ -337,8 +338,8 @@ class BookieChannel:
     def _check_cancelled(self) -> None:
         """Distinguish a cancelled caller from a cancelled call.
 
-        gRPC ends the calls of a channel that is closed like a cancelled task, but the task that
-        waits was not asked to end.
+        When a channel is closed, gRPC ends its calls with a CancelledError, although nobody has
+        cancelled the task that waits.
 
         Raises:
             ClientClosedError: The current task was not cancelled.
@@ -350,7 +351,7 @@ class BookieChannel:
     async def _pages(
         self, rpc: str, request: bytes, timeout: float | None
     ) -> AsyncGenerator[bytes, None]:
-        """The messages of a listing; leaving early cancels the call."""
+        """Yield the messages of a listing; the call is cancelled if the caller leaves early."""
         call: Any = self._control.unary_stream(f"/{SERVICE}/{rpc}")(
             request, timeout=timeout, metadata=self._metadata
         )

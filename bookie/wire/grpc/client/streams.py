@@ -5,12 +5,12 @@ A stream is used through one *attempt* at a time, which is one gRPC call with a 
     BROKEN ──reopen()──▶ OPEN ──the call ends, for whatever reason──▶ BROKEN (on_broken)
        └──────────────────┴──close()──▶ CLOSED
 
-This module sends each message once. Its owner reconnects. A broken stream proves nothing
-about what was sent on it, so its owner decides what to send again, and when. Messages that were
-still queued are dropped; the owner holds each of them until it is answered.
+A stream sends each message once, and its owner reconnects it. A broken stream proves nothing about
+what was sent on it, so its owner decides what to send again, and when. Messages that were still
+queued when the stream broke are dropped; the owner keeps each message until it is answered.
 
 Callbacks run in the event loop, one at a time, and must not block. After `on_broken`, no message of
-that attempt is delivered any more.
+the broken attempt is delivered any more.
 """
 
 from __future__ import annotations
@@ -52,17 +52,17 @@ from bookie.wire.grpc.transport import named
 from bookie.wire.messages import Fields
 
 QUEUE_BYTES_MAX: Final = 16 * 1024 * 1024
-"""Bytes waiting to be handed to gRPC above which a stream says that it is full."""
+"""A stream is full when more bytes than this wait to be handed to gRPC."""
 
 TIMEOUT_MILLISECONDS_MAX: Final = 2**32 - 1
-"""The longest timeout that a request can carry, 49 days; longer ones are cut."""
+"""The longest timeout that a request can carry, 49 days; longer timeouts are reduced to it."""
 
 OnBroken = Callable[[BookieError], None]
 OnOpen = Callable[[], None]
 
 
 def closed_error(address: str, *, has_moved: bool) -> BookieError:
-    """The error of a call whose connection was closed from this side."""
+    """Return the error of a call whose connection was closed from this side."""
     if has_moved:
         return BookieUnreachableError(f"the bookie at {address} has another address now")
     return ClientClosedError(f"the connection to bookie {address} was closed")
@@ -72,11 +72,11 @@ class OnAnswer(Protocol):
     """Takes a bookie's answer to one add."""
 
     def __call__(self, request_id: int, status: Status, message: str, /) -> None:
-        """Answers come in the order in which the requests were sent."""
+        """Take one answer; answers come in the order in which the requests were sent."""
 
 
 def error_of(address: str, error: grpc.RpcError) -> BookieError:
-    """The error of a failed call. Its outcome is unknown, unless the request was too large."""
+    """Return the error of a failed call; its outcome is unknown, unless a message was too large."""
     code = error.code()
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return OperationTimeoutError(f"bookie {address} did not answer in time")
@@ -87,13 +87,13 @@ def error_of(address: str, error: grpc.RpcError) -> BookieError:
 
 @dataclass(frozen=True, slots=True)
 class StreamCall:
-    """The call of a stream: made anew by each attempt, in tasks of `tasks`."""
+    """The call of a stream; each attempt makes a new call, in tasks of `tasks`."""
 
     address: str
     open: Callable[[], Any]
     tasks: asyncio.TaskGroup
     connect_timeout_seconds: float
-    """Time for the bookie to take the stream up."""
+    """Seconds in which the bookie must accept the stream."""
 
 
 class _Attempt:
@@ -105,7 +105,7 @@ class _Attempt:
         self.queue: deque[bytes] = deque()
         self.queued_bytes = 0
         self.joins = False
-        """True if messages that wait together may travel together."""
+        """True if messages that wait at the same time may be joined into one."""
         self.arrived = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
 
@@ -113,11 +113,11 @@ class _Attempt:
 class Stream(ABC):
     """A bidirectional call that its owner may reopen, for adds, for reads or to watch LACs.
 
-    It is broken until `reopen` is called for the first time.
+    A new stream is broken until `reopen` is called for the first time.
     """
 
     _patient: ClassVar = False
-    """True if nothing is sent before the bookie has taken the stream up."""
+    """True if nothing is sent before the bookie has accepted the stream."""
 
     def __init__(
         self, call: StreamCall, on_broken: OnBroken, on_open: OnOpen | None = None
@@ -137,7 +137,7 @@ class Stream(ABC):
 
     @property
     def is_full(self) -> bool:
-        """True if too much waits to be handed to gRPC."""
+        """True if too many bytes wait to be handed to gRPC."""
         return self._attempt is not None and self._attempt.queued_bytes > QUEUE_BYTES_MAX
 
     @property
@@ -146,10 +146,10 @@ class Stream(ABC):
         return 0 if self._attempt is None else self._attempt.queued_bytes
 
     def reopen(self) -> None:
-        """Begin a new attempt; does nothing while one is open.
+        """Begin a new attempt; does nothing while an attempt is open.
 
-        Messages may be sent at once. `on_open` or `on_broken` is called within the connect timeout:
-        the bookie was reached, or it was not.
+        Messages may be sent at once. Within the connect timeout, `on_open` is called if the bookie
+        was reached, and `on_broken` if it was not.
 
         Raises:
             ClientClosedError: The stream was closed.
@@ -176,7 +176,7 @@ class Stream(ABC):
         attempt.arrived.set()
 
     async def close(self) -> None:
-        """End the stream without `on_broken`. The bookie may still do what it has received."""
+        """End the stream without `on_broken`; the bookie may still act on received messages."""
         self._closed = True
         attempt, self._attempt = self._attempt, None
         if attempt is not None and attempt.task is not None:
@@ -185,13 +185,13 @@ class Stream(ABC):
 
     @abstractmethod
     def _deliver(self, data: bytes) -> None:
-        """Take one message; overridden by each kind of stream."""
+        """Handle one received message; each kind of stream overrides this method."""
 
     def _error_of(self, error: grpc.RpcError) -> BookieError:
         return error_of(self.address, error)
 
     def _refusal_of(self, offered: tuple[tuple[str, str | bytes], ...]) -> BookieError | None:
-        """The error if the metadata shows that another bookie took the stream up; else None."""
+        """Return an error if the metadata shows that the wrong bookie took the stream, or None."""
         del offered
         return None
 
@@ -202,7 +202,7 @@ class Stream(ABC):
             self._on_broken(error)
 
     async def _converse(self, attempt: _Attempt) -> BookieError:
-        """Send and receive until the call ends; returns why it did."""
+        """Send and receive until the call ends; return the reason as an error."""
         call = self._call.open()
         writer: asyncio.Task[None] | None = None
         try:
@@ -256,9 +256,9 @@ async def _write(call: Any, attempt: _Attempt) -> None:
 
 
 class AddStream(Stream):
-    """Adds to one bookie, of all ledgers of this process that mean the same incarnation of it.
+    """A stream of adds to one bookie, of all ledgers that expect the same incarnation of it.
 
-    A bookie of another incarnation breaks the stream with `WrongIncarnationError`, before anything
+    A bookie of another incarnation breaks the stream with `WrongIncarnationError`, before any add
     was sent.
     """
 
@@ -277,7 +277,7 @@ class AddStream(Stream):
         self._bookie_id = bookie_id
         self._incarnation = incarnation
         self.life = ""
-        """The life of the bookie that took the stream up last; empty if it named none."""
+        """The id of the bookie process that accepted the stream last; empty if it named none."""
 
     def send(self, request: bytes) -> None:
         """Queue the bytes of one add request; they may be shared with other bookies' streams.
@@ -310,9 +310,9 @@ class AddStream(Stream):
 
 
 class ReadStream(Stream):
-    """Reads from one bookie, of all ledgers of this process. Opened by the first of them.
+    """A stream of reads from one bookie, for all ledgers; the first read opens the stream.
 
-    A stream that breaks is opened again by the next read; those that were under way fail.
+    When the stream breaks, reads under way fail; the next read opens the stream again.
     """
 
     # A write on a refused call would replace the refusal by another error.
@@ -324,12 +324,12 @@ class ReadStream(Stream):
         self._request_ids = count(1)
         self._awaited: dict[int, asyncio.Future[Fields | BookieError | None]] = {}
         self.is_offered = True
-        """False once the bookie has said that it has no such streams."""
+        """False once the bookie has said that it has no read streams."""
         self.has_moved = False
-        """True if the close follows a new address of the bookie."""
+        """True if the stream is closed because the bookie has a new address."""
 
     async def ask(self, command: ReadCommand, timeout_seconds: float) -> Fields | None:
-        """The message that answers a read; None if the bookie lacks such streams.
+        """Send a read and return its answer's fields; None if the bookie has no read streams.
 
         Raises:
             BookieUnreachableError: The stream broke; what the bookie did is unknown.
@@ -374,7 +374,7 @@ class ReadStream(Stream):
         return super()._error_of(error)
 
     def _fail(self, error: BookieError) -> None:
-        """The stream broke. The reason concerns the stream, not a single request."""
+        """End all waiting reads, because the stream broke for a reason of no single request."""
         if self.is_offered:
             self._settle(lambda: BookieUnreachableError(str(error)))
         else:
@@ -395,7 +395,7 @@ class ReadStream(Stream):
 
 
 class LacWatch(Stream):
-    """Updates of LACs from one bookie. Subscriptions survive a `reopen`."""
+    """A stream of LAC updates from one bookie; subscriptions survive a `reopen`."""
 
     def __init__(
         self,
@@ -409,19 +409,19 @@ class LacWatch(Stream):
         self._watched: set[int] = set()
 
     def reopen(self) -> None:
-        """Begin a new attempt and subscribe to everything that is watched."""
+        """Begin a new attempt and subscribe to all watched ledgers."""
         if not self.is_open:
             super().reopen()
             self._send_changes(sorted(self._watched), subscribe=True)
 
     def subscribe(self, ledger_ids: Iterable[int]) -> None:
-        """Watch ledgers; an update of each comes at once, and then whenever it changes."""
+        """Watch ledgers; an update of each ledger comes at once, and then after each change."""
         added = sorted(set(ledger_ids) - self._watched)
         self._watched.update(added)
         self._send_changes(added, subscribe=True)
 
     def unsubscribe(self, ledger_ids: Iterable[int]) -> None:
-        """Watch ledgers no longer; updates that are on their way are dropped."""
+        """Stop watching ledgers; updates that are on their way are dropped."""
         removed = sorted(self._watched.intersection(ledger_ids))
         self._watched.difference_update(removed)
         self._send_changes(removed, subscribe=False)

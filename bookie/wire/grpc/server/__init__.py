@@ -1,1 +1,1 @@
-"""The bookie's half of the wire: the gRPC server, its calls and its streams."""
+"""The bookie's side of the transport: the gRPC server, its calls and its streams."""

@@ -1,14 +1,16 @@
 """One client's stream of adds on the bookie: requests in, answers out in the same order.
 
 The reader and the writer (`StreamHandler`) share a queue of requests that are not yet answered. The
-reader parses a request and waits until the node admits its bytes. While it waits, nothing is read,
-so gRPC's flow control holds the client back. Then it hands the request to the node, which answers
-with a future. The writer sleeps until the oldest future is done and writes its answer. One
-coroutine that reads and writes in turns is half as fast: 370 instead of 700 messages of 1 MiB a
-second. The reason is that gRPC takes more from the socket while a read is waiting.
+reader parses a request and waits until the node admits its bytes. While the reader waits, nothing
+is read, so gRPC's flow control holds the client back. The reader hands an admitted request to the
+node, which answers with a future. The writer sleeps until the oldest future is done and writes its
+answer. One coroutine that reads and writes in turns is half as fast: 370 instead of 700 messages of
+1 MiB a second. The two coroutines are faster because gRPC takes more from the socket while a read
+is waiting.
 
-When the stream breaks, both coroutines end and the queue is dropped. The futures are not cancelled,
-so the adds go on. The client then knows nothing about them.
+When the stream breaks, both coroutines end and the queue is dropped. The futures of the queue are
+not cancelled, so the adds go on. The client of a broken stream does not know the outcome of its
+unanswered adds.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ RPC: Final = "AddStream"
 
 
 class AddStreamHandler(StreamHandler):
-    """Serves one call.
+    """Serves one AddStream call.
 
     `refusal` answers every request when the caller may not add at all. `is_named` says that the
     caller named the bookie's incarnation. The initial metadata tells each caller the incarnation,
@@ -71,12 +73,12 @@ class AddStreamHandler(StreamHandler):
         self._refusal = refusal
         self._pending: deque[tuple[int, Outcome[Reply]]] = deque()
         self._joins = False
-        """True once the client has sent a joined message: it then takes joined answers."""
+        """True once the client has sent a joined message: it then accepts joined answers, too."""
 
     async def _read(self, context: CallContext) -> None:
         """Turn messages into pending answers until the client or the bookie ends the stream.
 
-        One coroutine does it all, because each extra call would cost every lone add.
+        This is one coroutine, because each extra call would slow every add of one entry.
         """
         pending = self._pending
         while not self._ended:

@@ -1,12 +1,14 @@
-"""A bookie's gRPC server: from a free port to a drained one.
+"""A bookie's gRPC server, from taking its port to draining its calls.
 
-A bookie takes its port before it creates anything. So a start that fails for the port leaves no
-trace. Until the bookie serves, it refuses each call at once as UNAVAILABLE. So clients do not
-wait. An unknown call would look like an older bookie.
+A bookie takes its port before it creates anything, so a start that fails for the port leaves no
+trace. Until the bookie serves, it refuses each call at once as UNAVAILABLE, so clients do not wait.
+Without this refusal, gRPC would call the methods unknown, and the bookie would look like an older
+one.
 
 Health (``grpc.health.v1``) is SERVING from the moment the bookie serves until the shutdown begins,
-under the empty name and the service's own. On the way out, streams end after the answers they owe.
-Calls that run get the rest of the grace, and only what is left then is cut off.
+under the empty name and under the service's name. In a shutdown, streams end after the answers that
+they owe. Calls that run get the rest of the grace period, and only calls that still run after it
+are cut off.
 """
 
 from __future__ import annotations
@@ -36,11 +38,11 @@ class ServedNode(BookieNode, Protocol):
 
     @property
     def settings(self) -> NodeSettings:
-        """Its limits on requests in flight."""
+        """The node's limits on requests in flight."""
 
 
 class _Gate(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Refuses the calls of the service while the bookie starts, and hands them on from then on."""
+    """Refuses the calls of the service while the bookie starts, and then passes them on."""
 
     def __init__(self) -> None:
         self.service_handlers: grpc.GenericRpcHandler | None = None
@@ -50,7 +52,7 @@ class _Gate(grpc.GenericRpcHandler):  # type: ignore[misc]
     def service(
         self, handler_call_details: grpc.HandlerCallDetails
     ) -> grpc.RpcMethodHandler | None:
-        """The handler of a call; None for methods of other services."""
+        """Return the handler of a call; None for methods of other services."""
         if self.service_handlers is not None:
             return self.service_handlers.service(handler_call_details)
         ours = handler_call_details.method.startswith(f"/{SERVICE}/")
@@ -84,10 +86,11 @@ class HeldPort:
 
     @contextlib.asynccontextmanager
     async def serve(self, bookie: ServedNode, metrics: Metrics) -> AsyncIterator[None]:
-        """Serve `bookie` while the context lasts; the port is given up at its end, for good.
+        """Serve `bookie` while the context lasts; its end gives up the port for good.
 
-        Leaving the context drains: no new connections, streams end after the answers they owe, and
-        after `drain_seconds` of the settings whatever still runs is cancelled.
+        The end of the context drains the server: it takes no new connections, and streams end after
+        the answers that they owe. After `drain_seconds` of the settings, all calls that still run
+        are cancelled.
         """
         service = BookieService(bookie, bookie.settings, metrics)
         self._gate.service_handlers = service.handlers()
@@ -107,7 +110,7 @@ class HeldPort:
 async def hold_port(host: str, port: int, settings: RpcSettings) -> AsyncIterator[HeldPort]:
     """Listen on `host` and `port` (0 picks one) while the context lasts, and refuse all calls.
 
-    The port is held against every other process from the beginning to the end.
+    No other process can take the port from the beginning to the end of the context.
 
     Raises:
         CannotStartError: The address cannot be listened on now; one sentence says why.
@@ -148,7 +151,7 @@ def _probe(host: str, port: int) -> None:
 
 
 def _serve_reflection(server: Any) -> None:
-    """Serve gRPC reflection; loaded only then, because nothing else needs it."""
+    """Serve gRPC reflection; its module is loaded only here, because nothing else needs it."""
     from grpc_reflection.v1alpha import reflection
 
     from bookie._pb import bookie_pb2  # noqa: F401  (for its registration)

@@ -1,10 +1,10 @@
 """One client's subscription to changes of LACs on the bookie, for any number of ledgers.
 
-Level-triggered: at most one state per ledger waits to be sent, the latest. So a slow client gets
-fewer updates, and costs the bookie as little as a quick one.
+For each ledger, at most one state waits to be sent, the latest. So a slow client gets fewer
+updates, and costs the bookie as little as a quick client.
 
-A refused subscription (too many watches) is answered by an update of that ledger with the status. A
-message that is refused as a whole is answered by an update of ledger -1.
+A refused subscription (too many watches) is answered by an update of that ledger with the status of
+the refusal. A message that is refused as a whole is answered by an update of ledger -1.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from bookie.wire.interfaces import BookieNode, CallContext
 from bookie.wire.unary_codec import WATCH_IDS_MAX, encode_lac_state, parse_watch_request
 
 NO_LEDGER: Final = -1
-"""The ledger of an update that speaks about a whole message."""
+"""The ledger id of an update that is about a whole message."""
 
 RPC: Final = "WatchLac"
 
 
 class LacWatchHandler(StreamHandler):
-    """Serves one call. `refusal` answers a caller that may not watch at all, and ends the call."""
+    """Serves one WatchLac call; a `refusal` is its only answer if the caller may not watch."""
 
     def __init__(self, node: BookieNode, errors: ErrorMapper, refusal: BookieError | None) -> None:
         super().__init__()
         self._errors = errors
         self._latest: dict[int, LacState] = {}
         self._refused: set[int] = set()
-        """Ledgers whose refusal waits to be sent. The node bounds what is watched, not these."""
+        """Ledgers whose refusal waits to be sent; the node's limit of watches omits them."""
         self._watcher = node.watch(self._note)
         if refusal is not None:
             self._refuse(NO_LEDGER, refusal)
@@ -71,7 +71,7 @@ class LacWatchHandler(StreamHandler):
                 self._refuse(ledger_id, error)
 
     async def _write(self, context: CallContext) -> None:
-        """Write the latest states, each round of changes in the order of its first change."""
+        """Write the latest states; ledgers come in the order of their first unsent change."""
         latest, loop = self._latest, asyncio.get_running_loop()
         while True:
             while latest:

@@ -1,8 +1,9 @@
 """The budget of bytes that a bookie's reads may hold.
 
-Answers wait in memory until their clients have taken them. Each read reserves the most that it may
-return. The bytes that it did return stay charged until gRPC has taken the answer. So slow readers
-use up the budget, not the memory. Beyond the budget a read is refused at once and may be retried.
+Answers wait in memory until their clients have taken them. Each read reserves the most bytes that
+it may return. The bytes that a read did return stay charged until gRPC has taken the answer. So
+slow readers use up the budget, not the memory. Beyond the budget a read is refused at once and may
+be retried.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ READ_OVERHEAD_BYTES: Final = 4096
 
 
 class ReadBudget:
-    """Bytes of reads in flight, at most `limit_bytes`, a quarter more for reads that fence.
+    """Limits the bytes of reads in flight to `limit_bytes`; reads that fence get a quarter more.
 
     Args:
         limit_bytes: The most that all reads together may hold.
@@ -34,9 +35,10 @@ class ReadBudget:
         metrics.in_flight_read_bytes.set_function(lambda: self._bytes.used)
 
     def reserve(self, command: ReadCommand) -> Charge:
-        """Charge a read before it is made. One read is always admitted, whatever its size.
+        """Charge a read before it is made; a read that is the only one is always admitted.
 
-        Recovery gets through where other readers are turned away: it may use a quarter more.
+        Recovery may use a quarter more than the limit, so it is admitted when other readers are
+        refused.
 
         Raises:
             TooManyRequestsError: Too many bytes are being read; nothing was charged.
@@ -51,7 +53,7 @@ class ReadBudget:
 
 
 class Charge:
-    """One read's part of the budget."""
+    """The bytes of the budget that one read holds."""
 
     __slots__ = ("_budget", "_bytes")
 
@@ -67,6 +69,6 @@ class Charge:
         self._bytes = charge
 
     def release(self, _context: object = None) -> None:
-        """Give everything back. It may be called again."""
+        """Give all bytes of the charge back; further calls do nothing."""
         self._budget.give_back(self._bytes)
         self._bytes = 0

@@ -5,10 +5,11 @@ that waits for a device or a fence gets a task of its own, and later requests ov
 
 Each read takes its bytes from the budget that all reads of the bookie share, and holds them until
 gRPC has taken its answer. A read that still waits when its client's time is over is given up
-without an answer. It is cancelled unless a thread has begun it. When the stream breaks, its answers
-and all reads under way are given up in the same way. The bytes of a thread's read stay in memory
-until the device answers, and stay charged until then. One case is not charged: the stream breaks
-after the read was given up, which concerns one read of each thread at most.
+without an answer. A read that is given up is cancelled, unless a thread has begun it. When the
+stream breaks, its answers and all its reads under way are given up, too. The bytes of a read that a
+thread has begun stay in memory until the device answers, and stay charged until then. The bytes of
+a thread's read are not charged any more if the stream breaks after the read was given up; this
+concerns one read of each thread at most.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ PENDING_MAX: Final = 1024
 """The most unanswered requests of one stream; a client that reads no answers is held back here."""
 
 WAITING_MAX: Final = 128
-"""The most reads of one stream that wait for a device: each holds what it may return."""
+"""The most reads of one stream that wait for a device: each holds the bytes it may return."""
 
 RPC: Final = "ReadStream"
 
 
 class ReadStreamHandler(StreamHandler):
-    """Serves one call. `refusal` answers every request when the caller may not read at all."""
+    """Serves one ReadStream call; `refusal` answers all requests if the caller may not read."""
 
     def __init__(
         self,
@@ -53,7 +54,7 @@ class ReadStreamHandler(StreamHandler):
         self._refusal = refusal
         self._answers: deque[tuple[bytes, Charge | None]] = deque()
         self._under_way: set[asyncio.Task[ReadReply]] = set()
-        """Reads that wait."""
+        """Tasks of reads that wait for a device or a fence."""
         self._deadlines: Deadlines[asyncio.Task[ReadReply]] = Deadlines()
         self._broken = False
 
@@ -97,7 +98,7 @@ class ReadStreamHandler(StreamHandler):
     ) -> None:
         """Answer a read that had to wait, or give back its bytes if its client has given up.
 
-        Also called for a read that was cancelled before it began.
+        This method is also called for a read that was cancelled before it began.
         """
         self._under_way.remove(reading)
         in_time = self._deadlines.stop(reading) or not timeout_ms
@@ -117,7 +118,7 @@ class ReadStreamHandler(StreamHandler):
         self._answer(request_id, ReadReply(refusal.status, refusal.message), charge)
 
     def _answer(self, request_id: int, reply: ReadReply, charge: Charge | None) -> None:
-        """Queue an answer. It is encoded now, because it may be a view of something large."""
+        """Queue an answer; it is encoded now, because it may be a view of something large."""
         if charge is not None:
             charge.settle(reply)
         self._errors.count(RPC, reply.status)

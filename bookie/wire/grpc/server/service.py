@@ -1,8 +1,8 @@
-"""The servicer: each call of the contract, from bytes to the node and back.
+"""The gRPC service: it turns the bytes of each call into a call of the node, and answers.
 
-Handlers have no serializers: gRPC hands them the messages' bytes. A unary call is a row of a table.
-It says how to parse the request, call the node, encode the reply, and refuse. Errors are answered
-in band; `ErrorMapper` alone knows the status of an error.
+Handlers have no serializers: gRPC hands them the messages' bytes. Each unary call is a row of a
+table, which says how to parse the request, call the node, encode the reply, and refuse. Errors are
+answered as a status in the reply; `ErrorMapper` alone knows the status of an error.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _status: Final[Callable[[Any], Status]] = attrgetter("status")
 
 @dataclass(frozen=True, slots=True)
 class _Call(Generic[_Request, _Reply]):
-    """One unary call of the contract."""
+    """How to serve one unary call of the contract."""
 
     rpc: str
     parse: Callable[[bytes], _Request]
@@ -58,13 +58,13 @@ class BookieService:
         self._errors = ErrorMapper(metrics)
         self._budget = ReadBudget(limits.in_flight_read_bytes_max, limits.read_bytes_max, metrics)
         self._streams: dict[StreamHandler, None] = {}
-        """In the order in which they began."""
+        """The open streams, in the order in which they began."""
         self._ended = False
         self._life = uuid.uuid4().hex
-        """The service lives as long as the engine, whose unsynced adds a force makes durable."""
+        """Id of this service, which lives as long as the engine with its unsynced adds."""
 
     def handlers(self) -> grpc.GenericRpcHandler:
-        """The handlers for a gRPC server."""
+        """Return the handlers for a gRPC server."""
         unary = grpc.unary_unary_rpc_method_handler
         paged = grpc.unary_stream_rpc_method_handler
         streamed = grpc.stream_stream_rpc_method_handler
@@ -136,9 +136,10 @@ class BookieService:
     def _handler(
         self, call: _Call[_Request, _Reply]
     ) -> Callable[[bytes, CallContext], Awaitable[bytes]]:
-        """The handler of one kind of unary call; every error becomes a status here.
+        """Make the handler of one kind of unary call; it answers every error by a status.
 
-        gRPC inspects the handler at each call; a plain function is faster there than a partial one.
+        gRPC inspects the handler at each call, which is faster for a plain function than for a
+        ``functools.partial``.
         """
         rpc, parse, ask, encode, status_of = (
             call.rpc, call.parse, call.ask, call.encode, call.status_of
@@ -165,7 +166,7 @@ class BookieService:
         return reply
 
     async def _force(self, ledger_id: int, context: CallContext) -> Reply:
-        """Force, unless the client means an earlier process, which may have lost adds.
+        """Do a force; refuse it if the client means an earlier process, which may have lost adds.
 
         Raises:
             WrongIncarnationError: The client named another life.
@@ -269,7 +270,7 @@ class BookieService:
         check_recipient(metadata, node.instance_id, node.bookie_id, node.incarnation)
 
     def _refusal(self, context: CallContext) -> BookieError | None:
-        """The error that answers all requests of a stream that is meant for another bookie."""
+        """Return the error that answers all requests of a stream for another bookie; else None."""
         try:
             self._check(context)
         except BookieError as error:

@@ -1,9 +1,9 @@
-"""The bookie's side of a stream: how one begins, is read, is written to and ends.
+"""The bookie's side of a stream: how a stream begins, is read, is written to and ends.
 
 Two coroutines serve a stream, so a stream costs two tasks and a request none. The reader takes
-messages until the client or the bookie ends the stream. The writer sends what is owed and sleeps
-while nothing is owed. The subclasses `AddStreamHandler`, `ReadStreamHandler` and `LacWatchHandler`
-define `_take` for a message and `_write` for the answers.
+messages until the client or the bookie ends the stream. The writer sends the answers that are owed,
+and sleeps while none is owed. The subclasses `AddStreamHandler`, `ReadStreamHandler` and
+`LacWatchHandler` define `_take`, which handles a message, and `_write`, which sends the answers.
 """
 
 from __future__ import annotations
@@ -16,28 +16,29 @@ from bookie.wire.interfaces import CallContext
 
 
 class StreamHandler:
-    """Serves one call. Each kind of stream defines `_take` and `_write`."""
+    """Serves one streaming call; each kind of stream defines `_take` and `_write`."""
 
     _offers: tuple[tuple[str, str], ...] = ()
-    """Initial metadata: promises to the client for this stream."""
+    """Initial metadata, which tells the client what this stream offers."""
 
     def __init__(self) -> None:
         self._tasks = asyncio.TaskGroup()
-        """Tasks that end before the call does."""
+        """The tasks of this call; all of them end before the call."""
         self._sleep: asyncio.Future[None] | None = None
-        """The writer's sleep, until an answer is owed or the stream ends.
+        """The future on which the writer sleeps until an answer is owed or the stream ends.
 
-        There is no await between the writer's last look and this assignment. So every wake-up
-        comes later.
+        Between the writer's last check for answers and the assignment of this future there is no
+        await, so no wake-up is lost.
         """
         self._answered = asyncio.Event()
-        """Set when something that was owed has been sent."""
+        """Set when an answer that was owed has been sent."""
         self._ended = False
 
     async def serve(self, context: CallContext) -> None:
         """Serve until the client has sent its last message and got its last answer.
 
-        Cancelled when the stream breaks; returns early when gRPC says so by an error.
+        The call is cancelled when the stream breaks, or returns early when gRPC reports the break
+        by an error.
         """
         try:
             async with self._tasks as tasks:
@@ -56,7 +57,7 @@ class StreamHandler:
             self._forget()
 
     def end(self) -> None:
-        """Take no further message, and end the stream after what is owed."""
+        """Take no further message, and end the stream after the answers that are owed."""
         self._ended = True
         self._wake()
 
@@ -76,7 +77,7 @@ class StreamHandler:
         self.end()
 
     def _take(self, data: bytes) -> None:
-        """Carry out one message."""
+        """Handle one message."""
         raise NotImplementedError
 
     @property
@@ -92,7 +93,7 @@ class StreamHandler:
         """Cancel the tasks that prepare answers."""
 
     def _forget(self) -> None:
-        """Release everything; every task has ended."""
+        """Release everything that the stream holds, after every task has ended."""
 
     def _wake(self) -> None:
         if self._sleep is not None and not self._sleep.done():
