@@ -1,6 +1,7 @@
-"""Coordination between processes, written once on any metadata store.
+"""Coordination between processes, on any metadata store.
 
-Each process has one `Participant`, which follows its session; the recipes work through it.
+Each process has one `Participant`, which follows the process's session. The recipes in these
+modules work through the `Participant`.
 
 | module | what it is |
 |---|---|
@@ -16,8 +17,9 @@ Each process has one `Participant`, which follows its session; the recipes work 
 | `barriers` | begin together, end together |
 | `cache` | typed values below a prefix, in memory |
 
-**All of this is advisory.** A store knows who holds a lock. But a process that was paused may still
-act on a lock that it has lost. So guard every effect that a lock protects in one of three ways:
+**All of this is advisory.** A metadata store knows which process holds a lock. But a process that
+was paused may still act on a lock that it has already lost. So guard every effect that a lock
+protects in one of three ways:
 
 - by the lock's token, if the receiver remembers the greatest one that it has seen;
 - by `Lock.check` in the same transaction, if the effect lies in the same store;

@@ -1,4 +1,4 @@
-"""A double barrier: a number of processes begin together, and end together.
+"""A double barrier: a fixed number of processes begin together, and end together.
 
 ================= ================================================================================
 key               meaning
@@ -7,9 +7,10 @@ key               meaning
 ``ready``         leased: enough came; everybody may begin
 ================= ================================================================================
 
-The last process to arrive opens the barrier for all. On the way out, the first process by name
-waits for the others, one after the other, and closes the barrier. Every other process deletes its
-record and waits for the first. A process that dies inside counts as gone.
+The last process to arrive opens the barrier for all processes. At the end, the process with the
+first name waits for the other processes, one after another, and closes the barrier. Every other
+process deletes its record and waits for that first process. A process that dies inside counts as
+having left.
 
 Source: the double barrier recipe of ZooKeeper.
 """
@@ -29,7 +30,7 @@ from bookie.metadata.model import Change, ChangeKind, Resync, check_key
 
 
 class DoubleBarrier:
-    """One process's passage; an async context manager: entering waits for all, leaving too.
+    """One process's passage: an async context manager that waits for all at entry and at exit.
 
     Args:
         participant: the process that passes.
@@ -126,7 +127,7 @@ class DoubleBarrier:
                 await self._wait_until_gone(members[0], before)
 
     async def _inside(self) -> dict[str, int]:
-        """The members by name, each with the version of its record."""
+        """Read the members: for each name, the version of the member's record."""
         return {r.name: r.version async for r in self._store.scan_children(self._members)}
 
     async def _wait_until_gone(self, name: str, before: dict[str, int]) -> None:

@@ -1,12 +1,13 @@
-"""Typed values below a prefix, kept in memory while the store's watch keeps them current.
+"""Values below a key prefix, kept in memory and updated by a watch of the metadata store.
 
 A value is loaded when it is first requested, and dropped when a commit has changed it. The absence
-of a record is cached, too. Everything is dropped when changes may have been missed (`Resync`) and
-when a new session begins. During an outage the cache serves old values.
+of a record is cached, too. All values are dropped when changes may have been missed (`Resync`), and
+when a new session begins. During an outage of the store the cache returns old values.
 
-A write through the cache is seen by the next `get`, before any event of it. A load that began
-before a change is not kept. Values are shared: do not change what `get` returns. The functions of
-`read_modify_update` get a copy.
+The next `get` after a write through the cache returns the written value, even before an event of
+that write. A load that began before a change is not kept in the cache. Callers share the cached
+values, so do not change what `get` returns. The functions that `read_modify_update` calls get a
+copy.
 
 Source: the metadata cache of Apache Pulsar.
 """
@@ -52,10 +53,10 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 ENTRIES_MAX = 10_000
-"""Values kept; the least recently used one is dropped first."""
+"""The most values that are kept. The least recently used value is dropped first."""
 
 UPDATE_SECONDS_MAX = 30.0
-"""Longest time to repeat an update while others are faster."""
+"""The longest time for which an update is repeated while other writers are faster."""
 
 _log = event_log(__name__)
 
@@ -64,10 +65,10 @@ class Codec(Protocol[T]):
     """Converts values to bytes and back."""
 
     def encode(self, key: str, value: T) -> bytes:
-        """The bytes of `value`, which is to stand under `key`."""
+        """Return the bytes of `value`, to be stored under `key`."""
 
     def decode(self, key: str, data: bytes, stat: Stat) -> T:
-        """A new value of `data`.
+        """Decode `data` as a new value.
 
         Raises:
             FormatError: the bytes are damaged.
@@ -75,7 +76,7 @@ class Codec(Protocol[T]):
 
 
 class JsonCodec:
-    """JSON values as compact text with sorted keys."""
+    """A codec that stores JSON values as compact text with sorted keys."""
 
     def encode(self, key: str, value: Any) -> bytes:
         return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
@@ -89,7 +90,7 @@ class JsonCodec:
 
 @dataclass(frozen=True, slots=True)
 class Cached(Generic[T]):
-    """A value and the state of its record."""
+    """A cached value and the state of its record."""
 
     value: T
     stat: Stat
@@ -97,7 +98,7 @@ class Cached(Generic[T]):
 
 @dataclass(eq=False, slots=True)
 class _Write:
-    """A write under way."""
+    """One write through the cache that is under way."""
 
     key: str
     newest: float = -1
@@ -106,7 +107,7 @@ class _Write:
 
 
 class MetadataCache(Generic[T]):
-    """The values below `prefix`; an async context manager that keeps them up to date.
+    """A cache of the values below `prefix`; an async context manager that keeps them current.
 
     Args:
         participant: on whose store, which has to stay open for longer.
@@ -137,7 +138,7 @@ class MetadataCache(Generic[T]):
         self._entries_max = entries_max
         self._entries: OrderedDict[str, Cached[T] | None] = OrderedDict()
         self._loads: dict[str, asyncio.Future[Cached[T] | None]] = {}
-        """Loads under way whose result still counts."""
+        """The loads under way whose results may still be cached."""
         self._writes: set[_Write] = set()
         self._watch = AsyncExitStack()
         self._follower: asyncio.Task[None] | None = None
@@ -145,12 +146,12 @@ class MetadataCache(Generic[T]):
     # ---- reading
 
     async def get(self, key: str) -> T | None:
-        """The value of `key`, or None if there is no record; see `get_with_stat`."""
+        """Return the value of `key`, or None if there is no record; see `get_with_stat`."""
         found = await self.get_with_stat(key)
         return None if found is None else found.value
 
     async def get_with_stat(self, key: str) -> Cached[T] | None:
-        """The value of `key` and the state of its record; at most one read of the store at a time.
+        """Return the value of `key` and its record's state; only one load of it runs at a time.
 
         Raises:
             FormatError: the record cannot be decoded; the cache stays as it is.
@@ -171,11 +172,11 @@ class MetadataCache(Generic[T]):
         return None if found is None else found.value
 
     async def exists(self, key: str) -> bool:
-        """True if `key` has a record or children, by a read of the store."""
+        """Ask the store, and return True if `key` has a record or children."""
         return await self._store.exists(self._check(key))
 
     async def get_children(self, key: str) -> list[str]:
-        """The names below `key`, by a read of the store."""
+        """Ask the store, and return the names below `key`."""
         return await self._store.get_children(self._check(key))
 
     # ---- writing
@@ -191,7 +192,7 @@ class MetadataCache(Generic[T]):
 
     @checked
     async def put(self, key: str, value: T, *, ephemeral: bool = False) -> Stat:
-        """Create or replace a record; an ephemeral one then belongs to the store's session.
+        """Create or replace a record. An ephemeral record then belongs to the store's session.
 
         Raises:
             KeyExistsError: the record is persistent, and the put is not.
@@ -227,9 +228,9 @@ class MetadataCache(Generic[T]):
 
     @checked
     async def read_modify_update(self, key: str, modify: Callable[[T], T]) -> T:
-        """Replace the value by the result of `modify` on a copy, until no other write is faster.
+        """Replace a value by `modify` of a copy; repeat this while other writers are faster.
 
-        `modify` may be called several times.
+        `modify` may be called several times for one update.
 
         Raises:
             NoSuchKeyError: there is no record.
@@ -243,7 +244,7 @@ class MetadataCache(Generic[T]):
 
     @checked
     async def read_modify_update_or_create(self, key: str, modify: Callable[[T | None], T]) -> T:
-        """Do `read_modify_update`, or create the record; `modify` then gets None."""
+        """Do `read_modify_update`; if there is no record, create it by `modify(None)`."""
         return await self._read_modify_update(key, modify, lambda: modify(None))
 
     async def _read_modify_update(
@@ -265,7 +266,7 @@ class MetadataCache(Generic[T]):
     # ---- dropping
 
     def invalidate(self, key: str) -> None:
-        """Drop the value of `key`, also that of a load under way."""
+        """Drop the value of `key`, even if a load of it is under way."""
         self._check(key)
         self._entries.pop(key, None)
         self._loads.pop(key, None)
@@ -320,7 +321,7 @@ class MetadataCache(Generic[T]):
             self.invalidate_all()
 
     def _take(self, event: WatchEvent) -> bool:
-        """Drop the value that the event makes old; True if it should be loaded again."""
+        """Drop the value that `event` replaces. True if the value should be loaded again."""
         self._supersede(event.key, event.revision)
         if event.key not in self._entries:
             # The answer may be older than the event. Its caller asked to be kept up to date.
@@ -334,7 +335,7 @@ class MetadataCache(Generic[T]):
         return event.kind is not ChangeKind.DELETED or self._on_reload is not None
 
     def _supersede(self, key: str, revision: int | None) -> None:
-        """Keep writes under way from caching a value of `key` older than `revision`."""
+        """Ensure that a write under way caches no value of `key` older than `revision`."""
         newest = math.inf if revision is None else revision
         for write in self._writes:
             if write.key == key:

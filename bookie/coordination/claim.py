@@ -1,4 +1,4 @@
-"""The record of a claim: for a lock, a place in an election, or a turn in a queue.
+"""The record of a claim: to a lock, to a place in an election, or to a turn in a queue.
 
 ========================= ========================================================================
 bytes                     meaning
@@ -10,8 +10,8 @@ owner, a newline          the name that the process gave, JSON text; often empty
 the rest                  the content, for the users of the lock
 ========================= ========================================================================
 
-The first two lines are ASCII. By the guid a process recognizes its own claim after a lost reply,
-and tells it from the claim of its former run.
+The first two lines are ASCII. The guid lets a process recognise its own claim after a lost reply.
+The guid also tells this claim from a claim of the process's earlier run.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _VERSION = 1
 
 
 class ClaimMode(enum.Enum):
-    """Exclusive, or shared with other shared claims."""
+    """A claim is exclusive, or shared with other shared claims."""
 
     EXCLUSIVE = "exclusive"
     SHARED = "shared"
@@ -45,13 +45,13 @@ class Claim:
 
 
 def encode_claim(claim: Claim) -> bytes:
-    """The record's bytes."""
+    """Encode a claim as the bytes of its record."""
     head = f"claim {_VERSION} {claim.guid} {claim.mode.value}\n{json.dumps(claim.owner)}\n"
     return head.encode("ascii") + claim.content
 
 
 def decode_claim(data: bytes) -> Claim:
-    """The claim of `data`.
+    """Decode the claim in `data`.
 
     Raises:
         FormatError: it is something else, or of a newer version.

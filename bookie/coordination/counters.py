@@ -1,8 +1,8 @@
-"""Numbers that no two processes get, from a counter that advances by blocks.
+"""Unique numbers from a counter: no two processes get the same number.
 
-The counter is a record of its own: the next free number as decimal text. A block is reserved by
-compare-and-set, so numbers are unique in all cases. Numbers are skipped if their reservation was
-not answered, or if their process ended.
+The counter is one record, which contains the next free number as decimal text. A process reserves a
+block of numbers by compare-and-set, so numbers are always unique. Numbers are skipped if the
+reservation was not answered, or if the process ended before it used its block.
 
 Source: BookKeeper's ledger ids and Pulsar's counters. Numbers in the names of records do not serve:
 they overflow, begin anew, or are shared with others.
@@ -18,11 +18,11 @@ from bookie.errors import BadRequestError, BadVersionError, FormatError, Metadat
 from bookie.metadata.model import NOT_EXISTS, check_key
 
 ATTEMPTS_MAX = 30
-"""Attempts at a reservation while others are faster."""
+"""The most attempts at a reservation while other processes are faster."""
 
 
 class Counter:
-    """The counter `path`; the first number is 0.
+    """The counter at the key `path`. The first number is 0.
 
     Args:
         participant: on whose store it is.
@@ -40,7 +40,7 @@ class Counter:
         self._serial = asyncio.Lock()
 
     async def next(self) -> int:
-        """A number that is given only once; raises what `reserve` does."""
+        """Return a number that is given only once; raises what `reserve` raises."""
         async with self._serial:
             if not self._left:
                 self._left = await self.reserve(self._block)
@@ -49,7 +49,7 @@ class Counter:
 
     @checked
     async def reserve(self, count: int) -> range:
-        """`count` numbers in a row, greater than all numbers given before.
+        """Reserve `count` consecutive numbers, greater than all numbers that were given before.
 
         Raises:
             BadRequestError: `count` is less than 1.

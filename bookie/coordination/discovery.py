@@ -1,7 +1,7 @@
-"""Services and the addresses of their instances: a group of members per service.
+"""Services and the addresses of their instances: each service has a group of members.
 
-An instance is announced for as long as its process and its session live. A lookup may return an
-instance that died a moment ago: connect, and try the next one.
+An instance is announced while its process and its session live. A lookup may return an instance
+that has just died. So if a connection fails, try the next instance.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _log = event_log(__name__)
 
 
 class Discovery:
-    """The services below `path`."""
+    """The services that are stored below `path`."""
 
     @checked
     def __init__(self, participant: Participant, path: str = "/services") -> None:
@@ -31,7 +31,7 @@ class Discovery:
 
     @checked
     def announce(self, service: str, instance_id: str, instance: ServiceInstance) -> Member:
-        """Announce an instance for as long as the context is open; see `Member`.
+        """Announce an instance while the returned context is open; see `Member`.
 
         Raises:
             BadRequestError: the port is out of range.
@@ -40,26 +40,26 @@ class Discovery:
         return Group(self._participant, f"{self._path}/{service}").join(instance_id, value)
 
     async def services(self) -> list[str]:
-        """The names of the services that have instances, sorted."""
+        """Return the names of the services that have instances, sorted."""
         return await self._participant.store.get_children(self._path)
 
     @checked
     async def lookup(self, service: str) -> dict[str, ServiceInstance]:
-        """The instances of a service by their ids, by a listing of the store."""
+        """Read the instances of a service from the store; return them by their ids."""
         return _decoded(await Group(self._participant, f"{self._path}/{service}").members())
 
     @checked
     def view(self, service: str) -> ServiceView:
-        """A watched view of the instances of a service."""
+        """Return a view of a service's instances that a watch keeps up to date."""
         return ServiceView(self._participant, f"{self._path}/{service}")
 
 
 class ServiceView(GroupView):
-    """A `GroupView` of instances."""
+    """A `GroupView` whose members are instances of a service."""
 
     @property
     def instances(self) -> dict[str, ServiceInstance]:
-        """The instances by their ids. A snapshot."""
+        """A snapshot of the instances, by their ids."""
         return _decoded(dict(self.members))
 
 

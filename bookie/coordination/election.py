@@ -1,7 +1,7 @@
-"""One leader among candidates, who wait in a queue.
+"""An election: one leader among candidates, who wait in a queue.
 
-**Leadership is advice**, as every lock is: guard what the leader does by its token, or by the
-version of what it writes (see `lock`).
+**Leadership is advisory**, as every lock is. So guard each effect of the leader by the leader's
+token, or by the version of the record that it writes (see `lock`).
 
 ========= ======================================================================================
 state     meaning
@@ -12,9 +12,9 @@ LEADING   it is first in the queue, and its session is certain
 UNKNOWN   the session is in doubt: it may lead, or another candidate may already
 ========= ======================================================================================
 
-The state turns UNKNOWN with the first doubt about the session, before the session is lost. A leader
-that lost its claim makes another: first if it is alone, else behind the others. A candidate that
-closes late deletes its own claim only.
+The state becomes UNKNOWN at the first doubt about the session, before the session is lost. A leader
+that has lost its claim makes a new claim: it is first if no other candidate waits, otherwise last.
+A candidate that closes late deletes only its own claim.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _log = event_log(__name__)
 
 
 class LeaderState(enum.Enum):
-    """State of a candidate; the module has a table."""
+    """The state of a candidate; the module's docstring has a table of the states."""
 
     NO_LEADER = "no leader"
     FOLLOWING = "following"
@@ -54,7 +54,7 @@ class LeaderState(enum.Enum):
 
 
 class Election:
-    """One candidate's view of one election; an async context manager that resigns at its end.
+    """One candidate in one election: an async context manager, which resigns at its end.
 
     Args:
         participant: the candidate; it resigns when the participant closes.
@@ -82,11 +82,11 @@ class Election:
         self._standing: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         self._over = asyncio.Event()
-        """Set when the present lock was lost."""
+        """Set when the candidate's present lock was lost."""
 
     @property
     def state(self) -> LeaderState:
-        """The state by events and the clock: it may turn UNKNOWN before any event."""
+        """The state by events and the clock: the clock may make it UNKNOWN before any event."""
         is_known = self._state in (LeaderState.FOLLOWING, LeaderState.LEADING)
         if is_known and not self._participant.is_certain:
             return LeaderState.UNKNOWN
@@ -94,7 +94,7 @@ class Election:
 
     @property
     def token(self) -> int:
-        """The fencing token of a leader; see `Lock.token`.
+        """The leader's fencing token; see `Lock.token`.
 
         Raises:
             LockLostError: this candidate does not lead, as far as it knows.
@@ -103,7 +103,7 @@ class Election:
 
     @property
     def lock(self) -> Lock:
-        """The lock that a leader holds, to guard what it does in the store (`Lock.check`).
+        """The lock that the leader holds, which guards its writes to the store (`Lock.check`).
 
         Raises:
             LockLostError: this candidate does not lead, as far as it knows.
@@ -114,10 +114,10 @@ class Election:
 
     @checked
     async def elect(self, value: bytes = b"", *, take_over: bool = False) -> LeaderState:
-        """Take part in the election until `close`; returns the resulting state.
+        """Take part in the election until `close`; return the state when it is decided.
 
-        It returns when the candidate leads or follows, which takes an answer of the store. With
-        `take_over` a leader of the same (not empty) owner is replaced.
+        The call returns when the candidate leads or follows, which needs an answer of the store.
+        With `take_over`, a present leader with the same owner name (not empty) is replaced.
         """
         if self._standing is None:
             self._value = value
@@ -130,7 +130,7 @@ class Election:
         return self._state
 
     async def leader(self) -> Holder | None:
-        """The leader, by a read of the store, or None. Raises as a read does."""
+        """Read the leader from the store; None if there is none. Raises what a read raises."""
         return await LockManager(self._participant).read(self._queue.path)
 
     async def wait_for_change(self) -> None:
@@ -142,7 +142,7 @@ class Election:
             await self.wait_for_change()
 
     async def close(self) -> None:
-        """Resign, or leave the queue. `elect` may be called again."""
+        """Resign, or leave the queue. `elect` may be called again afterwards."""
         self._participant.forget_closer(self.close)
         standing, self._standing = self._standing, None
         lock, self._lock = self._lock, None
@@ -192,7 +192,7 @@ class Election:
             self._participant.forget(self._on_session)
 
     async def _stand_once(self, *, take_over: bool) -> None:
-        """Wait in the queue, lead, and return when the claim was lost."""
+        """Wait in the queue, then lead; return when the claim has been lost."""
         self._over.clear()
         claim = Claim("", ClaimMode.EXCLUSIVE, self._owner, self._value)
         lock = self._lock = Lock(self._participant, self._queue, claim, self._on_lock)
@@ -233,7 +233,7 @@ class Election:
                 pass
 
     def _on_session(self, event: SessionEvent) -> None:
-        """Change a follower's state. A leader's state follows its lock."""
+        """Update the state of a follower. The state of a leader follows the state of its lock."""
         if event in (SessionEvent.CONNECTION_LOST, SessionEvent.SESSION_LOST):
             if self._state is LeaderState.FOLLOWING:
                 self._turn(LeaderState.UNKNOWN)

@@ -1,9 +1,10 @@
-"""A lock that was acquired: its state, and a token for what it protects.
+"""A lock that was acquired: its state, and a fencing token to guard what it protects.
 
-**A lock is advice.** A holder that was paused learns late that its session ended and that another
-process holds the lock. Its last packets may still be on their way. So guard what the lock protects:
-send `Lock.token` with every effect. Let the receiver refuse a token that is lower than one it has
-seen. If the effect is in the same store, put `Lock.check` into its transaction.
+**A lock is advisory.** A holder that was paused learns late that its session ended and that another
+process holds the lock. Packets of the old holder may still be on their way. So guard what the lock
+protects: send `Lock.token` with every effect. The receiver must refuse a token that is lower than
+one it has seen. If the effect is a write to the same store, put `Lock.check` into the transaction
+of that write.
 
 ============ =====================================================================================
 state        meaning
@@ -15,7 +16,8 @@ LOST         another process holds it or may have; final, and `lost` is set
 ============ =====================================================================================
 
 After an outage the lock becomes HELD again if its session survived. If the session or the claim was
-lost, the lock is claimed again, with a greater token, unless another claim is in the queue.
+lost, the lock is claimed again, with a greater token. But if another claim is in the queue, the
+lock is LOST.
 
 Source: the distributed locks of Apache Pulsar's coordination service, except the queue.
 """
@@ -49,7 +51,7 @@ _log = event_log(__name__)
 
 
 class LockState(enum.Enum):
-    """State of a lock; the module has a table."""
+    """The state of a lock; the module's docstring has a table of the states."""
 
     HELD = "held"
     UNCERTAIN = "uncertain"
@@ -58,7 +60,7 @@ class LockState(enum.Enum):
 
 
 class Lock:
-    """A lock that was acquired; an async context manager that releases it."""
+    """A lock that was acquired: an async context manager, which releases the lock at its end."""
 
     def __init__(
         self,
@@ -78,13 +80,13 @@ class Lock:
         """True while the claim waits in the queue."""
         self._state = LockState.UNCERTAIN
         self._doubt = asyncio.Event()
-        """Set when the claim must be checked; while waiting, when the queue must be read again."""
+        """Set when the claim must be checked or, while it waits, the queue must be read again."""
         self._serial = asyncio.Lock()
-        """One operation on the claim at a time, so that a claim that was ended stays ended."""
+        """Permits one operation on the claim at a time, so that an ended claim stays ended."""
         self._watch = AsyncExitStack()
         self._follower: asyncio.Task[None] | None = None
         self.lost = asyncio.Event()
-        """Set when the lock is LOST; never by its own release."""
+        """Set when the lock is LOST, but not when its holder releases it."""
 
     @property
     def path(self) -> str:
@@ -93,31 +95,31 @@ class Lock:
 
     @property
     def content(self) -> bytes:
-        """The content that the holder wrote last."""
+        """The content that the holder of this lock wrote last."""
         return self._claim.content
 
     @property
     def state(self) -> LockState:
-        """The state by events and the clock: it may turn UNCERTAIN before any event."""
+        """The state by events and the clock: the clock may make it UNCERTAIN before any event."""
         if self._state is LockState.HELD and not self._participant.is_certain:
             return LockState.UNCERTAIN
         return self._state
 
     @property
     def is_held(self) -> bool:
-        """True if the holder may begin new work. Guard its effects all the same."""
+        """True if the holder may begin new work. The effects of that work still need a guard."""
         return self.state is LockState.HELD
 
     @property
     def token(self) -> int:
-        """The fencing token: greater than that of every holder before.
+        """The fencing token, which is greater than the token of every earlier holder.
 
-        It changes when the lock is claimed again, so read it for every effect.
+        The token changes when the lock is claimed again, so read it again for every effect.
         """
         return self._token
 
     def check(self) -> Check:
-        """A condition for a transaction of the same store: the claim is unchanged.
+        """Return a condition for a transaction of the same store: the claim has not changed.
 
         Raises:
             LockLostError: the lock was released or lost.
@@ -126,7 +128,7 @@ class Lock:
 
     @checked
     async def update(self, content: bytes) -> None:
-        """Replace the content; the token stays, unless the claim had been deleted.
+        """Replace the content of the claim. The token stays, unless the claim had been deleted.
 
         Raises:
             LockLostError: the lock is not held any more.
@@ -151,9 +153,10 @@ class Lock:
                     return
 
     async def release(self) -> None:
-        """Give the lock to the next in the queue. A call for a lost or released lock does nothing.
+        """Give the lock to the next claim. If the lock is already lost or released, do nothing.
 
-        If the store does not answer, the claim is deleted in the background as soon as it does.
+        If the store does not answer, the claim is deleted in the background as soon as the store
+        answers.
         """
         if self._state in (LockState.RELEASED, LockState.LOST):
             return
@@ -179,7 +182,7 @@ class Lock:
     # ---- acquiring
 
     async def try_to_hold(self, instead_of: Record | None = None) -> bool:
-        """Claim the lock, and give the claim up at once if others were faster."""
+        """Claim the lock. If other claims were first, give the claim up and return False."""
         await self._enter(instead_of)
         try:
             if await self._queue.blocker(self._ticket, self._claim.mode) is not None:
@@ -192,9 +195,9 @@ class Lock:
         return True
 
     async def wait_to_hold(self, in_line: Callable[[], object] = lambda: None) -> None:
-        """Wait in the queue until it is our turn, through outages and lost sessions.
+        """Wait in the queue until this claim is first, through outages and lost sessions.
 
-        `in_line` is called whenever the claim is behind another one.
+        `in_line` is called whenever another claim is found before this claim.
         """
         self._participant.on_session(self._wake)
         self.is_waiting = True
@@ -215,7 +218,7 @@ class Lock:
         self._hold()
 
     async def give_up(self) -> None:
-        """Leave the queue; for a lock that is not held."""
+        """Leave the queue. Call this only for a lock that is not held."""
         self._participant.forget(self._wake)
         await self._leave()
 
@@ -226,7 +229,7 @@ class Lock:
             await self._queue.leave(ticket)
 
     def give_up_soon(self) -> None:
-        """Do `give_up` in the background, for a caller that was cancelled."""
+        """Do `give_up` in the background, because the caller was cancelled."""
         self._participant.spawn_if_open(self.give_up())
 
     def _wake(self, event: SessionEvent) -> None:
@@ -271,7 +274,7 @@ class Lock:
         self._participant.spawn(self._keep())
 
     def _settle(self) -> None:
-        """The claim was seen to exist: now it is as certain as the session."""
+        """Set the state after the claim was seen to exist: HELD if the session is certain."""
         certain = self._participant.is_certain_by_events
         self._turn(LockState.HELD if certain else LockState.UNCERTAIN)
 
@@ -311,7 +314,7 @@ class Lock:
             self._doubt.set()
 
     async def _keep(self) -> None:
-        """Check the claim whenever there is a doubt: one task per lock, one check at a time."""
+        """Check the claim after each doubt: one task for each lock, one check at a time."""
         attempt = 0
         while True:
             await self._doubt.wait()

@@ -1,6 +1,6 @@
-"""Locks: one holder at a time, or many readers, and a queue of waiting claims.
+"""Exclusive locks and locks that readers share, each with a queue of waiting claims.
 
-The docstring of `lock` says what a lock protects.
+The docstring of `lock` describes what a lock protects and what it does not.
 
 Source: the distributed locks of Apache Pulsar's coordination service, except the queue.
 """
@@ -20,14 +20,14 @@ from bookie.errors import BadVersionError, LockBusyError, NoSuchKeyError, Operat
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """The holder of a lock, as others see it."""
+    """The holder of a lock, as other processes see it."""
 
     owner: str
     content: bytes
 
 
 class LockManager:
-    """The locks of one participant; they are released when it closes.
+    """The locks of one participant. The locks are released when the participant closes.
 
     Args:
         participant: holds the locks.
@@ -51,8 +51,9 @@ class LockManager:
     ) -> Lock:
         """Acquire the lock `path` if it is free now.
 
-        With `take_over` a holder of the same (not empty) owner loses the lock to this one. Use it
-        if the owner names one process: such a holder is then an earlier life of it.
+        With `take_over`, a holder with the same owner name (not empty) loses the lock to this
+        caller. Use `take_over` only if the owner name stands for one process. In this case a holder
+        with that name is an earlier life of that process.
 
         Raises:
             LockBusyError: another process holds it, or waits for it.
@@ -86,9 +87,10 @@ class LockManager:
         mode: ClaimMode = ClaimMode.EXCLUSIVE,
         timeout_seconds: float | None = None,
     ) -> Lock:
-        """Acquire the lock `path`, waiting in the queue up to the timeout; None waits for ever.
+        """Acquire the lock `path`; wait in the queue up to the timeout, or for ever if it is None.
 
-        Outages do not end the wait. A lost session costs the place in the queue.
+        Outages of the store do not end the wait. If the session is lost, the place in the queue is
+        lost, too.
 
         Raises:
             OperationTimeoutError: the turn did not come in time.
@@ -109,7 +111,7 @@ class LockManager:
 
     @checked
     async def read(self, path: str) -> Holder | None:
-        """The holder of the lock, or None; of a shared lock, the first of its holders."""
+        """Read the holder of a lock, or None. If a lock is shared, read the first holder."""
         first = await WaitQueue(self._participant, path).first()
         if first is None:
             return None
@@ -121,12 +123,12 @@ class LockManager:
 
     @checked
     async def list(self, path: str) -> list[str]:
-        """The names of the locks one level below `path` that are held or waited for."""
+        """Return the names of the locks directly below `path` that are held or waited for."""
         return await self._participant.store.get_children(path)
 
     @property
     def held(self) -> tuple[Lock, ...]:
-        """The locks that are held, for certain or not."""
+        """The locks that are held for certain, and those whose state is UNCERTAIN."""
         self._locks = [
             lock for lock in self._locks if lock.state in (LockState.HELD, LockState.UNCERTAIN)
         ]
@@ -153,13 +155,13 @@ class LockManager:
 
 
 class ReadWriteLocks:
-    """Locks of one participant that many readers share, or one writer has alone.
+    """Locks of one participant that many readers may share, or that one writer has alone.
 
-    Readers and writers wait in one queue, so neither starves. A reader waits for the last writer
-    before it; a writer waits for the claim just before it. When a writer is done, the readers
-    behind it enter together, up to the next writer. The advice of `lock` holds here, too: guard
-    effects by the writer's token, which is greater than that of all claims before it. The locks are
-    released when the participant closes.
+    Readers and writers wait in one queue, so neither waits for ever. A reader waits for the last
+    writer before it. A writer waits for the claim directly before it. When a writer is done, the
+    readers behind it enter together, up to the next writer. These locks are advisory, too: guard
+    effects by the writer's token, which is greater than the tokens of all earlier claims. The locks
+    are released when the participant closes.
     """
 
     @checked
@@ -169,7 +171,7 @@ class ReadWriteLocks:
     async def read(
         self, path: str, content: bytes = b"", *, timeout_seconds: float | None = None
     ) -> Lock:
-        """Share the lock `path` with other readers; raises what `LockManager.acquire` does."""
+        """Share the lock `path` with other readers; raises what `LockManager.acquire` raises."""
         return await self._locks.acquire(
             path, content, mode=ClaimMode.SHARED, timeout_seconds=timeout_seconds
         )
@@ -177,13 +179,13 @@ class ReadWriteLocks:
     async def write(
         self, path: str, content: bytes = b"", *, timeout_seconds: float | None = None
     ) -> Lock:
-        """Have the lock `path` alone; raises what `LockManager.acquire` does."""
+        """Get the lock `path` alone; raises what `LockManager.acquire` raises."""
         return await self._locks.acquire(path, content, timeout_seconds=timeout_seconds)
 
     async def try_read(self, path: str, content: bytes = b"") -> Lock:
-        """Share the lock if no writer is in the queue; raises what `try_acquire` does."""
+        """Share the lock if no writer is in the queue; raises what `try_acquire` raises."""
         return await self._locks.try_acquire(path, content, mode=ClaimMode.SHARED)
 
     async def try_write(self, path: str, content: bytes = b"") -> Lock:
-        """Have the lock alone if the queue is empty; raises what `try_acquire` does."""
+        """Get the lock alone if the queue is empty; raises what `try_acquire` raises."""
         return await self._locks.try_acquire(path, content)

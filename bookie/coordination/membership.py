@@ -1,9 +1,9 @@
-"""The live members of a group: one leased record per member.
+"""The live members of a group: each member has one leased record.
 
-A member's record ``PATH/NAME`` is kept for as long as its context is open. It is written again
-after a lost session or a deletion. A record of the same name may belong to another session, for
-instance that of an earlier life of this process. The member waits until it ends. If the record
-stays, the name is taken.
+A member's record ``PATH/NAME`` exists while the member's context is open. After a lost session or a
+deletion, the record is written again. A record of the same name may belong to another session, for
+instance to the session of an earlier life of this process. In this case the member waits until that
+session ends. If the record stays, the name is taken.
 
 Source: the group membership recipe of ZooKeeper; PIP-57 for the wait.
 """
@@ -35,15 +35,15 @@ from bookie.metadata.session import SessionEvent
 from bookie.telemetry import event_log
 
 WAIT_TIMEOUTS = 1.5
-"""Wait for another session's record to go, in session timeouts."""
+"""The time to wait until another session's record is gone, in session timeouts."""
 
 _log = event_log(__name__)
 
 
 class Member:
-    """One membership; it lasts as long as this async context manager.
+    """One membership in a group, which lasts while this async context manager is open.
 
-    Entering waits until the record is written; leaving deletes it.
+    Entering the context waits until the record is written. Leaving the context deletes the record.
 
     Raises:
         LockBusyError: (on entering) another session has the name and keeps it.
@@ -60,18 +60,18 @@ class Member:
         self._watch = AsyncExitStack()
         self._follower: asyncio.Task[None] | None = None
         self._is_over = False
-        """Set when the membership ends: from then on only the deletion is sent."""
+        """Set when the membership ends. From then on only the deletion is sent."""
         self._in_doubt = False
-        """A write that was not answered may still happen."""
+        """True if a write was not answered. That write may still happen."""
         self.is_member = False
-        """False from the moment a lost session or record is noticed until it is written again."""
+        """False from a noticed loss of the session or the record until the next write."""
 
     @property
     def key(self) -> str:
         return self._key
 
     async def update(self, value: bytes) -> None:
-        """Replace the value; after a retryable error it is still written later.
+        """Replace the member's value. After a retryable error, the value is still written later.
 
         Raises:
             LockBusyError: another session took the name.
@@ -115,7 +115,7 @@ class Member:
             await self._leave()  # the participant was closed before, so nothing runs in background
 
     async def _leave(self) -> None:
-        """Delete the record; if the store does not answer, that goes on in the background."""
+        """Delete the record. If the store does not answer, continue in the background."""
         await self._watch.aclose()
         async with self._serial:
             self.is_member = False
@@ -171,7 +171,7 @@ class Member:
             self._doubt.set()
 
     async def _try_write(self) -> bool:
-        """Bring the record to the wanted state; False if another session's is in the way.
+        """Write the record if necessary; False if a record of another session is in the way.
 
         Raises:
             MetadataClosedError: the membership is over.
@@ -205,7 +205,7 @@ class Member:
 
 
 class Group:
-    """The group of members below `path`."""
+    """The group whose members' records are below `path`."""
 
     @checked
     def __init__(self, participant: Participant, path: str) -> None:
@@ -214,28 +214,28 @@ class Group:
 
     @checked
     def join(self, name: str, value: bytes = b"") -> Member:
-        """Belong to the group as `name` for as long as the context is open; see `Member`."""
+        """Join the group as `name` while the returned context is open; see `Member`."""
         return Member(self._participant, f"{self._path}/{name}", value)
 
     async def members(self) -> dict[str, bytes]:
-        """The members and their values, by a listing of the store."""
+        """Read the members and their values from the store."""
         records = self._participant.store.scan_children(self._path)
         return {record.name: _content(record) async for record in records}
 
     def view(self) -> GroupView:
-        """A watched view of the members; see `GroupView`."""
+        """Return a view of the members that a watch keeps up to date; see `GroupView`."""
         return GroupView(self._participant, self._path)
 
 
 class GroupView(Mirror[bytes]):
-    """The members of a group, kept up to date while its context is open; see `Mirror`."""
+    """The members of a group, kept up to date while the view's context is open; see `Mirror`."""
 
     def __init__(self, participant: Participant, path: str) -> None:
         super().__init__(participant.store, path, (path,), _content)
 
     @property
     def members(self) -> Mapping[str, bytes]:
-        """Name and value of each member. A snapshot."""
+        """A snapshot of the members: the value of each member by its name."""
         return {key.rpartition("/")[2]: value for key, value in self.values.items()}
 
 

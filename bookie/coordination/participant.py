@@ -1,8 +1,8 @@
-"""One process's part in the coordination on a store: its session, and its background work.
+"""The part of one process in the coordination on a store: its session and background work.
 
-The recipes ask it whether the session is certain, and get the session's events in order. They also
-give it work that must be finished although its caller was cancelled: for instance, to undo a write
-that may still happen.
+The recipes ask the participant if the session is certain, and get the session's events in order.
+The recipes also give the participant work that must be finished even if its caller is cancelled.
+For instance, a write that may still happen must be undone.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ T = TypeVar("T")
 
 PAUSE_SECONDS_MIN = 0.1
 PAUSE_SECONDS_MAX = 5.0
-"""Pauses between attempts; they double."""
+"""The longest pause between attempts. Pauses begin at `PAUSE_SECONDS_MIN`, and double."""
 
 LATE_FRACTION = 3
-"""After the session timeout divided by this, a sweep looks for an unanswered write once more."""
+"""A sweep looks for a late write once more, after the session timeout divided by this."""
 
 _log = event_log(__name__)
 
 
 class Participant:
-    """An async context manager; leaving it gives up everything that recipes hold through it.
+    """An async context manager. Leaving the context gives up all that recipes hold through it.
 
     Args:
         store: its session is the participant's; it must stay open for longer.
@@ -54,7 +54,7 @@ class Participant:
         self._live: set[str] = set()
         self._is_closed = False
         self._sweeping: set[asyncio.Event] = set()
-        """One event per sweep in the background; set when the store has answered."""
+        """One event for each sweep in the background; set when the store has answered."""
         self._tasks = asyncio.TaskGroup()
         self._background: set[asyncio.Task[None]] = set()
         self._events = AsyncExitStack()
@@ -63,31 +63,32 @@ class Participant:
 
     @property
     def is_certain(self) -> bool:
-        """False as soon as an event or the clock casts doubt on the session."""
+        """False as soon as an event or the clock puts the session in doubt."""
         return self.is_certain_by_events and self.store.is_session_certain
 
     @property
     def is_certain_by_events(self) -> bool:
-        """False from an event that casts doubt on the session until one that clears it."""
+        """False from an event that puts the session in doubt until an event that ends the doubt."""
         return self._is_connected and self._has_session
 
     @property
     def session_epoch(self) -> int:
-        """A number that changes when the session is lost, and when one begins.
+        """A number that changes when a session is lost and when a new session begins.
 
-        If it is the same twice, no leased record ended with its session in between.
+        If the number is the same at two moments, no leased record ended with its session between
+        them.
         """
         return self._epoch
 
     def on_session(self, listener: Callable[[SessionEvent], None]) -> None:
-        """Call `listener` with each event of the session, in order, until `forget`."""
+        """Call `listener` with each event of the session, in order, until `forget` is called."""
         self._listeners[listener] = None
 
     def forget(self, listener: Callable[[SessionEvent], None]) -> None:
         self._listeners.pop(listener, None)
 
     def on_close(self, closer: Callable[[], Awaitable[object]]) -> None:
-        """Await `closer` when the context is left, the last one first, until `forget_closer`."""
+        """Await `closer` when the context is left, newest first, until `forget_closer`."""
         self._closers[closer] = None
 
     def forget_closer(self, closer: Callable[[], Awaitable[object]]) -> None:
@@ -96,28 +97,28 @@ class Participant:
     # ---- names of claims
 
     def new_name(self) -> str:
-        """A unique name of 32 hexadecimal digits."""
+        """Return a unique name of 32 hexadecimal digits."""
         self._claims += 1
         return f"{self._name}{self._claims:016x}"
 
     def new_guid(self) -> str:
-        """A name for one claim in a queue; it counts as wanted until `abandon`."""
+        """Return a name for one claim in a queue. The claim counts as wanted until `abandon`."""
         guid = self.new_name()
         self._live.add(guid)
         return guid
 
     def abandon(self, guid: str) -> None:
-        """Give the claim up: a record of it is a leftover."""
+        """Give a claim up: from now on, its records in the store are leftovers."""
         self._live.discard(guid)
 
     def is_leftover(self, guid: str) -> bool:
-        """True if a claim is this participant's and was given up."""
+        """True if a claim was made by this participant and was given up."""
         return guid.startswith(self._name) and guid not in self._live
 
     # ---- work
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Do `work` in the background, at most until the context is left.
+        """Do `work` in the background; `work` is cancelled when the context is left.
 
         Raises:
             MetadataClosedError: it was left.
@@ -131,12 +132,12 @@ class Participant:
         return task
 
     def spawn_if_open(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do `work` as `spawn` does; do nothing if the context was left."""
+        """Do `work` in the background, as `spawn` does. If the context was left, do nothing."""
         with suppress(MetadataClosedError):
             self.spawn(work)
 
     async def insist(self, work: Callable[[], Awaitable[object]]) -> None:
-        """Repeat `work` until the store answers it, or is closed.
+        """Repeat `work` until the store answers, or until the store is closed.
 
         `SessionLostError` does not count as an answer: a session that is lost by the clock may come
         back with all its records.
@@ -154,10 +155,11 @@ class Participant:
                 return
 
     def sweep(self, work: Callable[[], Awaitable[object]]) -> None:
-        """Undo by `work`, in the background, the possible effect of an unanswered write.
+        """Undo, by `work` in the background, an unanswered write that may have taken effect.
 
-        It is tried until the store answers, and once more later, because the write may be late.
-        Leaving the context waits for the first answer while the session is certain.
+        `work` is repeated until the store answers. Later `work` runs once more, because the write
+        may arrive late. Leaving the context waits for the first answer, while the session is
+        certain.
         """
         self.spawn_if_open(self._sweep(work))
 
@@ -178,7 +180,7 @@ class Participant:
         work: Coroutine[Any, Any, T],
         undo: Callable[[T], Coroutine[Any, Any, None]] | None = None,
     ) -> T:
-        """Do `work` to its end. If the caller is cancelled, call `undo` with the result.
+        """Do `work` to its end. If the caller is cancelled, call `undo` with the result of `work`.
 
         Raises:
             MetadataClosedError: the context was left; nothing was begun.
@@ -217,7 +219,7 @@ class Participant:
             raise
 
     async def pause(self, attempt: int) -> None:
-        """Wait before attempt number `attempt + 1`."""
+        """Wait before the attempt with the number `attempt + 1`."""
         await asyncio.sleep(self._backoff.after(attempt))
 
     # ---- life

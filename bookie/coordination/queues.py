@@ -1,4 +1,4 @@
-"""A queue of items; one consumer at a time works on an item, until it is done.
+"""A queue of items. One consumer at a time works on an item, until the item is done.
 
 =========================== ======================================================================
 key                         meaning
@@ -9,14 +9,14 @@ key                         meaning
 ``turn/…``                  the queue of consumers that wait for an item
 =========================== ======================================================================
 
-An item is put exactly once: in one step with the deletion of a receipt that was made before. A late
-or repeated attempt finds no receipt and fails.
+An item is put exactly once: the same transaction puts the item and deletes a receipt that was
+created before. A late or repeated attempt finds no receipt, so it fails.
 
-It is taken **at least once**. If a consumer's session ends before the item is done, another
-consumer gets it, although the first may still be at work. So working on an item twice must be
-harmless, or guarded by a version. A claim contains a guid. If its creation was not answered, the
-consumer looks for the guid and deletes the claim. Only the first consumer in the queue watches the
-items, so a new item wakes only that one.
+An item is taken **at least once**. If a consumer's session ends before the item is done, another
+consumer gets the item, although the first consumer may still work on it. So working on an item
+twice must be harmless, or guarded by a version. A claim to an item contains a guid. If the creation
+of a claim was not answered, the consumer looks for the guid and deletes the claim. Only the first
+consumer in the queue watches the items, so a new item wakes only that consumer.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ ATTEMPTS_MAX = 5
 
 
 class Taken:
-    """An item that was taken; an async context manager.
+    """An item that a consumer has taken; an async context manager.
 
-    Leaving it without an error means that the item is done. Leaving it with an error gives the item
-    to another consumer.
+    Leaving the context without an error means that the item is done. Leaving the context with an
+    error gives the item to another consumer.
     """
 
     def __init__(self, participant: Participant, item: Record, claim: str, version: int) -> None:
@@ -67,20 +67,20 @@ class Taken:
         self._version = version
         self._is_over = False
         self._in_doubt = False
-        """A deletion of the item was not answered."""
+        """True if a deletion of the item was not answered."""
 
     @property
     def value(self) -> bytes:
-        """The value that was put."""
+        """The item's value, as it was put."""
         return self._item.value
 
     @property
     def name(self) -> str:
-        """The item's name in its queue; its number grows with every item that is put."""
+        """The item's name in its queue. The number in the name grows with every new item."""
         return self._item.name
 
     async def done(self) -> None:
-        """Delete the item.
+        """Delete the item, because the work on it is done.
 
         Raises:
             LockLostError: the session ended meanwhile, and another consumer may work on it.
@@ -140,7 +140,7 @@ class Taken:
 
 
 class Queue:
-    """The queue `path`."""
+    """The queue at the key `path`."""
 
     @checked
     def __init__(self, participant: Participant, path: str) -> None:
@@ -188,7 +188,7 @@ class Queue:
         )
 
     async def _make_receipt(self) -> str:
-        """A new receipt. Each name is tried once, so a receipt that is made late is unused."""
+        """Create a receipt. Each name is tried once, so a receipt that appears late is unused."""
         attempt = 0
         while True:
             receipt = f"{self._path}/receipts/{self._participant.new_name()}"
@@ -208,12 +208,12 @@ class Queue:
             await self._store.delete(receipt)
 
     async def size(self) -> int:
-        """Number of items that are not done."""
+        """Return the number of items that are not done."""
         return len(await self._store.get_children(f"{self._path}/items"))
 
     @checked
     async def take(self, *, timeout_seconds: float | None = None) -> Taken:
-        """The oldest free item, waiting for one up to the timeout; None waits for ever.
+        """Take the oldest free item; wait for one up to the timeout, or for ever if it is None.
 
         Raises:
             OperationTimeoutError: there was none, or other consumers were before.
@@ -238,7 +238,7 @@ class Queue:
         return given[0]
 
     async def _wait_for_item(self, given: list[Taken], until: float | None) -> None:
-        """Take an item into `given`, until `until` by the loop's clock."""
+        """Wait for an item and add it to `given`, until the time `until` of the event loop."""
         async with asyncio.timeout_at(until), self._store.watch(self._path) as changes:
             while True:
                 taken = await self._participant.finish(self._take(), _give_back)
@@ -296,7 +296,7 @@ class Queue:
 
 
 def _age(name: str) -> tuple[int, str]:
-    """The sort key of names of items: a number with more digits is greater."""
+    """Return the sort key for names of items: a number with more digits is greater."""
     return len(name), name
 
 

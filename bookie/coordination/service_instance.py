@@ -1,6 +1,7 @@
-"""The address of a service instance: the value of its leased record.
+"""The address of a service's instance, which is the value of the instance's leased record.
 
-Canonical JSON (:mod:`bookie.metadata.json_record`), format ``service-instance``, version 1.
+The record is canonical JSON (:mod:`bookie.metadata.json_record`), format ``service-instance``,
+version 1.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ _PORT_MAX = 65535
 
 @dataclass(frozen=True, slots=True)
 class ServiceInstance:
-    """One instance, as others see it."""
+    """One instance of a service, as other processes see it."""
 
     host: str
     port: int
     protocol: str = ""
-    """Protocol of the service: "grpc", "https", …"""
+    """The protocol of the service, such as "grpc" or "https"."""
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
 def encode_service_instance(instance: ServiceInstance) -> bytes:
-    """The record's bytes.
+    """Encode an instance as the bytes of its record.
 
     Raises:
         BadRequestError: the port is out of range.
@@ -39,7 +40,7 @@ def encode_service_instance(instance: ServiceInstance) -> bytes:
 
 
 def decode_service_instance(data: bytes) -> ServiceInstance:
-    """The instance of `data`.
+    """Decode the instance in `data`.
 
     Raises:
         FormatError: it is something else, or of a newer version.

@@ -1,15 +1,18 @@
-"""Claims that wait in a queue below one key, each for one other claim only.
+"""Claims that wait in a queue below one key. Each claim waits for only one other claim.
 
-A claim is an ephemeral record ``PATH/claim-<guid>-0000000042``. Its number is above those of all
-claims in the queue, which gives their order. Numbers may begin again when the queue is empty, but
-the guid makes the name unique. So a read, check or delete by name never meets another claim.
+A claim is an ephemeral record ``PATH/claim-<guid>-0000000042``. The number of a new claim is
+greater than the numbers of all claims in the queue; the numbers give the order. Numbers may begin
+again when the queue is empty, but the guid makes each name unique. So a read, check or delete by
+name never meets another claim.
 
-An exclusive claim waits for the claim just before it. A shared claim waits for the last exclusive
-claim before it. So a claim that ends wakes only the next one, or the readers behind a writer.
+An exclusive claim waits for the claim directly before it. A shared claim waits for the last
+exclusive claim before it. So the end of a claim wakes only the next claim, or the readers behind a
+writer.
 
-A claim whose creation was not answered may exist, or may appear later. So its maker lists the queue
-and looks for the guid before it tries again. When it has one record, other records of the guid are
-deleted in the background and never block it. The same happens to claims that were given up.
+If the creation of a claim was not answered, the claim may exist, or may appear later. So the
+process lists the queue and looks for the guid before it tries again. When the process has found or
+made one record of the guid, other records of the guid are deleted in the background, and block
+nothing. Records of claims that were given up are deleted in the same way.
 
 Source: the lock recipe of ZooKeeper, with the protection by a GUID of Apache Curator.
 """
@@ -45,21 +48,21 @@ from bookie.metadata.model import (
 
 PREFIX = "claim-"
 ATTEMPTS_MAX = 3
-"""Attempts to claim while the store does not answer."""
+"""The most attempts to make a claim while the store does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """A claim in the queue: its record, as last known."""
+    """A claim in the queue: the last known state of its record."""
 
     key: str
     guid: str
     number: int
     token: int
-    """Order number of the write that made it: greater than that of every claim before it."""
+    """The number of the write that made the claim: greater than that of all earlier claims."""
     version: int
     in_doubt: bool = False
-    """An unanswered write may have made another record of the claim, or may make one later."""
+    """True if an unanswered write may have made, or may make, another record of the claim."""
 
     @property
     def name(self) -> str:
@@ -68,7 +71,7 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A record in the queue and its claim; None if unreadable."""
+    """A record in the queue, and its claim; the claim is None if it cannot be read."""
 
     record: Record
     claim: Claim | None
@@ -79,7 +82,7 @@ class ClaimLostError(MetadataError):
 
 
 class WaitQueue:
-    """The claims below `path`."""
+    """The queue of claims whose records are below `path`."""
 
     def __init__(self, participant: Participant, path: str) -> None:
         self.path = check_key(path)
@@ -89,12 +92,12 @@ class WaitQueue:
     # ---- reading
 
     async def names(self) -> list[str]:
-        """The names of all claims, in their order."""
+        """Return the names of all claims in the queue, in order."""
         names = await self._store.get_children(self.path)
         return sorted((name for name in names if _number(name) >= 0), key=_number)
 
     async def contenders(self) -> list[Contender]:
-        """All claims with their records, in their order."""
+        """Return all claims in the queue with their records, in order."""
         found = [
             Contender(record, read_claim(record))
             async for record in self._store.scan_children(self.path)
@@ -112,7 +115,7 @@ class WaitQueue:
                 return Contender(record, read_claim(record))
 
     async def blocker(self, ticket: Ticket | None, mode: ClaimMode) -> str | None:
-        """The name of the claim that `ticket` must wait for; a ticket of None is a claim made now.
+        """Return the name of the claim that `ticket` must wait for. None stands for a new claim.
 
         Raises:
             ClaimLostError: `ticket` is not in the queue.
@@ -141,7 +144,7 @@ class WaitQueue:
         return None
 
     async def clear_leftovers(self) -> None:
-        """Delete claims that this participant made and gave up."""
+        """Delete the claims that this participant made and then gave up."""
         for contender in await self.contenders():
             claim = contender.claim
             if claim is not None and self._participant.is_leftover(claim.guid):
@@ -151,10 +154,10 @@ class WaitQueue:
     # ---- entering and leaving
 
     async def enter(self, claim: Claim, *, instead_of: Record | None = None) -> Ticket:
-        """Put `claim` at the end of the queue, in one step with the deletion of `instead_of`.
+        """Put `claim` at the end of the queue; the same transaction deletes `instead_of`.
 
-        If the caller is cancelled, or the outcome stays unknown, the record is deleted in the
-        background.
+        If the caller is cancelled, or if the outcome stays unknown, the record of the claim is
+        deleted in the background.
 
         Raises:
             MetadataUnavailableError: the store did not answer.
@@ -198,7 +201,7 @@ class WaitQueue:
         )
 
     async def _try_to_enter(self, operations: list[Operation], guid: str, *, again: bool) -> Ticket:
-        """Make the claim; with `again`, only if a listing does not show it."""
+        """Make the claim; with `again`, only if a listing of the queue does not show the claim."""
         if again:
             await self._store.sync()
             for record in await self._find(guid):
@@ -210,7 +213,7 @@ class WaitQueue:
         return _ticket(stat, guid, in_doubt=again)
 
     async def leave(self, ticket: Ticket) -> None:
-        """Delete the claim; if the store does not answer, continue in the background."""
+        """Delete the claim. If the store does not answer, continue in the background."""
         self._participant.abandon(ticket.guid)
         await self._participant.finish(self._leave(ticket))
 
@@ -234,7 +237,7 @@ class WaitQueue:
         ]
 
     def _sweep_soon(self, guid: str, but: Ticket | None = None) -> None:
-        """Delete a claim's records in the background, except `but`; None gives the claim up."""
+        """Delete a claim's records in the background, except `but`; None gives up the claim."""
         if but is None:
             self._participant.abandon(guid)
         keep = None if but is None else but.key
@@ -256,9 +259,9 @@ class WaitQueue:
         wake: asyncio.Event,
         in_line: Callable[[], object] = lambda: None,
     ) -> None:
-        """Return when it is the claim's turn; `wake` makes it read the queue again.
+        """Return when the claim of `ticket` is first. `wake` causes another look at the queue.
 
-        `in_line` is called whenever the claim was seen behind another one.
+        `in_line` is called whenever another claim is found before the claim.
 
         Raises:
             ClaimLostError: the claim has left the queue.
@@ -292,14 +295,14 @@ async def _wake_on_deletion(changes: AsyncIterator[Change], wake: asyncio.Event)
 
 
 def is_gone(change: Change) -> bool:
-    """True if the watched record was deleted, or may have been."""
+    """True if the watched record was deleted, or may have been deleted."""
     return isinstance(change, Resync) or any(
         event.kind is ChangeKind.DELETED for event in change.events
     )
 
 
 def with_stat(ticket: Ticket, stat: Stat) -> Ticket:
-    """The same claim after its record was written again."""
+    """Return the same claim, with the version of its record after a new write."""
     return replace(ticket, version=stat.version)
 
 
@@ -310,14 +313,14 @@ def _ticket(stat: Stat, guid: str, *, in_doubt: bool) -> Ticket:
 
 
 def _number(name: str) -> int:
-    """The number of a claim's name; -1 for any other name."""
+    """Return the number in the name of a claim; -1 if it is not the name of a claim."""
     digits = name.rpartition("-")[2]
     is_claim = name.startswith(PREFIX) and digits.isascii() and digits.isdecimal()
     return int(digits) if is_claim else -1
 
 
 def read_claim(record: Record) -> Claim | None:
-    """The claim in a record; None if unreadable."""
+    """Decode the claim in a record; None if it cannot be read."""
     try:
         return decode_claim(record.value)
     except FormatError:

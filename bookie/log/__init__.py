@@ -1,7 +1,8 @@
-"""Logs: named, replicated sequences of records, made of ledgers.
+"""Logs: named, replicated sequences of records that are stored in ledgers.
 
-A log has partitions. The list of a partition's ledgers is its **head** in the metadata store, which
-changes by compare-and-set only (`head/chain` has the steps, `head/head_keeper` takes them).
+A log has partitions. Each partition has a **head** in the metadata store: the list of its ledgers.
+The head changes by compare-and-set only. `head/chain` defines the changes, and `head/head_keeper`
+writes them.
 
 - A **writer** (`write/writer`) owns a partition. It takes the partition over (`write/takeover`),
   appends to the last ledger, and continues in another one when that is large or dead
@@ -16,5 +17,6 @@ changes by compare-and-set only (`head/chain` has the steps, `head/head_keeper` 
   `tidy/sweep` the leftovers of crashed processes. A **compaction** (`compact/compaction`) copies
   many small ledgers into few. All delete only ledgers that no range names (`tidy/unnamed_ledgers`).
 
-Safety rests on fencing and on compare-and-set alone. Locks and owners only avoid useless work.
+The safety of a log depends only on fencing and compare-and-set. Locks and owners only avoid useless
+work.
 """

@@ -1,4 +1,4 @@
-"""Retries of a compare-and-set: after a lost one, and until an unknown outcome is decided."""
+"""Repeat a compare-and-set: after a lost race, or until an unknown outcome is known."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from bookie.errors import (
 T = TypeVar("T")
 
 UNANSWERED = (MetadataUnavailableError, SessionLostError)
-"""Errors of a metadata store that did not answer; a write may have been made."""
+"""Errors of a metadata store that did not answer; the store may have made the write."""
 
 PAUSE_SECONDS_MIN = 0.01
-"""The first pause between attempts that need the metadata store only."""
+"""The first pause between attempts that need only the metadata store."""
 
 PATIENT_PAUSE_SECONDS_MIN = 0.05
 """The first pause of `patiently`."""
@@ -38,10 +38,10 @@ async def patiently(
     retried: type[BookieError] | tuple[type[BookieError], ...],
     on_failure: Callable[[BookieError], Awaitable[object]] | None = None,
 ) -> T:
-    """The result of `attempt`, which is repeated after `retried` errors until the deadline.
+    """Call `attempt` until it succeeds; `retried` errors are retried until the deadline.
 
-    `deadline` is a time of the event loop. `on_failure` runs before each pause, and may raise.
-    Raises the error of the last attempt.
+    `deadline` is a time of the event loop. `on_failure` runs before each pause, and may raise. At
+    the deadline, the error of the last attempt is raised.
     """
     now = asyncio.get_running_loop().time
     pauses = Backoff(PATIENT_PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX, jitter, AROUND)
@@ -57,7 +57,7 @@ async def patiently(
 
 
 class Attempts:
-    """The attempts at one change. Each reads the present state, and proposes the next one.
+    """The attempts at one change. Each attempt reads the present state, then proposes the next.
 
     ::
 

@@ -1,4 +1,4 @@
-"""A call that runs as one of the client's tasks, beside its caller."""
+"""Run a call as one of the client's tasks, beside the task of its caller."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def ignore_error(future: asyncio.Future[Any]) -> None:
 
 
 class Background(Generic[T]):
-    """One call. Wait for its `result`, or `close` it.
+    """A call in a task of its own. Wait for the call's `result`, or `close` the call.
 
-    It may begin in one task and end in another, like a part of an async generator. So no task group
-    of the caller can hold it.
+    The call may begin in one task of the caller and end in another, like a part of an async
+    generator. So no task group of the caller can hold the call.
     """
 
     def __init__(self, pool: BookiePool, call: Coroutine[None, None, T], name: str) -> None:
@@ -45,11 +45,11 @@ class Background(Generic[T]):
 
     @property
     def task(self) -> asyncio.Task[None]:
-        """The task of the call; it never fails."""
+        """The task that runs the call; the task never raises the error of the call."""
         return self._task
 
     async def result(self) -> T:
-        """The result of the call; raises the error of the call.
+        """Wait for the result of the call and return it; raises the error of the call.
 
         Raises:
             ClientClosedError: the client was closed meanwhile.
@@ -63,10 +63,10 @@ class Background(Generic[T]):
         return self._results[0]
 
     async def close(self) -> None:
-        """Cancel the call, and wait until it has ended. Its errors are dropped.
+        """Cancel the call, and wait until it has ended. Errors of the call are dropped.
 
-        A caller that is cancelled meanwhile still waits, because the call may hold a generator that
-        cannot be closed before.
+        A caller that is cancelled during `close` still waits until the call has ended. The call may
+        hold a generator that cannot be closed before the call ends.
         """
         cancelled: asyncio.CancelledError | None = None
         self._task.cancel()

@@ -1,12 +1,12 @@
-"""Compare this machine's clock with those of bookies, before a time deletes data or is stored.
+"""Compare this machine's clock with bookies' clocks before its time is stored or deletes data.
 
 A machine whose clock is forty days ahead would delete records that are a minute old. So deletions
-by time use the earliest of the own clock and the clocks of some bookies. No ledger of a log is made
-while the own clock contradicts all bookies that answer: ledgers and records would keep the wrong
-time.
+by time use the earliest of this machine's clock and the clocks of some bookies. No ledger of a log
+is created while this machine's clock contradicts all bookies that answer. Otherwise ledgers and
+records would keep the wrong time.
 
-Bookies tell their time when they are asked (``GetInfo``). This machine's monotonic clock extends
-their answers, so a step of the wall clock does not move them.
+A bookie tells its time in the answer to ``GetInfo``. Between answers, this machine's monotonic
+clock advances the times of the bookies. So a step of the wall clock does not change those times.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from bookie.ledger.ledger_client import LedgerClient
 from bookie.telemetry import event_log
 
 DIFFERENCE_SECONDS_MAX = 3600.0
-"""A clock that differs more from all others is wrong. The ages that matter are half a day."""
+"""A clock is wrong if it differs more than this from all others. Ages that matter: half a day."""
 
 ASKED_MAX = 5
-"""The most bookies that are asked."""
+"""The greatest number of bookies that are asked."""
 
 TELLERS_MIN = 2
 """The bookies that have to tell the time for a deletion, if the cluster has so many: a sweep may
@@ -33,7 +33,7 @@ run on the machine of a bookie, and share its wrong clock."""
 
 ANSWER_SECONDS_MAX = 1.0
 KEPT_SECONDS = 60.0
-"""For this time no bookie is asked again: an owner may have thousands of partitions."""
+"""No bookie is asked again for this time, because an owner may have thousands of partitions."""
 
 _log = event_log(__name__)
 
@@ -45,13 +45,13 @@ class ClockCheck:
         self._clock = clock
         self._ledgers = ledgers
         self._offsets: dict[str, float] = {}
-        """By bookie: ms of its clock minus ms of the own monotonic clock."""
+        """For each bookie: its clock minus this machine's monotonic clock, in ms."""
         self._asked_at: float | None = None
         self._asking = asyncio.Lock()
         self._warned = False
 
     async def deletion_ms(self) -> int:
-        """The time for a deletion, in ms since 1970: the earliest of all clocks.
+        """Return the time by which data may be deleted, in ms since 1970: the earliest clock's.
 
         Raises:
             NotEnoughBookiesError: too few bookies tell the time, so nothing may be deleted by it.
@@ -71,9 +71,10 @@ class ClockCheck:
         return int(min(own, earliest))
 
     async def require_right(self, *, again: bool = False) -> bool:
-        """Check that the clock agrees with a bookie that answers; False if none answers.
+        """Check that this clock agrees with a bookie that answers; False if no bookie answers.
 
-        `again` drops earlier answers, and asks bookies now.
+        With `again`, answers of bookies that are kept from before are ignored, and bookies are
+        asked now.
 
         Raises:
             ClockError: it contradicts every bookie; the message tells the difference.

@@ -1,4 +1,4 @@
-"""The client's access to logs: their ledgers, their metadata, their policies."""
+"""The client's access to logs: to their ledgers, their metadata and their policies."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ PARTITION_TAG = "bookie.log.partition"
 CREATED_TAG = "bookie.log.created_ms"
 """Key in the custom metadata of a log's ledgers: the creation time, in ms since 1970.
 
-The creator had compared its clock with those of bookies. A copy by a compaction has the time of the
-newest original."""
+The creator of the ledger had compared its clock with clocks of bookies. A copy made by a compaction
+has the time of its newest original."""
 
 ASKED_EACH = 4
-"""The bookies that are asked for each one that a ledger needs."""
+"""The number of bookies to ask for each bookie that a ledger needs."""
 
 
 class LogClient:
-    """The logs of a connected client."""
+    """The logs that a connected client can use."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class LogClient:
         configuration: MetadataStore | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """`configuration` is the store of the namespaces, if it is not `store`."""
+        """`configuration` is the metadata store of the namespaces, if that store is not `store`."""
         self.ledgers = ledgers
         self.store = store
         self.clock = clock or SystemClock()
@@ -68,14 +68,14 @@ class LogClient:
         self.logs = LogManager(store, self.clock)
         self.namespaces = NamespaceManager(configuration or store)
         self.identity = f"{socket.gethostname()}:{os.getpid()}"
-        """The name by which owners of partitions and cursors are shown."""
+        """The name by which this process is shown as an owner of partitions and cursors."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._leaving = asyncio.Event()
         self._participant: asyncio.Future[Participant] | None = None
         self._taking_part: asyncio.Task[None] | None = None
 
     def require_here(self) -> None:
-        """Check that this is the event loop of the first call.
+        """Check that this call runs in the same event loop as the client's first call.
 
         Raises:
             BadRequestError: it is another loop; nothing was done.
@@ -87,7 +87,7 @@ class LogClient:
             raise BadRequestError(ELSEWHERE)
 
     async def participant(self) -> Participant:
-        """This client's participant in the coordination of consumers; the first call begins it.
+        """Return the client's participant in the coordination of consumers; make it if necessary.
 
         Raises:
             ClientClosedError: the client was closed.
@@ -115,7 +115,7 @@ class LogClient:
             begun.exception()  # its callers may have been cancelled
 
     async def close(self) -> None:
-        """Give up all cursors and memberships. Call it before the store is closed."""
+        """Give up all cursors and group memberships. Call this before the store is closed."""
         self._leaving.set()
         if self._taking_part is not None:
             await asyncio.wait([self._taking_part])
@@ -128,10 +128,10 @@ class LogClient:
         partitions: int | None = None,
         policy: LogPolicy | None = None,
     ) -> LogDefinition:
-        """Create a log. `policy` holds its own decisions; the namespace decides the rest.
+        """Create a log. Fields that `policy` does not set are taken from the namespace's policy.
 
-        Without `policy`, an earlier policy for this name stays. With it, the earlier one is
-        replaced after the log is made, so a failed creation changes nothing.
+        Without `policy`, an earlier policy for this log name stays. With `policy`, the earlier one
+        is replaced after the log has been created. So a failed creation changes nothing.
 
         Raises:
             LogExistsError: the name is taken.
@@ -165,7 +165,7 @@ class LogClient:
             return
 
     async def definition(self, name: LogName, *, create: bool = False) -> LogDefinition:
-        """The definition of a log; with `create`, a missing log is created.
+        """Read the definition of a log. With `create`, create the log if it does not exist.
 
         Raises:
             NoSuchLogError: there is no such log.
@@ -182,7 +182,7 @@ class LogClient:
             return (await self.logs.read(name)).value
 
     async def policy(self, name: LogName) -> LogPolicy:
-        """The whole policy of a log: its own, over its namespace's, over the defaults.
+        """Return a log's complete policy: its own, then its namespace's, then the defaults.
 
         Raises:
             NoSuchKeyError: there is no such namespace; the default one need not exist.
@@ -200,7 +200,7 @@ class LogClient:
     async def create_ledger(
         self, shape: LedgerShape, custom_metadata: Mapping[str, bytes]
     ) -> WriterHandle:
-        """A new ledger of a log, with a reliable time of creation.
+        """Create a ledger of a log; store its creation time if a bookie confirms this clock.
 
         Raises:
             ClockError: the clock of this machine contradicts all bookies.
@@ -213,7 +213,7 @@ class LogClient:
         return await self.ledgers.create(shape, custom_metadata, created_ms=created_ms)
 
     async def require_answers(self, shape: LedgerShape) -> None:
-        """Check that enough bookies answer to write a new ledger, before it is made.
+        """Check that enough bookies answer to write a new ledger. Call this before its creation.
 
         Raises:
             NotEnoughBookiesError: too few bookies answer.
@@ -230,7 +230,7 @@ class LogClient:
             )
 
     async def require_recoverable(self, ledger_id: int) -> None:
-        """Check that enough bookies of a ledger answer to tell its end. Fences nothing.
+        """Check that enough bookies of a ledger answer to find its end. The ledger is not fenced.
 
         Raises:
             NotEnoughBookiesError: too few of its last ensemble answer.
@@ -250,7 +250,7 @@ class LogClient:
             )
 
     def shape(self, policy: LogPolicy, password: bytes = b"") -> LedgerShape:
-        """The quorum, digest and password for the ledgers of a log with this policy."""
+        """Return the quorum, digest and password for new ledgers of a log with this policy."""
         assert policy.ensemble_size
         assert policy.write_quorum_size
         assert policy.ack_quorum_size
@@ -265,7 +265,7 @@ class LogClient:
 
     @staticmethod
     def tags(partition: LogPartition, log_id: str) -> Mapping[str, bytes]:
-        """Custom metadata by which a sweep recognises the ledgers of a log."""
+        """Return the custom metadata by which a sweep recognises the ledgers of a log."""
         return {
             LOG_TAG: f"{partition.name.namespace}/{partition.name.log} {log_id}".encode(),
             PARTITION_TAG: str(partition.number).encode(),

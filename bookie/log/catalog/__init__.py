@@ -1,1 +1,1 @@
-"""Logs in the metadata store: definitions, policies, heads, cursors, groups, namespaces."""
+"""The metadata of logs: definitions, policies, heads, cursors, groups, namespaces."""

@@ -1,7 +1,7 @@
 """The records of a group of consumers in the metadata store: its members and its assignment.
 
-Canonical JSON (:mod:`bookie.metadata.json_record`), version 1: formats ``bookie-group-member`` and
-``bookie-group-assignment``.
+Each record is canonical JSON (:mod:`bookie.metadata.json_record`), version 1. The formats are
+``bookie-group-member`` and ``bookie-group-assignment``.
 """
 
 from __future__ import annotations
@@ -19,37 +19,37 @@ _VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class MemberProfile:
-    """One member of a group."""
+    """One member of a group, and the logs that it wants to consume."""
 
     owner: str = ""
-    """Host and process, for people."""
+    """Host and process of the member, as information for people."""
     logs: tuple[str, ...] = ()
-    """The names of the logs that the group has to consume."""
+    """The names of the logs that the member wants the group to consume."""
     pattern: str = ""
-    """Further logs of one namespace: ``orders-*``; none if empty."""
+    """A pattern for further logs of one namespace, such as ``orders-*``; empty for none."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupAssignment:
-    """One generation of a group."""
+    """One assignment of a group: the partitions of each member."""
 
     generation: int = 0
-    """Rises by one with each change."""
+    """The number of the assignment; it rises by one with each change."""
     leader: str = ""
-    """The member that wrote it; for people."""
+    """The member that wrote the assignment, as information for people."""
     changed_ms: int = 0
     shares: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """The partitions (``log#number``) of each member."""
+    """The partitions (``log#number``) that each member consumes."""
 
 
 def encode_member_profile(profile: MemberProfile) -> bytes:
-    """The bytes of a profile."""
+    """Encode a profile as bytes."""
     fields = {"owner": profile.owner, "logs": list(profile.logs), "pattern": profile.pattern}
     return json_record.encode(_MEMBER_FORMAT, _VERSION, fields)
 
 
 def decode_member_profile(data: bytes) -> MemberProfile:
-    """The profile in `data`.
+    """Decode the profile in `data`.
 
     Raises:
         FormatError: not a profile, damaged, or of a newer version.
@@ -59,7 +59,7 @@ def decode_member_profile(data: bytes) -> MemberProfile:
 
 
 def encode_group_assignment(assignment: GroupAssignment) -> bytes:
-    """The bytes of an assignment."""
+    """Encode an assignment as bytes."""
     fields = {
         "generation": assignment.generation,
         "leader": assignment.leader,
@@ -73,7 +73,7 @@ def encode_group_assignment(assignment: GroupAssignment) -> bytes:
 
 
 def decode_group_assignment(data: bytes) -> GroupAssignment:
-    """The assignment in `data`.
+    """Decode the assignment in `data`.
 
     Raises:
         FormatError: not an assignment, damaged, or of a newer version.

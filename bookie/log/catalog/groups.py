@@ -1,4 +1,4 @@
-"""The metadata of groups: consumers that share logs.
+"""The metadata of groups: a group is a set of consumers that share logs.
 
 =========================== ====================================================================
 key below ``groups/<group>`` value
@@ -9,7 +9,8 @@ key below ``groups/<group>`` value
                             compare-and-set
 =========================== ====================================================================
 
-The cursors of the group's name hold its progress, one for each partition (`logs`).
+The progress of the group is in cursors with the group's name: one cursor for each partition
+(`logs`).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from bookie.metadata.versioned import Versioned
 
 
 class ConsumerGroup:
-    """The keys of one group, and its assignment.
+    """The metadata keys of one group, with methods that read and write its assignment.
 
     Raises:
         BadRequestError: `name` cannot name a group.
@@ -44,7 +45,7 @@ class ConsumerGroup:
         self._store = store
 
     async def read_assignment(self) -> Versioned[GroupAssignment]:
-        """The assignment; an empty one of version `NOT_EXISTS` before the first.
+        """Read the assignment; before the first one, return an empty one of version `NOT_EXISTS`.
 
         Raises:
             FormatError: its record is damaged, or of a newer version.
@@ -57,7 +58,7 @@ class ConsumerGroup:
     async def write_assignment(
         self, assignment: GroupAssignment, version: int, conditions: Iterable[Check] = ()
     ) -> Versioned[GroupAssignment]:
-        """Replace the assignment that has `version`, if the `conditions` hold.
+        """Replace the assignment if its version is `version` and the `conditions` hold.
 
         Raises:
             BadVersionError: it was changed meanwhile, or a condition does not hold.
@@ -71,5 +72,5 @@ class ConsumerGroup:
 
 
 async def list_groups(store: MetadataStore) -> list[str]:
-    """The names of all groups that have ever had a member, sorted."""
+    """Return the sorted names of all groups that have ever had a member."""
     return await store.get_children(keys.GROUPS)

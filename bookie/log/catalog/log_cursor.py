@@ -1,8 +1,8 @@
 """The record of a cursor: the progress of its consumers in one partition.
 
-Canonical JSON (:mod:`bookie.metadata.json_record`), format ``bookie-log-cursor``, version 1. The
-cursor belongs to the holder of its `epoch`. Each new holder raises the epoch, so the commit of a
-former holder is recognised.
+The record is canonical JSON (:mod:`bookie.metadata.json_record`), format ``bookie-log-cursor``,
+version 1. The cursor belongs to its holder: the process that began the present `epoch`. Each new
+holder raises the epoch, so a commit by a former holder can be recognised and refused.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ _VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class LogCursor:
-    """The state of a cursor."""
+    """The state of a cursor: the progress of consumers in one partition."""
 
     offset: int
     """The offset of the next entry to consume."""
     epoch: int = 0
-    """The cursor's fencing token, which rises with each holder and each reset."""
+    """The cursor's fencing token, which rises with each new holder and each reset."""
     owner: str = ""
-    """The last process that took or reset it; for people."""
+    """The last process that took or reset the cursor, as information for people."""
     committed_ms: int = 0
-    """The time of its last change, in ms since 1970."""
+    """The time of the cursor's last change, in ms since 1970."""
     is_protected: bool = True
     """True if retention keeps the records that this cursor has not consumed."""
 
 
 def encode_log_cursor(cursor: LogCursor) -> bytes:
-    """The bytes of a cursor."""
+    """Encode a cursor as bytes."""
     fields = {
         "offset": cursor.offset,
         "epoch": cursor.epoch,
@@ -45,7 +45,7 @@ def encode_log_cursor(cursor: LogCursor) -> bytes:
 
 
 def decode_log_cursor(data: bytes) -> LogCursor:
-    """The cursor in `data`.
+    """Decode the cursor in `data`.
 
     Raises:
         FormatError: not a cursor, damaged, or of a newer version.

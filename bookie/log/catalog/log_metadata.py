@@ -1,13 +1,13 @@
 """The records of a log in the metadata store: its definition, and the ranges of each partition.
 
-A log has one or more **partitions**. Each partition is an ordered list of **ranges** of ledgers.
-The newest ranges are in the partition's **head**, which changes under compare-and-set. When there
-are many, the oldest ones move to a **chunk**, a separate record that never changes. Chunks are
-numbered; the head tells the numbers that belong to the partition.
+A log has one or more **partitions**. Each partition is an ordered list of **ranges** of ledger
+entries. The newest ranges are in the partition's **head**, a record that changes by compare-and-set
+only. When a head has many ranges, the oldest ones move to a **chunk**, a separate record that never
+changes. Chunks are numbered. The head contains the numbers of the partition's chunks.
 
-Each entry of a partition has an **offset**: the first one has 0, each next one has one more. The
-offset of a range's first entry follows from the ranges before it. It is unknown only while the
-range before it is open.
+Each entry of a partition has an **offset**: the first entry has offset 0, and each next entry has
+an offset that is one greater. The offset of a range's first entry follows from the ranges before
+that range. The offset of a range is unknown only while the range before it is open.
 
 ===================== ===============================================================
 rule                  why
@@ -19,9 +19,9 @@ open ranges come last a roll adds the new ledger before the old one is closed, s
 chunks: all closed    a chunk never changes
 ===================== ===============================================================
 
-Canonical JSON (:mod:`bookie.metadata.json_record`), version 1: formats ``bookie-log``,
-``bookie-log-head`` and ``bookie-log-chunk``. A range is
-``[ledger, first, last or null, base or null, end time or null, bytes or null]``.
+Each record is canonical JSON (:mod:`bookie.metadata.json_record`), version 1. The formats are
+``bookie-log``, ``bookie-log-head`` and ``bookie-log-chunk``. A range is ``[ledger, first, last or
+null, base or null, end time or null, bytes or null]``.
 """
 
 from __future__ import annotations
@@ -42,27 +42,27 @@ _VERSION = 1
 _OPEN_RANGES_MAX = 2
 
 PARTITIONS_MAX = 1024
-"""The most partitions of one log."""
+"""The greatest number of partitions of one log."""
 
 NO_TIME_MS = -(2**63)
-"""The greatest timestamp of no records at all."""
+"""The value of "the greatest timestamp" if there are no records at all."""
 
 
 class LogMode(enum.Enum):
-    """The kind of a log's writers; fixed at its creation."""
+    """The kind of writers that a log has; fixed when the log is created."""
 
     WRITER = "writer"
-    """One exclusive owner for each partition, whose ledger is the open last range."""
+    """Each partition has one exclusive owner, which appends to the ledger of the last range."""
     TRANSACTIONAL = "transactional"
-    """Many publishers of closed ranges; one transaction publishes the ranges of a batch."""
+    """Many publishers write ranges. One transaction publishes all ranges of a batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogDefinition:
-    """The definition of a log. Only `is_deleted` ever changes."""
+    """The definition of a log. Only the field `is_deleted` ever changes."""
 
     log_id: str
-    """Random, so a later log of the same name has another one."""
+    """A random id, so that a later log of the same name has another id."""
     mode: LogMode = LogMode.WRITER
     partitions: int = 1
     created_ms: int = 0
@@ -84,34 +84,34 @@ class LogDefinition:
 
 @dataclass(frozen=True, slots=True)
 class LogRange:
-    """Consecutive entries of one ledger, which are consecutive entries of a partition."""
+    """Consecutive entries of one ledger that are also consecutive entries of a partition."""
 
     ledger_id: int
     first_entry_id: int
     last_entry_id: int | None
-    """Inclusive; `first_entry_id` - 1 if the range is empty; None while it is open."""
+    """The last entry, inclusive; `first_entry_id` - 1 if there is none; None while open."""
     base_offset: int | None
-    """Offset of the first entry; None while the range before it is open."""
+    """Offset of the range's first entry; None while the range before it is open."""
     end_ms: int | None = None
-    """The greatest timestamp of this range and all before it; None while it is open."""
+    """The greatest timestamp of this and all earlier ranges; None while this range is open."""
     size_bytes: int | None = None
-    """Payload bytes of its entries; None while it is open."""
+    """Payload bytes of the range's entries; None while the range is open."""
 
     @property
     def is_open(self) -> bool:
-        """True while entries may be appended to it."""
+        """True while an owner may append entries to the range."""
         return self.last_entry_id is None
 
     @property
     def count(self) -> int | None:
-        """The number of entries; None while it is open."""
+        """The number of entries; None while the range is open."""
         if self.last_entry_id is None:
             return None
         return self.last_entry_id - self.first_entry_id + 1
 
     @property
     def end_offset(self) -> int | None:
-        """The offset after the last entry; None while it is unknown."""
+        """The offset after the range's last entry; None while that offset is unknown."""
         if self.last_entry_id is None or self.base_offset is None:
             return None
         return self.base_offset + self.last_entry_id - self.first_entry_id + 1
@@ -119,51 +119,51 @@ class LogRange:
 
 @dataclass(frozen=True, slots=True)
 class LogOwner:
-    """The owner of a partition, as the head shows it."""
+    """The owner of a partition, as the partition's head names it."""
 
     name: str
     """Host and process, or a name that the owner chose. Several owners may share a name."""
     since_ms: int
     claim: str = ""
-    """Random, so that two owners of one name in one millisecond differ."""
+    """A random text that differs for two owners of one name in one millisecond."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogHead:
-    """The newest ranges of a partition, and its other state that changes."""
+    """The newest ranges of a partition, and the rest of the partition's changing state."""
 
     log_id: str
-    """The id of its log."""
+    """The id of the log."""
     epoch: int = 0
-    """The fencing token of the partition, which rises by one with each owner."""
+    """The partition's fencing token, which rises by one with each new owner."""
     owner: LogOwner | None = None
-    """The owner of `epoch`; None after it closed the partition, and in transactional logs."""
+    """The owner of `epoch`. None if the owner gave the partition up, or in transactional logs."""
     ranges: tuple[LogRange, ...] = ()
     first_chunk: int = 0
-    """The number of the oldest existing chunk."""
+    """The number of the partition's oldest existing chunk."""
     next_chunk: int = 0
-    """The number of the next chunk to be sealed; without chunks it equals `first_chunk`."""
+    """The number that the next new chunk gets; without chunks it equals `first_chunk`."""
     chunk_bytes: int = 0
     """Payload bytes of the ranges in all existing chunks."""
     start_offset: int = 0
-    """Entries before this offset were truncated."""
+    """The first offset that was not truncated: all entries before it were truncated."""
     has_producers: bool = False
     """True if the newest closed range has a snapshot of producers. A truncation leaves that range,
     even if all of its entries are before `start_offset`."""
 
     @property
     def open_ranges(self) -> tuple[LogRange, ...]:
-        """The ranges that are not closed: none, the last one, or the last two."""
+        """The ranges that are still open: none, the last one, or the last two."""
         return tuple(one for one in self.ranges[-_OPEN_RANGES_MAX:] if one.is_open)
 
     @property
     def end_ms(self) -> int:
-        """The greatest timestamp of all closed ranges in the head; `NO_TIME_MS` without any."""
+        """The greatest timestamp of the head's closed ranges; `NO_TIME_MS` if there is none."""
         closed = [one.end_ms for one in self.ranges if one.end_ms is not None]
         return closed[-1] if closed else NO_TIME_MS
 
     def validate(self) -> None:
-        """Check the rules above.
+        """Check that the fields follow the rules of the format.
 
         Raises:
             BadRequestError: a rule is broken; the message names the first one.
@@ -177,13 +177,13 @@ class LogHead:
 
 @dataclass(frozen=True, slots=True)
 class LogChunk:
-    """Older ranges of a partition, all closed. A chunk never changes."""
+    """The older ranges of a partition, all closed. A chunk never changes."""
 
     number: int
     ranges: tuple[LogRange, ...]
 
     def validate(self) -> None:
-        """Check the rules above.
+        """Check that the fields follow the rules of the format.
 
         Raises:
             BadRequestError: a rule is broken; the message names the first one.
@@ -194,7 +194,7 @@ class LogChunk:
 
 
 def encode_log_definition(definition: LogDefinition) -> bytes:
-    """The bytes of a definition.
+    """Encode a definition as bytes.
 
     Raises:
         BadRequestError: a field is out of range.
@@ -211,7 +211,7 @@ def encode_log_definition(definition: LogDefinition) -> bytes:
 
 
 def decode_log_definition(data: bytes) -> LogDefinition:
-    """The definition in `data`.
+    """Decode the definition in `data`.
 
     Raises:
         FormatError: not a definition, damaged, or of a newer version.
@@ -232,7 +232,7 @@ def decode_log_definition(data: bytes) -> LogDefinition:
 
 
 def encode_log_head(head: LogHead) -> bytes:
-    """The bytes of a head.
+    """Encode a head as bytes.
 
     Raises:
         BadRequestError: the head breaks a rule.
@@ -259,7 +259,7 @@ def _owner_fields(owner: LogOwner) -> dict[str, object]:
 
 
 def decode_log_head(data: bytes) -> LogHead:
-    """The head in `data`.
+    """Decode the head in `data`.
 
     Raises:
         FormatError: not a head, damaged, of a newer version, or against the rules.
@@ -289,7 +289,7 @@ def decode_log_head(data: bytes) -> LogHead:
 
 
 def encode_log_chunk(chunk: LogChunk) -> bytes:
-    """The bytes of a chunk.
+    """Encode a chunk as bytes.
 
     Raises:
         BadRequestError: the chunk breaks a rule.
@@ -300,7 +300,7 @@ def encode_log_chunk(chunk: LogChunk) -> bytes:
 
 
 def decode_log_chunk(data: bytes) -> LogChunk:
-    """The chunk in `data`.
+    """Decode the chunk in `data`.
 
     Raises:
         FormatError: not a chunk, damaged, of a newer version, or against the rules.

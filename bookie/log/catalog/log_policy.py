@@ -1,8 +1,8 @@
-"""The policy of a log: quorum, digest, the size and age of a roll, retention, quota, partitions.
+"""The policy of a log: quorum, digest, limits for new ledgers, retention, quota, partitions.
 
-Canonical JSON (:mod:`bookie.metadata.json_record`), format ``bookie-log-policy``, version 1. An
-absent or null field is inherited: a log's from its namespace, a namespace's from the cluster's
-defaults.
+The record is canonical JSON (:mod:`bookie.metadata.json_record`), format ``bookie-log-policy``,
+version 1. A field that is absent or null is inherited. A log inherits from its namespace, and a
+namespace from the cluster's defaults.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DIGESTS = ("crc32c", "crc32", "hmac", "dummy")
 
 @dataclass(frozen=True, slots=True)
 class LogPolicy:
-    """The decisions of one level; None is inherited. Sizes are bytes, times seconds.
+    """The policy of one level; a field of None is inherited. Sizes are in bytes, times in seconds.
 
     Raises:
         BadRequestError: a value is out of range, or the quorums contradict each other.
@@ -35,31 +35,34 @@ class LogPolicy:
     """One of `DIGESTS`."""
 
     roll_bytes: int | None = None
-    """A log continues in a new ledger after this many bytes; 0 means never."""
+    """After this many bytes, a partition continues in a new ledger; 0 means never."""
 
     roll_seconds: int | None = None
-    """A log continues in a new ledger after this time; 0 means never."""
+    """After this time, a partition continues in a new ledger; 0 means never."""
 
     retention_bytes: int | None = None
-    """At least this number of bytes of each partition is kept; 0 sets no limit by size.
+    """At least this number of bytes of each partition is kept; 0 means no limit by size.
 
-    With a size and a time, only records beyond both may go. With neither, everything is kept."""
+    If a size and a time are set, only records beyond both limits may be deleted. If neither is set,
+    everything is kept."""
 
     retention_seconds: int | None = None
-    """Records are kept for at least this time; 0 sets no limit by time."""
+    """Records are kept for at least this time; 0 means no limit by time."""
 
     quota_bytes: int | None = None
     """A partition of this size takes no more records; 0 means unlimited."""
 
     ahead_seconds: int | None = None
-    """A record's time may be ahead of its append by at most this time; 0 sets no limit.
+    """A record's timestamp may be at most this far ahead of its append; 0 means no limit.
 
-    The limit finds microseconds given as milliseconds, which would hide all times behind them."""
+    The limit rejects microseconds that are given as milliseconds. One such timestamp would hide the
+    times of all later records."""
 
     allow_degraded: bool | None = None
     """True if a ledger may be made with fewer bookies than its ensemble has slots.
 
-    Entries then have fewer copies, at least the ack quorum. Later bookies get the free slots."""
+    An entry in such a ledger has fewer copies, but at least the ack quorum. Bookies that become
+    available later get the free slots."""
 
     partitions: int | None = None
     """The number of partitions of a new log."""
@@ -93,7 +96,7 @@ class LogPolicy:
             raise BadRequestError(f"{name} is {value!r}, and must be in {least} … {most}")
 
     def over(self, inherited: LogPolicy) -> LogPolicy:
-        """This policy, with its open decisions taken from `inherited`.
+        """Return this policy, with its fields of None replaced by those of `inherited`.
 
         Raises:
             BadRequestError: the quorums of the two contradict each other.
@@ -118,17 +121,17 @@ DEFAULTS = LogPolicy(
     allow_degraded=False,
     partitions=1,
 )
-"""The decisions that no level makes."""
+"""The values of fields that neither the log nor its namespace sets."""
 
 
 def encode_policy(policy: LogPolicy) -> bytes:
-    """The bytes of a policy, without inherited fields."""
+    """Encode a policy as bytes, without the inherited fields."""
     given = {name: value for name, value in asdict(policy).items() if value is not None}
     return json_record.encode(_FORMAT, _VERSION, given)
 
 
 def decode_policy(data: bytes) -> LogPolicy:
-    """The policy in `data`.
+    """Decode the policy in `data`.
 
     Raises:
         FormatError: not a policy, damaged, or of a newer version.

@@ -12,7 +12,8 @@ key below ``logs/<namespace>/<log>``        value
 ``transactions/<application>``              the last batch that an application published
 =========================================== ====================================================
 
-A log of the namespace ``default`` is named without it: ``orders`` is ``default/orders``.
+The name of a log in the namespace ``default`` may omit the namespace: ``orders`` means
+``default/orders``.
 """
 
 from __future__ import annotations
@@ -82,14 +83,14 @@ _APPLICATION_SIZE_MAX = 150
 
 @dataclass(frozen=True, slots=True, order=True)
 class LogName:
-    """The name of a log, with its namespace."""
+    """The name of a log, including the namespace of the log."""
 
     namespace: str
     log: str
 
     @classmethod
     def parse(cls, text: str) -> LogName:
-        """The log called ``log`` or ``namespace/log``.
+        """Parse the name of a log, written as ``log`` or ``namespace/log``.
 
         Raises:
             BadRequestError: it is not a valid name.
@@ -109,7 +110,7 @@ class LogName:
 
     @property
     def key(self) -> str:
-        """The key above everything about the log."""
+        """The key below which all records of the log are stored."""
         return f"{keys.LOGS}/{self.namespace}/{self.log}"
 
     @property
@@ -126,7 +127,7 @@ class LogPartition:
 
     @classmethod
     def parse(cls, text: str) -> LogPartition:
-        """The partition called ``log#number``; the first one if there is no number.
+        """Parse the name of a partition, ``log#number``; without a number, the number is 0.
 
         Raises:
             BadRequestError: it is not a valid name of a partition.
@@ -141,7 +142,7 @@ class LogPartition:
 
     @property
     def key(self) -> str:
-        """The key above everything about the partition."""
+        """The key below which all records of the partition are stored."""
         return f"{self.name.key}/partitions/{self.number:0{_PARTITION_DIGITS}}"
 
     @property
@@ -152,11 +153,11 @@ class LogPartition:
         return f"{self.key}/chunks/{number:0{_CHUNK_DIGITS}}"
 
     def cursor_key(self, cursor: str) -> str:
-        """The key of a cursor. Raises BadRequestError if the name is not valid."""
+        """Return the key of a cursor. Raises BadRequestError if the name is not valid."""
         return f"{self.key}/cursors/{checked_name(cursor, 'a cursor')}"
 
     def holder_key(self, cursor: str) -> str:
-        """The key of the lock that the consumer of a cursor holds. Raises as `cursor_key`."""
+        """Return the key of the lock on a cursor. Raises BadRequestError for an invalid name."""
         return f"{self.key}/holders/{checked_name(cursor, 'a cursor')}"
 
 
@@ -193,7 +194,7 @@ class LogManager:
         return Versioned(definition, stat.version)
 
     async def read(self, name: LogName) -> Versioned[LogDefinition]:
-        """The definition of a log.
+        """Read the definition of a log.
 
         Raises:
             NoSuchLogError: there is no such log, or it is being deleted.
@@ -207,7 +208,7 @@ class LogManager:
         return found
 
     async def require(self, name: LogName, log_id: str) -> None:
-        """Check that a log exists.
+        """Check that the log exists and that its id is `log_id`.
 
         Raises:
             NoSuchLogError: it was deleted, is being deleted, or was made again.
@@ -220,16 +221,16 @@ class LogManager:
             raise NoSuchLogError(f"the log {name} was deleted, and made anew")
 
     async def find(self, name: LogName) -> Versioned[LogDefinition] | None:
-        """The definition of a log, which may be under deletion; None if there is no such log."""
+        """Read the definition of a log, even during its deletion; None if there is no such log."""
         record = await self._store.get(name.definition_key)
         if record is None:
             return None
         return Versioned(decoded(decode_log_definition, record), record.version)
 
     async def list_logs(self, namespace: str | None = None) -> AsyncIterator[LogName]:
-        """The names of all logs, or of those of a namespace, sorted within each namespace.
+        """List the names of all logs, or of those in `namespace`, sorted within each namespace.
 
-        They include logs that are being deleted.
+        The names include logs that are being deleted.
 
         Raises:
             BadRequestError: `namespace` is not a valid name.
@@ -243,7 +244,7 @@ class LogManager:
                 yield LogName(one, log)
 
     async def mark_deleted(self, name: LogName) -> LogDefinition:
-        """Begin to delete a log: from now on nobody can open it. It may be called again.
+        """Mark a log as deleted: from now on nobody can open it. The call may be repeated.
 
         Raises:
             NoSuchLogError: there is no such log.
@@ -264,10 +265,10 @@ class LogManager:
             return marked
 
     async def remove(self, name: LogName) -> None:
-        """Remove all metadata of a log that is marked as deleted. Its ledgers have to be gone.
+        """Remove all metadata of a log that is marked as deleted. Delete its ledgers before.
 
-        After an interruption, any process may call it again. A log that was made again
-        meanwhile stays.
+        After an interruption, any process may repeat the call. A new log that was created under the
+        same name meanwhile stays.
 
         Raises:
             LogExistsError: the log is not marked as deleted.
@@ -288,7 +289,7 @@ class LogManager:
             return  # another process removed it
 
     async def _announce(self, name: LogName, definition: LogDefinition, condition: Check) -> None:
-        """Give each partition a head: readers watch its key, and so learn of the deletion."""
+        """Give each partition a head. Readers watch the head's key, and learn of the deletion."""
         for number in range(definition.partitions):
             key = LogPartition(name, number).head_key
             if not await self._store.exists(key):
@@ -298,7 +299,7 @@ class LogManager:
     # ---- heads and chunks
 
     async def read_head(self, partition: LogPartition, log_id: str) -> Versioned[LogHead]:
-        """The head of a partition; before its first owner, an empty one of version `NOT_EXISTS`.
+        """Read a partition's head; before its first owner, an empty one of version `NOT_EXISTS`.
 
         Raises:
             NoSuchLogError: the head belongs to another log, so this one was deleted.
@@ -312,9 +313,10 @@ class LogManager:
         return found
 
     async def revision(self, name: LogName) -> int:
-        """The store's revision of the last write of a definition; 0 if there is none.
+        """Return the store's revision of the last write of a log's definition; 0 if there is none.
 
-        It is greater than that of every earlier write, even of a deleted log of this name.
+        The revision is greater than that of every earlier write of this definition, even by a
+        deleted log of the same name.
         """
         return await self._revision(name.definition_key)
 
@@ -323,7 +325,7 @@ class LogManager:
         return 0 if record is None else record.stat.revision or 0
 
     async def read_latest_head(self, partition: LogPartition, log_id: str) -> Versioned[LogHead]:
-        """The head of a partition, with every change that was finished before this call.
+        """Read the head of a partition, with every change that was finished before this call.
 
         Raises what `read_head` raises.
         """
@@ -338,7 +340,7 @@ class LogManager:
         *,
         sealed: Sequence[LogChunk] = (),
     ) -> Versioned[LogHead]:
-        """Replace the head of `version`, and write the chunks that it seals, in one step.
+        """Replace the head whose version is `version`, and write the chunks `sealed`, in one step.
 
         Raises:
             BadVersionError: it was changed meanwhile; read it again.
@@ -353,7 +355,7 @@ class LogManager:
         changes: Sequence[tuple[LogPartition, LogHead, int, Sequence[LogChunk]]],
         others: Iterable[Operation] = (),
     ) -> list[int]:
-        """Replace several heads in one transaction, with `others`; returns the heads' versions.
+        """Replace several heads and perform `others` in one transaction; returns the new versions.
 
         Raises:
             BadVersionError: one of them was changed meanwhile.
@@ -390,7 +392,7 @@ class LogManager:
         return [stat.version for stat in stats[: len(puts)] if stat is not None]
 
     async def condition(self, name: LogName, log_id: str) -> Check:
-        """The condition for a transaction that the log exists and has `log_id`.
+        """Return a transaction's condition that the log exists and has the id `log_id`.
 
         Raises:
             NoSuchLogError: it was deleted.
@@ -405,7 +407,7 @@ class LogManager:
         return None if record is None else decoded(decode_log_chunk, record)
 
     async def delete_chunks(self, partition: LogPartition, numbers: Iterable[int]) -> None:
-        """Delete chunks that the head no longer names. Some may be gone before."""
+        """Delete chunks that the head no longer names. A chunk that is already gone is no error."""
         for number in numbers:
             try:
                 await self._store.delete(partition.chunk_key(number))
@@ -413,14 +415,14 @@ class LogManager:
                 continue
 
     async def chunk_numbers(self, partition: LogPartition) -> list[int]:
-        """The numbers of all chunks in the store, even of those that no head names."""
+        """Return the numbers of all chunks in the store, even of those that no head names."""
         return [int(name) for name in await self._store.get_children(f"{partition.key}/chunks")]
 
     @asynccontextmanager
     async def watch_head(
         self, partition: LogPartition, log_id: str
     ) -> AsyncIterator[AsyncIterator[Versioned[LogHead]]]:
-        """The head now and after each change. It may combine quick changes.
+        """Yield the head now and after each change. Quick changes may appear as one change.
 
         The iterator raises NoSuchLogError when the log is deleted.
         """
@@ -442,7 +444,7 @@ class LogManager:
                 yield found
 
     async def _read_head_of_a_log(self, partition: LogPartition, log_id: str) -> Versioned[LogHead]:
-        """The head of a partition. Without a head, check that the log was not deleted."""
+        """Read the head of a partition. If there is no head, check that the log was not deleted."""
         found = await self.read_head(partition, log_id)
         if found.version == NOT_EXISTS:
             await self.condition(partition.name, log_id)
@@ -451,7 +453,7 @@ class LogManager:
     # ---- cursors
 
     async def read_cursor(self, partition: LogPartition, cursor: str) -> Versioned[LogCursor]:
-        """A cursor.
+        """Read a cursor.
 
         Raises:
             NoSuchCursorError: it does not exist.
@@ -462,16 +464,17 @@ class LogManager:
         return Versioned(decoded(decode_log_cursor, record), record.version)
 
     async def cursor_revision(self, partition: LogPartition, cursor: str) -> int:
-        """The store's revision of the last write of a cursor; 0 if there is none.
+        """Return the store's revision of the last write of a cursor; 0 if there is no cursor.
 
-        It is greater than that of every earlier write, even of a deleted cursor of this name.
+        The revision is greater than that of every earlier write of this cursor, even by a deleted
+        cursor of the same name.
         """
         return await self._revision(partition.cursor_key(cursor))
 
     async def write_cursor(
         self, partition: LogPartition, cursor: str, value: LogCursor, version: int
     ) -> Versioned[LogCursor]:
-        """Replace the cursor of `version`, or create it with `NOT_EXISTS`.
+        """Replace the cursor whose version is `version`; `NOT_EXISTS` creates the cursor.
 
         Raises:
             BadVersionError: it was changed, deleted, or made meanwhile.
@@ -512,7 +515,7 @@ class LogManager:
     # ---- transactions
 
     async def last_batch(self, name: LogName, application: str) -> Versioned[int]:
-        """The last batch of an application; before its first, -1 of version `NOT_EXISTS`."""
+        """Read the last batch of an application; before its first, -1 of version `NOT_EXISTS`."""
         record = await self._store.get(_transaction_key(name, application))
         if record is None:
             return Versioned(-1, NOT_EXISTS)
@@ -520,7 +523,7 @@ class LogManager:
 
     @staticmethod
     def put_batch(name: LogName, application: str, batch: int, version: int) -> Put:
-        """The operation that replaces the application's last batch, which has `version`.
+        """Return the operation that replaces an application's last batch of this `version`.
 
         Raises:
             BadRequestError: the batch is no number from 0 to 2⁶³-1, or the id is not valid.
@@ -530,16 +533,16 @@ class LogManager:
         return Put(_transaction_key(name, application), str(batch).encode(), version)
 
     async def applications(self, name: LogName) -> Mapping[str, int]:
-        """The last batch of each application that published to a log."""
+        """Return the number of the last batch for each application that published to the log."""
         return {
             unquote(record.name): _batch_of(record)
             async for record in self._store.scan_children(f"{name.key}/transactions")
         }
 
     async def forget_application(self, name: LogName, application: str) -> None:
-        """Forget the last batch of an application; its next one counts as its first.
+        """Forget an application's last batch, so that its next batch counts as its first one.
 
-        An unknown application is no error.
+        It is no error if the application is unknown.
         """
         try:
             await self._store.delete(_transaction_key(name, application))
@@ -548,7 +551,7 @@ class LogManager:
 
 
 def checked_partition(name: LogName, number: int, count: int) -> LogPartition:
-    """The partition of this number in a log of `count` partitions.
+    """Return partition `number` of a log that has `count` partitions.
 
     Raises:
         BadRequestError: there is no such partition.
@@ -559,7 +562,7 @@ def checked_partition(name: LogName, number: int, count: int) -> LogPartition:
 
 
 def checked_name(text: str, what: str) -> str:
-    """`text`, a name of a cursor, a group or a namespace.
+    """Return `text` if it is a valid name of a cursor, a group or a namespace.
 
     Raises:
         BadRequestError: it is not a valid name.
@@ -573,7 +576,7 @@ def checked_name(text: str, what: str) -> str:
 
 
 def _transaction_key(name: LogName, application: str) -> str:
-    """The key of an application. Its id is percent-encoded, so that each id has its own key."""
+    """Return the key of an application. Percent-encoding gives each application id its own key."""
     try:
         quoted = quote(application, safe="").replace(".", "%2E")
     except (TypeError, UnicodeEncodeError):
@@ -593,7 +596,7 @@ def _batch_of(record: Record) -> int:
 
 
 def decoded(decode: Callable[[bytes], T], record: Record) -> T:
-    """The value of a record; an error of `decode` names the record's key."""
+    """Decode the value of a record; an error of `decode` then names the record's key."""
     try:
         return decode(record.value)
     except FormatError as error:

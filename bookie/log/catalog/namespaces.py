@@ -1,8 +1,8 @@
-"""Namespaces and the policies of logs: the configuration that applications share.
+"""Namespaces, and the policies of namespaces and logs: configuration that applications share.
 
-A log is called ``<namespace>/<name>``. Its own policy overrides that of its namespace, which
-overrides the cluster's defaults (`bookie.log.catalog.log_policy.DEFAULTS`). Every change is made
-under compare-and-set.
+A log is called ``<namespace>/<name>``. The log's own policy overrides the namespace's policy, which
+overrides the cluster's defaults (`bookie.log.catalog.log_policy.DEFAULTS`). Every change is made by
+compare-and-set.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class NamespaceManager:
         self._store = store
 
     async def create(self, name: str, policy: LogPolicy | None = None) -> Versioned[LogPolicy]:
-        """Make a namespace.
+        """Create a namespace.
 
         Raises:
             KeyExistsError: the name is taken.
@@ -50,7 +50,7 @@ class NamespaceManager:
         return Versioned(policy, stat.version)
 
     async def read(self, name: str) -> Versioned[LogPolicy]:
-        """The own decisions of a namespace.
+        """Read the policy that a namespace itself sets, without inherited fields.
 
         Raises:
             NoSuchKeyError: there is no such namespace.
@@ -65,7 +65,7 @@ class NamespaceManager:
         return record
 
     async def write(self, name: str, policy: LogPolicy, version: int) -> Versioned[LogPolicy]:
-        """Replace the policy that has `version`.
+        """Replace the namespace's policy if its version is `version`.
 
         Raises:
             BadVersionError: the policy was changed, or the namespace deleted.
@@ -91,18 +91,18 @@ class NamespaceManager:
         await self._store.delete(_key(name), version=found.version)
 
     async def names(self) -> list[str]:
-        """The names of all namespaces, sorted."""
+        """Return the names of all namespaces, sorted."""
         return await self._store.get_children(keys.NAMESPACES)
 
     async def all(self) -> AsyncIterator[tuple[str, Versioned[LogPolicy]]]:
-        """All namespaces with their own decisions, by name."""
+        """Yield all namespaces by name, each with the policy that it sets itself."""
         async for record in self._store.scan_children(keys.NAMESPACES):
             yield record.name, _policy_of(record)
 
     # ---- logs
 
     async def policy(self, namespace: str, log: str | None = None) -> LogPolicy:
-        """The whole policy of a namespace, or of one of its logs.
+        """Return the complete policy of a namespace or of one of its logs, with inherited fields.
 
         Raises:
             NoSuchKeyError: there is no such namespace.
@@ -118,17 +118,17 @@ class NamespaceManager:
             raise FormatError(f"the policy of the log {namespace}/{log}: {error}") from error
 
     async def log_policy(self, namespace: str, log: str) -> Versioned[LogPolicy] | None:
-        """The own decisions of a log; None if it has no policy of its own."""
+        """Read the policy that a log itself sets; None if it has no policy of its own."""
         record = await self._store.get(_log_key(namespace, log))
         return None if record is None else _policy_of(record)
 
     async def set_log_policy(
         self, namespace: str, log: str, policy: LogPolicy, version: int = NOT_EXISTS
     ) -> Versioned[LogPolicy]:
-        """Set the policy of one log: its first one, or a replacement of the one of `version`.
+        """Create the policy of one log, or replace the policy whose version is `version`.
 
-        The same transaction rewrites the namespace's record, which changes its version. So a
-        deletion fails if it saw the namespace empty before.
+        The same transaction rewrites the namespace's record, which changes the version of that
+        record. So a concurrent deletion fails if it found the namespace empty before this call.
 
         Raises:
             NoSuchKeyError: there is no such namespace.
@@ -155,7 +155,7 @@ class NamespaceManager:
             return Versioned(policy, stat.version)
 
     async def clear_log_policy(self, namespace: str, log: str) -> None:
-        """Remove the own policy of a log, if it has one."""
+        """Remove the policy that a log itself sets, if it has one."""
         try:
             await self._store.delete(_log_key(namespace, log))
         except NoSuchKeyError:
@@ -163,9 +163,9 @@ class NamespaceManager:
 
 
 async def check_without_logs(store: MetadataStore, namespace: str) -> None:
-    """Check that a namespace has no logs in a cluster; logs under deletion count, too.
+    """Check that a namespace has no logs in a cluster. Logs that are being deleted also count.
 
-    `store` is the cluster's. Its namespaces may be in another store.
+    `store` is the metadata store of the cluster. The namespaces may be in another store.
 
     Raises:
         ClusterInUseError: it has logs; the message names one.

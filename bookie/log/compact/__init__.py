@@ -1,1 +1,1 @@
-"""Compaction: copy many small ledgers of a log into few."""
+"""Compaction: copy many small ledgers of a log into few large ones."""

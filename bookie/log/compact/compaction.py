@@ -1,4 +1,4 @@
-"""Compact a log: copy many small ledgers of a partition into few, and let the head name these.
+"""Compact a log: copy many small ledgers of a partition into few, and put those in the head.
 
 =========================== ======================================================================
 step                        work, and the leftovers after a crash
@@ -11,17 +11,19 @@ step                        work, and the leftovers after a crash
                             ledgers and chunks that no head names, for a sweep
 =========================== ======================================================================
 
-Entries keep their offsets, and control records are copied, too. An entry is copied byte for byte.
-Only the *greatest timestamp so far* is raised where it decreased between two publishers. Searches
-for a time use this field; readers do not see it.
+Entries keep their offsets. Control records are copied, too. An entry is copied byte for byte,
+except for one field of its record: the *greatest timestamp so far*. The greatest timestamp is
+raised where it decreased between two publishers. Searches for a time use this field; readers do not
+see it.
 
 A writer of the log stays its owner, and makes its next change on the new head. If the head changed
-meanwhile, the step is taken on the newest one. If another process truncated or joined the ranges of
-a copy, the copy is deleted. So any number of compactions may run at the same time.
+during a compaction, the compaction changes the newest head. If another process truncated or joined
+ranges that were copied, the copy is deleted. So any number of compactions may run at the same time.
 
 **Old ledgers are deleted at once**, as after a truncation. A reader that meets a missing ledger or
-chunk reads the newest head, and continues at its offset. A delay would not spare it that: a sweep
-may delete old ledgers that no range names at any time. And a delay would double the space.
+chunk reads the newest head, and continues at its offset. A delayed deletion would not save readers
+this step: a sweep may delete old ledgers that no range names at any time. A delay would also double
+the space.
 """
 
 from __future__ import annotations
@@ -66,14 +68,14 @@ from bookie.log.write.takeover import discard
 from bookie.telemetry import event_log
 
 UNCONFIRMED_BYTES_MAX = 8 * 1024 * 1024
-"""The most payload bytes of a copy that are written and not yet durable."""
+"""The most payload bytes of a copy that may be written but not yet durable."""
 
 _log = event_log(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class CompactionGroup:
-    """Ranges of one partition that become one. It is sent to the process that copies it."""
+    """Ranges of one partition that become one range. One process gets the group and copies it."""
 
     partition: LogPartition
     log_id: str
@@ -91,7 +93,7 @@ class CompactionGroup:
 
     @property
     def ledgers(self) -> int:
-        """The number of ledgers to read."""
+        """The number of ledgers that a copy of the group reads."""
         return len({one.ledger_id for one in self.ranges})
 
 
@@ -100,14 +102,14 @@ class CompactionPlan:
     """The work of one compaction."""
 
     groups: tuple[CompactionGroup, ...]
-    """By partition, in the order of offsets."""
+    """The groups, ordered by partition and then by offset."""
     ledgers: int
-    """The number of ledgers of the log now."""
+    """The number of ledgers that the log has now."""
     left: Mapping[int, str]
-    """By partition: the reason why some of its small ranges stay."""
+    """For each partition number: the reason why some of its small ranges stay."""
 
     def by_partition(self) -> Mapping[LogPartition, Sequence[CompactionGroup]]:
-        """The groups by partition; partitions without groups are left out."""
+        """Return the groups of each partition; partitions without groups are left out."""
         found: dict[LogPartition, list[CompactionGroup]] = {}
         for one in self.groups:
             found.setdefault(one.partition, []).append(one)
@@ -120,29 +122,29 @@ class CopiedGroup:
 
     group: CompactionGroup
     after: LogRange | None
-    """The range of the new ledger, which is closed; None if it could not be written."""
+    """The range of the new, closed ledger; None if the ledger could not be written."""
     reason: str = ""
-    """The reason of the failure."""
+    """The reason why the copy failed; empty if it did not."""
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedCompaction:
-    """The result for the groups of one partition."""
+    """The result of publishing the copied groups of one partition."""
 
     joined: int = 0
-    """The number of groups that are one range now."""
+    """The number of groups that became one range each."""
     size_bytes: int = 0
-    """Payload bytes of these ranges."""
+    """Payload bytes of the ranges that the groups became."""
     overtaken: int = 0
-    """The number of groups that were meanwhile truncated, or joined by another compaction."""
+    """The number of groups that another process truncated or joined first."""
     failures: tuple[str, ...] = ()
-    """The reasons why the other groups stay; compact again."""
+    """The reasons why the other groups were not joined; a new compaction may join them."""
 
 
 async def plan_compaction(
     client: LogClient, name: LogName, limits: CompactionLimits
 ) -> CompactionPlan:
-    """The groups to join in a log, within the retention of its policy. Asks no bookie.
+    """Find the groups of ranges to join, within the log's retention. No bookie is asked.
 
     Raises:
         BadRequestError: the limits are not valid.
@@ -182,7 +184,8 @@ async def copy_group(
 ) -> CopiedGroup:
     """Copy a group into a new ledger, verify the digests of all entries, and close the ledger.
 
-    The result tells of a failure. Then the new ledger is deleted, or left for a sweep.
+    After a failure, the result contains the reason. The new ledger of a failed copy is deleted, by
+    this call or by a later sweep.
     """
     try:
         after = await _copy(client, group, password)
@@ -220,7 +223,7 @@ async def _copy(client: LogClient, group: CompactionGroup, password: bytes) -> L
 
 
 async def _write(writer: WriterHandle, found: AsyncGenerator[RunEntries, None]) -> None:
-    """Append the entries; all are durable when it returns. A bounded part is under way at once."""
+    """Append the entries, with a bounded amount not yet durable; return when all are durable."""
     greatest_ms = NO_TIME_MS
     unconfirmed: deque[tuple[int, asyncio.Future[range]]] = deque()
     unconfirmed_bytes = 0
@@ -246,10 +249,10 @@ async def _write(writer: WriterHandle, found: AsyncGenerator[RunEntries, None]) 
 async def publish_compaction(
     client: LogClient, partition: LogPartition, copies: Sequence[CopiedGroup]
 ) -> PublishedCompaction:
-    """Name the new ledgers of a partition in place of the old ones, and delete those.
+    """Replace old ledgers of a partition by their copies in the head, and delete the old ones.
 
     All copies are published in one step. Copies that cannot be published are deleted. After an
-    error the step may have been taken; a sweep deletes the leftovers.
+    error it is unknown if the step was taken; a sweep deletes the ledgers that remain.
 
     Raises:
         NoSuchLogError: the log was deleted.
@@ -261,7 +264,7 @@ async def publish_compaction(
 
 
 class _Publication:
-    """The publication in one partition."""
+    """The publication of copies in one partition."""
 
     def __init__(
         self,
@@ -279,11 +282,11 @@ class _Publication:
             JoinedRanges(one.group.ranges, one.after) for one in copies if one.after is not None
         ]
         self._gone: list[LogRange] = []
-        """Ranges that attempts replaced. The head may still name those of an unknown outcome."""
+        """Replaced ranges. After an unknown outcome the head may still name such ranges."""
         self._chunks: set[int] = set()
-        """The chunks that attempts replaced, in the same way."""
+        """Replaced chunks. After an unknown outcome the head may still name such chunks."""
         self._refused: dict[int, str] = {}
-        """By new ledger: the reason why it cannot be published."""
+        """For each new ledger: the reason why it cannot be published."""
 
     async def run(self) -> PublishedCompaction:
         client, partition, log_id = self._client, self._partition, self._log_id
@@ -307,7 +310,7 @@ class _Publication:
         return PublishedCompaction(len(done), size_of(done), overtaken, tuple(failures))
 
     async def _publish(self) -> tuple[LogHead, list[LogRange]]:
-        """Take the step on the newest chain; returns the chain as it is then."""
+        """Replace the ranges in the newest chain; return the head and ranges after that."""
         client, partition = self._client, self._partition
         attempts = Attempts()
         while True:
@@ -332,7 +335,7 @@ class _Publication:
     def _step(
         self, head: LogHead, chunks: Sequence[LogChunk], waiting: Sequence[JoinedRanges]
     ) -> tuple[LogHead, tuple[LogChunk, ...], list[LogRange]] | None:
-        """The change that names all of `waiting`; None if it is empty, or one change cannot."""
+        """Return the change that publishes all of `waiting`; None if there is none to make."""
         if not waiting:
             return None
         try:
@@ -342,7 +345,7 @@ class _Publication:
             return None
 
     async def _publishable(self, ranges: Sequence[LogRange]) -> list[JoinedRanges]:
-        """The joined ranges that are still to be published, and whose ranges and ledger exist."""
+        """Return the copies that are not published yet, if their old ranges and ledger exist."""
         named = set(ranges)
         waiting = [
             one

@@ -1,4 +1,4 @@
-"""The rule of compaction: the small consecutive ranges of a partition that become one range.
+"""The rule of compaction: it selects small consecutive ranges of a partition to be joined.
 
 ================================== ==============================================================
 rule                               why
@@ -31,7 +31,7 @@ PIECES_MAX = 4096
 """The most pieces that become one range. Their ledgers are opened one after the other."""
 
 RETENTION_SHARE = 10
-"""A joined range has at most this fraction (1 / 10) of the bytes or time that retention keeps."""
+"""One joined range has at most this fraction (1 / 10) of the bytes or time of retention."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +39,11 @@ class CompactionLimits:
     """The limits of a compaction."""
 
     small_bytes: int = 64 * 1024 * 1024
-    """Only pieces with fewer payload bytes are joined."""
+    """Only pieces with fewer payload bytes than this are joined."""
     target_bytes: int = 1024 * 1024 * 1024
     """The most payload bytes of a joined range."""
     span_ms_max: int = MAX_ID
-    """The most ms between the last records of its first and its last piece."""
+    """The most ms between the last records of a joined range's first and last piece."""
 
     def validate(self) -> None:
         """Check the sizes.
@@ -58,7 +58,7 @@ class CompactionLimits:
             )
 
     def within(self, policy: LogPolicy) -> CompactionLimits:
-        """The limits, lowered so that the retention of `policy` keeps at most a tenth more."""
+        """Lower the limits so that the retention of `policy` keeps at most a tenth more."""
         limits = self
         if policy.retention_seconds:
             span_ms = int(1000 * policy.retention_seconds) // RETENTION_SHARE
@@ -73,7 +73,7 @@ class CompactionLimits:
 def runs_to_join(
     ranges: Sequence[LogRange], start_offset: int, limits: CompactionLimits
 ) -> list[tuple[LogRange, ...]]:
-    """The runs of a partition's `ranges` to join, in order. Each run becomes one range."""
+    """Return the runs of consecutive `ranges` to join, in order. Each run becomes one range."""
     runs = [_Run()]
     for piece in list(_pieces(ranges))[:-1]:
         is_live = (piece.last.end_offset or 0) > start_offset
@@ -92,7 +92,7 @@ def runs_to_join(
 
 @dataclass(slots=True)
 class _Piece:
-    """Closed ranges that continue the same ledger."""
+    """One closed range, or several that follow each other in the same ledger."""
 
     ranges: list[LogRange]
     size_bytes: int
@@ -128,7 +128,7 @@ def _pieces(ranges: Sequence[LogRange]) -> Iterator[_Piece]:
 
 @dataclass(slots=True)
 class _Run:
-    """Consecutive pieces."""
+    """Consecutive pieces that may become one range."""
 
     pieces: list[_Piece] = field(default_factory=list)
     size_bytes: int = 0

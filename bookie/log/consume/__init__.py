@@ -1,1 +1,1 @@
-"""Cursors and commits, consumers of one partition, groups of consumers."""
+"""Consumption of logs: cursors and commits, consumers of one partition, groups of consumers."""

@@ -8,7 +8,8 @@ balanced    the numbers of partitions of two members differ by one at most
 sticky      among all such assignments, the rule takes the fewest partitions from members that stay
 =========== ====================================================================================
 
-Equal arguments give equal results, whatever their order.
+Equal members, partitions and earlier shares give an equal assignment, in whatever order they are
+listed.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 Shares: TypeAlias = Mapping[str, Sequence[str]]
-"""The partitions of each member, both by name."""
+"""The partitions of each member. Partitions and members are given by their names."""
 
 
 def assign(
     members: Iterable[str], partitions: Iterable[str], before: Shares
 ) -> dict[str, tuple[str, ...]]:
-    """Share `partitions` among `members`, who had those in `before`."""
+    """Share `partitions` among `members`, who had the partitions in `before` until now."""
     names = sorted(set(members))
     if not names:
         return {}
@@ -46,7 +47,7 @@ def assign(
 
 
 def _sizes(kept: Mapping[str, Sequence[str]], total: int) -> dict[str, int]:
-    """The number of partitions of each member. Members that had most get the remainder."""
+    """Count each member's new partitions. Members that had most partitions get the remainder."""
     least, more = divmod(total, len(kept))
     by_most = sorted(kept, key=lambda name: (-len(kept[name]), name))
     return {name: least + (index < more) for index, name in enumerate(by_most)}

@@ -1,4 +1,4 @@
-"""The commits of a consumer: it takes a cursor in a new epoch, and moves it within that epoch."""
+"""The commits of a consumer: take a cursor in a new epoch, and move it within that epoch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bookie.metadata.versioned import Versioned
 
 @dataclass(frozen=True, slots=True)
 class AutoCommit:
-    """Commit finished records without a call, after a time or a count; the first one decides."""
+    """Commit finished records after a time or a number of records, whichever comes first."""
 
     every_seconds: float = 5.0
     every_records: int = 1000
@@ -27,10 +27,10 @@ class AutoCommit:
 
 
 class HeldCursor:
-    """A cursor in the epoch of one holder, made by `take_cursor`. Commits go one after the other.
+    """A cursor in the epoch of one holder, made by `take_cursor`. Commits run one after another.
 
-    The epoch is a fencing token. After another process takes or resets the cursor, this holder
-    cannot change it.
+    The epoch is a fencing token. When another process takes or resets the cursor, a new epoch
+    begins. In the new epoch, the former holder cannot change the cursor.
     """
 
     def __init__(
@@ -43,22 +43,22 @@ class HeldCursor:
         self._owner = taken.value.owner
         self._serial = asyncio.Lock()
         self._lost: CursorLostError | NoSuchLogError | None = None
-        """Set, for good, when this holder learns that another epoch has begun."""
+        """The error that is set for good when this holder learns that its epoch has ended."""
 
     @property
     def token(self) -> int:
-        """The epoch. Every former holder, even of a deleted cursor, had a smaller one."""
+        """The epoch of this holder. Every former holder of this cursor name had a smaller epoch."""
         return self._epoch
 
     @property
     def committed(self) -> int:
-        """The last committed offset that this holder knows."""
+        """The last offset that this holder knows to be committed."""
         return self._found.value.offset
 
     async def commit(self, offset: int) -> None:
-        """Let the next consumer begin at `offset`. A lower one is ignored: cursors never go back.
+        """Let consumers continue at `offset`. Lower offsets are ignored: cursors never go back.
 
-        The commit is durable when this returns.
+        The commit is durable when the call returns.
 
         Raises:
             CursorLostError: the cursor belongs to another consumer, was reset, or was deleted.
@@ -76,7 +76,7 @@ class HeldCursor:
                 await self._adopt(self._record.propose(value, self._found.version))
 
     async def check(self) -> None:
-        """Read the cursor and make sure that it is still this holder's; raises as `commit`."""
+        """Read the cursor and check that this holder still has it; raises what `commit` raises."""
         async with self._serial:
             await self._adopt(self._record.read())
 
@@ -95,7 +95,7 @@ class HeldCursor:
         self._found = found
 
     async def _why_deleted(self) -> CursorLostError | NoSuchLogError:
-        """The error for a deleted cursor; a log is deleted with its cursors."""
+        """Return the error for a deleted cursor. Deleting a log also deletes its cursors."""
         try:
             await self._client.definition(self._record.partition.name)
         except NoSuchLogError as error:
@@ -106,7 +106,7 @@ class HeldCursor:
 async def take_cursor(
     client: LogClient, record: CursorRecord, start: Callable[[], Awaitable[int]] | None = None
 ) -> HeldCursor:
-    """Become the holder of a cursor, in a new epoch. `start` gives the offset of a new cursor.
+    """Become the holder of a cursor, in a new epoch. `start` returns the offset of a new cursor.
 
     Raises:
         NoSuchCursorError: it does not exist, and there is no `start`.

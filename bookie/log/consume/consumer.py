@@ -7,9 +7,9 @@
             ...
             await consumer.commit()
 
-**At least once**: a record counts as consumed when it is committed. After a crash, or after another
-consumer took over, the records after the last commit come again. An automatic commit never includes
-a record before the application asks for the next one.
+**At least once**: a record counts as consumed when it is committed. The records after the last
+commit are delivered again after a crash, or after another consumer took over. An automatic commit
+includes a record only after the application has asked for the next record.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from bookie.log.record.log_record import LogPosition, LogRecord
 
 
 class RecordFlow:
-    """Gives batches or single records to the application, and tracks the finished ones.
+    """Gives batches or single records to the application, and tracks the ones it has finished.
 
-    The application works on the last batch or record until it asks for the next one.
+    The application works on the last batch or record that it got, until it asks for the next one.
     """
 
     def __init__(
@@ -49,15 +49,15 @@ class RecordFlow:
         self._auto_commit = auto_commit
         self._on_hand_back = on_hand_back
         self.news = asyncio.Event()
-        """Set when `poll` may have something."""
+        """Set when a call of `poll` may return a batch."""
         self.in_hand: PartitionConsumer | None = None
-        """The source of the record that the application works on."""
+        """The consumer that gave out the record on which the application works now."""
         self._consumer: PartitionConsumer | None = None
         self._token = 0
         self._rest: Iterator[LogRecord] = iter(())
-        """Records of `_consumer` that are still to be given out."""
+        """Records of `_consumer` that have not been given out yet."""
         self._is_asked = False
-        """True while a task waits for the next record, or for the commit before it."""
+        """True while a task waits for the next record, or for a commit before that record."""
 
     async def next_batch(self) -> ConsumedBatch:
         await self._hand_back()
@@ -86,7 +86,7 @@ class RecordFlow:
             await self._fetch()
 
     async def _until_certain(self, consumer: PartitionConsumer) -> None:
-        """Wait until the consumer may give out the rest of a batch, or is over."""
+        """Wait until the consumer may give out the rest of its batch, or until it has stopped."""
         while not (consumer.may_give or consumer.is_over):
             self.news.clear()
             await self.news.wait()
@@ -131,7 +131,7 @@ class RecordFlow:
 async def commit_by_time(
     auto_commit: AutoCommit, consumers: Callable[[], Iterable[PartitionConsumer]]
 ) -> None:
-    """Commit finished records at regular times, without an end."""
+    """Commit finished records at regular times; this coroutine never ends by itself."""
     while True:
         await asyncio.sleep(auto_commit.every_seconds)
         for consumer in list(consumers()):
@@ -141,8 +141,8 @@ async def commit_by_time(
 class LogConsumer:
     """The consumer of one partition: an async context manager, and an async iterator of records.
 
-    Entering waits until no other consumer holds the cursor. Use it from one task at a time. A call
-    may be cancelled without a loss.
+    Entering the context waits until no other consumer holds the cursor. Use the consumer from one
+    task at a time. Cancelling a call loses no record.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ class LogConsumer:
         self._partition = partition
         place = checked_place(start, start_time)
         self._start: Place | None = place if create else None
-        """The place of a new cursor; with None, the cursor has to exist."""
+        """The place at which a new cursor begins; if None, the cursor must already exist."""
         self._auto_commit = auto_commit
         self._flow = RecordFlow(self._poll, auto_commit)
         self._entered: PartitionConsumer | None = None
@@ -184,26 +184,26 @@ class LogConsumer:
 
     @property
     def partition(self) -> LogPartition:
-        """The partition that is consumed."""
+        """The partition that this consumer consumes."""
         return self._consumer.partition
 
     @property
     def token(self) -> int:
-        """The epoch of the cursor, a fencing token. Every former consumer had a smaller one."""
+        """The epoch of the cursor, a fencing token. Every former consumer had a smaller token."""
         return self._consumer.cursor.token
 
     @property
     def position(self) -> int:
-        """The offset after the last record that was given out; `commit` commits it."""
+        """The offset after the last record that was given out. `commit` stores this offset."""
         return self._consumer.position
 
     @property
     def committed(self) -> int:
-        """The last committed offset."""
+        """The offset that was committed last."""
         return self._consumer.cursor.committed
 
     async def lag(self) -> int:
-        """Entries still to be given out; control records count, truncated ones do not.
+        """Count the entries still to give out. Control records count, truncated entries do not.
 
         Raises:
             UnavailableError: the bookies did not tell where the partition ends.
@@ -213,10 +213,10 @@ class LogConsumer:
 
     @checked
     async def commit(self, up_to: LogRecord | LogPosition | int | None = None) -> None:
-        """Mark records as consumed: all that were given out, or those up to and with a record.
+        """Mark records as consumed: all that were given out, or all up to and including `up_to`.
 
-        A number is the offset of the next record to consume. Offsets before the last commit are
-        committed already. The commit is durable when this returns.
+        If `up_to` is a number, it is the offset of the next record to consume. Offsets before the
+        last commit are already committed. The commit is durable when the call returns.
 
         Raises:
             CursorLostError: another consumer has the cursor, or it was reset or deleted.
@@ -228,7 +228,7 @@ class LogConsumer:
         await self._consumer.commit_up_to(up_to)
 
     def batches(self) -> AsyncIterator[ConsumedBatch]:
-        """The same records in batches, which is faster."""
+        """Yield batches of records, which is faster than single records."""
         return self._batches()
 
     async def _batches(self) -> AsyncIterator[ConsumedBatch]:
@@ -236,7 +236,7 @@ class LogConsumer:
             yield await self._flow.next_batch()
 
     async def next_batch(self) -> ConsumedBatch:
-        """The next one of `batches`; waits for it, and raises what `__anext__` does."""
+        """Wait for the next batch and return it; raises what `__anext__` raises."""
         _ = self._consumer
         return await self._flow.next_batch()
 
@@ -244,7 +244,7 @@ class LogConsumer:
         return self
 
     async def __anext__(self) -> LogRecord:
-        """The next record; waits for it.
+        """Wait for the next record and return it.
 
         Raises:
             CursorLostError: another consumer has the cursor, or it was reset or deleted.

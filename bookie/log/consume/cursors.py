@@ -1,8 +1,8 @@
-"""The cursors of a log, on all its partitions: create, commit, reset, list, delete; and their lag.
+"""The cursors of a log, on all its partitions: create, commit, reset, list, delete; and lag.
 
-A cursor is one record for each partition. A reset or a deletion needs no lock. A reset raises the
-epoch, so the holder of the former epoch can commit nothing more. Both remove the holder's claim, so
-that it notices at once, and not only with its next commit.
+A cursor has one record in each partition. A reset or a deletion of a cursor needs no lock. A reset
+raises the epoch, so the holder of the former epoch can no longer commit. A reset or a deletion also
+removes the holder's claim. So the holder notices the loss at once, and not only at its next commit.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from bookie.metadata.model import NOT_EXISTS
 from bookie.metadata.versioned import Versioned
 
 CursorStep = Callable[[LogCursor], LogCursor]
-"""From one value of a cursor to the next."""
+"""A function from the present value of a cursor to its next value."""
 
 
 @dataclass(frozen=True, slots=True)
 class CursorStatus:
-    """One cursor of one partition, and how far behind it is."""
+    """One cursor of one partition, and the number of entries that it is behind the end."""
 
     partition: LogPartition
     name: str
@@ -48,16 +48,16 @@ class CursorStatus:
     earliest_offset: int
     """The offset of the first record that was not truncated."""
     end_offset: int
-    """The offset behind the last confirmed entry."""
+    """The offset after the last confirmed entry."""
 
     @property
     def lag(self) -> int:
-        """Entries still to be consumed; control records count, truncated ones do not."""
+        """The number of entries to consume. Control records count, truncated entries do not."""
         return max(0, self.end_offset - max(self.cursor.offset, self.earliest_offset))
 
 
 class CursorRecord:
-    """One cursor of one partition. Each change is one proposal at a time, with one outcome.
+    """One cursor of one partition. Each change is proposed alone and has one outcome.
 
     ============================ =================================================================
     outcome of a write           then
@@ -68,12 +68,12 @@ class CursorRecord:
                                  still there, write the *same* proposal again
     ============================ =================================================================
 
-    A proposal is recognised by its value, so two proposals must differ. Whoever takes or resets a
-    cursor writes an owner that no other process writes (`unique_owner`).
+    A proposal is recognised by its value, so two proposals must have different values. Each call
+    that takes or resets a cursor writes an owner name that no other call writes (`unique_owner`).
     """
 
     def __init__(self, client: LogClient, partition: LogPartition, name: str) -> None:
-        """`name` is the cursor's.
+        """`name` is the name of the cursor.
 
         Raises:
             BadRequestError: it cannot name a cursor.
@@ -87,7 +87,7 @@ class CursorRecord:
         return f"the cursor {self.name} of {self.partition}"
 
     async def read(self) -> Versioned[LogCursor]:
-        """The cursor, with every change that was finished before this call.
+        """Read the cursor, with every change that was finished before this call.
 
         Raises:
             NoSuchCursorError: it does not exist.
@@ -101,7 +101,7 @@ class CursorRecord:
         return await patiently(read, deadline=self._deadline(), retried=UNANSWERED)
 
     async def propose(self, value: LogCursor, version: int) -> Versioned[LogCursor]:
-        """Replace the cursor of `version`; returns the cursor now: `value`, or another change.
+        """Replace the cursor of `version`; returns the cursor then: `value`, or another's change.
 
         Raises:
             NoSuchCursorError: it was deleted.
@@ -129,7 +129,7 @@ class CursorRecord:
         return asyncio.get_running_loop().time() + self._client.store.session_timeout_seconds
 
     async def change(self, step: CursorStep) -> Versioned[LogCursor]:
-        """Take `step` on the newest value; a step that changes nothing is not written.
+        """Apply `step` to the newest value. If the value does not change, nothing is written.
 
         Raises:
             NoSuchCursorError: it does not exist.
@@ -166,8 +166,8 @@ class Cursors:
     ) -> None:
         """Create a cursor on each partition. After an interrupted call, call it again to finish.
 
-        It begins at `start`, by default the earliest record, or at the first record of `time`.
-        Retention keeps the records that a `protected` cursor has not consumed.
+        The cursor begins at `start`, by default the earliest record, or at the first record of
+        `time` or later. Retention keeps the records that a `protected` cursor has not consumed.
 
         Raises:
             KeyExistsError: it exists on all partitions.
@@ -191,9 +191,10 @@ class Cursors:
 
     @checked
     async def commit(self, cursor: str, offset: int, *, partition: int = 0) -> None:
-        """Let the next consumer begin at `offset`. A lower one is ignored: cursors never go back.
+        """Let consumers continue at `offset`. Lower offsets are ignored: cursors never go back.
 
-        It is for programs that read without being a consumer; others may commit in between.
+        `Cursors.commit` is for programs that read without being a consumer. Other programs may
+        commit at the same time.
 
         Raises:
             NoSuchCursorError, NoSuchLogError: the cursor or the log does not exist.
@@ -215,10 +216,10 @@ class Cursors:
         time: Moment | None = None,
         partition: int | None = None,
     ) -> Mapping[int, int]:
-        """Move a cursor anywhere, on all partitions or one; returns the offsets by partition.
+        """Move a cursor to any place, in all partitions or one; returns each partition's offset.
 
-        It goes to `start`, by default the earliest record, or to the first record of `time`. A
-        consumer that holds it gets CursorLostError.
+        The cursor moves to `start`, by default the earliest record, or to the first record of
+        `time` or later. A consumer that holds the cursor gets CursorLostError.
 
         Raises:
             NoSuchCursorError, NoSuchLogError: the cursor or the log does not exist.
@@ -245,7 +246,7 @@ class Cursors:
 
     @checked
     async def protect(self, cursor: str, *, protected: bool = True) -> None:
-        """Set if retention keeps the records that the cursor has not consumed. Its holder goes on.
+        """Set if retention keeps records that the cursor has not consumed. A consumer continues.
 
         Raises:
             NoSuchCursorError, NoSuchLogError: the cursor or the log does not exist.
@@ -255,7 +256,7 @@ class Cursors:
 
     @checked
     async def delete(self, cursor: str) -> None:
-        """Delete a cursor on all partitions. A consumer that holds it gets CursorLostError.
+        """Delete a cursor on all partitions. A consumer that holds the cursor gets CursorLostError.
 
         Raises:
             NoSuchCursorError, NoSuchLogError: the cursor or the log does not exist.
@@ -272,7 +273,7 @@ class Cursors:
             raise NoSuchCursorError(f"there is no cursor {cursor} on {self._name}")
 
     async def all(self) -> Mapping[str, Mapping[int, LogCursor]]:
-        """All cursors by name, each by partition."""
+        """Return all cursors: for each cursor name, the cursor of each partition."""
         found: dict[str, dict[int, LogCursor]] = {}
         for partition in await self._partitions():
             for name, cursor in (await self._client.logs.cursors(partition)).items():
@@ -281,7 +282,7 @@ class Cursors:
 
     @checked
     async def status(self, cursor: str | None = None) -> list[CursorStatus]:
-        """All cursors, or one, with their lag; by name and partition.
+        """Return the status and lag of one cursor or of all, ordered by name and partition.
 
         Raises:
             NoSuchCursorError: there is no such cursor.
@@ -303,7 +304,7 @@ class Cursors:
 
     @checked
     async def lag(self, cursor: str) -> int:
-        """The entries of all partitions that are still to be consumed; raises as `status`."""
+        """Count a cursor's unconsumed entries in all partitions; raises what `status` raises."""
         return sum(one.lag for one in await self.status(cursor))
 
     # ---- inside
@@ -326,7 +327,7 @@ class Cursors:
         return True
 
     async def _evict(self, record: CursorRecord) -> None:
-        """Remove the first claim, so that its consumer notices at once, and not later."""
+        """Remove the first claim on the cursor, so that its consumer notices the loss at once."""
         queue = WaitQueue(
             await self._client.participant(), record.partition.holder_key(record.name)
         )
@@ -341,13 +342,14 @@ def _reset(offset: int, owner: str, revision: int, found: LogCursor) -> LogCurso
 
 
 def next_epoch(found: LogCursor, revision: int) -> int:
-    """The epoch after that of `found`; the first one is the `revision` that created the cursor.
+    """Return the epoch after that of `found`; the first epoch of a cursor is `revision`.
 
-    Each epoch takes a write, so no epoch is greater than the revision of the write that began it.
+    Each epoch begins with a write. So no epoch is greater than the revision of the write that began
+    the epoch.
     """
     return found.epoch + 1 if found.epoch else max(1, revision)
 
 
 def unique_owner(client: LogClient) -> str:
-    """A unique name for a process that takes or resets a cursor."""
+    """Return a unique name for one process that takes or resets a cursor."""
     return f"{client.identity} {secrets.token_hex(4)}"

@@ -7,13 +7,14 @@
             ...
             await member.commit(record)
 
-The group's leader assigns partitions to members (`group_leader`), and each member follows. Before a
-member gives a partition up, it waits until the application asks for the next record. The next
-member waits for the lock. Then it takes the cursor, which has the group's name, and fences the
-former member by the epoch. So even two leaders cannot make two members commit for one partition.
+The group's leader assigns partitions to members (`group_leader`), and each member consumes the
+partitions that it gets. Before a member gives a partition up, it waits until the application asks
+for the next record. The next member waits for the lock, and then takes the cursor, which has the
+group's name. The new epoch of the cursor fences the former member. So even two leaders cannot make
+two members commit for one partition.
 
-A member whose process dies is replaced when its session ends. A member whose cursor is lost, for
-example by a reset, takes it again while the partition is assigned to it.
+A member whose process dies is replaced when its session ends. A member that has lost its cursor,
+for example by a reset, takes the cursor again while the partition is assigned to it.
 """
 
 from __future__ import annotations
@@ -68,14 +69,14 @@ _log = event_log(__name__)
 
 
 class GroupRecord(NamedTuple):
-    """A record with its log. It has the attributes of a `LogRecord`, and the name of the `log`."""
+    """A record of a log, with the name of the `log`. All `LogRecord` attributes are here, too."""
 
     log_partition: LogPartition
     """The log, and the number of the partition."""
     token: int
-    """The epoch of the cursor: a fencing token for results made from the record."""
+    """The epoch of the cursor: a fencing token for results that are made from the record."""
     record: LogRecord
-    """The same record without its log."""
+    """The record itself, without the name of its log."""
 
     @property
     def log(self) -> str:
@@ -103,7 +104,7 @@ class GroupRecord(NamedTuple):
 
     @property
     def producer(self) -> Producer | None:
-        """The producer that appended it, and the number of the record."""
+        """The producer that appended the record, and the producer's number for it."""
         return self.record.producer
 
     @property
@@ -124,10 +125,10 @@ class GroupRecord(NamedTuple):
 
 
 class GroupMember:
-    """One member: an async context manager, and an async iterator of records.
+    """One member of a group: an async context manager, and an async iterator of records.
 
-    Use it from one task at a time. A call may be cancelled without a loss. Records of one partition
-    come in order.
+    Use a member from one task at a time. Cancelling a call loses no record. The records of one
+    partition come in order.
     """
 
     def __init__(
@@ -165,10 +166,10 @@ class GroupMember:
         self._assigned = GroupAssignment()
         self._wanted: frozenset[LogPartition] = frozenset()
         self._serving: dict[LogPartition, asyncio.Task[None]] = {}
-        """A task for each partition that is wanted, or still to be given up."""
+        """The task for each partition that is assigned, or is still to be given up."""
         self._consumers: dict[LogPartition, PartitionConsumer] = {}
         self._turns: deque[LogPartition] = deque()
-        """The partitions of `_consumers`; the next to be asked comes first."""
+        """The partitions of `_consumers`. The partition that is asked next comes first."""
         self._changed = asyncio.Event()
         self._is_entered = self._is_leaving = False
         self._error: BookieError | None = None
@@ -184,12 +185,12 @@ class GroupMember:
 
     @property
     def generation(self) -> int:
-        """The number of the last assignment of the group that this member has seen."""
+        """The number of the newest assignment of the group that this member has seen."""
         return self._assigned.generation
 
     @property
     def tokens(self) -> Mapping[LogPartition, int]:
-        """The epoch of each partition's cursor."""
+        """The epoch of the cursor in each partition that this member consumes."""
         return {one: consumer.cursor.token for one, consumer in self._consumers.items()}
 
     # ---- consuming
@@ -198,7 +199,7 @@ class GroupMember:
         return self
 
     async def __anext__(self) -> GroupRecord:
-        """The next record of any partition; waits for it.
+        """Wait for the next record of any partition and return it.
 
         Raises:
             LogTruncatedError: the group's next record in a partition was truncated; reset its
@@ -210,7 +211,7 @@ class GroupMember:
         return GroupRecord(consumer.partition, token, record)
 
     def batches(self) -> AsyncIterator[ConsumedBatch]:
-        """The same records in batches, each of one partition, which is faster."""
+        """Yield batches of records, each of one partition, which is faster than single records."""
         return self._batches()
 
     async def _batches(self) -> AsyncIterator[ConsumedBatch]:
@@ -218,15 +219,15 @@ class GroupMember:
             yield await self.next_batch()
 
     async def next_batch(self) -> ConsumedBatch:
-        """The next one of `batches`; waits for it, and raises what `__anext__` does."""
+        """Wait for the next batch and return it; raises what `__anext__` raises."""
         self._require_entered()
         return await self._flow.next_batch()
 
     @checked
     async def commit(self, up_to: GroupRecord | ConsumedBatch | None = None) -> None:
-        """Mark records as consumed: all that were given out, or those up to this one.
+        """Mark records as consumed: all that were given out, or all up to and including `up_to`.
 
-        `up_to` concerns its own partition only. The commit is durable when this returns.
+        `up_to` concerns only its own partition. The commit is durable when the call returns.
 
         Raises:
             CursorLostError: the partition belongs to another member now, or its cursor was reset.
@@ -257,7 +258,7 @@ class GroupMember:
         await consumer.commit_up_to(last)
 
     def _require_entered(self) -> None:
-        """Check that the member can fetch records.
+        """Check that the member has been entered and has not left.
 
         Raises:
             BadRequestError: the member was not entered.
@@ -288,7 +289,7 @@ class GroupMember:
         self._want(map(LogPartition.parse, found.value.shares.get(self.name, ())))
 
     def _want(self, partitions: Iterable[LogPartition]) -> None:
-        """Take the new ones of `partitions`, and give up all others."""
+        """Begin to consume those `partitions` that are new, and give up all others."""
         self._wanted = frozenset(partitions)
         for partition, task in self._serving.items():
             if partition not in self._wanted and partition not in self._consumers:
@@ -313,7 +314,7 @@ class GroupMember:
         self._flow.news.set()
 
     async def _serve(self, partition: LogPartition) -> None:
-        """Consume a partition while it is assigned, in one epoch after the other."""
+        """Consume a partition while it is assigned to this member, in one epoch after another."""
         assert self._participant is not None
         attempt = 0
         while partition in self._wanted:
@@ -347,7 +348,7 @@ class GroupMember:
         self._stir()
 
     async def _keep(self, partition: LogPartition, consumer: PartitionConsumer) -> None:
-        """Give out the partition's records until the cursor is lost, or another member gets it."""
+        """Give out a partition's records until the cursor is lost or the partition unassigned."""
         self._consumers[partition] = consumer
         self._turns.append(partition)
         self._on_change(self.assignment)
@@ -404,24 +405,24 @@ def _random_name() -> str:
 
 @dataclass(frozen=True, slots=True)
 class GroupStatus:
-    """A group now. Its records and cursors are read one after the other."""
+    """The state of a group now. The group's records and cursors are read one by one."""
 
     name: str
     members: Mapping[str, MemberProfile]
     leader: str
-    """The name of the leading member; empty without a leader."""
+    """The name of the member that leads; empty if no member leads."""
     assignment: GroupAssignment
     cursors: tuple[CursorStatus, ...]
-    """The group's cursor of each assigned partition that it has begun."""
+    """The group's cursors in the assigned partitions, if they exist."""
 
     @property
     def lag(self) -> int:
-        """Entries still to be consumed; control records count."""
+        """The number of entries that the group has not consumed. Control records count."""
         return sum(one.lag for one in self.cursors)
 
 
 async def group_status(client: LogClient, group: str, reading: PartitionReading) -> GroupStatus:
-    """The members of a group, its assignment, and its cursors now.
+    """Read the members of a group, its assignment, and its cursors.
 
     Raises:
         NoSuchKeyError: there has never been such a group.

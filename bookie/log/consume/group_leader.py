@@ -1,8 +1,9 @@
 """The leader of a group watches members and logs, and assigns the partitions.
 
-Every member is a candidate. The leader writes a new assignment after a change of the members, or of
-the logs that they want. It writes under compare-and-set, with its claim to lead as a condition, so
-a former leader writes nothing. The group consumes each log that one of its members wants.
+Every member is a candidate for the leader. The leader writes a new assignment when the members
+change, or the logs that they want. Each write is a compare-and-set with the leader's claim as a
+condition, so a former leader cannot write. The group consumes each log that at least one of its
+members wants.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _log = event_log(__name__)
 
 
 class GroupLeader:
-    """One member as a candidate: `run` stands for election, and leads when elected."""
+    """One member as a candidate: `run` takes part in the election, and leads when elected."""
 
     def __init__(
         self, client: LogClient, participant: Participant, group: ConsumerGroup, member: str
@@ -48,15 +49,15 @@ class GroupLeader:
         self._group = group
         self._member = member
         self._changed = asyncio.Event()
-        """Set when a new assignment may be due."""
+        """Set when a new assignment may be necessary."""
         self._election = Election(
             participant, group.leader_key, owner=member, on_change=self._on_change
         )
         self._partitions: dict[LogName, int] = {}
-        """The number of partitions of each log, until the log is made or deleted again."""
+        """The number of partitions of each log; dropped when the log is created or deleted."""
 
     async def run(self) -> None:
-        """Lead whenever it is this member's turn, until cancelled, or the client is closed."""
+        """Lead whenever this member is elected, until cancellation or the end of the client."""
         attempt = 0
         try:
             await self._election.elect()
@@ -80,7 +81,7 @@ class GroupLeader:
         self._changed.set()
 
     def _forget(self, names: Collection[LogName] | None) -> None:
-        """Look at logs again that were made or deleted; at all after a gap in a watch (None)."""
+        """Forget the partition counts of `names`, or of all logs after a gap in a watch (None)."""
         for name in list(self._partitions) if names is None else names:
             self._partitions.pop(name, None)
         self._changed.set()
@@ -104,7 +105,7 @@ class GroupLeader:
                 await self._changed.wait()
 
     async def _share_out(self, profiles: Mapping[str, MemberProfile]) -> None:
-        """Write the assignment that is due, unless the store has it.
+        """Compute the assignment, and write it unless the store already has it.
 
         Raises:
             MetadataUnavailableError, SessionLostError: unknown whether it was written.
@@ -138,7 +139,7 @@ class GroupLeader:
             return
 
     async def _wanted(self, profiles: Collection[MemberProfile]) -> list[LogPartition]:
-        """The partitions of all logs that a member wants, and that exist."""
+        """Return the partitions of all existing logs that at least one member wants."""
         names: set[LogName] = set()
         for namespace, glob in {split_pattern(one.pattern) for one in profiles if one.pattern}:
             async for name in self._client.logs.list_logs(namespace):
@@ -156,7 +157,7 @@ class GroupLeader:
 
 
 class DefinitionWatch:
-    """Calls back when logs are made or deleted; an async context manager."""
+    """Call back when logs are created or deleted; an async context manager."""
 
     def __init__(
         self,
@@ -172,7 +173,7 @@ class DefinitionWatch:
         self._watches: dict[str, asyncio.Task[None]] = {}
 
     def watch(self, prefixes: Collection[str]) -> None:
-        """Watch the keys below these prefixes, and no others."""
+        """Watch the keys below `prefixes`, and stop all other watches."""
         for prefix in self._watches.keys() - set(prefixes):
             self._watches.pop(prefix).cancel()
         for prefix in prefixes:
@@ -207,7 +208,7 @@ class DefinitionWatch:
 
 
 def split_pattern(pattern: str) -> tuple[str, str]:
-    """The namespace of a pattern, and the pattern for the names in it.
+    """Split a pattern into its namespace and the pattern for the names of logs in it.
 
     Raises:
         BadRequestError: the namespace is not a valid name.
@@ -217,7 +218,7 @@ def split_pattern(pattern: str) -> tuple[str, str]:
 
 
 def read_profile(record: Record) -> MemberProfile:
-    """The profile in the record of a member.
+    """Read the profile in the record of a member.
 
     Raises:
         FormatError: the record is something else, or of a newer version.
@@ -227,7 +228,7 @@ def read_profile(record: Record) -> MemberProfile:
 
 
 def _watched(profiles: Collection[MemberProfile]) -> set[str]:
-    """The keys at or below which the definitions of all wanted logs lie."""
+    """Return the keys at or below which the definitions of all wanted logs are stored."""
     found: set[str] = set()
     for profile in profiles:
         found.update(LogName.parse(log).definition_key for log in profile.logs)
@@ -237,7 +238,7 @@ def _watched(profiles: Collection[MemberProfile]) -> set[str]:
 
 
 def _defined(change: Change) -> list[LogName] | None:
-    """The logs whose definitions changed; None if any may have changed."""
+    """Return the logs whose definitions changed; None if any log may have changed."""
     if isinstance(change, Resync):
         return None
     found = []

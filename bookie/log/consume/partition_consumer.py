@@ -1,7 +1,8 @@
-"""One partition in the hands of one consumer: its lock and cursor, its reading, its commits.
+"""One partition with one consumer: the lock, the cursor, the reads and the commits.
 
-The consumer holds a lock, so that other consumers wait while it lives. Then it takes the cursor in
-a new epoch. Safety rests on the epoch alone:
+The consumer holds a lock, so that other consumers wait while it lives. After it got the lock, the
+consumer takes the cursor in a new epoch. Only the epoch ensures that no two consumers commit at the
+same time:
 
 ============================ =====================================================================
 event                        then
@@ -48,7 +49,7 @@ from bookie.telemetry import event_log
 _log = event_log(__name__)
 
 CERTAIN_SECONDS = 0.001
-"""The time for which one look at the session's clock holds. A look costs as much as a record."""
+"""The time for which a check of the session's clock is valid. A check costs as much as a record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +58,15 @@ class ConsumedBatch:
 
     partition: LogPartition
     token: int
-    """The epoch of the cursor: a fencing token for results made from the records."""
+    """The epoch of the cursor: a fencing token for results that are made from the records."""
     records: Sequence[LogRecord]
 
 
 class PartitionConsumer:
-    """One partition in the hands of one consumer, from `hold` to `close`.
+    """The consumption of one partition by one consumer, from `hold` to `close`.
 
-    `take` never waits: it gives a batch or None. `on_news` is called when it may have more.
+    `take` never waits: it returns a batch or None. `on_news` is called when `take` may return a
+    batch again.
     """
 
     def __init__(
@@ -81,7 +83,7 @@ class PartitionConsumer:
         self.finished = 0
         """The offset after the last record that the application has finished."""
         self.error: BookieError | None = None
-        """The reason why this consumer gives out nothing more."""
+        """The reason why this consumer gives out no more records."""
         self._is_stopped = self._is_closed = False
         self._client = client
         self._participant = participant
@@ -93,31 +95,31 @@ class PartitionConsumer:
         self._lock = Lock(participant, queue, claim, self._on_lock)
         self._cursor: HeldCursor | None = None
         self._checked = 0
-        """The lock's token at the last check that the cursor is this consumer's."""
+        """The lock's token when the cursor was last known to belong to this consumer."""
         self._batch: Sequence[LogRecord] | None = None
         self._now = asyncio.get_running_loop().time
         self._certain_until = 0.0
-        """Until this time of the loop `may_give` holds; 0 after every change of the lock."""
+        """Until this time of the event loop `may_give` is True; 0 after a change of the lock."""
         self._room = asyncio.Event()
-        """Set while no batch is waiting to be taken."""
+        """Set while no batch waits to be taken."""
         self._pump: asyncio.Task[None] | None = None
 
     @property
     def cursor(self) -> HeldCursor:
-        """The cursor; after `hold`."""
+        """The cursor; use it only after `hold`."""
         assert self._cursor is not None, "the cursor is taken by `hold`"
         return self._cursor
 
     @property
     def is_over(self) -> bool:
-        """True if nothing more is given out: it was stopped, or lost."""
+        """True if no more records are given out: the consumer was stopped, or has failed."""
         return self._is_stopped or self.error is not None
 
     @property
     def may_give(self) -> bool:
-        """True if the cursor is certainly this consumer's; if not, `on_news` tells of a change.
+        """True if this consumer certainly has the cursor. If False, `on_news` reports a change.
 
-        A lock that was claimed again has another token, until the cursor was checked.
+        If the lock was claimed again, the result is False until the cursor has been checked.
         """
         now = self._now()
         if now < self._certain_until:
@@ -128,10 +130,10 @@ class PartitionConsumer:
         return True
 
     async def hold(self, start: Callable[[], Awaitable[int]] | None) -> None:
-        """Wait until no other consumer holds the cursor, take it, and begin to read.
+        """Wait until no other consumer holds the cursor, take the cursor, and begin to read.
 
-        `start` gives the offset of a new cursor; with None, the cursor has to exist. If this raises
-        or is cancelled, nothing is held.
+        `start` returns the offset of a new cursor. If `start` is None, the cursor must already
+        exist. If the call raises or is cancelled, neither the lock nor the cursor is held.
 
         Raises:
             NoSuchCursorError: it does not exist, and there is no `start`.
@@ -162,7 +164,7 @@ class PartitionConsumer:
         self._on_lock(self._lock.state)
 
     def take(self) -> ConsumedBatch | None:
-        """The next batch, if there is one and this consumer may give it out.
+        """Return the next batch if it is ready and this consumer may give it out; else None.
 
         Raises:
             CursorLostError: the cursor belongs to another consumer, or was reset or deleted.
@@ -180,7 +182,7 @@ class PartitionConsumer:
         return ConsumedBatch(self.partition, self.cursor.token, batch)
 
     async def commit_up_to(self, up_to: LogRecord | LogPosition | int | None) -> None:
-        """Commit all records that were given out, or those up to `up_to`.
+        """Commit all records that were given out, or all up to and including `up_to`.
 
         Raises:
             BadRequestError: the position was not given out yet.
@@ -203,7 +205,7 @@ class PartitionConsumer:
         await self.commit(offset)
 
     async def commit_finished(self) -> None:
-        """Commit the records that the application has finished. A failure is logged only."""
+        """Commit the records that the application has finished. A failure is only logged."""
         try:
             await self.commit(self.finished)
         except BookieError as error:
@@ -218,12 +220,12 @@ class PartitionConsumer:
             raise
 
     def stop(self) -> None:
-        """Give out no more. Records that were given out can still be committed."""
+        """Give out no more records. Records that were given out before can still be committed."""
         self._is_stopped = True
         self._end_reading()
 
     async def close(self) -> None:
-        """Stop, and let the next consumer hold the cursor, without a commit."""
+        """Stop without a commit, and release the lock so that the next consumer can begin."""
         self.stop()
         self._is_closed = True
         with suppress(MetadataClosedError):  # the participant was closed, and released the lock
@@ -259,7 +261,7 @@ class PartitionConsumer:
             self._pump.cancel()
 
     def _fail(self, error: BookieError) -> None:
-        """Stop consuming for good, and release the lock at once."""
+        """Stop consuming for good because of `error`, and release the lock at once."""
         if self.error is not None or self._is_closed:
             return
         self.error = error
@@ -292,7 +294,7 @@ class PartitionConsumer:
                 self._fail(CursorLostError(f"another consumer holds {self._record}"))
 
     async def _check(self, token: int) -> None:
-        """The lock was claimed again: check that no other process took the cursor in between."""
+        """Check that no other process took the cursor before the lock was claimed again."""
         attempt = 0
         while self.error is None and not self._is_closed:
             try:

@@ -1,1 +1,1 @@
-"""The head of a partition: the chain of its ledgers, and the rule when the next one begins."""
+"""The head of a partition: its chain of ledgers, and the rule for beginning the next ledger."""

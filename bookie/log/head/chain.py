@@ -1,8 +1,9 @@
-"""The changes of a partition's head: pure steps from one head to the next.
+"""The changes of a partition's head, as pure functions from one head to the next.
 
-A partition is a chain of ledgers. Its owner takes it over, adds ledgers, and closes them. Others
-truncate it, join closed ranges or, in a transactional log, publish ranges. Each step here is
-proposed under compare-and-set. A step that its rule forbids raises, so no head ever breaks it:
+A partition is a chain of ledgers. The owner of a partition takes the partition over, adds ledgers,
+and closes them. Other processes truncate the partition, join its closed ranges or, in a
+transactional log, publish ranges. Each step here is proposed by compare-and-set. A step that would
+break a rule raises an error, so every head obeys these rules:
 
 ================================== ==============================================================
 rule                               why
@@ -33,19 +34,19 @@ HEAD_RANGES_MAX = 256
 one transaction of the metadata store has room for 40 heads."""
 
 CHUNK_RANGES = 128
-"""The ranges of a chunk. A truncation removes whole chunks, so chunks are small."""
+"""The number of ranges in a chunk. A truncation removes only whole chunks, so chunks are small."""
 
 
 def taken_over(head: LogHead, owner: LogOwner, *, first_epoch: int = 1) -> LogHead:
-    """Give the partition to `owner` in a new epoch. The owner fences the open ranges after this.
+    """Give the partition to `owner` in a new epoch. The owner must then fence open ranges.
 
-    The first owner of a partition gets `first_epoch`.
+    The epoch of a partition's first owner is `first_epoch`.
     """
     return replace(head, epoch=head.epoch + 1 if head.epoch else first_epoch, owner=owner)
 
 
 def given_up(head: LogHead) -> LogHead:
-    """Remove the owner, which has closed its last ledger.
+    """Remove the owner from the head. The owner must have closed its last ledger before.
 
     Raises:
         BadRequestError: a range is open.
@@ -56,7 +57,7 @@ def given_up(head: LogHead) -> LogHead:
 
 
 def with_ledger(head: LogHead, ledger_id: int) -> LogHead:
-    """Add a new ledger as the last, open range.
+    """Add a new ledger as the last range of the head. The range is open.
 
     Raises:
         BadRequestError: two ranges are open; the older one has to be closed first.
@@ -69,20 +70,20 @@ def with_ledger(head: LogHead, ledger_id: int) -> LogHead:
 
 @dataclass(frozen=True, slots=True)
 class LedgerEnd:
-    """The end of a closed ledger of the chain."""
+    """The end of a closed ledger that belongs to the chain."""
 
     ledger_id: int
     last_entry_id: int
-    """-1 if it is empty."""
+    """The last entry of the ledger; -1 if the ledger is empty."""
     greatest_ms: int | None
-    """The greatest timestamp up to its last entry; None if it is empty."""
+    """The greatest timestamp up to the ledger's last entry; None if the ledger is empty."""
     size_bytes: int
     has_producers: bool = False
-    """True if it has a snapshot of producers."""
+    """True if the ledger has a snapshot of producers."""
 
 
 def with_closed(head: LogHead, end: LedgerEnd) -> LogHead:
-    """Close the oldest open range at `end`; an empty range leaves the chain.
+    """Close the oldest open range at `end`. If empty, remove the range from the chain.
 
     Raises:
         BadRequestError: `end` belongs to another ledger.
@@ -107,7 +108,7 @@ def with_closed(head: LogHead, end: LedgerEnd) -> LogHead:
 
 
 def with_published(head: LogHead, ranges: Sequence[LogRange]) -> LogHead:
-    """Append closed `ranges` and assign their offsets; empty ones are left out.
+    """Append the closed `ranges` to the head and assign their offsets; skip empty ranges.
 
     Raises:
         BadRequestError: a range is open, here or in the head.
@@ -126,7 +127,7 @@ def with_published(head: LogHead, ranges: Sequence[LogRange]) -> LogHead:
 
 
 def end_offset(head: LogHead) -> int:
-    """The offset behind the last closed range, at which the next one begins."""
+    """Return the offset after the last closed range, at which the next range begins."""
     closed = len(head.ranges) - len(head.open_ranges)
     if not closed:
         # A head with chunks has a closed range, so there are no chunks.
@@ -139,9 +140,9 @@ def end_offset(head: LogHead) -> int:
 def seal(
     head: LogHead, *, ranges_max: int = HEAD_RANGES_MAX, chunk_ranges: int = CHUNK_RANGES
 ) -> tuple[LogHead, tuple[LogChunk, ...]]:
-    """Move the oldest ranges of a large head to chunks; head and chunks are written in one step.
+    """Move the oldest ranges of a large head to chunks; both must be written in one transaction.
 
-    At least one closed range stays in the head; the end offset follows from it.
+    At least one closed range stays in the head, because the end offset follows from it.
     """
     assert ranges_max > chunk_ranges + 1, "two open ranges and a closed one stay"
     ranges, number, size = head.ranges, head.next_chunk, head.chunk_bytes
@@ -155,12 +156,12 @@ def seal(
 
 
 def size_of(ranges: Iterable[LogRange]) -> int:
-    """The payload bytes of the closed ones among `ranges`."""
+    """Return the payload bytes of those `ranges` that are closed."""
     return sum(one.size_bytes or 0 for one in ranges)
 
 
 def live_ranges(head: LogHead) -> tuple[LogRange, ...]:
-    """The ranges of the head, without one that stays for its producers only."""
+    """Return the ranges of the head, except one that is kept only for its producers."""
     ends = [one.end_offset for one in head.ranges[:1]]
     if ends and ends[0] is not None and ends[0] <= head.start_offset:
         return head.ranges[1:]
@@ -168,7 +169,7 @@ def live_ranges(head: LogHead) -> tuple[LogRange, ...]:
 
 
 def live_bytes(head: LogHead) -> int:
-    """The payload bytes of a partition's closed ranges that can be read."""
+    """Return the payload bytes of all closed ranges of the partition that can be read."""
     return head.chunk_bytes + size_of(live_ranges(head))
 
 
@@ -177,9 +178,10 @@ def truncated(
 ) -> tuple[LogHead, list[LogRange]]:
     """Remove the entries before `before_offset`; returns the new head and the removed ranges.
 
-    A range stays if it is open, has a later entry, or tells of producers. `chunks` are those that
-    end before the offset, without a gap. Chunks that the head has lost meanwhile are ignored; so
-    the same truncation can be tried again on a newer head.
+    A range stays in the head if it is open, has an entry at or after `before_offset`, or has a
+    snapshot of producers. `chunks` are the oldest chunks that end at or before the offset, without
+    a gap. Chunks that the head no longer has are ignored. So the same truncation can be tried again
+    on a newer head.
 
     Raises:
         BadRequestError: the offset is behind the last closed range. Or a chunk is not the oldest
@@ -218,15 +220,16 @@ def truncated(
 
 
 def range_of_offset(ranges: Sequence[LogRange], offset: int) -> int:
-    """The index of the last range that begins at or before `offset`; -1 without one."""
+    """Return the index of the last range that begins at or before `offset`; -1 if there is none."""
     known = [one.base_offset for one in ranges if one.base_offset is not None]
     return bisect_right(known, offset) - 1
 
 
 def range_of_time(ranges: Sequence[LogRange], timestamp_ms: int) -> int:
-    """The index of the first range that may have a record of `timestamp_ms` or later.
+    """Return the index of the first range that may have a record of `timestamp_ms` or later.
 
-    An open range may have one. The result is ``len(ranges)`` if no range may.
+    An open range may always have a record of that time. The result is ``len(ranges)`` if no range
+    can have such a record.
     """
     for index, one in enumerate(ranges):
         if one.end_ms is None or one.end_ms >= timestamp_ms:
@@ -240,14 +243,14 @@ CHUNKS_REWRITTEN_MAX = 48
 
 @dataclass(frozen=True, slots=True)
 class JoinedRanges:
-    """Consecutive closed ranges, and one range with copies of all their entries."""
+    """Consecutive closed ranges, and one range that contains copies of all their entries."""
 
     before: tuple[LogRange, ...]
     after: LogRange
 
     @property
     def has_all(self) -> bool:
-        """True if `after` has as many entries, and the same place in the chain."""
+        """True if `after` is closed, and has the offsets and end time of the original ranges."""
         first, last = self.before[0], self.before[-1]
         return (
             (self.after.base_offset, self.after.end_offset) == (first.base_offset, last.end_offset)
@@ -257,7 +260,7 @@ class JoinedRanges:
 
 
 def place_of(ranges: Sequence[LogRange], part: Sequence[LogRange]) -> int:
-    """The index at which `part` lies in the ranges of a chain, without a gap; -1 if it does not."""
+    """Return the index at which `part` begins in `ranges`; -1 if `part` is not there as a whole."""
     base = part[0].base_offset or 0
     at = bisect_left(ranges, base, key=lambda one: MAX_ID if (b := one.base_offset) is None else b)
     return at if tuple(ranges[at : at + len(part)]) == tuple(part) else -1
@@ -270,11 +273,12 @@ def compacted(
     *,
     ranges_max: int = HEAD_RANGES_MAX,
 ) -> tuple[LogHead, tuple[LogChunk, ...], list[LogRange]]:
-    """Put each joined range in place of its originals; returns head, new chunks, removed ranges.
+    """Replace original ranges by joined ones; returns head, new chunks, removed ranges.
 
-    `chunks` are all that `head` names. A chunk never changes. If a joined range replaces a part of
-    one, the whole chain is rewritten without truncated ranges: `ranges_max` ranges in the head, the
-    older ones in chunks with new numbers. Offsets, times, owner and open ranges stay.
+    `chunks` are all chunks that `head` names. A chunk never changes. If a joined range replaces
+    ranges of a chunk, the whole chain is rewritten without its truncated ranges. In the new chain,
+    the head keeps the newest `ranges_max` ranges, and chunks with new numbers get the older ranges.
+    Offsets, times, the owner and open ranges do not change.
 
     Raises:
         BadRequestError: `chunks` are others. Or the joined ranges are not part of the chain, or

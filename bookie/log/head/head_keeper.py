@@ -1,4 +1,4 @@
-"""The head of a partition, as its owner changes it: one change at a time, each with one outcome.
+"""The owner's changes of a partition's head: one change at a time, each with one outcome.
 
 ============================ =====================================================================
 outcome of a write           then
@@ -12,8 +12,9 @@ unknown                      read until the store answers, then as above. If the
                              late, and must not meet a different second one
 ============================ =====================================================================
 
-A write may be made without an answer, and then another process may truncate the partition. The
-owner then repeats a change that the head already has. The steps here leave such a head unchanged.
+The store may make a write without answering, and another process may then truncate the partition.
+In this case the owner repeats a change that the head already has. So the steps here leave a head
+unchanged if it already has the change.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ HeadStep = Callable[[LogHead], LogHead]
 """A pure step of :mod:`bookie.log.head.chain`."""
 
 HeadCheck = Callable[[], Awaitable[object]]
-"""Raises if a step must no longer be taken."""
+"""A function that raises an error if a step must no longer be taken."""
 
 
 def adding(ledger_id: int) -> HeadStep:
-    """A step that adds a ledger as the last, open range."""
+    """Return a step that adds a ledger as the last range, which is open."""
 
     def step(head: LogHead) -> LogHead:
         is_there = any(one.ledger_id == ledger_id for one in head.open_ranges)
@@ -47,7 +48,7 @@ def adding(ledger_id: int) -> HeadStep:
 
 
 def closing(ends: Sequence[LedgerEnd]) -> HeadStep:
-    """A step that closes the ranges of some ledgers, the oldest one first."""
+    """Return a step that closes the ranges of the ledgers in `ends`, oldest first."""
 
     def step(head: LogHead) -> LogHead:
         for end in ends:
@@ -59,7 +60,7 @@ def closing(ends: Sequence[LedgerEnd]) -> HeadStep:
 
 
 class HeadKeeper:
-    """The head of one epoch. Use it from one task at a time."""
+    """The head of a partition during one owner's epoch. Use a keeper from one task at a time."""
 
     def __init__(
         self,
@@ -71,14 +72,14 @@ class HeadKeeper:
     ) -> None:
         """`found` is the head in which the owner's epoch began.
 
-        An operation fails after `patience_seconds` without an answer of the store.
+        An operation fails if the store does not answer for `patience_seconds`.
         """
         self._logs = logs
         self._partition = partition
         self._found = found
         self._patience_seconds = patience_seconds
         self._latest = found.value
-        """The head that was read last; its epoch may be another one."""
+        """The head that was read last; this head may belong to another owner's epoch."""
 
     @property
     def head(self) -> LogHead:
@@ -89,17 +90,18 @@ class HeadKeeper:
         return self.head.log_id
 
     def may_name(self, ledger_id: int) -> bool:
-        """True if the head that was read last names a ledger.
+        """True if the head that was read last contains the ledger.
 
-        A change may be made before a takeover. Then the head of the new owner names the ledger,
-        until that owner has closed it.
+        This owner's change may take effect just before a takeover by a new owner. In this case the
+        head contains the ledger until the new owner has closed the ledger.
         """
         return any(one.ledger_id == ledger_id for one in self._latest.ranges)
 
     async def change(self, step: HeadStep, *, check: HeadCheck | None = None) -> LogHead:
-        """Take `step` on the newest head; returns the head after it.
+        """Apply `step` to the newest head and write the result; returns the head after that.
 
-        If another process changed the head, `check` runs before the step is taken on the new one.
+        If another process has changed the head, `check` runs before `step` is applied to the new
+        head.
 
         Raises:
             LogTakenOverError: another owner has the partition; the step was not taken.
@@ -116,7 +118,7 @@ class HeadKeeper:
                 await check()
 
     async def refresh(self) -> LogHead:
-        """Read the head now, and check that this owner still has the partition.
+        """Read the head, and check that this owner still has the partition.
 
         Raises:
             LogTakenOverError, NoSuchLogError, MetadataUnavailableError: as `change`.
@@ -128,7 +130,7 @@ class HeadKeeper:
     async def _write(
         self, head: LogHead, sealed: tuple[LogChunk, ...]
     ) -> Versioned[LogHead] | None:
-        """Write a head. If another change came first, adopt it and return None."""
+        """Write a head. If another change came first, adopt the changed head and return None."""
         version = self._found.version
         deadline = _now() + self._patience_seconds
         while True:
@@ -148,7 +150,7 @@ class HeadKeeper:
             return None
 
     async def _read(self) -> Versioned[LogHead]:
-        """The head now. Within the patience, it waits for the store to answer."""
+        """Read the head. If the store does not answer, try again until the patience is over."""
         return await patiently(
             lambda: self._logs.read_latest_head(self._partition, self.log_id),
             deadline=_now() + self._patience_seconds,
@@ -165,7 +167,7 @@ class HeadKeeper:
 
 
 def taken_over_error(partition: LogPartition, head: LogHead) -> LogTakenOverError:
-    """The error that a former owner gets."""
+    """Return the error that a former owner gets."""
     owner = head.owner
     if owner is None:
         return LogTakenOverError(f"another process has owned {partition} meanwhile")

@@ -1,15 +1,16 @@
-"""The ranges of a partition as a reader goes through them.
+"""The ranges of a partition in the order in which a reader reads them.
 
-A head may be behind its ledgers. A ledger whose metadata say CLOSED has ended, even if its range is
-still open in the head. The known ends of ledgers complete the head's ranges:
+The ledgers may be ahead of the head. A ledger whose metadata says CLOSED has ended, even if its
+range is still open in the head. The known ends of CLOSED ledgers complete the head's ranges:
 
 ======================================== =====================================================
 the oldest open range's ledger has ended the range ends with it; an empty one is left out
 the range before an open one has an end  that end is the base of the open one
 ======================================== =====================================================
 
-At most one ledger of a partition has unconfirmed entries. So after the end of a CLOSED ledger a
-reader continues with the next range, even if the first one is open in the head.
+At most one ledger of a partition has unconfirmed entries. So after the end of a CLOSED ledger, a
+reader continues with the next range. The reader does so even if the head still shows the range of
+the CLOSED ledger as open.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from bookie.log.catalog.log_metadata import LogRange
 
 
 def completed(ranges: Sequence[LogRange], ends: Mapping[int, int]) -> tuple[LogRange, ...]:
-    """The ranges of a head, completed by `ends`: the last entry ids of CLOSED ledgers."""
+    """Complete a head's ranges by `ends`: the last entry ids of CLOSED ledgers, by ledger id."""
     found: list[LogRange] = []
     end: int | None = None
     for one in ranges:
@@ -42,14 +43,14 @@ def completed(ranges: Sequence[LogRange], ends: Mapping[int, int]) -> tuple[LogR
 
 @dataclass(frozen=True, slots=True)
 class LedgerRun:
-    """Consecutive entries of one ledger that a reader reads in one call."""
+    """Consecutive entries of one ledger that a reader reads by one call."""
 
     ledger_id: int
     first_entry_id: int
     last_entry_id: int | None
-    """Inclusive; None while entries are still appended."""
+    """The last entry, inclusive; None while entries may still be appended."""
     offset: int
-    """The offset of the first entry."""
+    """The offset of the run's first entry."""
     size_bytes: int | None
     """An upper bound of the payload bytes; None if it is unknown."""
 
@@ -57,9 +58,10 @@ class LedgerRun:
 def runs_from(
     ranges: Iterable[LogRange], offset: int, before: int | None = None
 ) -> list[LedgerRun]:
-    """The runs to read of `ranges` from `offset` on, up to and without the offset `before`.
+    """Return the runs of `ranges` that cover the offsets from `offset` up to before `before`.
 
-    Neighbours that continue the same ledger are one run. A range without a base ends the list.
+    Neighbouring ranges that continue the same ledger become one run. The first range whose offset
+    is unknown ends the list.
     """
     runs: list[LedgerRun] = []
     for one in ranges:

@@ -1,1 +1,1 @@
-"""Transactional logs: many writers write ranges, and one transaction publishes a batch of them."""
+"""Transactional logs: many writers write ranges, and one transaction publishes a whole batch."""

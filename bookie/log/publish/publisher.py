@@ -1,9 +1,10 @@
 """Publish ranges of a transactional log: all ranges of a batch in one transaction, or none.
 
 The transaction replaces the head of each partition that the batch touches, and the record of the
-application's last batch. It fails if one of them changed meanwhile. Then everything is read again.
-Each batch has a greater number than the one before. So exactly one attempt publishes it, perhaps
-one whose reply was lost.
+application's last batch. The transaction fails if another process has changed a head or that
+record. After a failed transaction, the publisher reads everything again. Each batch of an
+application has a greater number than the batch before. So exactly one attempt publishes a batch,
+perhaps an attempt whose reply was lost.
 
 ================================ =================================================================
 limit of one transaction         limit of one batch
@@ -43,7 +44,7 @@ from bookie.metadata.model import (
 from bookie.metadata.versioned import Versioned
 
 PARTITIONS_TOUCHED_MAX = TRANSACTION_OPERATIONS_MAX - 2
-"""The most partitions of a batch: the application and the log take the other operations."""
+"""The most partitions of a batch. The records of the application and the log take 2 operations."""
 
 _HEADS_RANGES_MAX = 4000
 """The most ranges in all heads of a log together; a range takes up to 120 bytes."""
@@ -52,30 +53,30 @@ _HEAD_RANGES_MIN = 16
 
 
 def head_ranges_max(partitions: int) -> int:
-    """The most ranges in each head of a transactional log."""
+    """Return the greatest number of ranges in each head of a transactional log."""
     most = min(chain.HEAD_RANGES_MAX, _HEADS_RANGES_MAX // partitions)
     return max(_HEAD_RANGES_MIN, most)
 
 
 @dataclass(frozen=True, slots=True)
 class RecordBounds:
-    """The limits of a record of a log."""
+    """The limits of one record of a log."""
 
     size_bytes_max: int
-    """The size with key, headers and the record's own header."""
+    """The greatest size of a record's key, headers and value, with the record's own header."""
     ahead_seconds: int
-    """The most that its time may be ahead of the clock; 0 sets no limit."""
+    """The most seconds that a record's time may be ahead of the clock; 0 means no limit."""
 
 
 class LogPublisher:
-    """Publishes to one log. It is stateless, so any number of publishers may work at once."""
+    """Publishes batches to one log. It has no state, so many publishers may work at once."""
 
     def __init__(self, client: LogClient, name: LogName) -> None:
         self._client = client
         self._name = name
 
     async def definition(self) -> LogDefinition:
-        """The definition of the log.
+        """Read the definition of the log, and check that the log is transactional.
 
         Raises:
             NoSuchLogError: there is no such log.
@@ -87,7 +88,7 @@ class LogPublisher:
 
     @checked
     async def bounds(self) -> RecordBounds:
-        """The limits of its records by the present policy; the log need not exist yet.
+        """Return the limits of a record by the log's present policy; the log need not exist yet.
 
         Raises:
             NoSuchKeyError: there is no such namespace.
@@ -100,7 +101,7 @@ class LogPublisher:
 
     @checked
     async def last_batch(self, application_id: str) -> int:
-        """The last batch that an application published; -1 before its first."""
+        """Read the number of an application's last published batch; -1 if there is none."""
         self._client.require_here()
         await self._client.store.sync()
         return (await self._client.logs.last_batch(self._name, application_id)).value
@@ -109,12 +110,12 @@ class LogPublisher:
     async def publish(
         self, application_id: str, batch: int, ranges: Iterable[PendingRange]
     ) -> bool:
-        """Publish a batch, which may be empty; False if it, or a newer one, was published before.
+        """Publish a batch, which may be empty; False if that batch or a newer one is published.
 
-        The ranges of a partition follow each other in the given order. When this returns, all
-        readers see all of them, and an equal or older batch of the application is dropped. After an
-        error nothing was published. After a cancellation, or if the client was closed, the outcome
-        is unknown: publish the same batch again.
+        The ranges of a partition are published in the given order. When the call returns, all
+        readers see all ranges of the batch. From then on, an equal or older batch of the
+        application is dropped. After an error nothing was published. After a cancellation, or if
+        the client was closed, the outcome is unknown: publish the same batch again.
 
         Raises:
             NoSuchLogError: there is no such log.
@@ -158,9 +159,9 @@ class LogPublisher:
     async def forget(self, application_id: str) -> None:
         """Delete the record of an application that will publish nothing more.
 
-        Call it when the last `publish` has returned. A late request of that batch changes nothing,
-        because the heads have other versions by then. Published ranges stay. An unknown application
-        is no error.
+        Call this when the application's last `publish` has returned. A late request of that batch
+        changes nothing, because the heads have newer versions by then. Published ranges stay. It is
+        no error if the application is unknown.
 
         Raises:
             MetadataError: the metadata store failed; the record may stay, without harm.
@@ -170,10 +171,10 @@ class LogPublisher:
 
     @checked
     async def abort(self, ranges: Iterable[PendingRange]) -> list[int]:
-        """Delete the ledgers of ranges that will not be published; returns the deleted ones.
+        """Delete the ledgers of ranges that will not be published; returns the deleted ledger ids.
 
         A ledger stays if a published range names it, or if it belongs to another log. A range of a
-        deleted ledger can no longer be published, even at the same moment.
+        deleted ledger can no longer be published, not even by a call at the same moment.
 
         Raises:
             NoSuchLogError: there is no such log.
@@ -195,10 +196,10 @@ class LogPublisher:
         return deleted
 
     async def _look(self, application_id: str, wanted: _Wanted) -> _Look:
-        """Read the state for a proposal. The ledgers have to be read after this.
+        """Read the state on which a proposal is based. Read the ledgers only after this call.
 
-        The application's record is read after the heads: if a head has the batch already, the
-        record tells it.
+        The application's record is read after the heads. So if a head already contains the batch,
+        the record names the batch, too.
         """
         logs = self._client.logs
         await self._client.store.sync()
@@ -232,7 +233,7 @@ class LogPublisher:
                 _check_ledger(partition, one, ledgers.get(one.ledger_id), tags)
 
     async def _is_ours(self, batch: int, wanted: _Wanted, look: _Look, before: _Look) -> bool:
-        """True if the batch was published by an own attempt of unknown outcome."""
+        """True if the batch was published by an earlier attempt of this call."""
         if not wanted:
             return look.last.value == batch
         # All partitions were changed, or none was.
@@ -256,12 +257,12 @@ class _Look:
     last: Versioned[int]
     definition: LogDefinition
     condition: Check
-    """That the log exists."""
+    """The condition that the log exists."""
     heads: Mapping[LogPartition, Versioned[LogHead]]
 
 
 def _checked(name: LogName, batch: int, ranges: Iterable[PendingRange]) -> _Wanted:
-    """The ranges by partition, in their order.
+    """Check the ranges, and group them by partition in the given order.
 
     Raises:
         BadRequestError: a range is reversed or given twice, or there are too many partitions.
@@ -283,7 +284,7 @@ def _checked(name: LogName, batch: int, ranges: Iterable[PendingRange]) -> _Want
 def _refuse_overlap(
     partition: LogPartition, given: Sequence[LogRange], published: Iterable[LogRange]
 ) -> None:
-    """Raise if two ranges share an entry, or one shares an entry with `published`."""
+    """Raise an error if two ranges of `given` and `published` share an entry."""
     ledgers = {one.ledger_id for one in given}
     rows = [(one.ledger_id, one.first_entry_id, one.last_entry_id or 0) for one in given]
     rows += [
@@ -328,7 +329,7 @@ def _has_tags(tags: Mapping[str, bytes], ledger: LedgerMetadata) -> bool:
 def _changes(
     look: _Look, wanted: _Wanted
 ) -> list[tuple[LogPartition, LogHead, int, Sequence[LogChunk]]]:
-    """The new heads. Large ones are sealed, if the transaction has room for the chunks."""
+    """Return the new heads. Old ranges move to chunks if the transaction has room for these."""
     room = TRANSACTION_OPERATIONS_MAX - len(wanted) - 2
     ranges_max = head_ranges_max(look.definition.partitions)
     chunk_ranges = min(chain.CHUNK_RANGES, ranges_max // 2)

@@ -1,11 +1,13 @@
-"""Write records of a transactional log to ledgers of the writer's own, and cut them into ranges.
+"""Write records of a transactional log to the writer's own ledgers, and cut them into ranges.
 
 No reader sees a range before it is published (:mod:`bookie.log.publish.publisher`). An executor of
-a pipeline writes and cuts. It sends the small `PendingRange` to the driver, which publishes.
+a pipeline writes records and cuts them into ranges. The executor sends each small `PendingRange` to
+the driver, which publishes it.
 
-One ledger serves many batches. A new one begins between two ranges, when the old one is large or
-old enough for the log's policy, or has failed. A sweep deletes ledgers that no range names for a
-day (:mod:`bookie.log.tidy.sweep`). So no range begins in a ledger that is older than half a day.
+One ledger serves many batches. A new ledger begins only between two ranges: when the old ledger is
+too large or too old by the log's policy, or has failed. A sweep deletes a ledger that is older than
+a day if no range names it (:mod:`bookie.log.tidy.sweep`). So no range begins in a ledger that is
+older than half a day.
 """
 
 from __future__ import annotations
@@ -38,10 +40,10 @@ from bookie.log.record.record_encoder import LatestTime, NewRecord, as_record, c
 from bookie.telemetry import event_log
 
 APPLICATION_TAG = "bookie.log.application"
-"""Key in the custom metadata of a publisher's ledgers: the id of the application."""
+"""Key in the custom metadata of a publisher's ledgers. The value is the application's id."""
 
 LEDGER_SECONDS_MAX = 12 * 3600
-"""No range begins in an older ledger; half of the age at which a sweep deletes ledgers."""
+"""No range begins in a ledger older than this: half the age at which a sweep deletes ledgers."""
 
 _log = event_log(__name__)
 
@@ -50,21 +52,22 @@ _log = event_log(__name__)
 class PendingRange:
     """Durable records that no reader sees before they are published.
 
-    It has numbers only, so it may travel as JSON (``PendingRange(**fields)``) or pickled.
+    A range contains only numbers. So a range may be sent as JSON (``PendingRange(**fields)``) or
+    pickled.
     """
 
     partition: int
     ledger_id: int
     first_entry_id: int
     last_entry_id: int
-    """Inclusive."""
+    """The last entry of the range, inclusive."""
     end_ms: int
-    """The greatest timestamp of its records."""
+    """The greatest timestamp of the range's records."""
     size_bytes: int
-    """Payload bytes of its entries."""
+    """Payload bytes of the range's entries."""
 
     def as_log_range(self) -> LogRange:
-        """The range for the chain; the publication assigns its offset."""
+        """Return the range for a head. A range has no offset before its publication."""
         return LogRange(
             self.ledger_id,
             self.first_entry_id,
@@ -76,11 +79,12 @@ class PendingRange:
 
 
 class RangeWriter:
-    """Writes records of one partition. `open` makes it; `async with` closes it.
+    """Writes records of one partition. `open` makes a writer; `async with` closes it.
 
     Calls may be concurrent; entries follow the order of the calls. If an append fails or is
-    cancelled, its whole range fails: `cut` and further appends then raise LogClosedError until
-    `discard`. Ranges that were cut before stay, and may be published.
+    cancelled, its whole range fails. After the failure, `cut` and further appends raise
+    LogClosedError until `discard` is called. Ranges that were cut before stay valid and may be
+    published.
     """
 
     def __init__(
@@ -102,7 +106,7 @@ class RangeWriter:
         self._latest = LatestTime(client.clock, policy.ahead_seconds or 0)
         self._range: _RangeInWork | None = None
         self._beginning = asyncio.Lock()
-        """Held while a range begins, which may need a ledger. Appends pass it in their order."""
+        """Held while a range begins, which may need a ledger. Appends pass the lock in order."""
         self._is_closed = False
 
     @classmethod
@@ -114,7 +118,7 @@ class RangeWriter:
         *,
         password: bytes = b"",
     ) -> RangeWriter:
-        """A writer for `application_id`; it makes a ledger when the first record comes.
+        """Return a writer for `application_id`; the first record makes the writer create a ledger.
 
         Raises:
             NoSuchLogError: there is no such log.
@@ -133,7 +137,7 @@ class RangeWriter:
         headers: Mapping[str, bytes] | None = None,
         timestamp: Moment | None = None,
     ) -> None:
-        """Write one record; durable when it returns. Without a timestamp it has the clock's.
+        """Write one record; return when it is durable. The default timestamp is the clock's time.
 
         Raises:
             BadRequestError: the record is too large or its time too far ahead, or it cannot be
@@ -146,10 +150,11 @@ class RangeWriter:
         await self.append_many([NewRecord(_value(value), key, given, at_ms)])
 
     async def append_many(self, records: Iterable[Payload | NewRecord]) -> int:
-        """Write records in order, and return their number; all are durable when it returns.
+        """Write records in order; when all are durable, return their number.
 
-        A record without a timestamp has the clock's. Values alone are fastest.
-        Raises what `append` does; after an error a part of the records may be in the ledger.
+        The default timestamp of a record is the clock's time. Records that are only values are
+        written fastest. Raises what `append` raises; after an error some of the records may be in
+        the ledger.
         """
         given = checked_records(records)
         if not given:
@@ -162,11 +167,12 @@ class RangeWriter:
         return len(given)
 
     async def append_encoded(self, payloads: list[bytes], greatest_ms: int) -> None:
-        """Write records that the caller has encoded, in order; durable when it returns.
+        """Write records in order that the caller has encoded; return when all are durable.
 
-        `greatest_ms` is the greatest timestamp of the range up to the last record; late records
-        contain it (:mod:`bookie.log.record.log_record`). The bytes are not checked.
-        Raises what `append` does; after an error a part of the records may be in the ledger.
+        `greatest_ms` is the greatest timestamp of the range up to the last of these records.
+        Records that are late contain this timestamp (:mod:`bookie.log.record.log_record`). The
+        bytes are not checked. Raises what `append` raises; after an error some of the records may
+        be in the ledger.
         """
         payloads = checked_payloads(payloads)
         if type(greatest_ms) is not int:
@@ -177,7 +183,7 @@ class RangeWriter:
             await current.append(payloads, greatest_ms)
 
     async def _require_time(self, greatest_ms: int) -> None:
-        """Refuse a time too far ahead. If the clock has moved, compare it again first."""
+        """Refuse a time too far ahead, but compare the clock with bookies again before."""
         try:
             self._latest.require(greatest_ms)
         except ClockError:
@@ -186,10 +192,10 @@ class RangeWriter:
             self._latest.require(greatest_ms)
 
     async def cut(self) -> PendingRange | None:
-        """End the range; returns it when all of it is durable, or None if it is empty.
+        """End the range; when all its entries are durable, return it. An empty range gives None.
 
-        Appends that were called before are in it. Later appends begin another range. A cancelled
-        call drops the range.
+        The range contains all appends that were called before `cut`. Later appends begin another
+        range. A cancelled call drops the range.
 
         Raises:
             LogClosedError: an append of the range failed or was cancelled. The range is dropped;
@@ -207,11 +213,11 @@ class RangeWriter:
         return current.cut(self._partition)
 
     def discard(self) -> None:
-        """Drop the records since the last cut, also after a failure."""
+        """Drop the records since the last `cut`; this also ends the failure of a range."""
         self._range = None
 
     async def aclose(self) -> None:
-        """Close the ledger, and drop the records since the last cut. A second call does nothing."""
+        """Close the ledger, and drop the records since the last `cut`. It may be called twice."""
         self._client.require_here()
         self._is_closed = True
         self._range = None
@@ -225,7 +231,7 @@ class RangeWriter:
         await self.aclose()
 
     async def _current(self) -> _RangeInWork:
-        """The range that takes appends. The caller appends at once, so that the order stays."""
+        """Return the range for appends. The caller must append at once, to keep the order."""
         self._client.require_here()
         # A lock admits its callers in order. While others wait, a later append waits behind them,
         # even if the range has begun.
@@ -278,7 +284,7 @@ class RangeWriter:
 
 @dataclass(slots=True)
 class _RangeInWork:
-    """The range that takes appends."""
+    """The range that gets the next appends."""
 
     ledger: WriterHandle
     end_ms: int = NO_TIME_MS
@@ -288,12 +294,12 @@ class _RangeInWork:
     size_bytes: int = 0
     under_way: int = 0
     settled: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set while no append is under way."""
+    """Set while no append of the range is under way."""
     error: BaseException | None = None
 
     @contextmanager
     def appending(self) -> Iterator[None]:
-        """Count an append of the range. If it fails, the range has failed."""
+        """Count an append of the range as under way. If the append fails, the range has failed."""
         self.under_way += 1
         self.settled.clear()
         try:
@@ -307,7 +313,7 @@ class _RangeInWork:
                 self.settled.set()
 
     async def append(self, payloads: list[bytes], greatest_ms: int) -> None:
-        """Write entries; `greatest_ms` is the greatest timestamp up to the last of them."""
+        """Write entries; `greatest_ms` is the greatest timestamp up to the last of `payloads`."""
         self.end_ms = max(self.end_ms, greatest_ms)
         with self.appending():
             ids = await self.ledger.append_many(payloads)
@@ -320,7 +326,7 @@ class _RangeInWork:
         self.size_bytes += size_bytes
 
     def cut(self, partition: LogPartition) -> PendingRange | None:
-        """The range; every append has to be settled. None if it is empty."""
+        """Return the finished range, or None if it is empty. No append may be under way."""
         if not self.count:
             return None
         expected = self.last_entry_id - self.first_entry_id + 1
@@ -338,13 +344,13 @@ class _RangeInWork:
 def publisher_tags(
     partition: LogPartition, log_id: str, application_id: str
 ) -> Mapping[str, bytes]:
-    """Custom metadata of the ledgers that an application writes for a partition."""
+    """Return the custom metadata of ledgers that an application writes for a partition."""
     tags = LogClient.tags(partition, log_id)
     return {**tags, APPLICATION_TAG: application_id.encode()}
 
 
 def require_transactional(partition: LogPartition, definition: LogDefinition) -> None:
-    """Check that a partition exists and its log is transactional.
+    """Check that the log is transactional and has the partition.
 
     Raises:
         BadRequestError: the log has an exclusive writer, or has no such partition.
@@ -361,7 +367,7 @@ def require_transactional(partition: LogPartition, definition: LogDefinition) ->
 def _encoded(
     records: list[Payload | NewRecord], now_ms: int, greatest_ms: int
 ) -> tuple[list[bytes], int]:
-    """The payloads, and the greatest timestamp up to the last one."""
+    """Return the encoded records, and the greatest timestamp up to the last one."""
     try:
         # A record is a tuple, and bytes do not take a tuple.
         prefix = plain_prefix(now_ms, greatest_ms=greatest_ms)

@@ -1,4 +1,4 @@
-"""Wait for the head of a partition to change, also across failures of the metadata store."""
+"""Wait until the head of a partition changes, even while the metadata store fails."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _log = event_log(__name__)
 
 
 class HeadWatch:
-    """A watch that begins with the first `next` and ends with `close`."""
+    """A watch of a partition's head, which begins with the first `next` and ends with `close`."""
 
     def __init__(
         self,
@@ -36,9 +36,9 @@ class HeadWatch:
         self._heads: AsyncIterator[Versioned[LogHead]] | None = None
 
     async def next(self) -> Versioned[LogHead]:
-        """The head after its next change; at the first call and after a failure, the head now.
+        """Wait for the next change and return the head; at first or after a failure, do not wait.
 
-        It waits while the store does not answer.
+        The call waits while the store does not answer.
 
         Raises:
             NoSuchLogError: the log was deleted.

@@ -1,7 +1,7 @@
-"""Read runs of entries, ledger after ledger, with a bounded read-ahead.
+"""Read runs of entries from one ledger after another, with a bounded read-ahead.
 
-The ledger's own reader reads a large run, some answers ahead. Several small runs are read at once,
-so that a log of many small ranges does not wait for each.
+The reader of a ledger reads a large run, and requests some answers ahead. Several small runs are
+read at once. So a reader of a log with many small ranges does not wait for each range in turn.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bookie.log.background import Background
 from bookie.log.head.log_ranges import LedgerRun
 
 HANDLES_KEPT = 16
-"""Ledgers that stay open for reading."""
+"""The number of ledgers that stay open for reading."""
 
 SMALL_RUN_BYTES = 256 * 1024
 RUNS_AHEAD_MAX = 8
@@ -27,7 +27,7 @@ RUNS_AHEAD_MAX = 8
 
 
 class RunEntries(NamedTuple):
-    """Consecutive entries, and the offset of the first one."""
+    """Consecutive entries of one ledger, and the offset of the first of them."""
 
     ledger_id: int
     offset: int
@@ -35,7 +35,7 @@ class RunEntries(NamedTuple):
 
 
 class LedgerReaders:
-    """Readers of a log's ledgers; the last few stay open."""
+    """The readers of a log's ledgers; only the readers that were used last stay open."""
 
     def __init__(self, ledgers: LedgerClient, password: bytes = b"") -> None:
         self._ledgers = ledgers
@@ -47,7 +47,7 @@ class LedgerReaders:
         return self._ledgers.pool
 
     async def open(self, ledger_id: int) -> ReaderHandle:
-        """A reader of a ledger. It may not know the ledger's end: `refresh` it for that.
+        """Return a reader of a ledger; call `refresh` if the reader must know the ledger's end.
 
         Raises:
             NoSuchLedgerError: it was deleted.
@@ -65,14 +65,14 @@ class LedgerReaders:
         return handle
 
     def forget(self) -> None:
-        """Open every ledger again at its next use, because one has vanished."""
+        """Drop all open readers, because a ledger has vanished; each is opened again later."""
         self._handles.clear()
 
 
 async def read_runs(
     runs: Iterable[LedgerRun], readers: LedgerReaders
 ) -> AsyncGenerator[RunEntries, None]:
-    """The entries of `runs`, in order. The runs have an end, and all entries are acknowledged.
+    """Read the entries of `runs` in order. Every run has an end, and only acknowledged entries.
 
     Raises:
         NoSuchLedgerError: a ledger was deleted; all runs before it were delivered.

@@ -1,7 +1,7 @@
-"""Read several partitions of a log as one: each in its order, and all as their records arrive.
+"""Read several partitions as one: each in its own order, and all as their records arrive.
 
-One task for each partition keeps one batch ready. If the iteration ends before a batch is taken,
-the next iteration reads it again.
+For each partition, one task keeps one batch ready. If an iteration ends before it has taken the
+ready batch, the next iteration reads the batch again.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from bookie.log.record.log_record import LogPosition, LogRecord
 
 @dataclass(slots=True)
 class _Lane:
-    """One partition, and its batch that is ready."""
+    """One partition, and the batch of it that is ready."""
 
     reader: LogReader
     batch: Sequence[LogRecord] = ()
     seeks: int = 0
-    """The number of seeks before `batch` was read."""
+    """The number of seeks of the reader before `batch` was read."""
     taken: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -40,7 +40,7 @@ class _Lane:
 
 
 class PartitionsReader:
-    """Readers of partitions, merged. Only one iteration at a time, as with `LogReader`."""
+    """The merged readers of several partitions. Only one iteration may run at a time."""
 
     def __init__(self, readers: Iterable[LogReader]) -> None:
         self._readers = {reader.partition.number: reader for reader in readers}
@@ -50,19 +50,19 @@ class PartitionsReader:
 
     @property
     def log_id(self) -> str:
-        """`LogReader.log_id`."""
+        """The id of the log that is read."""
         return next(iter(self._readers.values())).log_id
 
     @property
     def next_offsets(self) -> Mapping[int, int | None]:
-        """By partition: `LogReader.next_offset`. A batch that is kept ready counts as read."""
+        """For each partition: `LogReader.next_offset`. A batch that is ready counts as read."""
         return {number: reader.next_offset for number, reader in self._readers.items()}
 
     @checked
     def seek(
         self, to: LogStart = None, *, time: Moment | None = None, partition: int | None = None
     ) -> None:
-        """Move one partition, or all, to a place; the next record comes from there.
+        """Move one partition or all partitions to a place; the next record is read from there.
 
         Raises:
             BadRequestError: the place is not valid, or there is no such partition.
@@ -79,14 +79,14 @@ class PartitionsReader:
         return [reader]
 
     async def lag(self) -> int:
-        """`LogReader.lag` of all partitions together."""
+        """Return the sum of `LogReader.lag` over all partitions."""
         return sum([await reader.lag() for reader in self._readers.values()])
 
     def __aiter__(self) -> AsyncIterator[LogRecord]:
         return self.records()
 
     async def records(self) -> AsyncGenerator[LogRecord, None]:
-        """The records one by one. Raises what `LogReader.batches` raises."""
+        """Yield the records one by one. Raises what `LogReader.batches` raises."""
         async with aclosing(self._batches()) as lanes:
             async for lane in lanes:
                 batch, unread = lane.batch, 0
@@ -101,14 +101,14 @@ class PartitionsReader:
                     lane.batch = batch[unread:] if unread < len(batch) else ()
 
     async def batches(self) -> AsyncGenerator[Sequence[LogRecord], None]:
-        """The records in batches of one partition. Raises what `LogReader.batches` raises."""
+        """Yield batches, each of one partition. Raises what `LogReader.batches` raises."""
         async with aclosing(self._batches()) as lanes:
             async for lane in lanes:
                 batch, lane.batch = lane.batch, ()
                 yield batch
 
     async def _batches(self) -> AsyncGenerator[_Lane, None]:
-        """Lanes that have a batch; the consumer takes it."""
+        """Yield each lane that has a batch ready; the caller takes the batch from the lane."""
         ready: asyncio.Queue[_Lane | Exception | None] = asyncio.Queue()
         lanes = [_Lane(reader) for reader in self._readers.values()]
         calls = [
@@ -150,7 +150,7 @@ async def _fill(lane: _Lane, ready: asyncio.Queue[_Lane | Exception | None]) -> 
 
 
 class ReaderKeywords(TypedDict, total=False):
-    """The keywords of `LogReader`."""
+    """The keyword arguments of `LogReader`."""
 
     start: LogStart
     start_time: Moment | None
@@ -166,9 +166,10 @@ async def open_reader(
     partition: int | None = None,
     **keywords: Unpack[ReaderKeywords],
 ) -> LogReader | PartitionsReader:
-    """A reader of a log, or of one of its partitions, as `BookKeeper.log_reader` describes.
+    """Return a reader of a log or one of its partitions, as `BookKeeper.log_reader` describes.
 
-    Several partitions start and end at the same offset each. A position belongs to one partition.
+    If `start` or `end` is an offset, it applies to each partition. A position belongs to one
+    partition, so it needs a reader of one partition.
 
     Raises:
         NoSuchLogError: there is no such log.

@@ -1,9 +1,10 @@
-"""The ranges of one partition, for a reader: find the range of an offset, a time, or an entry.
+"""The ranges of one partition, for a reader: find the range of an offset, a time or an entry.
 
-Old ranges lie in chunks. A chunk never changes, so the last few are cached. Chunks are numbered in
-the order of offsets and times, so a binary search reads a few of them. The known head may be old. A
-missing chunk shows this: a truncation deleted it, or a compaction rewrote it. The search then
-begins again on a newer head.
+Old ranges are in chunks. A chunk never changes, so a reader caches the last few chunks. Chunks are
+numbered in the order of offsets and times, so a binary search reads only a few chunks. The head
+that the reader knows may be old. A chunk that an old head names may be missing: a truncation
+deleted it, or a compaction rewrote it. If a chunk is missing, the search begins again on a newer
+head.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from bookie.metadata.model import NOT_EXISTS
 from bookie.metadata.versioned import Versioned
 
 CHUNKS_KEPT = 32
-"""Chunks that a reader caches: a search among a million ranges reads 14."""
+"""The number of chunks that a reader caches. A search among a million ranges reads 14 chunks."""
 
 
 class LogRanges:
-    """The known ranges of a partition. It begins empty; `refresh` it first."""
+    """The ranges of a partition that a reader knows: none at first. Call `refresh` to read them."""
 
     def __init__(self, logs: LogManager, partition: LogPartition, log_id: str) -> None:
         self.partition = partition
@@ -32,7 +33,7 @@ class LogRanges:
         self._log_id = log_id
         self._found = Versioned(LogHead(log_id), NOT_EXISTS)
         self._ends: dict[int, int] = {}
-        """Last entry ids of ledgers that are CLOSED while the head has their ranges open."""
+        """Last entry ids of CLOSED ledgers whose ranges are still open in the known head."""
         self._ranges: tuple[LogRange, ...] = ()
         self._chunks: OrderedDict[int, LogChunk] = OrderedDict()
         self._chunk_read_last = -1
@@ -43,11 +44,11 @@ class LogRanges:
 
     @property
     def ranges(self) -> Sequence[LogRange]:
-        """The ranges of the head, completed by the known ends of their ledgers."""
+        """The ranges of the known head. Known ends of ledgers close ranges that are open there."""
         return self._ranges
 
     async def refresh(self) -> bool:
-        """Learn of every change that was finished before this call; True if there was one.
+        """Read every change that was finished before this call; True if there was a change.
 
         Raises:
             NoSuchLogError: the log was deleted.
@@ -59,7 +60,7 @@ class LogRanges:
         return self.adopt(found)
 
     async def require_log(self) -> None:
-        """Check that the log exists: its deletion deletes ledgers before the head.
+        """Check that the log exists. The deletion of a log deletes its ledgers before its heads.
 
         Raises:
             NoSuchLogError: it was deleted.
@@ -68,7 +69,7 @@ class LogRanges:
         await self._logs.require(self.partition.name, self._log_id)
 
     def adopt(self, found: Versioned[LogHead]) -> bool:
-        """Replace the known head by a newer one; False if `found` is not newer."""
+        """Replace the known head by `found`; False if `found` is not newer."""
         if found.version <= self._found.version:
             return False
         self._found = found
@@ -78,18 +79,18 @@ class LogRanges:
         return True
 
     def note_end(self, ledger_id: int, last_entry_id: int) -> None:
-        """Note that a ledger is CLOSED with `last_entry_id`; the head may not know it."""
+        """Note that a ledger is CLOSED at `last_entry_id`. The head may not show this yet."""
         self._ends[ledger_id] = last_entry_id
         self._ranges = completed(self.head.ranges, self._ends)
 
     def has_ended(self, ledger_id: int) -> bool:
-        """True if the ledger of an open range is known to be CLOSED."""
+        """True if a ledger whose range is open in the head is known to be CLOSED."""
         return ledger_id in self._ends
 
     async def from_offset(self, offset: int) -> Sequence[LogRange]:
-        """The range that has `offset`, and those after it in the same chunk or head.
+        """Return the range that contains `offset`, and the later ranges of its chunk or head.
 
-        The sequence is empty if `offset` is behind all known ranges.
+        The result is empty if `offset` is after all known ranges.
 
         Raises:
             LogTruncatedError: the entry was truncated.
@@ -111,7 +112,7 @@ class LogRanges:
             return chunk.ranges[range_of_offset(chunk.ranges, offset) :]
 
     async def from_time(self, timestamp_ms: int) -> Sequence[LogRange]:
-        """The first range that may have a record of `timestamp_ms` or later, and those after it.
+        """Return ranges from the first that may have a record of `timestamp_ms` or later.
 
         Raises:
             MetadataError: the metadata store failed.
@@ -125,9 +126,9 @@ class LogRanges:
             return ranges[range_of_time(ranges, timestamp_ms) :]
 
     async def of_entry(self, ledger_id: int, entry_id: int) -> LogRange:
-        """The range that has an entry, or will have it, or ends right before it.
+        """Return the range that contains the entry, or will contain it, or ends right before it.
 
-        This reads chunks one by one, the newest ranges first. Prefer offsets.
+        The search reads chunks one by one, newest ranges first. A search by offset is faster.
 
         Raises:
             LogTruncatedError: no range has it: it was truncated, or copied by a compaction.
@@ -148,7 +149,7 @@ class LogRanges:
             raise self.unnamed_error(ledger_id, entry_id)
 
     def unnamed_error(self, ledger_id: int, entry_id: int) -> LogTruncatedError:
-        """The error for an entry that no range has."""
+        """Return the error for an entry that is in no range."""
         return LogTruncatedError(
             f"entry {entry_id} of ledger {ledger_id} is not part of {self.partition}: it was "
             "truncated, or its ledger was compacted, and then its offset finds it; "
@@ -157,7 +158,7 @@ class LogRanges:
         )
 
     async def _chunk_of_offset(self, offset: int) -> LogChunk:
-        """The chunk that has `offset`, an offset before the ranges of the head."""
+        """Return the chunk that contains `offset`, which is below the offsets in the head."""
         likely = self._chunk_read_last + 1
         if self.head.first_chunk <= likely < self.head.next_chunk:
             chunk = await self._chunk(likely)
@@ -171,7 +172,7 @@ class LogRanges:
         return found
 
     async def _first_chunk(self, is_before: Callable[[LogChunk], bool]) -> LogChunk | None:
-        """The first chunk for which `is_before` is false. It has to be true for all before."""
+        """Return the first chunk for which `is_before` is false; chunks before it give true."""
         low, high = self.head.first_chunk, self.head.next_chunk
         found = None
         while low < high:
@@ -184,7 +185,7 @@ class LogRanges:
         return found
 
     async def _chunk(self, number: int) -> LogChunk:
-        """One chunk that the head names.
+        """Return one chunk that the head names, from the cache or the store.
 
         Raises:
             _ChunkGoneError: it was removed; the newer head has been read.
@@ -203,11 +204,11 @@ class LogRanges:
 
 
 class _ChunkGoneError(Exception):
-    """A search met a chunk that was removed."""
+    """A search met a chunk that was removed from the store."""
 
 
 def truncated_error(partition: LogPartition, offset: int, head: LogHead) -> LogTruncatedError:
-    """The error for an offset that was truncated."""
+    """Return the error for an offset that was truncated."""
     return LogTruncatedError(
         f"offset {offset} of {partition} was truncated; the earliest one is {head.start_offset}",
         earliest_offset=head.start_offset,

@@ -1,7 +1,7 @@
-"""The reader of one partition of a log: from any place, across ledgers, with or without following.
+"""The reader of one partition of a log: it starts at any place, and may follow new records.
 
-It keeps its place as an offset. For each stretch it asks `LogRanges` for the ledgers that have the
-next offset, reads them, and asks again:
+A reader keeps its place as an offset. The reader asks `LogRanges` for the ledgers that contain the
+next offset, reads these ledgers, and then asks again:
 
 ==================================== ===========================================================
 it meets                             then
@@ -16,8 +16,8 @@ a missing ledger or chunk            the newest head tells the reason: truncated
 the second of two open ranges        it waits until the first one's ledger is CLOSED
 ==================================== ===========================================================
 
-A reader never fences, recovers or writes. It reads ahead within a bound, and only while its caller
-waits for a batch or works on one.
+A reader never fences, recovers or writes. A reader reads ahead by a bounded amount, and only while
+its caller waits for a batch or works on one.
 """
 
 from __future__ import annotations
@@ -67,16 +67,17 @@ from bookie.telemetry import event_log
 T = TypeVar("T")
 
 OnTruncated = Literal["raise", "skip"]
-"""The reaction of a reader whose next record was truncated."""
+"""The reaction of a reader whose next record was truncated: raise an error, or skip."""
 
 _log = event_log(__name__)
 
 
 class LogReader:
-    """Reads one partition. Iterate it, or its `batches`; one iteration at a time.
+    """Reads one partition. Iterate over the reader or its `batches`; one iteration at a time.
 
-    After an error, or after the caller left a loop, a new iteration continues with the next record.
-    A reader needs no close. To end an iteration's tasks at once, use `contextlib.aclosing`.
+    After an error, or after the caller has left a loop, a new iteration continues with the next
+    record. A reader need not be closed. To end an iteration's tasks at once, use
+    `contextlib.aclosing`.
     """
 
     def __init__(
@@ -92,11 +93,12 @@ class LogReader:
         password: bytes = b"",
         on_truncated: OnTruncated = "raise",
     ) -> None:
-        """Start at `start` (`LogStart`), or at the first record of `start_time` or later.
+        """Start at `start` (`LogStart`), or at the first record of the time `start_time` or later.
 
-        The reader stops before the record at `end`. With `follow` it reads on for ever, or up to
-        `end`. Without it, it ends with the last record that is confirmed when it gets there. With
-        `on_truncated` ``skip`` it continues at the earliest record, and logs a line.
+        The reader stops before the record at `end`. With `follow`, the reader waits for new records
+        without an end, or up to `end`. Without `follow`, the reader stops after the last record
+        that is confirmed when the reader gets there. If the next record was truncated and
+        `on_truncated` is ``skip``, the reader logs a line and continues at the earliest record.
 
         Raises:
             BadRequestError: an argument is wrong.
@@ -112,17 +114,17 @@ class LogReader:
         self._ranges = LogRanges(client.logs, partition, definition.log_id)
         self._readers = LedgerReaders(client.ledgers, password)
         self._target: Place | None = checked_place(start, start_time)
-        """The place of the next record, until its offset is known."""
+        """The place of the next record; None when the offset of that place is known."""
         self._end = checked_end(end)
         self._next_offset = 0
         self._not_before_ms: int | None = None
-        """Records before the first one of this time are skipped."""
+        """Records are skipped until the first record of this time or later."""
         self._is_floating = False
-        """True if it starts at the earliest record and has read none: that record may change."""
+        """True while a reader from the earliest record has read none: the earliest may change."""
         self._last: LogRecord | None = None
         self._seeks = 0
         self._is_sought = False
-        """True while a seek waits to be carried out."""
+        """True while a seek has not been carried out yet."""
         self._waker: asyncio.Future[None] | None = None
         self._is_iterated = False
 
@@ -131,17 +133,17 @@ class LogReader:
 
     @property
     def log_id(self) -> str:
-        """The id of the log; a later log of the same name has another one."""
+        """The id of the log. A later log of the same name has another id."""
         return self._definition.log_id
 
     @property
     def position(self) -> LogPosition | None:
-        """The position of the last record that was given out; None before the first one."""
+        """The position of the last record that was given out; None before the first record."""
         return None if self._last is None else self._last.position
 
     @property
     def next_offset(self) -> int | None:
-        """The least offset of the next record; None until the start has been found."""
+        """The smallest offset that the next record can have; None while the start is not found."""
         if self._target is None:
             return self._next_offset
         return self._target if isinstance(self._target, int) else None
@@ -155,9 +157,9 @@ class LogReader:
         return self._seeks
 
     def seek(self, to: LogStart = None, *, time: Moment | None = None) -> None:
-        """Move to a place; the next record comes from there, even if a task waits for one now.
+        """Move to a place. The next record comes from there, even if a task is waiting for one.
 
-        The rest of a batch that was given out stays valid; `records` drops it.
+        The rest of a batch that was given out stays valid, but `records` drops that rest.
 
         Raises:
             BadRequestError: the place is not valid.
@@ -169,7 +171,7 @@ class LogReader:
             self._waker.set_result(None)
 
     async def lag(self) -> int:
-        """The number of confirmed entries still to be read; all, until the start has been found.
+        """Count the confirmed entries still to read. Before the start is found, all entries count.
 
         Raises:
             NoSuchLogError: the log was deleted.
@@ -186,7 +188,7 @@ class LogReader:
         return self.records()
 
     async def records(self) -> AsyncGenerator[LogRecord, None]:
-        """The records one by one. Raises what `batches` raises."""
+        """Yield the records one by one. Raises what `batches` raises."""
         async with aclosing(self.batches()) as batches:
             async for batch in batches:
                 behind, seeks = self._next_offset, self._seeks
@@ -199,7 +201,7 @@ class LogReader:
                     self._next_offset = behind
 
     async def batches(self) -> AsyncGenerator[Sequence[LogRecord], None]:
-        """The records in batches, which is faster; no batch is empty.
+        """Yield batches of records, which is faster than single records. No batch is empty.
 
         Raises:
             LogTruncatedError: the next record was truncated; the error names the earliest one.
@@ -238,7 +240,7 @@ class LogReader:
             await watch.close()
 
     def _taken(self, found: RunEntries) -> Sequence[LogRecord]:
-        """The records among entries; the entries count as read from now on."""
+        """Decode the records in the entries, and count these entries as read from now on."""
         entries = found.entries
         first = LogPosition(
             found.ledger_id, entries[0].entry_id, found.offset, self.partition.number
@@ -253,7 +255,7 @@ class LogReader:
         return batch
 
     async def _stretches(self, watch: HeadWatch) -> AsyncGenerator[RunEntries, None]:
-        """The entries from the target on; after a seek, from the new target."""
+        """Yield the entries from the target on. After a seek, continue at the new target."""
         while True:
             runs: Sequence[LedgerRun] = ()
             try:
@@ -282,7 +284,7 @@ class LogReader:
                 await self._after_vanished(error, runs)
 
     def _has_target(self) -> bool:
-        """True if a place has to be found before the next read."""
+        """True if the offset of a place must be found before the next read."""
         return self._target is not None
 
     @property
@@ -290,7 +292,7 @@ class LogReader:
         return self._end if isinstance(self._end, int) else None
 
     def _runs_of(self, ranges: Sequence[LogRange]) -> Sequence[LedgerRun]:
-        """The runs to read of `ranges`; none if the next record is at the end or later."""
+        """Return the runs of `ranges` to read; empty if the next record is not before the end."""
         if self._is_behind_end():
             return ()
         return runs_from(ranges, self._next_offset, self._known_end)
@@ -300,7 +302,7 @@ class LogReader:
         return end is not None and self._next_offset >= end
 
     def _is_at_end(self, runs: Sequence[LedgerRun]) -> bool:
-        """True if the reader ends after it has read `runs`."""
+        """True if the reader must stop after it has read `runs`."""
         if self._is_behind_end():
             return True
         if self._follow:
@@ -321,7 +323,7 @@ class LogReader:
                     yield found
 
     async def _open_run(self, run: LedgerRun) -> AsyncGenerator[RunEntries, None]:
-        """The entries of an open range. Once the range has an end, its rest is read as closed."""
+        """Yield the entries of an open range. If its ledger ends, stop: the rest is read later."""
         handle = await self._readers.open(run.ledger_id)
         try:
             last = await handle.refresh()
@@ -360,7 +362,7 @@ class LogReader:
         return handle.is_closed
 
     async def _unless_sought(self, coroutine: Coroutine[None, None, T]) -> T | None:
-        """The result of `coroutine`. A seek cancels it; then the result is None."""
+        """Return the result of `coroutine`, or None if a seek cancels it."""
         call = Background(self._readers.pool, coroutine, f"reader of {self.partition}")
         self._waker = asyncio.get_running_loop().create_future()
         try:
@@ -378,7 +380,7 @@ class LogReader:
             self._ranges.adopt(found)
 
     async def _go_to_target(self, watch: HeadWatch) -> None:
-        """Find the offset of the target. After a seek meanwhile, the next call finds it."""
+        """Find the target's offset. After a seek meanwhile, the next call finds the new one."""
         self._is_sought = False
         target, seeks = self._target, self._seeks
         assert target is not None
@@ -407,7 +409,7 @@ class LogReader:
         return max(end, self._ranges.head.start_offset)
 
     async def _offset_of_entry(self, target: AtEntry, watch: HeadWatch) -> int | None:
-        """The offset of an entry; None if a seek comes meanwhile."""
+        """Return the offset of an entry; None if a seek comes meanwhile."""
         seeks = self._seeks
         while self._seeks == seeks:
             found = await find_entry(self._ranges, self._readers, target.ledger_id, target.entry_id)
@@ -423,7 +425,7 @@ class LogReader:
         return None
 
     def _skip_truncated(self, error: LogTruncatedError) -> None:
-        """Continue at the earliest record, or raise `error`."""
+        """Continue at the earliest record, or raise `error` if the reader must not skip records."""
         # A compaction may have copied the record of a target entry to another ledger.
         if isinstance(self._target, AtEntry) or not (self._skips or self._is_floating):
             raise error
@@ -440,7 +442,7 @@ class LogReader:
             self._target = "earliest"
 
     async def _after_vanished(self, error: NoSuchLedgerError, runs: Sequence[LedgerRun]) -> None:
-        """A ledger of `runs` is gone: raise `error` if the newest head still names it."""
+        """Raise `error` if the newest head still names the missing ledger of `runs`."""
         # The entries of earlier ledgers were delivered.
         gone = [run.ledger_id for run in runs if run.offset <= self._next_offset][-1:]
         self._readers.forget()

@@ -19,29 +19,30 @@ from bookie.log.record.log_record import LogRecord
 
 END_LOOKS_MAX = 20
 END_PAUSE_SECONDS = 0.1
-"""The looks at the end, and the pauses between them, before an offset counts as behind it."""
+"""An offset is behind the end if END_LOOKS_MAX looks, with these pauses, do not reach it."""
 
 
 class PartitionReading(Protocol):
-    """The reading of partitions, as consumers need it."""
+    """The interface by which consumers read partitions."""
 
     def batches(
         self, partition: LogPartition, offset: int
     ) -> AsyncGenerator[Sequence[LogRecord], None]:
-        """The records from `offset` on, without an end, in batches that are not empty."""
+        """Yield the records from `offset` on, without an end, in batches that are not empty."""
 
     async def locate(self, partition: LogPartition, place: Place) -> int:
-        """The offset of a place; ``latest`` is behind the last confirmed record."""
+        """Return the offset of a place; ``latest`` is the offset after the last confirmed one."""
 
     async def bounds(self, partition: LogPartition) -> tuple[int, int]:
-        """The earliest offset, and the one behind the last confirmed record."""
+        """Return the earliest offset, and the offset after the last confirmed record."""
 
 
 async def locate_cursor(reading: PartitionReading, partition: LogPartition, place: Place) -> int:
-    """The offset of a place where a cursor may stand: in the log, or right behind its end.
+    """Return the offset for a cursor at a place, which must not be beyond the end of the log.
 
-    A cursor further on would silently skip records that are still to be appended. Bookies may tell
-    an end that lacks the records of the last moment. So this looks at the end several times.
+    A cursor beyond the end would silently skip records that are appended later. The end that
+    bookies report may lack the newest records. So this call reads the end several times before it
+    refuses an offset.
 
     Raises:
         BadRequestError: the place is behind the end.
@@ -74,7 +75,7 @@ class LogReading:
     async def batches(
         self, partition: LogPartition, offset: int
     ) -> AsyncGenerator[Sequence[LogRecord], None]:
-        """The records from `offset` on. Raises what `LogReader.batches` raises."""
+        """Yield the records from `offset` on. Raises what `LogReader.batches` raises."""
         reader = LogReader(
             self._client,
             partition,
@@ -89,7 +90,7 @@ class LogReading:
                 yield batch
 
     async def locate(self, partition: LogPartition, place: Place) -> int:
-        """The offset of a place.
+        """Return the offset of a place.
 
         Raises:
             NoSuchLogError: there is no such log.
@@ -117,13 +118,13 @@ class LogReading:
                 return found.base_offset + entry_id - found.first_entry_id
 
     async def bounds(self, partition: LogPartition) -> tuple[int, int]:
-        """The earliest offset and the end. Raises what `locate` raises."""
+        """Return the earliest offset and the end offset. Raises what `locate` raises."""
         definition = await self._client.definition(partition.name)
         extent = await log_extent(self._client, partition, definition, self._password)
         return extent.earliest_offset, extent.end_offset
 
     async def _look(self, partition: LogPartition) -> tuple[LogRanges, LedgerReaders]:
-        """The newest ranges, and readers for their ledgers."""
+        """Read the newest ranges of a partition, and return them with readers for their ledgers."""
         definition = await self._client.definition(partition.name)
         ranges = LogRanges(self._client.logs, partition, definition.log_id)
         await ranges.refresh()

@@ -1,13 +1,14 @@
-"""The position at which a reader starts: how a caller names it, and how its offset is found.
+"""The place at which a reader starts: how a caller names it, and how its offset is found.
 
-Each record tells the greatest timestamp of the records up to itself, and each closed range the
-greatest one at its end. Both never decrease. So a binary search over chunks, ranges and entries
-finds the first record with a timestamp of t or later: its greatest timestamp is the first that
-reaches t.
+Each record contains the greatest timestamp of all records up to itself. Each closed range contains
+the greatest timestamp up to its end. These greatest timestamps never decrease along the log. So a
+binary search over chunks, ranges and entries finds the first record with a timestamp of t or later.
+That record is the first one whose greatest timestamp is t or later.
 
-In two cases the entry that is found lies before that record, but never behind it. A control record
-has a timestamp, too. And a publisher of a transactional log counts entries of its ledger that were
-not published. A reader therefore skips the few older records that it meets.
+In two cases the search may find an entry before the wanted record, but never an entry after it.
+First, a control record has a timestamp, too. Second, the greatest timestamp of a publisher in a
+transactional log includes entries that were not published. So a reader skips the few older records
+that it meets.
 """
 
 from __future__ import annotations
@@ -29,32 +30,32 @@ from bookie.log.record.log_record import LogPosition, greatest_timestamp_ms
 
 @dataclass(frozen=True, slots=True)
 class AtTime:
-    """The first record with this timestamp or a later one."""
+    """The place of the first record with this timestamp or a later one."""
 
     timestamp_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class AtEntry:
-    """An entry of one of the log's ledgers; its offset is found later."""
+    """The place of an entry in one of the log's ledgers. The entry's offset is found later."""
 
     ledger_id: int
     entry_id: int
 
 
 Place: TypeAlias = Literal["earliest", "latest"] | int | AtEntry | AtTime
-"""A checked place; an integer is an offset."""
+"""A place that was checked. An integer is an offset."""
 
 LogStart: TypeAlias = Literal["earliest", "latest"] | int | LogPosition | tuple[int, int] | None
 """The caller's name for a place: an offset, a record's position, or (ledger id, entry id).
 
-``earliest`` is the first record that was not truncated, ``latest`` the end of the log. None means
-``earliest``.
+``earliest`` is the first record that was not truncated, ``latest`` is the end of the log. None
+means ``earliest``.
 """
 
 
 def checked_place(start: object = None, time: Moment | None = None) -> Place:
-    """The place that `start` or `time` names.
+    """Return the place that `start` or `time` names.
 
     Raises:
         BadRequestError: the name is not valid, or both are given.
@@ -84,7 +85,7 @@ def checked_place(start: object = None, time: Moment | None = None) -> Place:
 
 
 def checked_end(end: object) -> int | AtEntry | None:
-    """The place before which a reader ends; None for the end of the log.
+    """Return the place before which a reader stops; None for the end of the log.
 
     Raises:
         BadRequestError: `end` is neither an offset nor a position.
@@ -115,7 +116,7 @@ def _checked_entry(ledger_id: object, entry_id: object) -> AtEntry:
 
 
 async def find_end(ranges: LogRanges, readers: LedgerReaders) -> int:
-    """The offset behind the last confirmed entry.
+    """Return the offset after the last confirmed entry.
 
     Raises:
         NoSuchLedgerError: the ledger of an open range has vanished, and the head still names it.
@@ -139,7 +140,7 @@ async def find_end(ranges: LogRanges, readers: LedgerReaders) -> int:
 
 
 async def confirmed_end(one: LogRange, ranges: LogRanges, readers: LedgerReaders) -> int | None:
-    """The last confirmed entry of an open range's ledger; None if it is CLOSED, noted in `ranges`.
+    """Return an open range's last confirmed entry; if its ledger is CLOSED, note that, return None.
 
     Raises:
         NoSuchLedgerError, NotEnoughBookiesError, MetadataError: as `find_end`.
@@ -155,7 +156,7 @@ async def confirmed_end(one: LogRange, ranges: LogRanges, readers: LedgerReaders
 async def find_entry(
     ranges: LogRanges, readers: LedgerReaders, ledger_id: int, entry_id: int
 ) -> LogRange:
-    """The range of an entry; for the entry id after a ledger's last one, its last range.
+    """Return an entry's range. The entry id after a ledger's last entry gives the last range.
 
     Raises:
         LogTruncatedError: no range has it: it was truncated, or copied by a compaction.
@@ -171,7 +172,7 @@ async def find_entry(
 
 
 async def after_vanished(ledger_id: int, ranges: LogRanges, readers: LedgerReaders) -> None:
-    """Refresh the head after a ledger was found missing.
+    """Read the head again after a ledger was found to be missing.
 
     Raises:
         NoSuchLedgerError: the head has not changed, so the log has not deleted the ledger.
@@ -187,10 +188,10 @@ async def after_vanished(ledger_id: int, ranges: LogRanges, readers: LedgerReade
 
 
 async def find_time(ranges: LogRanges, readers: LedgerReaders, timestamp_ms: int) -> int:
-    """An offset such that all records before it have timestamps below `timestamp_ms`.
+    """Return an offset such that all records before it have timestamps below `timestamp_ms`.
 
-    Except in the two cases above, it is the offset of the first other record. Without such a
-    record, it is the end of the log.
+    The offset is that of the first record with `timestamp_ms` or later, except in the module's two
+    cases. If no record has such a timestamp, the offset is the end of the log.
 
     Raises:
         NoSuchLedgerError, NoSuchEntryError, UnavailableError, CorruptionError: as a read.
@@ -206,7 +207,7 @@ async def find_time(ranges: LogRanges, readers: LedgerReaders, timestamp_ms: int
 async def _find_time(
     ranges: LogRanges, readers: LedgerReaders, timestamp_ms: int
 ) -> tuple[int | None, int | None]:
-    """The offset, or the ledger that has vanished; neither if the known ranges have changed."""
+    """Return the offset, or the missing ledger's id; neither if the known ranges have changed."""
     end = None
     for one in await ranges.from_time(timestamp_ms):
         if one.base_offset is None:
@@ -229,7 +230,7 @@ async def _find_time(
 
 
 async def _first_of_time(handle: ReaderHandle, first: int, last: int, timestamp_ms: int) -> int:
-    """The first entry whose greatest timestamp reaches `timestamp_ms`, or last + 1."""
+    """Return the first entry whose greatest timestamp reaches `timestamp_ms`, or last + 1."""
     low, high = first, last + 1
     while low < high:
         middle = (low + high) // 2

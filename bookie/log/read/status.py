@@ -16,7 +16,7 @@ from bookie.log.read.ranges import LogRanges
 from bookie.log.read.start_position import find_end
 
 UNPUBLISHED_MAX = 1000
-"""The most entries behind the end that are counted."""
+"""The greatest number that `unpublished_entries` counts to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,23 +26,23 @@ class LogExtent:
     earliest_offset: int
     """Offset of the first record that was not truncated."""
     end_offset: int
-    """The offset behind the last confirmed record."""
+    """The offset after the last confirmed record."""
     size_bytes: int
-    """Payload bytes of its closed ranges."""
+    """Payload bytes of the closed ranges that can be read."""
     ranges: int
-    """In the head; chunks hold further ones."""
+    """The number of ranges in the head. The chunks contain further ranges."""
     chunks: int
 
     @property
     def count(self) -> int:
-        """Entries that can be read."""
+        """The number of entries that can be read."""
         return self.end_offset - self.earliest_offset
 
 
 async def log_extent(
     client: LogClient, partition: LogPartition, definition: LogDefinition, password: bytes = b""
 ) -> LogExtent:
-    """The extent of a partition now.
+    """Return the present extent of a partition.
 
     Raises:
         NoSuchLogError: the log was deleted.
@@ -57,9 +57,10 @@ async def log_extent(
 async def unpublished_entries(
     client: LogClient, partition: LogPartition, definition: LogDefinition, password: bytes = b""
 ) -> int:
-    """The number of entries that bookies store behind the confirmed end, up to `UNPUBLISHED_MAX`.
+    """Count the entries that bookies store after the confirmed end, up to `UNPUBLISHED_MAX`.
 
-    A live writer confirms them soon. After a writer was killed, the next owner decides about them.
+    A live writer soon confirms the entries after the confirmed end. If the writer was killed, the
+    next owner decides whether these entries stay.
 
     Raises:
         NoSuchLogError, NotEnoughBookiesError, MetadataError: as `log_extent`.
@@ -85,7 +86,7 @@ async def unpublished_entries(
 
 
 async def extent_of(ranges: LogRanges, readers: LedgerReaders) -> LogExtent:
-    """The extent of a partition whose ranges were refreshed. Raises what `log_extent` raises."""
+    """Return a partition's extent from its refreshed ranges; raises what `log_extent` raises."""
     end = await find_end(ranges, readers)
     head = ranges.head
     return LogExtent(
@@ -99,31 +100,31 @@ async def extent_of(ranges: LogRanges, readers: LedgerReaders) -> LogExtent:
 
 @dataclass(frozen=True, slots=True)
 class PartitionStatus:
-    """One partition at one moment."""
+    """The state of one partition at one moment."""
 
     number: int
     epoch: int
-    """The fencing token of the last owner; 0 before the first one."""
+    """The fencing token of the last owner; 0 before the first owner."""
     owner: LogOwner | None
-    """The owner that the head names, which may be dead."""
+    """The owner that the head names. The owner's process may be dead."""
     extent: LogExtent
     open_ledgers: tuple[int, ...]
-    """The ledgers of open ranges, usually the one that is being written."""
+    """The ledgers of open ranges; usually one ledger, which is being written."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogStatus:
-    """A log now. Its partitions are read one after the other."""
+    """The state of a log now. The log's partitions are read one after another."""
 
     name: str
     definition: LogDefinition
     policy: LogPolicy
-    """The whole policy: the log's own, over its namespace's, over the defaults."""
+    """The log's complete policy: its own, then its namespace's, then the defaults."""
     partitions: tuple[PartitionStatus, ...]
 
 
 async def log_status(client: LogClient, name: LogName, password: bytes = b"") -> LogStatus:
-    """The definition of a log, its policy, and the extent of each partition.
+    """Read the definition of a log, its policy, and the extent of each partition.
 
     Raises:
         NoSuchLogError: there is no such log.

@@ -1,6 +1,6 @@
-"""The places of a log's records, for jobs that split the reading among many tasks.
+"""Find the places of a log's records, for jobs that split the reading among many tasks.
 
-A survey fences and writes nothing. Its answers hold for the moment of the call.
+A survey neither fences nor writes anything. Each answer is valid for the moment of its call.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from bookie.log.read.start_position import LogStart, checked_place
 from bookie.log.record.log_record import LogRecord
 
 SAMPLE_ENTRIES = 64
-"""The entries of an open ledger that are read to estimate their mean size."""
+"""The most entries of an open ledger that are read to estimate the mean entry size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +36,11 @@ class LogSpan:
     offset: int
     end_offset: int
     size_bytes: int
-    """Payload bytes; an estimate if the span is a part of a range, or its ledger is open."""
+    """Payload bytes. An estimate if the span is part of a range, or if its ledger is open."""
 
 
 class LogSurvey:
-    """The survey of one log. `open` makes it."""
+    """The survey of one log. `open` creates a survey."""
 
     def __init__(
         self, client: LogClient, name: LogName, definition: LogDefinition, password: bytes
@@ -53,7 +53,7 @@ class LogSurvey:
 
     @classmethod
     async def open(cls, client: LogClient, name: LogName, password: bytes = b"") -> LogSurvey:
-        """Survey a log.
+        """Create a survey of a log.
 
         Raises:
             NoSuchLogError: there is no such log.
@@ -61,7 +61,7 @@ class LogSurvey:
         return cls(client, name, await client.definition(name), password)
 
     async def bounds(self) -> Sequence[tuple[int, int]]:
-        """By partition: the earliest offset, and the one behind the last confirmed record.
+        """Return each partition's earliest offset and the offset after its last confirmed record.
 
         Raises:
             NoSuchLogError: the log was deleted.
@@ -73,7 +73,7 @@ class LogSurvey:
     async def locate(
         self, partition: int, start: LogStart = None, *, time: Moment | None = None
     ) -> int:
-        """The offset of a place in a partition; for a time, of the first record not before it.
+        """Return the offset of a place. For a time: of the first record of that time or later.
 
         Raises:
             LogTruncatedError, BadRequestError: the partition has no such place.
@@ -82,9 +82,9 @@ class LogSurvey:
 
     @checked
     async def spans(self, partition: int, start: int, end: int) -> Sequence[LogSpan]:
-        """The spans to read from the offset `start` up to `end`, in order and without a gap.
+        """Return the spans from the offset `start` up to `end`, in order and without a gap.
 
-        The caller knows that the records before `end` are confirmed, for example from `bounds`.
+        The caller must know that all records before `end` are confirmed, for example from `bounds`.
 
         Raises:
             LogTruncatedError: `start` was truncated.
@@ -135,7 +135,7 @@ class LogSurvey:
 
 
 def _mean_sizes(ranges: Sequence[LogRange]) -> Mapping[int, float]:
-    """By ledger: the mean payload bytes of an entry in its closed ranges."""
+    """Return each ledger's mean payload bytes of an entry in its closed ranges."""
     sizes: dict[int, tuple[int, int]] = {}
     for one in ranges:
         if one.count and one.size_bytes is not None:
@@ -151,7 +151,7 @@ async def await_records(
     password: bytes = b"",
     timeout_seconds: float,
 ) -> bool:
-    """Wait until a partition has a record at or behind its offset; False after the timeout.
+    """Wait until any partition has a record at its offset or later; False after the timeout.
 
     Raises:
         NoSuchLogError: a log was deleted.

@@ -19,16 +19,17 @@ offset bytes meaning
 …      …     value: the rest
 ====== ===== ====================================================================
 
-An absent key and an empty key differ. Most records have only 16 bytes and the key before the value,
-and are parsed with one `struct` call and two slices.
+A record with an empty key differs from a record without a key. Most records have only 16 bytes and
+the key before the value. A record of this kind is parsed with one `struct` call and two slices.
 
-Version 1 is read, and no longer written. It had 32 bytes before the late part, with all lengths and
-the sequence number in them.
+Version 1 can be read, but is no longer written. The fixed part of version 1 had 32 bytes, with all
+lengths and the sequence number in it.
 
-A **late** record has a smaller timestamp than one before it. Every record tells the greatest
-timestamp so far, so a reader finds a time by binary search. **Control records** are for writers;
-readers skip them (:mod:`bookie.log.record.producers`). While a writer keeps the sequence numbers of
-producers, each record has a flag: an earlier entry of the same ledger is a control record.
+A **late** record has a smaller timestamp than a record before it. Every record contains the
+greatest timestamp so far, so a reader finds a time by binary search. **Control records** are for
+writers; readers skip them (:mod:`bookie.log.record.producers`). While a writer keeps the sequence
+numbers of producers, each record has a flag: an earlier entry of the same ledger is a control
+record.
 """
 
 from __future__ import annotations
@@ -51,27 +52,27 @@ HAS_KEY = 1
 """Flag of a record with a key."""
 _HAS_PRODUCER = 2
 IS_LATE = 4
-"""Flag of a record with a smaller timestamp than one before it."""
+"""Flag of a record whose timestamp is smaller than that of a record before it."""
 _IS_CONTROL = 8
 FOLLOWS_CONTROL = 16
-"""Flag of a record that comes after a control record."""
+"""Flag of a record that comes after a control record in its ledger."""
 _FLAGS = HAS_KEY | _HAS_PRODUCER | IS_LATE | _IS_CONTROL | FOLLOWS_CONTROL
 _TIME = struct.Struct("<q")
 _TIME_AT = 8
 NO_HEADERS: Mapping[str, bytes] = MappingProxyType({})
-"""The headers of a record without any."""
+"""The headers of a record that has no headers."""
 
 
 class Producer(NamedTuple):
-    """The producer of a record, and its number of the record, by which a retry is recognised."""
+    """The producer of a record, and its number for that record, by which a repeat is recognised."""
 
     producer_id: str
     sequence: int
-    """Rises from record to record of one producer; never negative."""
+    """The record's number, which rises from record to record of a producer; never negative."""
 
 
 class LogPosition(NamedTuple):
-    """The place of a record. Only `offset` orders a partition; ledger ids need not ascend."""
+    """The place of a record. `offset` is the order in a partition; ledger ids need not ascend."""
 
     ledger_id: int
     entry_id: int
@@ -80,7 +81,7 @@ class LogPosition(NamedTuple):
 
 
 class LogRecord(NamedTuple):
-    """One record. A tuple, because a reader makes one for each entry."""
+    """One record of a log. Records are tuples for speed: a reader makes one for each entry."""
 
     timestamp_ms: int
     value: bytes
@@ -88,15 +89,15 @@ class LogRecord(NamedTuple):
     headers: Mapping[str, bytes] = NO_HEADERS
     producer: Producer | None = None
     ledger_id: int = -1
-    """The ledger that it was read from. This, `entry_id` and `offset` are -1 before the append."""
+    """The ledger of the record. `ledger_id`, `entry_id` and `offset` are -1 before the append."""
     entry_id: int = -1
     offset: int = -1
     partition: int = 0
-    """The number of the partition that it was read from."""
+    """The number of the partition from which the record was read."""
 
     @property
     def position(self) -> LogPosition:
-        """The position at which it was read."""
+        """The position from which the record was read."""
         return LogPosition(self.ledger_id, self.entry_id, self.offset, self.partition)
 
 
@@ -107,9 +108,10 @@ def encode_log_record(
     is_control: bool = False,
     follows_control: bool = False,
 ) -> bytes:
-    """The bytes of `record`, without its position.
+    """Encode `record` as bytes, without its position.
 
-    `greatest_ms` is the greatest timestamp so far; None, or a smaller one, means the record's own.
+    `greatest_ms` is the greatest timestamp so far. If `greatest_ms` is None or smaller than the
+    record's own timestamp, the record's own timestamp is used.
 
     Raises:
         BadRequestError: a number, a name or a length does not fit its field, or is of another type.
@@ -139,7 +141,7 @@ def encode_log_record(
 
 
 def _not_encoded(record: LogRecord, error: Exception) -> BadRequestError:
-    """The error for a record that cannot be encoded, with the reason."""
+    """Return the error for a record that cannot be encoded, with the reason."""
     parts: tuple[Any, ...] = record[:5]
     timestamp_ms, value, key, headers, producer = parts
     wrong = str(error)
@@ -163,9 +165,9 @@ def _not_encoded(record: LogRecord, error: Exception) -> BadRequestError:
 def plain_prefix(
     timestamp_ms: int, *, greatest_ms: int | None = None, follows_control: bool = False
 ) -> bytes:
-    """The bytes before the value of a record that has a timestamp and a value only.
+    """Return the bytes before the value of a record that has only a timestamp and a value.
 
-    It serves for any number of records: ``plain_prefix(now) + value``.
+    The same prefix serves for any number of records: ``plain_prefix(now) + value``.
     """
     return encode_log_record(
         LogRecord(timestamp_ms, b""), greatest_ms=greatest_ms, follows_control=follows_control
@@ -173,17 +175,17 @@ def plain_prefix(
 
 
 def is_control(data: BytesLike) -> bool:
-    """True if `data`, the payload of an entry, is a record that readers skip."""
+    """True if `data`, the payload of an entry, is a control record, which readers skip."""
     return len(data) > 1 and bool(data[1] & _IS_CONTROL)
 
 
 def follows_control(data: BytesLike) -> bool:
-    """True if an entry before this one is a control record, or this is one itself."""
+    """True if this record or an earlier one of its ledger is a control record, by its flags."""
     return len(data) > 1 and bool(data[1] & (FOLLOWS_CONTROL | _IS_CONTROL))
 
 
 def greatest_timestamp_ms(data: BytesLike) -> int:
-    """The greatest timestamp up to and with the record in `data`.
+    """Return the greatest timestamp of all records up to and including the one in `data`.
 
     Raises:
         FormatError: not a log record.
@@ -198,7 +200,7 @@ def greatest_timestamp_ms(data: BytesLike) -> int:
 
 
 def with_greatest(data: bytes, greatest_ms: int) -> bytes:
-    """The same record with at least this greatest timestamp; it is at most 8 bytes longer.
+    """Raise the record's greatest timestamp to at least `greatest_ms`; adds at most 8 bytes.
 
     Raises:
         FormatError: not a log record.
@@ -219,7 +221,7 @@ def decode_log_record(
     offset: int = -1,
     partition: int = 0,
 ) -> LogRecord:
-    """The record in `data`, the payload of the entry that the other arguments name.
+    """Decode `data`, the payload of the entry at the position that the other arguments give.
 
     Raises:
         FormatError: not a log record, damaged, or of a newer version.
@@ -262,7 +264,7 @@ def _too_short(data: BytesLike, value_at: int) -> FormatError:
 
 
 def _from_version_1(data: BytesLike) -> BytesLike:
-    """A record of version 1 in the present version; other `data` unchanged.
+    """Convert a record of version 1 to the present version; return other `data` unchanged.
 
     Raises:
         FormatError: the record is damaged.
@@ -296,7 +298,7 @@ def _from_version_1(data: BytesLike) -> BytesLike:
 
 
 def _decode_producer(data: BytesLike, at: int) -> tuple[Producer, int]:
-    """The producer whose bytes begin at `at`, and the place at which they end."""
+    """Decode the producer whose bytes begin at `at`; return it and the place after its bytes."""
     id_at = at + _PRODUCER.size
     if id_at > len(data):
         raise _too_short(data, id_at)
@@ -310,7 +312,7 @@ def _decode_producer(data: BytesLike, at: int) -> tuple[Producer, int]:
 
 
 def encode_headers(headers: Mapping[str, bytes]) -> bytes:
-    """The bytes of headers in a record; empty without headers.
+    """Encode the headers of a record as bytes; return empty bytes if there are no headers.
 
     Raises:
         struct.error, UnicodeEncodeError, AttributeError: a name is too long, or no text.
@@ -329,7 +331,7 @@ def encode_headers(headers: Mapping[str, bytes]) -> bytes:
 
 
 def _decode_headers(data: BytesLike, at: int, count: int) -> tuple[dict[str, bytes], int]:
-    """The headers whose bytes begin at `at`, and the place at which they end."""
+    """Decode the headers whose bytes begin at `at`; return them and the place after their bytes."""
     first_at = at + _HEADERS.size
     if first_at > len(data):
         raise _too_short(data, first_at)

@@ -1,8 +1,8 @@
-"""Many log records at once: decode those of consecutive entries, encode first parts by NumPy.
+"""Decode many consecutive log records at once, and encode the first parts of many by NumPy.
 
-Most batches hold plain records only, without headers and without a producer. For these, reading
-takes a few C calls for a batch, and makes each `LogRecord` only on access. The bytes are described
-in :mod:`bookie.log.record.log_record`.
+Most batches contain only plain records, without headers and without a producer. Reading a batch of
+plain records takes a few C calls, and each `LogRecord` is made only when it is accessed. The module
+:mod:`bookie.log.record.log_record` describes the bytes.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ LATE_SIZE_BYTES = 8
 
 
 class RecordStarts(NamedTuple):
-    """The first parts of records without a producer. The caller appends key, headers and value."""
+    """The first bytes of records without a producer. The caller appends key, headers and value."""
 
     fixed: bytes
-    """`FIXED_SIZE_BYTES` of each record."""
+    """The fixed parts of all records, `FIXED_SIZE_BYTES` for each record."""
     late: bytes
-    """`LATE_SIZE_BYTES` of each record; only late records contain them."""
+    """`LATE_SIZE_BYTES` for each record. Only late records contain this part."""
     is_late: NDArray[np.bool_]
     greatest_ms: int
     """The greatest timestamp up to the last record."""
@@ -63,10 +63,11 @@ def record_starts(
     key_lengths: NDArray[np.int64],
     header_counts: NDArray[np.int64],
 ) -> RecordStarts:
-    """The first parts of at least one record; `greatest_ms` is the greatest timestamp before them.
+    """Encode the first parts of records; `greatest_ms` is the greatest timestamp before them.
 
-    All arrays have one element for each record. A record without a key has the key length 0. The
-    numbers fit into their fields: 16 bits for the number of headers, 32 for the length of a key.
+    Each array has one element for each record; there is at least one record. A record without a key
+    has the key length 0. The caller ensures that numbers fit into their fields: 16 bits for the
+    number of headers, 32 for the length of a key.
     """
     greatest = np.maximum(np.maximum.accumulate(timestamps_ms), greatest_ms)
     is_late = greatest > timestamps_ms
@@ -81,9 +82,9 @@ def record_starts(
 
 
 class RecordColumns(NamedTuple):
-    """Consecutive records without headers and producer, in one piece of memory.
+    """Consecutive records without headers and producer, whose bytes are in one piece of memory.
 
-    Each array has one element for each record. A key ends where the value begins.
+    Each array has one element for each record. A key ends at the place where the value begins.
     """
 
     data: BytesLike
@@ -96,16 +97,16 @@ class RecordColumns(NamedTuple):
     ends: NDArray[np.int64]
 
     def part(self, begin: int, end: int) -> RecordColumns:
-        """The records from index `begin` up to and without `end`."""
+        """Return the records from index `begin` up to, but not including, `end`."""
         return RecordColumns._make((self.data, *(column[begin:end] for column in self[1:])))
 
 
 def record_columns(
     data: BytesLike, starts: NDArray[np.int64], ends: NDArray[np.int64]
 ) -> RecordColumns | None:
-    """The columns of these records; None if one of them is damaged or of another kind.
+    """Return the records' columns; None if a record is damaged or is not a plain record.
 
-    Other kinds are control records, and records with headers or a producer.
+    Records that are not plain are control records, and records with headers or a producer.
     """
     if not len(starts) or int((ends - starts).min()) < FIXED_SIZE_BYTES:
         return None
@@ -136,11 +137,11 @@ def record_columns(
 
 
 _value_of = itemgetter(slice(FIXED_SIZE_BYTES, None))
-"""The value of a record that has only a timestamp and a value."""
+"""Return the value of an encoded record that has only a timestamp and a value."""
 
 
 class PlainRecords(Sequence[LogRecord]):
-    """Consecutive records without headers and producer; each is made on access."""
+    """Consecutive records without headers and producer. Each record object is made on access."""
 
     __slots__ = ("columns", "first", "payloads")
 
@@ -148,7 +149,7 @@ class PlainRecords(Sequence[LogRecord]):
         self, payloads: Sequence[bytes], columns: RecordColumns, first: LogPosition
     ) -> None:
         self.payloads = payloads
-        """The entries."""
+        """The entries' payloads."""
         self.columns = columns
         """The columns of the same records, for callers that need no record objects."""
         self.first = first
@@ -158,7 +159,7 @@ class PlainRecords(Sequence[LogRecord]):
         return len(self.payloads)
 
     def part(self, begin: int, end: int) -> PlainRecords:
-        """The records from index `begin` up to and without `end`."""
+        """Return the records from index `begin` up to, but not including, `end`."""
         ledger_id, entry_id, offset, partition = self.first
         first = LogPosition(ledger_id, entry_id + begin, offset + begin, partition)
         return PlainRecords(self.payloads[begin:end], self.columns.part(begin, end), first)
@@ -228,7 +229,7 @@ class PlainRecords(Sequence[LogRecord]):
 
 
 def decode_log_records(entries: Entries, first: LogPosition) -> Sequence[LogRecord]:
-    """The records in consecutive entries from `first` on, without control records.
+    """Decode the records in consecutive entries from `first` on; leave out control records.
 
     Raises:
         FormatError: an entry is not a log record, damaged, or of a newer version.

@@ -1,4 +1,4 @@
-"""The positions of records that were appended together, without an object for each record."""
+"""The positions of records that were appended together, stored without an object for each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bookie.log.record.log_record import LogPosition
 
 
 class PositionRun(NamedTuple):
-    """Consecutive entries of one ledger."""
+    """The positions of consecutive entries of one ledger."""
 
     ledger_id: int
     first_entry_id: int
@@ -35,7 +35,7 @@ class LogPositions(Sequence[LogPosition]):
 
     @classmethod
     def of(cls, positions: Iterable[LogPosition]) -> LogPositions:
-        """The same for separate positions, such as those of several partitions."""
+        """Make positions from separate ones, such as positions in several partitions."""
         return cls(PositionRun(*one[:3], 1, one.partition) for one in positions)
 
     def __len__(self) -> int:

@@ -1,16 +1,18 @@
-"""The idempotent producers of a partition: their known sequence numbers, and snapshots of these.
+"""The idempotent producers of a partition: their known sequence numbers, and snapshots.
 
-A producer numbers its records, and sends one again if it does not know the outcome. The partition's
-writer then answers with the position of the first one. It remembers the last `WINDOW_SEQUENCES`
-numbers of each producer, and the producers that appended last.
+A producer numbers its records. The producer sends a record again if it does not know the outcome of
+the first append. To a repeated record, the partition's writer answers with the position of the
+first append. The writer remembers the last `WINDOW_SEQUENCES` numbers of each producer. The writer
+remembers only the producers that appended last.
 
 A snapshot is the value of a control record in the log. It is canonical JSON
 (:mod:`bookie.metadata.json_record`), format ``bookie-producers``, version 1::
 
     {"names":["<id>", …],"runs":[[name, sequence, ledger, entry, offset, length], …], …}
 
-A run has `length` consecutive sequence numbers in consecutive entries. The runs of a producer
-ascend. The producer that appended last has the last name; `name` is an index.
+A run stands for `length` consecutive sequence numbers in consecutive entries. The runs of a
+producer are in ascending order. In a run, `name` is an index into the names. The last name is that
+of the producer that appended last.
 
 Source: the idempotent producers of Apache Kafka, except that numbers may leave gaps.
 """
@@ -26,11 +28,11 @@ from bookie.log.record.log_record import LogPosition, Producer
 from bookie.metadata import json_record
 
 WINDOW_SEQUENCES = 1000
-"""The sequence numbers back to which a duplicate of one producer is recognised."""
+"""A duplicate is recognised among this many of the last sequence numbers of its producer."""
 
 PRODUCERS_MAX = 10_000
 RUNS_MAX = 40_000
-"""With more producers, or more runs of all, the least recent producer is forgotten."""
+"""If there are more producers, or more runs in all, the least recent producer is forgotten."""
 
 _FORMAT = "bookie-producers"
 _VERSION = 1
@@ -47,7 +49,7 @@ class SequenceRun(NamedTuple):
 
 
 def encode_producers(producers: Mapping[str, Iterable[SequenceRun]]) -> bytes:
-    """The bytes of a snapshot, least recent producer first."""
+    """Encode a snapshot of producers as bytes, least recent producer first."""
     rows = [[name, [list(run) for run in runs]] for name, runs in producers.items()]
     fields = {
         "names": [name for name, _ in rows],
@@ -57,7 +59,7 @@ def encode_producers(producers: Mapping[str, Iterable[SequenceRun]]) -> bytes:
 
 
 def decode_producers(data: bytes) -> dict[str, list[SequenceRun]]:
-    """The producers in a snapshot, least recent one first.
+    """Decode the producers in a snapshot, least recent producer first.
 
     Raises:
         FormatError: not a snapshot, damaged, or of a newer version.
@@ -74,10 +76,10 @@ def decode_producers(data: bytes) -> dict[str, list[SequenceRun]]:
 
 
 class ProducerWindows:
-    """The known numbers of the producers of one partition."""
+    """The known sequence numbers of the producers of one partition."""
 
     def __init__(self, known: Mapping[str, list[SequenceRun]] | None = None) -> None:
-        """`known` comes from an earlier writer, least recent producer first."""
+        """`known` comes from an earlier writer, with the least recent producer first."""
         self._runs = {name: list(runs) for name, runs in (known or {}).items() if runs}
         self._count = sum(map(len, self._runs.values()))
 
@@ -85,16 +87,16 @@ class ProducerWindows:
         return bool(self._runs)
 
     def state(self) -> Mapping[str, list[SequenceRun]]:
-        """The known numbers, for a snapshot."""
+        """Return the known sequence numbers, from which a snapshot is made."""
         return self._runs
 
     def last_sequence(self, producer_id: str) -> int:
-        """The last sequence number of a producer; -1 if it is unknown."""
+        """Return the last sequence number of a producer; -1 if the producer is unknown."""
         runs = self._runs.get(producer_id)
         return runs[-1].first_sequence + runs[-1].length - 1 if runs else -1
 
     def find(self, producer: Producer) -> LogPosition | None:
-        """The first position of a record; None if the record is new.
+        """Return the position of a record's first append; None if the record is new.
 
         Raises:
             DuplicateRecordError: it is older than the window, or the producer left it out.
@@ -118,9 +120,9 @@ class ProducerWindows:
         )
 
     def add(self, producer: Producer, at: LogPosition, length: int = 1) -> None:
-        """Note that `length` records, the first by `producer`, are in the entries from `at` on.
+        """Note the positions, from `at` on, of `length` records; the first one is by `producer`.
 
-        Their numbers are greater than all before, except after `forget`.
+        The new numbers are greater than all earlier ones of the producer, except after `forget`.
         """
         producer_id, sequence = producer
         runs = self._runs.pop(producer_id, [])
@@ -139,7 +141,7 @@ class ProducerWindows:
             self._count -= len(self._runs.pop(next(iter(self._runs))))
 
     def forget(self, producer: Producer) -> None:
-        """Forget a record and all later ones of its producer: they were not appended."""
+        """Forget that a record and all later ones of its producer were appended: they were not."""
         producer_id, sequence = producer
         runs = self._runs.get(producer_id, [])
         self._count -= len(runs)

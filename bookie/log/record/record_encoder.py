@@ -1,4 +1,4 @@
-"""Encode the records of a partition in order: each tells the greatest timestamp before it."""
+"""Encode the records of a partition in order: each contains the greatest timestamp so far."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ SNAPSHOT_ENTRIES = 10_000
 """A snapshot of producers is due after so many entries. The next owner reads back as many."""
 
 _SHARED_FROM = 64
-"""With fewer records, each gets a copy of the prefix: that costs no more (measured)."""
+"""With fewer records than this, each gets a copy of the prefix: no slower, by measurement."""
 
 DRIFT_SECONDS_MAX = 60.0
-"""The tolerated drift of the wall clock from the monotonic one since the last comparison."""
+"""The tolerated drift of the wall clock from the monotonic clock since the last comparison."""
 
 _NO_HEADERS: Mapping[str, bytes] = {}
 
 
 class NewRecord(NamedTuple):
-    """A record to append. Without a timestamp it gets the time of the append."""
+    """A record to append. Without a timestamp, the record gets the time of the append."""
 
     value: bytes
     key: bytes | None = None
@@ -36,9 +36,10 @@ class NewRecord(NamedTuple):
 
 
 class LatestTime:
-    """The latest time that a record may have: the clock, plus the time that the policy allows.
+    """The latest time that a record may have: the present time plus `ahead_seconds` of the policy.
 
-    The wall clock counts at the moment of its comparison; the monotonic clock continues it.
+    The present time is the wall clock's time at its last comparison, advanced by the monotonic
+    clock.
     """
 
     def __init__(self, clock: Clock, ahead_seconds: int) -> None:
@@ -46,11 +47,11 @@ class LatestTime:
         self._ahead_seconds = ahead_seconds
         self._base_ms = float(MAX_ID)
         self.is_in_doubt = False
-        """True if the clock has to be compared before its next use."""
+        """True if the wall clock must be compared with bookies before its next use."""
         self.compared()
 
     def compared(self) -> None:
-        """Note that the wall clock has just been compared with those of bookies."""
+        """Note that the wall clock has just been compared with the clocks of bookies."""
         self.is_in_doubt = False
         if self._ahead_seconds:
             self._base_ms = self._offset_ms() + 1000 * self._ahead_seconds
@@ -59,7 +60,7 @@ class LatestTime:
         return self._clock.now_ms() - 1000 * self._clock.monotonic()
 
     def require(self, timestamp_ms: int) -> None:
-        """Refuse a later time.
+        """Refuse `timestamp_ms` if it is later than the latest time.
 
         Raises:
             BadRequestError: it is later.
@@ -103,7 +104,7 @@ class RecordEncoder:
     def encode_many(
         self, records: Sequence[Payload | NewRecord], producer: Producer | None = None
     ) -> NewEntries:
-        """The entries of at least one record; `producer` belongs to the first, the others follow.
+        """Encode at least one record; `producer` gives the number of the first, the rest follow it.
 
         Raises:
             BadRequestError: a record does not fit into an entry, a field is of the wrong kind, or a
@@ -154,17 +155,17 @@ class RecordEncoder:
     # -- snapshots of producers --------------------------------------------------------------------
 
     def begin_ledger(self) -> None:
-        """Note that the next records go to another ledger, which needs its own snapshot."""
+        """Note that the next records go to a new ledger, which needs its own snapshot."""
         self._entries_since_snapshot = SNAPSHOT_ENTRIES
         self.latest.compared()
 
     @property
     def is_snapshot_due(self) -> bool:
-        """True if a snapshot has to precede the records that were encoded last."""
+        """True if a snapshot must be written before the records that were encoded last."""
         return self._has_producers and self._entries_since_snapshot >= SNAPSHOT_ENTRIES
 
     def snapshot(self) -> NewEntries:
-        """A control record with the known producers."""
+        """Encode a control record with the known producers, as an entry."""
         self._entries_since_snapshot = 0
         at_ms = min(self._greatest_ms, self._clock.now_ms())
         record = LogRecord(at_ms, encode_producers(self.windows.state()))
@@ -173,7 +174,7 @@ class RecordEncoder:
 
 
 def checked_records(records: object) -> list[Payload | NewRecord]:
-    """A list of the records; their encoding checks each one.
+    """Return the records as a list. Each record is checked only when it is encoded.
 
     Raises:
         BadRequestError: `records` is a single value, or not iterable.
@@ -187,7 +188,7 @@ def checked_records(records: object) -> list[Payload | NewRecord]:
 
 
 def as_record(given: Payload | NewRecord) -> NewRecord:
-    """The record itself, or a record of a value alone."""
+    """Return the record itself, or a new record that has only the given value."""
     return given if isinstance(given, NewRecord) else NewRecord(_checked(given))
 
 

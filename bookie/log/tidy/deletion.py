@@ -1,4 +1,4 @@
-"""Delete a log: mark it so that nobody can open it, delete its ledgers, then its metadata."""
+"""Delete a log: mark it so that nobody can open it, then delete its ledgers and its metadata."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from bookie.log.tidy.unnamed_ledgers import READS_AT_ONCE
 from bookie.telemetry import event_log
 
 FENCE_SECONDS_MAX = 10.0
-"""The longest wait for the bookies of one open ledger."""
+"""The longest time to wait for the bookies of one open ledger."""
 
 _log = event_log(__name__)
 
 
 async def delete_log(client: LogClient, name: LogName) -> None:
-    """Delete a log with all its ledgers, cursors, its policy and its record of applications.
+    """Delete a log with all its ledgers, its cursors, its policy and its applications' records.
 
-    After the first step nobody can open it. Its owner and its readers get NoSuchLogError, at the
-    latest when the metadata is deleted. After an error or a crash, call it again to continue; a
-    sweep does the same. A sweep also deletes the ledgers that no head names yet.
+    After the first step nobody can open the log. The owner and readers of the log get
+    NoSuchLogError, at the latest when the metadata is deleted. After an error or a crash, a
+    repeated call continues the deletion; a sweep also continues it. A sweep also deletes the
+    ledgers of the log that no head names yet.
 
     Raises:
         NoSuchLogError: there is no such log, or it was deleted completely.
@@ -44,9 +45,9 @@ async def delete_log(client: LogClient, name: LogName) -> None:
 async def _delete_ledgers(
     client: LogClient, partition: LogPartition, definition: LogDefinition
 ) -> None:
-    """Delete the ledgers that the chain names; repeat if a writer has added one meanwhile.
+    """Delete the ledgers that the chain names. Repeat this if the head has changed meanwhile.
 
-    Close open ledgers first, so that an owner cannot append to a deleted ledger.
+    Open ledgers are closed first, so that an owner cannot append to a deleted ledger.
     """
     version: int | None = None
     while True:
@@ -62,7 +63,7 @@ async def _delete_ledgers(
 
 
 async def _end_writer(client: LogClient, ledger_id: int) -> None:
-    """Take a ledger from its writer. Too few bookies do not stop the deletion."""
+    """Close a ledger against its writer. If too few bookies answer, the deletion still goes on."""
     with suppress(BookieError, TimeoutError):
         async with asyncio.timeout(FENCE_SECONDS_MAX):
             await client.ledgers.close_for_deletion(ledger_id)

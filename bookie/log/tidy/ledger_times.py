@@ -1,9 +1,11 @@
-"""The creation times of a log's ledgers, which bound the times of its records.
+"""The creation times of a log's ledgers, which limit the possible times of its records.
 
 A record is appended after its ledger was created, and before the next ledger of the partition is
-added. The first bound keeps records for longer, so every creation time may give it. The second one
-lets records go. So only a tagged ledger gives it: its creator compared its clock with those of
-bookies (:mod:`bookie.log.clock_check`). A copy by a compaction has the latest tag of its originals.
+added. So the creation times of the two ledgers are a lower and an upper bound of the record's time.
+The lower bound only keeps records for longer, so every creation time may be used for this bound.
+The upper bound lets records be deleted earlier. So only a tagged creation time is used for the
+upper bound: its creator compared its clock with clocks of bookies (:mod:`bookie.log.clock_check`).
+A copy made by a compaction has the latest tag of its originals.
 """
 
 from __future__ import annotations
@@ -23,20 +25,20 @@ class Creation:
     """The time at which a ledger was created."""
 
     ms: int
-    """Since 1970."""
+    """The time in ms since 1970."""
     is_compared: bool
-    """True if the creator had compared its clock with those of bookies."""
+    """True if the creator had compared its clock with clocks of bookies."""
 
 
 class LedgerTimes:
-    """Reads each ledger once."""
+    """The creation times of ledgers. The metadata of each ledger is read only once."""
 
     def __init__(self, client: LogClient) -> None:
         self._ledgers = client.ledgers.ledgers
         self._created: dict[int, Creation | None] = {}
 
     async def created(self, ledger_id: int) -> Creation | None:
-        """The creation of a ledger; None if the ledger is gone or does not tell it.
+        """Return the creation of a ledger; None if the ledger is gone or its creation time unknown.
 
         Raises:
             MetadataError: the metadata store failed.
@@ -52,16 +54,16 @@ class LedgerTimes:
         return self._created[ledger_id]
 
     async def latest_ms(self, ranges: Iterable[LogRange]) -> int:
-        """The creation time of the newest ledger of `ranges`; -1 if one has no tag for it."""
+        """Return the newest creation time of the ledgers of `ranges`; -1 if one is not tagged."""
         found = [await self.created(one.ledger_id) for one in ranges]
         if any(one is None or not one.is_compared for one in found):
             return -1
         return max(one.ms for one in found if one is not None)
 
     async def end_ms(self, one: LogRange, after: Sequence[LogRange], keep_from_ms: int) -> int:
-        """The end time of a closed range, exact enough to decide if the range is kept.
+        """Return the end time of a closed range, exact enough to decide if the range is kept.
 
-        `after` are ranges that follow it. Raises what `created` does.
+        `after` are ranges that follow the range `one`. Raises what `created` raises.
         """
         end_ms = one.end_ms
         assert end_ms is not None, "the range is closed"

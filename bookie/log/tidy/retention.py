@@ -1,4 +1,4 @@
-"""The rule of retention: the ranges at the beginning of a partition that may be truncated.
+"""The rule of retention: which ranges at the beginning of a partition may be deleted.
 
 ============================== ==================================================================
 rule                           why
@@ -32,19 +32,19 @@ from bookie.log.catalog.log_metadata import LogRange
 from bookie.log.catalog.log_policy import LogPolicy
 
 AHEAD_MS_MAX = 24 * 3600 * 1000
-"""A record counts as at most this much newer than its append."""
+"""The most ms by which a record's time counts as newer than the record's append."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetentionLimits:
-    """The parts of a partition that are kept."""
+    """The limits that decide which part of a partition is kept."""
 
     keep_bytes: int = 0
-    """The fewest payload bytes that stay."""
+    """At least this number of payload bytes is kept."""
     keep_from_ms: int = MAX_ID
-    """All records with this timestamp, in ms since 1970, or a later one stay."""
+    """All records with this timestamp or a later one are kept; in ms since 1970."""
     keep_from_offset: int = MAX_ID
-    """All entries from this offset on stay."""
+    """All entries from this offset on are kept."""
 
     @property
     def has_time(self) -> bool:
@@ -57,7 +57,7 @@ class RetentionLimits:
 def limits_of(
     policy: LogPolicy, now_ms: int, cursors: Iterable[LogCursor]
 ) -> RetentionLimits | None:
-    """The limits at a moment; None if the policy keeps everything."""
+    """Return the limits at the time `now_ms`; None if the policy keeps everything."""
     if not policy.retention_seconds and not policy.retention_bytes:
         return None
     from_ms = now_ms - 1000 * policy.retention_seconds if policy.retention_seconds else MAX_ID
@@ -70,9 +70,10 @@ def limits_of(
 
 
 def plausible_end_ms(end_ms: int, created_ms: int | None, next_created_ms: int | None) -> int:
-    """The end time of a range, moved into the bounds that the creation times of ledgers give.
+    """Move the end time of a range into the bounds that the creation times of ledgers give.
 
-    `next_created_ms` belongs to the ledger of the next range. None means unknown.
+    `created_ms` belongs to the ledger of the range, `next_created_ms` to the ledger of the next
+    range. None means that the time is unknown.
     """
     if created_ms is not None:
         end_ms = max(end_ms, created_ms)
@@ -82,9 +83,9 @@ def plausible_end_ms(end_ms: int, created_ms: int | None, next_created_ms: int |
 
 
 def expired_count(ranges: Sequence[LogRange], total_bytes: int, limits: RetentionLimits) -> int:
-    """The number of leading `ranges` that may go.
+    """Return how many of the first `ranges` may be deleted.
 
-    `total_bytes` is the size of `ranges` and of all that follow them.
+    `total_bytes` is the size of `ranges` and of all ranges that follow them.
     """
     left = total_bytes
     for index, one in enumerate(ranges):

@@ -1,4 +1,4 @@
-"""Sweep logs: finish the work that crashed processes left behind.
+"""Sweep logs: finish the work that crashed processes left unfinished.
 
 ============================ =====================================================================
 left behind by               the sweep
@@ -12,11 +12,12 @@ an owner that crashed, or a  applies the retention of each partition; a live own
 partition without an owner   and the head still names a dead one
 ============================ =====================================================================
 
-A sweep takes only ledgers above a certain age. A publisher begins no range in a ledger that is
-older than half a day, and publishes within the other half. The clocks of the ledgers' creators and
-of the sweep give the age; each was compared with the clocks of bookies (`clock_check`). Safety does
-not depend on clocks: the publication of a range is refused if its ledger was deleted
-(:mod:`bookie.log.tidy.unnamed_ledgers`). The batch is then written again.
+A sweep deletes only ledgers above a certain age. A publisher begins no range in a ledger that is
+older than half a day, and publishes within another half day. The age of a ledger follows from the
+clock of its creator and the clock of the sweep. The clocks of creators and sweeps were compared
+with the clocks of bookies (`clock_check`). Safety does not depend on clocks: the publication of a
+range is refused if its ledger was deleted (:mod:`bookie.log.tidy.unnamed_ledgers`). A batch whose
+publication was refused must be written again.
 
 Any number of sweeps may run at the same time.
 """
@@ -43,24 +44,24 @@ _log = event_log(__name__)
 
 @dataclass(slots=True)
 class LogSweep:
-    """The result of a sweep; with `dry_run`, the result that it would have had."""
+    """The result of a sweep. With `dry_run`, the result that a real sweep would have."""
 
     ledgers: list[int] = field(default_factory=list)
-    """Deleted, because no log names them."""
+    """The ledgers that were deleted because no log names them."""
     chunks: dict[LogPartition, list[int]] = field(default_factory=dict)
-    """Deleted, because the head does not name them."""
+    """For each partition: the chunks that were deleted because the head does not name them."""
     deletions: list[LogName] = field(default_factory=list)
-    """Logs whose deletion was finished."""
+    """The logs whose deletion was finished."""
     truncated: dict[LogPartition, int] = field(default_factory=dict)
-    """By partition: the first offset that retention left."""
+    """For each truncated partition: the first offset that retention kept."""
     failures: dict[str, str] = field(default_factory=dict)
-    """By log, partition or ledger: the reason why something is left for the next sweep."""
+    """For each log, partition or ledger: the reason why something is left for the next sweep."""
 
 
 async def sweep_logs(
     client: LogClient, *, older_than_seconds: float = OLDER_THAN_SECONDS, dry_run: bool = False
 ) -> LogSweep:
-    """Sweep all logs once. A failure in one log does not stop the sweep of the others.
+    """Sweep all logs once. A failure in one log does not stop the sweep of other logs.
 
     Raises:
         MetadataError: the logs or the ledgers cannot be listed.
@@ -73,7 +74,7 @@ async def sweep_logs(
 
 @dataclass(frozen=True, slots=True, order=True)
 class _Tags:
-    """The log and partition that a ledger belongs to, by its tags."""
+    """The log and partition that a ledger belongs to, according to its tags."""
 
     partition: LogPartition
     log_id: str
@@ -84,12 +85,12 @@ class _Sweep:
         self._client = client
         self._older_than_ms = int(1000 * older_than_seconds)
         self._before_ms = 0
-        """Ledgers that were created later stay."""
+        """Ledgers that were created after this time stay; in ms since 1970."""
         self._dry_run = dry_run
         self.done = LogSweep()
 
     async def run(self) -> None:
-        """Apply retention, then sweep its leftovers too; list ledgers before reading heads."""
+        """Apply retention, then delete unnamed ledgers. List ledgers before heads are read."""
         self._before_ms = await self._client.clocks.deletion_ms() - self._older_than_ms
         for name in [name async for name in self._client.logs.list_logs()]:
             try:
@@ -147,7 +148,7 @@ class _Sweep:
             self.done.truncated[partition] = start
 
     async def _candidates(self) -> dict[_Tags, list[int]]:
-        """The ledgers of logs that are old enough, by their tags."""
+        """Return the ledgers of logs that are old enough, grouped by their tags."""
         candidates: dict[_Tags, list[int]] = {}
         ledgers = self._client.ledgers.ledgers
         async for found in ledgers.list_readable(lambda _: None):
@@ -192,7 +193,7 @@ class _Sweep:
 
 
 def _tags_of(ledger: LedgerMetadata) -> _Tags | None:
-    """The tags of a ledger; None if it belongs to no log, or its tags cannot be read."""
+    """Return a ledger's tags; None if it belongs to no log, or if its tags cannot be read."""
     log, number = (ledger.custom_metadata.get(key) for key in (LOG_TAG, PARTITION_TAG))
     if log is None or number is None:
         return None

@@ -1,12 +1,13 @@
-"""Truncate a partition: before an offset or a time, or as far as the retention of its log allows.
+"""Truncate a partition: before an offset or a time, or as far as the log's retention allows.
 
-A truncation changes the head first, then deletes ledgers, and chunks last. Every process may
-truncate, under compare-and-set. The owner of the partition stays its owner, and makes its next
-change on the truncated head. A crash between the steps leaves ledgers and chunks that no head
-names; a sweep finds them (:mod:`bookie.log.tidy.sweep`).
+A truncation changes the head first, then deletes ledgers, and deletes chunks last. Every process
+may truncate, by compare-and-set. The owner of the partition stays its owner, and makes its next
+change on the truncated head. A crash between these steps leaves ledgers and chunks that no head
+names. A later sweep deletes such ledgers and chunks (:mod:`bookie.log.tidy.sweep`).
 
-The owner of a partition applies the retention now and then. A sweep applies it to all partitions,
-because many have no owner. The rule is in :mod:`bookie.log.tidy.retention`.
+The owner of a partition applies the retention from time to time. A sweep applies the retention to
+all partitions, because many partitions have no owner. The rule of retention is in
+:mod:`bookie.log.tidy.retention`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from bookie.log.tidy.retention import RetentionLimits, expired_count, limits_of
 from bookie.log.tidy.unnamed_ledgers import delete_ended, read_chunk
 
 Choose = Callable[[LogHead], Awaitable[int]]
-"""Decides the offset before which a partition with this head is truncated."""
+"""A function that decides the offset before which a partition with this head is truncated."""
 
 
 async def truncate(
@@ -39,11 +40,11 @@ async def truncate(
     before: int | LogPosition | None = None,
     before_ms: int | None = None,
 ) -> int:
-    """Truncate a partition before an offset, a position, or a time; returns its first offset.
+    """Truncate a partition before an offset, a position or a time; return its first offset left.
 
-    When it returns, no reader can read earlier entries. A ledger is deleted as a whole, so it stays
-    while one of its later entries stays. `before_ms` is in ms since 1970: leading ranges go if all
-    their records are older. An offset that was truncated before changes nothing.
+    When the call returns, no reader can read the truncated entries. A ledger is deleted only as a
+    whole, so it stays while it has a later entry. `before_ms` is in ms since 1970: the first ranges
+    are removed if all their records are older. If the offset was truncated before, nothing changes.
 
     Raises:
         NoSuchLogError: there is no such log.
@@ -68,7 +69,7 @@ async def truncate(
 
 
 async def apply_retention(client: LogClient, partition: LogPartition) -> int:
-    """Truncate what the policy and the protected cursors allow; returns the first offset.
+    """Truncate as far as the policy and protected cursors allow; returns the first offset left.
 
     Raises:
         NoSuchLogError: there is no such log.
@@ -82,9 +83,9 @@ async def apply_retention(client: LogClient, partition: LogPartition) -> int:
 
 
 async def retention_offset(client: LogClient, partition: LogPartition, head: LogHead) -> int:
-    """The first offset that the retention keeps now; `start_offset` if it keeps everything.
+    """Return the first offset that retention keeps now; `start_offset` if it keeps everything.
 
-    Raises what `apply_retention` does, and BadVersionError if the head has changed meanwhile.
+    Raises what `apply_retention` raises, and BadVersionError if the head has changed meanwhile.
     """
     policy = await client.policy(partition.name)
     cursors = await client.logs.cursors(partition)
@@ -98,9 +99,9 @@ async def retention_offset(client: LogClient, partition: LogPartition, head: Log
 async def truncate_as(
     client: LogClient, partition: LogPartition, log_id: str, choose: Choose
 ) -> int:
-    """Truncate a partition before the offset that `choose` decides for its newest head.
+    """Truncate a partition before the offset that `choose` returns for its newest head.
 
-    Raises what `truncate` does.
+    Raises what `truncate` raises.
     """
     gone: list[LogRange] = []
     chunks: list[LogChunk] = []
@@ -120,9 +121,10 @@ async def _truncate_head(
     gone: list[LogRange],
     chunks: list[LogChunk],
 ) -> LogHead:
-    """Truncate the head and return it; add the ranges and chunks that left it to `gone`, `chunks`.
+    """Truncate the head and return it; add the removed ranges and chunks to `gone` and `chunks`.
 
-    An attempt of unknown outcome adds its ranges and chunks too. The head may still name those.
+    An attempt with an unknown outcome also adds its ranges and chunks. In this case the head may
+    still name those ranges and chunks.
     """
     attempts = Attempts()
     while True:
@@ -153,10 +155,10 @@ async def expired_offset(
     *,
     times: LedgerTimes | None = None,
 ) -> int:
-    """The first offset that `limits` keep; reads the chunks that may go, and one more.
+    """Return the first offset that `limits` keep; reads the chunks that may go, and one more.
 
-    With `times`, the creation times of ledgers bound the time of a range. Without, it is the time
-    of its records.
+    With `times`, the end time of a range is limited by the creation times of ledgers. Without
+    `times`, the end time is that of the range's records.
 
     Raises:
         BadVersionError: the head has changed meanwhile.
@@ -183,7 +185,7 @@ async def _dated(
     limits: RetentionLimits,
     times: LedgerTimes,
 ) -> LogRange:
-    """The range with a time that ledgers confirm, unless another limit keeps the range."""
+    """Correct the end time of a range by creation times, unless another limit keeps the range."""
     if one.end_ms is None or not expired_count((one,), left, limits.without_time()):
         return one
     return replace(one, end_ms=await times.end_ms(one, after, limits.keep_from_ms))
@@ -192,7 +194,7 @@ async def _dated(
 async def _neighbours(
     client: LogClient, partition: LogPartition, head: LogHead
 ) -> AsyncGenerator[tuple[LogRange, Sequence[LogRange]], None]:
-    """The ranges of a chain in order, each with some that follow it."""
+    """Yield the ranges of a chain in order, each with some of the ranges that follow it."""
     last: LogRange | None = None
     async with aclosing(_links(client, partition, head)) as links:
         async for ranges in links:
@@ -208,7 +210,7 @@ async def _neighbours(
 async def _links(
     client: LogClient, partition: LogPartition, head: LogHead
 ) -> AsyncGenerator[tuple[LogRange, ...], None]:
-    """The ranges of a chain in order, chunk by chunk."""
+    """Yield the ranges of a chain in order: those of each chunk, then those of the head."""
     for number in range(head.first_chunk, head.next_chunk):
         yield (await read_chunk(client, partition, head, number)).ranges
     yield live_ranges(head)
@@ -217,7 +219,7 @@ async def _links(
 async def _chunks_before(
     client: LogClient, partition: LogPartition, head: LogHead, offset: int
 ) -> list[LogChunk]:
-    """The chunks that end before `offset`."""
+    """Return the chunks that end at or before `offset`."""
     whole: list[LogChunk] = []
     for number in range(head.first_chunk, head.next_chunk):
         chunk = await read_chunk(client, partition, head, number)

@@ -1,15 +1,15 @@
-"""Delete ledgers of a partition that its chain does not name.
+"""Delete ledgers of a partition that no range of the partition names.
 
-A deletion of a ledger may race with a publication that names it in the head. Each may take effect
-late, because a request can arrive after its caller gave up. Two rules keep every head from naming a
-deleted ledger:
+The deletion of a ledger may race with a publication of a range in that ledger. The deletion and the
+publication may take effect late, because a request can arrive after its caller gave up. Two rules
+ensure that no head names a deleted ledger:
 
 1. The deletion rewrites the unchanged head in the same transaction. It fails if the head has
    changed since the search for the ledger. After it, a change proposed on the old version fails.
 2. A publication reads the head first, and then checks that its ledgers exist.
 
-So a publication that read the head before a deletion fails. One that read it afterwards sees that
-the ledger is gone.
+So a publication fails if it read the head before the deletion. A publication that read the head
+after the deletion sees that the ledger is gone.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from bookie.metadata.model import Operation
 from bookie.metadata.versioned import Versioned
 
 DELETIONS_AT_ONCE = 40
-"""Ledgers that one transaction deletes; each takes two operations."""
+"""The number of ledgers that one transaction deletes; each takes two operations."""
 
 READS_AT_ONCE = 64
 """The most reads of metadata that are under way at once."""
@@ -47,10 +47,10 @@ async def delete_unnamed(
     *,
     may_go: Callable[[LedgerMetadata], bool],
 ) -> list[int]:
-    """Delete those of the ledgers that no range of the partition names and that `may_go`.
+    """Delete those `ledger_ids` that no range of the partition names and that `may_go` accepts.
 
-    Returns the deleted ones, ascending. Some may be gone before. After an error a part is deleted;
-    call it again.
+    The deleted ledgers are returned in ascending order. It is no error if some ledgers are already
+    gone. After an error, some of the ledgers may be deleted; call again.
 
     Raises:
         NoSuchLogError: the log was deleted.
@@ -103,12 +103,13 @@ async def _delete_all(
 async def delete_ended(
     client: LogClient, partition: LogPartition, log_id: str, gone: Iterable[LogRange]
 ) -> list[int]:
-    """Delete the ledgers of closed ranges that left the chain; returns the deleted ones.
+    """Delete the ledgers of closed ranges that left the chain; returns the ids of those deleted.
 
-    A ledger stays if another range names it. An open ledger stays too, and so does one with entries
-    behind these ranges: its publisher may still publish them. A sweep deletes it later.
+    A ledger stays if another range names it, if it is open, or if it has entries after the removed
+    ranges. The publisher may still publish those entries. A sweep later deletes ledgers that stayed
+    for this reason.
 
-    Raises what `delete_unnamed` does.
+    Raises what `delete_unnamed` raises.
     """
     ends: dict[int, int] = {}
     for one in gone:
@@ -124,7 +125,7 @@ async def delete_ended(
 async def named_among(
     client: LogClient, partition: LogPartition, head: LogHead, wanted: Iterable[int]
 ) -> set[int]:
-    """The ledgers of `wanted` that a range of the partition names. It may read all chunks.
+    """Return the ledgers among `wanted` that a range of the partition names; may read all chunks.
 
     Raises:
         BadVersionError: the head has changed meanwhile.
@@ -144,7 +145,7 @@ async def named_among(
 async def read_chunk(
     client: LogClient, partition: LogPartition, head: LogHead, number: int
 ) -> LogChunk:
-    """A chunk that `head` names.
+    """Read a chunk that `head` names.
 
     Raises:
         BadVersionError: it was removed meanwhile; read the head again.
@@ -162,7 +163,7 @@ async def read_chunk(
 async def read_chain(
     client: LogClient, partition: LogPartition, log_id: str
 ) -> tuple[Versioned[LogHead], list[LogChunk]]:
-    """The newest head of a partition, and all chunks that it names.
+    """Read the newest head of a partition, and all chunks that the head names.
 
     Raises:
         NoSuchLogError: the log was deleted.
@@ -185,7 +186,7 @@ async def read_chain(
 async def read_ledgers(
     client: LogClient, ledger_ids: Iterable[int]
 ) -> dict[int, Versioned[LedgerMetadata]]:
-    """The metadata of the ledgers that exist."""
+    """Read the metadata of those `ledger_ids` that exist."""
 
     async def read(ledger_id: int) -> Versioned[LedgerMetadata] | None:
         try:

@@ -1,1 +1,1 @@
-"""The exclusive writer of a log: takeover, appends, rolls, idempotent producers."""
+"""The exclusive writer of a log: takeover, appends, new ledgers, idempotent producers."""

@@ -1,4 +1,4 @@
-"""Appends of idempotent producers: a repeated record gets its first position."""
+"""Appends of idempotent producers: a repeated record gets the position of its first append."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Records = Sequence[Payload | NewRecord]
 
 
 class IdempotentAppends:
-    """The numbered appends of one partition's writer."""
+    """The appends of producers to one partition: producers number their records."""
 
     def __init__(
         self, writer: PartitionWriter, windows: ProducerWindows, pool: BookiePool, partition: int
@@ -35,9 +35,9 @@ class IdempotentAppends:
         self._under_way: dict[asyncio.Task[None], None] = {}
 
     async def append(self, records: Records, producer: Producer) -> LogPositions:
-        """Append the new ones of `records`; returns the positions of all.
+        """Append those `records` that are new; return the positions of all `records`.
 
-        `producer` belongs to the first record; the others have the numbers that follow.
+        `producer` gives the number of the first record. The other records have the next numbers.
         """
         await self._writer.admit()
         known = self._known(producer, len(records))
@@ -63,7 +63,7 @@ class IdempotentAppends:
         return LogPositions(runs)
 
     def _known(self, producer: Producer, count: int) -> int:
-        """The number of the `count` records that were appended before, confirmed or not."""
+        """Count how many of the `count` records were appended before, confirmed or not."""
         producer_id, first = producer
         last = self._windows.last_sequence(producer_id)
         known = min(max(0, last - first + 1), count)
@@ -78,7 +78,7 @@ class IdempotentAppends:
     async def _runs_of(
         self, producer: Producer, known: int, before: list[asyncio.Task[None]]
     ) -> list[PositionRun]:
-        """The positions of the known records, after the appends in `before` are confirmed."""
+        """Return the positions of the known records, when the appends in `before` are confirmed."""
         if before:
             await asyncio.wait(before)
         if self._writer.error is not None:

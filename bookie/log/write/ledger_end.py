@@ -1,4 +1,4 @@
-"""The end of a log's ledger, and the state that its last records tell."""
+"""The end of a log's ledger, and the state that can be read from its last records."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from bookie.log.record.log_record import (
 from bookie.log.record.producers import ProducerWindows, decode_producers
 
 READ_BACK_ENTRIES = 4096
-"""Entries that one step back reads, in search of a snapshot of producers."""
+"""The entries that are read in one step backwards, in search of a snapshot of producers."""
 
 
 async def end_of(ledgers: LedgerClient, metadata: LedgerMetadata, password: bytes) -> LedgerEnd:
-    """The end of a closed ledger; reads its last entry.
+    """Return the end of a closed ledger; this reads the ledger's last entry.
 
     Raises:
         UnavailableError, CorruptionError: the entry could not be read.
@@ -43,7 +43,7 @@ async def end_of(ledgers: LedgerClient, metadata: LedgerMetadata, password: byte
 async def check_last_record(
     ledgers: LedgerClient, ledger_id: int, base_offset: int, password: bytes
 ) -> bool:
-    """Decode the last known entry of a ledger, without a fence; False if it has none.
+    """Decode the last known entry of a ledger without fencing; False if it has no entry.
 
     Raises:
         FormatError: it is no record, or one of a newer version.
@@ -61,9 +61,10 @@ async def check_last_record(
 async def producers_of(
     ledgers: LedgerClient, end: LedgerEnd, base_offset: int, password: bytes
 ) -> ProducerWindows:
-    """The producers that the writer of a closed ledger knew.
+    """Return the producers that the writer of a closed ledger knew.
 
-    This reads back to the last snapshot. Without producers it reads the last entry only.
+    The call reads the ledger backwards to its last snapshot of producers. If the last entry shows
+    no producers, only that entry is read.
 
     Raises:
         UnavailableError, CorruptionError: an entry could not be read.

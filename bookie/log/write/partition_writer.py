@@ -1,4 +1,4 @@
-"""The writer of one partition: appends to its last ledger, and continues in another one.
+"""The writer of one partition: it appends to the last ledger, and continues in new ledgers.
 
 ::
 
@@ -6,7 +6,7 @@
                     ▲ hold, go on                          ▲ appended again
                     └────────── one task: roll, mend, close ┘
 
-Only that task changes the head, so all changes form one sequence:
+Only the task in the figure changes the head, so all changes form one sequence:
 
 ======= ==========================================================================================
 roll    add a new ledger; hold appends until the old ledger's are confirmed; switch; close the old
@@ -16,8 +16,8 @@ mend    the ledger's writer has ended: hold appends; close the ledger. Its entri
 close   hold appends until all are confirmed; close the ledger, then its range; leave
 ======= ==========================================================================================
 
-At most one ledger has unconfirmed appends. So after a crash there is no gap below an acknowledged
-record, and the order of appends is the order of records.
+At most one ledger has unconfirmed appends. So after a crash there is no gap before an acknowledged
+record. The order of appends is the order of records.
 """
 
 from __future__ import annotations
@@ -72,17 +72,17 @@ T = TypeVar("T")
 _log = event_log(__name__)
 
 FRUITLESS_PAUSE_SECONDS = 1.0
-"""The pause before a new ledger, if bookies answer and the last ledger still took nothing."""
+"""The pause before a new ledger, if bookies answer but the last ledger confirmed no entry."""
 
 HOUSEKEEPING_SECONDS = 60.0
-"""The time between two applications of the retention; each roll causes one, too."""
+"""The time between two applications of the retention. Each roll also causes one."""
 
 ROLL_RETRY_SECONDS = 5.0
-"""The pause after a roll for which no ledger could be created."""
+"""The pause after a roll that failed, for example because no ledger could be created."""
 
 
 class PartitionWriter:
-    """Appends to one partition as its owner, until another process takes it over."""
+    """Appends to one partition as its owner, until another process takes the partition over."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class PartitionWriter:
         self._loop = asyncio.get_running_loop()
         self._segment = self._begin(owned.writer, owned.base_offset)
         self._next: WriterHandle | None = None
-        """The writer of a ledger that the head names and that has no entry yet."""
+        """The writer of a ledger that the head already names and that has no entry yet."""
         self._encoder = RecordEncoder(
             client.clock,
             owned.windows,
@@ -114,28 +114,28 @@ class PartitionWriter:
         settings = self._pool.settings
         self._window = InFlightWindow(settings.in_flight_entries_max, settings.in_flight_bytes_max)
         self._unconfirmed: dict[Unconfirmed, None] = {}
-        """In the order of the appends."""
+        """The unconfirmed appends, in the order of their calls."""
         self._idempotent = IdempotentAppends(
             self, self._encoder.windows, self._pool, partition.number
         )
         self._wake = asyncio.Event()
         self._mended: asyncio.Future[None] | None = None
-        """Set when the segment's writer has ended; resolved when the chain is mended."""
+        """Set when the writer of `_segment` has ended; resolved when a new ledger is in use."""
         self._created: WriterHandle | None = None
-        """The writer of a ledger that the head may name: the store did not answer."""
+        """The writer of a new ledger that the head may name: the store did not answer."""
         self._retired: Segment | None = None
-        """The ledger before the present one, until its range is closed."""
+        """The ledger before the present one; None when its range has been closed."""
         self._rollers: list[asyncio.Future[None]] = []
         self._retiring: list[asyncio.Future[None]] = []
-        """The callers of the roll that is under way."""
+        """The callers that wait for the roll that is under way."""
         self._silent_since: float | None = None
-        """The time since which entries wait and no ledger takes one; None otherwise."""
+        """The time since which entries wait and no ledger confirms one; None if none waits so."""
         self._retry_at: float | None = None
-        """The time at which a failed step is tried again."""
+        """The time at which a failed step will be tried again."""
         self._next_housekeeping = self._loop.time() + HOUSEKEEPING_SECONDS
         self._closing: asyncio.Future[None] | None = None
         self._error: BookieError | None = None
-        """The reason why appends are refused."""
+        """The reason why appends are refused; None while they are accepted."""
         self._pool.on_close(self._on_client_closed)
         self._task = self._pool.spawn(self._run(), name=f"log {partition}")
 
@@ -151,7 +151,7 @@ class PartitionWriter:
 
     @property
     def next_offset(self) -> int:
-        """The offset that the next record gets, if the ledger does not fail meanwhile."""
+        """The offset that the next record gets, if the present ledger does not fail before."""
         return self._segment.base_offset + self._segment.writer.last_entry_id + 1
 
     @property
@@ -160,7 +160,7 @@ class PartitionWriter:
 
     @property
     def is_owner(self) -> bool:
-        """True until it ends, begins to close, or its loop is closed."""
+        """True until the writer ends or begins to close, or its event loop is closed."""
         return self._error is None and self._closing is None and not self._loop.is_closed()
 
     @property
@@ -185,7 +185,7 @@ class PartitionWriter:
         return await self.confirmed(self.submit(records, None))
 
     async def roll(self) -> None:
-        """Continue in a new ledger; returns when the old one is closed.
+        """Continue in a new ledger; return when the old ledger is closed.
 
         Raises:
             LogTakenOverError, LogClosedError: the writer has ended.
@@ -213,14 +213,14 @@ class PartitionWriter:
         await asyncio.shield(self._closing)
 
     def abandon(self) -> None:
-        """End at once. The next owner closes the ledgers."""
+        """End at once, without closing ledgers. The next owner closes them."""
         self._end(LogClosedError(f"the writer of {self.partition} was closed"))
         self._task.cancel()
 
     # -- appending ---------------------------------------------------------------------------------
 
     def turn(self) -> AbstractContextManager[Turn]:
-        """Take a place among the appends now, for an `append` in the block."""
+        """Take a place in the order of appends now, for a call of `append` in the block."""
         self._require_here()
         return self._window.turn()
 
@@ -229,7 +229,7 @@ class PartitionWriter:
             raise BadRequestError(f"{self.partition} belongs to another event loop; call it there")
 
     async def admit(self, turn: Turn | None = None) -> None:
-        """Wait for room, in the order of the calls. Then call `submit` or `turn_away` at once."""
+        """Wait for room, in the order of calls; then call `submit` or `turn_away` at once."""
         self._require_here()
         if turn is not None or self._window.is_blocked:
             await self._window.wait(turn)
@@ -240,7 +240,7 @@ class PartitionWriter:
             raise
 
     def turn_away(self) -> None:
-        """Append nothing after `admit`, and admit the next caller."""
+        """Append nothing after `admit`; this admits the next caller."""
         self._window.take(0, 0)
 
     def _require_open(self) -> None:
@@ -260,7 +260,7 @@ class PartitionWriter:
     def submit(
         self, records: Sequence[Payload | NewRecord], producer: Producer | None
     ) -> Unconfirmed:
-        """Append records after `admit`; `producer` belongs to the first one.
+        """Append records after `admit`. `producer` gives the number of the first record.
 
         Raises:
             BadRequestError: they cannot be encoded; none was appended.
@@ -283,7 +283,7 @@ class PartitionWriter:
         return appended
 
     def _send(self, appended: Unconfirmed) -> None:
-        """Append its remaining entries to the segment. An ended writer fails the future."""
+        """Append the remaining entries of `appended`. With an ended writer, the future fails."""
         segment = appended.segment = self._segment
         try:
             if self._encoder.is_snapshot_due:
@@ -301,7 +301,7 @@ class PartitionWriter:
             self._encoder.windows.add(first, run.first, run.entries)
 
     async def confirmed(self, appended: Unconfirmed) -> LogPositions:
-        """Wait until all records are confirmed; returns their positions."""
+        """Wait until all records of `appended` are confirmed; return their positions."""
         try:
             while True:
                 future = appended.future
@@ -319,7 +319,7 @@ class PartitionWriter:
             self._window.give_back(appended.count, appended.size_bytes)
 
     async def _mend_soon(self) -> None:
-        """Wait until the chain is mended, or the writer has ended."""
+        """Wait until a new ledger replaces the failed one, or the writer has ended."""
         if self._mended is None:
             self._mended = self._loop.create_future()
             self._wake.set()
@@ -404,7 +404,7 @@ class PartitionWriter:
         settle(waiters, None, error)
 
     def _try_later(self, error: BookieError) -> None:
-        """Log `error`, and try the step again later.
+        """Log `error`, and plan another attempt of the step that failed.
 
         Raises:
             BookieError: `error`, if a later attempt would fail, too.
@@ -428,7 +428,7 @@ class PartitionWriter:
             self._wake.set()
 
     async def _keep_house(self) -> None:
-        """Apply the log's retention, and learn the size of the chain now."""
+        """Apply the log's retention, and read the present size of the partition."""
         self._next_housekeeping = self._loop.time() + HOUSEKEEPING_SECONDS
         try:
             await apply_retention(self._client, self.partition)
@@ -446,13 +446,13 @@ class PartitionWriter:
             self._encoder.latest.compared()
 
     async def _all_confirmed(self) -> None:
-        """Wait until the segment has no unconfirmed entries. The window has to hold new ones."""
+        """Wait until the segment has no unconfirmed entries. New appends must be held meanwhile."""
         writer = self._segment.writer
         while writer.last_add_confirmed < writer.last_entry_id:
             await writer.flush()
 
     async def _add_next(self) -> None:
-        """Create a ledger and add it to the chain; after a failure, a second call continues."""
+        """Create a ledger and add it to the chain. After a failure, a second call continues."""
         if self._created is None:
             self._created = await self._create()
         created = self._created
@@ -493,7 +493,7 @@ class PartitionWriter:
         return end
 
     async def _mend(self) -> None:
-        """Continue in a new ledger after the segment's writer has ended."""
+        """Continue in a new ledger after the writer of the present ledger has ended."""
         self._window.hold()
         if (retired := self._retired) is not None:
             await self._patiently(lambda: self._close_range(retired))
@@ -522,7 +522,7 @@ class PartitionWriter:
         self._wake.set()
 
     def _append_again(self, broken: Segment, last_entry_id: int) -> None:
-        """Append the records that the closed ledger lacks to the new one, in order."""
+        """Append to the new ledger, in order, those records that the closed ledger lacks."""
         waiting = [one for one in self._unconfirmed if one.segment is broken]
         for one in waiting:
             one.keep(last_entry_id)
@@ -537,7 +537,7 @@ class PartitionWriter:
                 one.future.set_result(range(0))
 
     async def _close_ledger(self, segment: Segment) -> LedgerEnd:
-        """Close a ledger, by a recovery if another process fenced it; returns its end.
+        """Close a ledger and return its end. Recover a ledger that another process fenced.
 
         Raises:
             LogTakenOverError: another owner has the partition, and may have removed the ledger.
@@ -563,7 +563,7 @@ class PartitionWriter:
             return await self._client.ledgers.recover(ledger_id, self._options.password)
 
     async def _patiently(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Repeat `attempt` while the store or bookies do not answer, within the patience.
+        """Repeat `attempt` while the store or bookies do not answer, until the patience is over.
 
         Raises:
             LogTakenOverError: another process owns the partition.
@@ -580,7 +580,7 @@ class PartitionWriter:
     # -- ledgers that take nothing -----------------------------------------------------------------
 
     def _require_progress(self) -> None:
-        """Check that some ledger confirms entries while entries wait.
+        """Check that some ledger confirms entries while appended entries wait.
 
         Raises:
             NotEnoughBookiesError: none was confirmed during the whole patience.
@@ -596,7 +596,7 @@ class PartitionWriter:
                 )
 
     async def _until_answers(self, broken: Segment) -> None:
-        """After a ledger that took nothing, wait until enough bookies for another one answer.
+        """If the last ledger confirmed no entry, wait until enough bookies for a new one answer.
 
         Raises:
             NotEnoughBookiesError: too few bookies answered during the whole patience.
@@ -637,7 +637,7 @@ class PartitionWriter:
         self._end(ClientClosedError("the client was closed while a log was open"))
 
     def _end(self, error: BookieError) -> None:
-        """Refuse further appends. Waiting appends get an error, and have an unknown outcome."""
+        """Refuse further appends. Waiting appends get an error, and their outcome is unknown."""
         if self._error is not None:
             return
         self._error = fresh(error)

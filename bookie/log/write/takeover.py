@@ -1,7 +1,8 @@
 """Become the owner of a partition: claim it, fence and close its open ledgers, add a ledger.
 
-If several processes open a partition at once, each takes it from the one before. A process that
-lost it tries again after a pause. Pauses double and vary, so that one of them succeeds.
+If several processes open a partition at once, each takes it from the process before. A process that
+lost the partition pauses and tries again. Pauses double and vary, so that finally one process
+succeeds.
 """
 
 from __future__ import annotations
@@ -42,33 +43,33 @@ _log = event_log(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
-    """The state with which a new owner begins."""
+    """The state with which a new owner of a partition begins."""
 
     keeper: HeadKeeper
     writer: WriterHandle
-    """The writer of the ledger that was added for it."""
+    """The writer of the ledger that was added for the new owner."""
     base_offset: int
-    """The offset of that ledger's first entry."""
+    """The offset that the first entry of that ledger gets."""
     windows: ProducerWindows
 
 
 @dataclass(frozen=True, slots=True)
 class WriterOptions:
-    """Options of a partition's writer."""
+    """The options of a partition's writer."""
 
     password: bytes = b""
     name: str = ""
-    """The owner's name in the head; empty for host and process."""
+    """The owner's name in the head; if it is empty, host and process."""
     patience_seconds: float = 30.0
-    """The time for which an operation waits for the store, for bookies, or another owner."""
+    """The longest time that an operation waits for the store, bookies or another owner."""
 
 
 async def take_over(
     client: LogClient, partition: LogPartition, definition: LogDefinition, options: WriterOptions
 ) -> Ownership:
-    """Take `partition` from its present owner, if it has one. Serve nothing before this returns.
+    """Take `partition` from its present owner, if any. Serve nothing before this call returns.
 
-    This waits for bookies within the patience. The present owner goes on until then.
+    The call waits for bookies within the patience. Meanwhile the present owner continues.
 
     Raises:
         LogTakenOverError: other processes took it again and again, during the whole patience.
@@ -88,7 +89,7 @@ async def take_over(
 
 
 class _Takeover:
-    """One attempt of a takeover."""
+    """One attempt to take a partition over."""
 
     def __init__(
         self,
@@ -106,7 +107,7 @@ class _Takeover:
         self._is_waiting = False
 
     async def run(self) -> Ownership:
-        """Take the steps in their order.
+        """Take the steps of the takeover in their order.
 
         Raises:
             LogTakenOverError: another process was faster; nothing is left over.
@@ -138,7 +139,7 @@ class _Takeover:
         return ownership
 
     async def _check_password(self, found: Versioned[LogHead], last: LogRange) -> None:
-        """A wrong password must not disturb the present owner."""
+        """Check the password first: a wrong one must not disturb the present owner."""
         try:
             await self._client.ledgers.check_password(last.ledger_id, self._options.password)
         except NoSuchLedgerError:
@@ -150,7 +151,7 @@ class _Takeover:
                 raise
 
     async def _check_records(self, head: LogHead) -> None:
-        """An older program that cannot read a newer owner's records must not disturb the owner."""
+        """Check that this program can read the newest records, before it disturbs the owner."""
         for one in reversed(head.ranges[-2:]):
             # If bookies do not answer, the takeover decides.
             with suppress(UnavailableError, LedgerError):
@@ -178,7 +179,7 @@ class _Takeover:
         return Ownership(keeper, writer, end_offset(head), windows)
 
     async def _begin_epoch(self, found: Versioned[LogHead]) -> HeadKeeper:
-        """The compare-and-set that makes this process the owner."""
+        """Make this process the owner, by a compare-and-set of the head."""
         logs, partition = self._client.logs, self._partition
         clock = self._client.clock
         name = self._options.name or self._client.identity
@@ -212,7 +213,7 @@ class _Takeover:
     async def _patiently(
         self, attempt: Callable[[], Awaitable[T]], retried: type[BookieError]
     ) -> T:
-        """Repeat `attempt` while bookies are missing, within the patience."""
+        """Repeat `attempt` while too few bookies answer, until the patience is over."""
 
         async def tell(error: BookieError) -> None:
             if isinstance(error, ClockError):
@@ -224,7 +225,7 @@ class _Takeover:
         return await patiently(attempt, deadline=self._deadline, retried=retried, on_failure=tell)
 
     async def _windows(self, head: LogHead, ends: list[LedgerEnd]) -> ProducerWindows:
-        """The known producers, from the newest ledger that has an entry."""
+        """Return the known producers, read from the newest ledger that has an entry."""
         newest = None
         base = head.open_ranges[0].base_offset or 0 if ends else 0
         for end in ends:
@@ -244,7 +245,7 @@ class _Takeover:
             return ProducerWindows()  # a truncation has just deleted it
 
     async def _prepare(self, head: LogHead) -> WriterHandle:
-        """A ledger for this owner. It is made only if enough bookies answer."""
+        """Create a ledger for this owner, but only if enough bookies answer."""
         policy = await self._client.policy(self._partition.name)
         shape = self._client.shape(policy, self._options.password)
         await self._client.require_answers(shape)
@@ -256,10 +257,10 @@ class _Takeover:
 
 
 async def discard(client: LogClient, writer: WriterHandle, keeper: HeadKeeper | None) -> None:
-    """Delete a ledger that was created for a log which another process took over meanwhile.
+    """Delete a ledger that was created for a log before another process took the log over.
 
-    It stays if the head names it: then the new owner closes it. If the deletion fails, a sweep of
-    logs finds the ledger by its tags.
+    The ledger stays if the head names it. The new owner closes a ledger that the head names. If the
+    deletion fails, a sweep of logs finds the ledger by its tags.
     """
     writer.abandon()
     if keeper is not None and keeper.may_name(writer.ledger_id):
@@ -268,7 +269,7 @@ async def discard(client: LogClient, writer: WriterHandle, keeper: HeadKeeper | 
 
 
 async def remove_empty(client: LogClient, ends: list[LedgerEnd]) -> None:
-    """Delete the empty ones of the closed ledgers, which have left the chain."""
+    """Delete those closed ledgers that are empty. Empty ledgers have left the chain before."""
     for end in ends:
         if end.last_entry_id == NO_ENTRY:
             await _delete(client, end.ledger_id)

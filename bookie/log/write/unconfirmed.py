@@ -1,4 +1,4 @@
-"""The unconfirmed appends of a partition's writer, and the ledger that they went to."""
+"""The unconfirmed appends of a partition's writer, and the ledger to which they were sent."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from bookie.log.record.positions import LogPositions, PositionRun
 
 @dataclass(slots=True)
 class Segment:
-    """A ledger of the partition, with its writer."""
+    """One ledger of the partition, and its writer."""
 
     writer: WriterHandle
     partition: int
     """The number of the partition."""
     base_offset: int
-    """The offset of its first entry."""
+    """The offset of the ledger's first entry."""
     started: float
-    """Seconds, by the clock of the event loop."""
+    """The start of the segment in seconds, by the clock of the event loop."""
     size_bytes: int = 0
 
     @property
@@ -52,24 +52,24 @@ class Unconfirmed:
         segment: Segment,
         producer: Producer | None,
     ) -> None:
-        """`producer` belongs to the first record; the others have the numbers that follow."""
+        """`producer` gives the first record's number; the other records have the next numbers."""
         self.count = len(entries.payloads)
-        """The number of all records; `entries` may have fewer. `size_bytes` is of all, too."""
+        """The number of all records; `entries` may have fewer. `size_bytes` counts all, too."""
         self.size_bytes = entries.total_bytes
         self.entries = entries
-        """The records that no closed ledger contains."""
+        """The records that are not in a closed ledger."""
         self.segment = segment
         self.first_entry_id = 0
         self.future: asyncio.Future[range]
         self._producer = producer
         self.runs: list[PositionRun] = []
-        """The places of the records before `entries`, in closed ledgers."""
+        """The positions of the records before `entries`, which are in closed ledgers."""
         self.outcome: LogPositions | BookieError | None = None
-        """The outcome of an idempotent producer's append; None until it is known."""
+        """The outcome of an idempotent producer's append; None until the outcome is known."""
 
     @property
     def next_run(self) -> PositionRun:
-        """The place of the entries, if this ledger confirms them."""
+        """The positions that `entries` get if the present ledger confirms them."""
         offset = self.segment.base_offset + self.first_entry_id
         ledger_id = self.segment.writer.ledger_id
         count, partition = len(self.entries.payloads), self.segment.partition
@@ -83,7 +83,7 @@ class Unconfirmed:
         return Producer(producer_id, sequence + sum(run.entries for run in self.runs))
 
     def keep(self, last_entry_id: int) -> None:
-        """Move the records up to `last_entry_id` to `runs`: the ledger was closed there."""
+        """Move the records up to `last_entry_id` to `runs`, because the ledger was closed there."""
         payloads, _, _, prefix = self.entries
         written = min(max(0, last_entry_id - self.first_entry_id + 1), len(payloads))
         if written:

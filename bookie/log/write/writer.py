@@ -24,21 +24,23 @@ _NO_HEADERS: Mapping[str, bytes] = {}
 
 
 class LogWriter:
-    """Appends to a log, as the only process that does. Made by `BookKeeper.open_log`.
+    """Appends to a log as the log's only writer. `BookKeeper.open_log` makes a writer.
 
-    A record is durable on the ack quorum when its append returns, and readable by others a moment
-    later. If the process is killed in between, the next owner that opens the log makes it readable.
-    Appends may be concurrent; within a partition the order of the calls is the order of the
-    records. The writer continues in other ledgers when bookies fail, and when a ledger is large.
+    When an append returns, its record is durable on the ack quorum. A moment later others can read
+    the record. If the process is killed in between, the next owner that opens the log makes the
+    record readable. Appends may be concurrent. Within a partition, the order of the calls is the
+    order of the records. The writer continues in another ledger when bookies fail or when a ledger
+    is large.
 
-    It ends when another process opens the log: its appends then raise LogTakenOverError. A writer
-    that is dropped without `close` owns the log until the client is closed, with a ResourceWarning.
+    The writer ends when another process opens the log. Appends of a writer that has ended in this
+    way raise LogTakenOverError. A writer that is dropped without `close` gives a ResourceWarning,
+    and owns the log until the client is closed.
     """
 
     def __init__(
         self, name: LogName, partitions: Mapping[int, PartitionWriter], count: int
     ) -> None:
-        """This writer owns `partitions`; the log has `count`."""
+        """The new writer owns `partitions`; the log has `count` partitions in all."""
         self._name = name
         self._partitions = partitions
         self._count = count
@@ -60,7 +62,7 @@ class LogWriter:
 
     @property
     def name(self) -> str:
-        """The log's name."""
+        """The name of the log."""
         return str(self._name)
 
     @property
@@ -70,7 +72,7 @@ class LogWriter:
 
     @property
     def error(self) -> BookieError | None:
-        """The reason why a partition takes no more records; None while all take them."""
+        """The reason why a partition takes no more records; None while all partitions do."""
         errors = [one.error for one in self._partitions.values()]
         return next((error for error in errors if error is not None), None)
 
@@ -79,7 +81,7 @@ class LogWriter:
         return self._one(partition).next_offset
 
     def epoch(self, partition: int | None = None) -> int:
-        """The fencing token of this owner. Every former owner had a smaller one."""
+        """Return the fencing token of this owner. Every former owner had a smaller token."""
         return self._one(partition).epoch
 
     async def append(
@@ -92,9 +94,9 @@ class LogWriter:
         producer: tuple[str, int] | None = None,
         partition: int | None = None,
     ) -> LogPosition:
-        """Append one record; returns its position when it is durable on the ack quorum.
+        """Append one record; return its position when it is durable on the ack quorum.
 
-        A cancelled caller stops waiting; the record may still be written.
+        If the caller is cancelled, it stops waiting; the record may still be written.
 
         Args:
             value: the record's bytes.
@@ -132,11 +134,11 @@ class LogWriter:
         producer: tuple[str, int] | None = None,
         partition: int | None = None,
     ) -> LogPositions:
-        """Append many records in order; returns their positions when all are durable.
+        """Append many records in order; return their positions when all are durable.
 
-        This waits once for all records, so it is much faster than many calls of `append`. It is
-        cancelled and fails like `append`; after an error a prefix of each partition's records may
-        be durable.
+        The call waits once for all records, so it is much faster than many calls of `append`.
+        Cancellations and errors have the same effect as in `append`. After an error, the first
+        records of each partition may be durable.
 
         Args:
             records: values, or a `NewRecord` for a record with more than a value.
@@ -173,7 +175,7 @@ class LogWriter:
         return LogPositions.of(positions[index] for index in range(len(whole)))
 
     async def roll(self) -> None:
-        """Continue in a new ledger in each partition; appends go on meanwhile.
+        """Continue in a new ledger in each partition. Appends are accepted meanwhile.
 
         Raises:
             NotEnoughBookiesError: too few for a new ledger; the writer keeps the old one.
@@ -182,7 +184,7 @@ class LogWriter:
         await gather(one.roll() for one in self._partitions.values())
 
     async def close(self) -> None:
-        """Confirm pending appends, close the ledgers, and give the log up. It may be called twice.
+        """Confirm pending appends, close the ledgers, and give the log up. May be called twice.
 
         Raises:
             LogTakenOverError: another process owns a partition.
@@ -232,7 +234,7 @@ class LogWriter:
 
 
 def partition_of(key: bytes, partitions: int) -> int:
-    """The partition of a key: its CRC32C modulo the number of partitions. This never changes."""
+    """Return a key's partition: its CRC32C modulo the number of partitions, which is fixed."""
     return crc32c(key) % partitions
 
 
