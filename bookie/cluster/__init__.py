@@ -1,5 +1,5 @@
-"""BookKeeper's managers, written once on the metadata store.
+"""BookKeeper's managers of cluster data, written once for all metadata stores.
 
-Cluster identity, cookies, ledger ids, ledger metadata, and registered bookies. Only `keys` says
-where they lie in the store.
+The managers keep cluster identity, cookies, ledger ids, ledger metadata, and registered bookies.
+Only `keys` says where these records lie in the store.
 """

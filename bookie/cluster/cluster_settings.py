@@ -1,8 +1,9 @@
-"""Settings of a whole cluster: one record each, which every bookie reads before its own file.
+"""Settings of a whole cluster: one record per setting, which a bookie reads before its own file.
 
-A change is one transaction, checked together with all other cluster settings. It also writes the
-record above them, whose version orders all changes. So two valid changes never combine into invalid
-settings. Bookies check a record that was written directly (``bookie metadata put``).
+A change of settings is one transaction, checked together with all other cluster settings. The
+transaction also writes the record above the settings, whose version orders all changes. So two
+valid changes never combine into invalid settings. Bookies themselves check a record that was
+written directly (``bookie metadata put``).
 
 Source: the dynamic configuration of PIP-45's brokers, one record per key.
 """
@@ -30,7 +31,7 @@ class ClusterSettings:
         self._store = store
 
     async def read(self) -> dict[str, str]:
-        """All settings by name, as of one moment; unchecked.
+        """Return all settings by name, as of one moment, without a check of their values.
 
         Raises:
             FormatError: a record is not text.
@@ -38,9 +39,9 @@ class ClusterSettings:
         return (await self._read())[0]
 
     async def read_known(self) -> dict[str, str]:
-        """Do `read`, without unknown settings, which are logged.
+        """Return what `read` returns, without unknown settings, which are logged.
 
-        A newer tool may have set them.
+        A newer tool may have set the unknown settings.
         """
         settings = await self.read()
         known = _known(settings)
@@ -63,7 +64,7 @@ class ClusterSettings:
                 return
 
     async def unset(self, names: Iterable[str]) -> None:
-        """Remove several settings, all or none. Bookies then use their own, or the defaults.
+        """Remove several settings, all or none; bookies then use their own values or the defaults.
 
         Raises:
             ConfigurationError: one of them is not set. Or the others, valid until now, would
@@ -106,7 +107,7 @@ class ClusterSettings:
         return version
 
     async def _read(self) -> tuple[dict[str, str], int]:
-        """All settings, and the version of the record above them at that moment."""
+        """Return all settings, and the version of the record above the settings at that time."""
         while True:
             version = await self._version()
             settings = {}
@@ -120,7 +121,7 @@ class ClusterSettings:
         return NOT_EXISTS if record is None else record.version
 
     async def _change(self, version: int, operations: list[Put] | list[Delete]) -> bool:
-        """Make the change; False if another change was faster."""
+        """Write a change of settings; return False if another change was faster."""
         try:
             await self._store.transaction([Put(keys.SETTINGS, b"", version), *operations])
         except (BadVersionError, NoSuchKeyError):
@@ -129,7 +130,7 @@ class ClusterSettings:
 
 
 def setting_text(record: Record) -> str:
-    """The text of a setting; FormatError if the record is not text."""
+    """Return the text of a setting; raise FormatError if the record is not text."""
     try:
         return record.value.decode()
     except UnicodeDecodeError as error:

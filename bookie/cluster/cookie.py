@@ -1,11 +1,11 @@
-"""Cookies: they bind a bookie's directories to its id and its cluster.
+"""Cookies: records that bind a bookie's directories to its id and its cluster.
 
-The same cookie stands in the metadata store and in every directory of the bookie. If one is missing
-or differs, a directory was exchanged or lost. The bookie must not start then: it could deny entries
-that it acknowledged.
+The same cookie lies in the metadata store and in every directory of the bookie. If a cookie is
+missing or differs, a directory was exchanged or lost. The bookie must not start then, because it
+could deny entries that it acknowledged.
 
-ASCII text: the line ``bookie-cookie 1``, then one ``key=value`` line for each field, in this order.
-A value is JSON on one line.
+A cookie is ASCII text: the line ``bookie-cookie 1``, then one ``key=value`` line for each field, in
+the order shown here. Each value is JSON on one line.
 
 ::
 
@@ -21,8 +21,8 @@ A value is JSON on one line.
     is_settled=true
     is_in_doubt=false
 
-The last four were added later. Each is left out while it has its default, so older cookies read and
-write as before.
+The last four fields were added later. Each of them is left out while it has its default, so older
+cookies are read and written as before.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _FIRST_LINE = re.compile(rf"{_MAGIC} ([1-9][0-9]{{0,8}})", re.ASCII)
 
 
 class CookieState(enum.Enum):
-    """Progress of a new bookie: READY once all its directories are stamped."""
+    """Progress of a new bookie: READY once all its directories have the cookie."""
 
     NEW = "NEW"
     READY = "READY"
@@ -50,9 +50,9 @@ class CookieState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Cookie:
-    """A bookie's identity, and the state that its directories hold.
+    """The identity of a bookie, and facts about the state that its directories hold.
 
-    `unique_id` is random, made once when the directories are first used.
+    `unique_id` is a random id, made once when the directories are first used.
     """
 
     bookie_id: str
@@ -62,18 +62,16 @@ class Cookie:
     unique_id: str
     state: CookieState
     incarnation: str = ""
-    """Random; renewed whenever the bookie may have lost something that it acknowledged. Empty in
-    a cookie of a program that knew no incarnations."""
+    """Random id, renewed when the bookie may have lost acknowledged data; empty in old cookies."""
     state_number: int = 0
-    """Rises at every start and stop, and regularly between. A copy with a lower number than the
-    metadata store's is an older state of the bookie."""
+    """Grows at each start and stop, and regularly between; a lower number means an older state."""
     is_settled: bool = True
-    """False in a directory while the metadata store may still have the number before this one."""
+    """False in a directory while the metadata store may still have the previous `state_number`."""
     is_in_doubt: bool = False
-    """True if the bookie may lack entries that its ledgers count on; the store's copy decides."""
+    """True if the bookie may lack entries of its ledgers; the metadata store's copy decides."""
 
     def differences(self, other: Cookie) -> list[str]:
-        """The names of the fields of identity in which two cookies differ."""
+        """Return the names of the identity fields in which two cookies differ."""
         pairs = (
             ("bookie id", self.bookie_id, other.bookie_id),
             ("journal directories", self.journal_dirs, other.journal_dirs),
@@ -85,7 +83,7 @@ class Cookie:
 
 
 def encode_cookie(cookie: Cookie) -> bytes:
-    """The cookie as text."""
+    """Encode the cookie as text."""
     values: dict[str, object] = {
         "bookie_id": cookie.bookie_id,
         "instance_id": cookie.instance_id,
@@ -107,7 +105,7 @@ def encode_cookie(cookie: Cookie) -> bytes:
 
 
 def decode_cookie(data: bytes) -> Cookie:
-    """The cookie in `data`.
+    """Decode the cookie in `data`.
 
     Raises:
         FormatError: not a cookie, damaged, or of a newer version.

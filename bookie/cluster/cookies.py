@@ -1,7 +1,7 @@
 """Cookies in the metadata store: one per bookie, changed only under compare-and-set.
 
-The bookie that starts decides what a missing or different cookie means. This module only keeps
-cookies.
+This module only keeps cookies. The bookie that starts decides what a missing or different cookie
+means.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _log = event_log(__name__)
 
 
 class CookieManager:
-    """The cookies of a cluster."""
+    """The cookies of a cluster in its metadata store."""
 
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
 
     async def read(self, bookie_id: str) -> Versioned[Cookie] | None:
-        """The cookie of `bookie_id`, or None.
+        """Return the cookie of `bookie_id`, or None if there is no cookie.
 
         Raises:
             FormatError: it is damaged, or written by a newer version.
@@ -36,12 +36,12 @@ class CookieManager:
         return None if record is None else Versioned(decode_cookie(record.value), record.version)
 
     async def read_latest(self, bookie_id: str) -> Versioned[Cookie] | None:
-        """Do `read`, and see every change that was finished before this call."""
+        """Return what `read` returns, with every change that was finished before this call."""
         await self._store.sync()
         return await self.read(bookie_id)
 
     def unchanged(self, bookie_id: str, version: int) -> Check:
-        """The condition that the cookie of `bookie_id` still has `version`, for a transaction."""
+        """Return the condition, for a transaction, that the cookie still has `version`."""
         return Check(keys.cookie(bookie_id), version)
 
     async def require_instance(self, instance_id: str) -> None:
@@ -53,13 +53,13 @@ class CookieManager:
         await require_instance(self._store, instance_id)
 
     async def bookie_ids(self) -> list[str]:
-        """The ids of all bookies that have a cookie, sorted."""
+        """Return the ids of all bookies that have a cookie, sorted."""
         return await self._store.get_children(keys.COOKIES)
 
     async def list_readable(self, on_damaged: Callable[[str], object]) -> list[Cookie]:
-        """All readable cookies, by bookie id; calls `on_damaged` with each other id.
+        """Return all readable cookies by bookie id; call `on_damaged` with each other bookie's id.
 
-        It is for showing cookies. A bookie with a damaged cookie belongs to the cluster, too.
+        Use this only to show cookies: a bookie with a damaged cookie belongs to the cluster, too.
         """
         found = []
         for bookie_id in await self.bookie_ids():
@@ -98,7 +98,7 @@ class CookieManager:
         return Versioned(cookie, stat.version)
 
     async def delete(self, bookie_id: str, version: int) -> None:
-        """Forget a bookie whose data is gone for good.
+        """Delete the cookie of a bookie whose data is gone for good.
 
         Raises:
             NoSuchKeyError: it has no cookie.

@@ -1,8 +1,9 @@
-"""Records under numbers, in directories that are small enough to be listed.
+"""Records with numbers as keys, in directories that are small enough to be listed.
 
-A number is written with a fixed count of digits, which are cut into groups. Each group is a level;
-the last one has a prefix. With 2-4-4 and ``L``, number 1 is at ``00/0000/L0001``. All names of a
-level are equally long, so keys in order are numbers in order.
+A number is written with a fixed count of digits, which are cut into groups. Each group is one level
+of the tree; names in the last level have a prefix. With groups of 2, 4 and 4 digits and the prefix
+``L``, number 1 is at ``00/0000/L0001``. All names of a level are equally long, so the order of the
+keys is the order of the numbers.
 
 Source: BookKeeper's hierarchical ledger managers.
 """
@@ -19,17 +20,17 @@ from bookie.metadata.store import MetadataStore
 
 @dataclass(frozen=True, slots=True)
 class DigitTree:
-    """The keys of numbers below `root`."""
+    """Converts numbers to keys below `root`, and back."""
 
     root: str
     groups: tuple[int, ...]
-    """Digits of each level."""
+    """The number of digits of each level."""
     prefix: str = ""
     """Prefix of the names in the last level."""
     maximum: int = 2**63 - 1
 
     def key(self, number: int) -> str:
-        """The key of `number`.
+        """Return the key of `number`.
 
         Raises:
             BadRequestError: the number has no key here.
@@ -49,7 +50,7 @@ class DigitTree:
         return names
 
     def number_of(self, key: str) -> int:
-        """The number whose key is `key`.
+        """Return the number whose key is `key`.
 
         Raises:
             FormatError: it is not the key of a number. A listing without it would be incomplete.
@@ -71,10 +72,10 @@ class DigitTree:
     async def scan(
         self, store: MetadataStore, names: list[str] | None = None, *, after: int = -1
     ) -> AsyncIterator[tuple[int, Record]]:
-        """The numbers above `after` and their records, ascending.
+        """Yield the numbers above `after` with their records, ascending.
 
-        Every record that exists during the whole scan is among them. If the tree shares its root,
-        `names` are its own names there; None means all names.
+        Every record that exists during the whole scan is yielded. If other trees share the root,
+        `names` are this tree's own names below the root; None means all names.
 
         Raises:
             MetadataUnavailableError: the scan could not be completed.
@@ -88,9 +89,9 @@ class DigitTree:
     async def scan_numbers(
         self, store: MetadataStore, names: list[str] | None = None, *, after: int = -1
     ) -> AsyncIterator[int]:
-        """The numbers that `scan` finds, by names alone: it reads no value.
+        """Yield the numbers that `scan` finds, from the names alone: no value is read.
 
-        A key without a record counts if something lies below it.
+        A key without a record also counts as a number if something lies below the key.
         """
         async for directory, first in self._directories(store, names, after):
             for name in await store.get_children(directory):
@@ -107,7 +108,7 @@ class DigitTree:
     async def _directories(
         self, store: MetadataStore, names: list[str] | None, after: int
     ) -> AsyncIterator[tuple[str, str]]:
-        """The directories with numbers above `after`, each with the name to start after."""
+        """Yield the directories with numbers above `after`, each with the name to start after."""
         start = self._names(after) if after >= 0 else [""] * len(self.groups)
         # The last item of the stack is next. `is_start`: the directory is on the path of `after`.
         stack = [(self.root, 0, True)]

@@ -1,7 +1,7 @@
-"""A watched view of all registered bookies, for clients.
+"""A view of all registered bookies, kept current by a watch, for clients.
 
-Addresses are remembered after a registration has ended, because a bookie that lost its session
-continues to serve.
+The directory remembers a bookie's address after its registration has ended, because a bookie that
+lost its session continues to serve.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ ENDPOINT = "bookie"
 class BookieDirectory(Mirror[Registration]):
     """The registered bookies; an async context manager that keeps the view up to date.
 
-    When the context is entered the view is complete. All methods answer from memory. A change is a
-    bookie that came, went or registered another state.
+    When the context is entered, the view is complete. All methods answer from memory. The view
+    changes when a bookie comes, goes or registers another state.
     """
 
     def __init__(self, store: MetadataStore) -> None:
@@ -43,19 +43,19 @@ class BookieDirectory(Mirror[Registration]):
         self._on_arrival: Callable[[str], object] | None = None
 
     def bookies(self) -> Mapping[str, Registration]:
-        """The bookies that take new entries, by id. A snapshot."""
+        """Return a snapshot of the bookies that take new entries, by id."""
         return MappingProxyType(self._writable)
 
     def read_only(self) -> Mapping[str, Registration]:
-        """The bookies that only serve reads, by id. A snapshot."""
+        """Return a snapshot of the bookies that only serve reads, by id."""
         return MappingProxyType(self._read_only)
 
     def all(self) -> Mapping[str, Registration]:
-        """All registered bookies, by id. A snapshot."""
+        """Return a snapshot of all registered bookies, by id."""
         return MappingProxyType({**self._read_only, **self._writable})
 
     def resolve(self, bookie_id: str) -> Endpoint:
-        """A bookie's present or last known address.
+        """Return a bookie's present or last known address.
 
         Raises:
             BookieUnreachableError: this directory has not seen it registered, or it serves no
@@ -70,19 +70,20 @@ class BookieDirectory(Mirror[Registration]):
         return endpoint
 
     def incarnation(self, bookie_id: str) -> str:
-        """A bookie's present or last known incarnation; empty if unknown.
+        """Return a bookie's present or last known incarnation; empty if unknown.
 
-        A writer takes this together with the bookie's address, before it sends the first entry.
+        A writer takes the incarnation together with the bookie's address, before it sends the first
+        entry.
         """
         registration = self._last_known.get(bookie_id)
         return "" if registration is None else registration.incarnation
 
     def arrivals(self, bookie_id: str) -> int:
-        """Registrations of a bookie that this directory has seen."""
+        """Return how many registrations of a bookie this directory has seen."""
         return self._arrivals[bookie_id]
 
     def on_arrival(self, callback: Callable[[str], object]) -> None:
-        """Call back with the id of each bookie that registers from now on; one callback only."""
+        """Set the one callback that gets the id of each bookie that registers from now on."""
         self._on_arrival = callback
 
     def _take(self, records: Mapping[str, Registration]) -> None:

@@ -1,7 +1,7 @@
-"""A cluster's identity: the instance id that is made once.
+"""A cluster's identity: the instance id, which is made once.
 
-Every bookie and client sends the instance id along. So it cannot read or write entries of another
-cluster, or of a cluster that was removed and made again.
+Every bookie and client sends the instance id with its requests. So no bookie or client can read or
+write entries of another cluster, or of a cluster that was removed and made again.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from bookie.metadata.store import MetadataStore
 
 _IDENTITY = frozenset({"LAYOUT", "INSTANCEID"})
 _TRACES = (*_IDENTITY, "REMOVAL")
-"""Top-level records. A cluster has at least one of them from its beginning to its end."""
+"""Top-level records of which a cluster has at least one from its beginning to its end."""
 
 _OF_LEDGERS = (keys.LEDGERS, keys.DELETED, keys.UNDERREPLICATION)
 _WINDOW = 64
-"""Keys that are asked for at a time."""
+"""The number of keys that are asked for at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterStatus:
-    """A cluster as a whole, from the metadata store. Bookie ids are sorted."""
+    """The state of a cluster, read from the metadata store; bookie ids are sorted."""
 
     instance_id: str
     layout: str
@@ -45,10 +45,10 @@ class ClusterStatus:
 
 
 async def initialize_cluster(store: MetadataStore, layout: str | None = None) -> str:
-    """Make a new cluster; returns its instance id.
+    """Make a new cluster and return its instance id.
 
-    `layout` names the layout of its ledgers: ``flat``, ``hierarchical``, or None for the one that
-    fits the store.
+    `layout` names the layout of the cluster's ledgers: ``flat``, ``hierarchical``, or None for the
+    layout that fits the store.
 
     Raises:
         LayoutExistsError: there is a cluster already; nothing was changed.
@@ -131,7 +131,7 @@ def _refuse_remains(found: set[str]) -> None:
 
 
 async def read_instance_id(store: MetadataStore) -> str:
-    """The instance id, after checking that this program understands the cluster's layout.
+    """Return the instance id, after a check that this program understands the cluster's layout.
 
     Raises:
         NoSuchKeyError: the cluster was never initialized.
@@ -145,9 +145,9 @@ async def read_instance_id(store: MetadataStore) -> str:
 
 
 async def require_instance(store: MetadataStore, instance_id: str) -> Check:
-    """The condition, for a transaction, that the store still holds the cluster `instance_id`.
+    """Check that the store holds cluster `instance_id`; return this condition for a transaction.
 
-    A store may return from an outage empty, or as another one.
+    After an outage, a store may come back empty, or as another store.
 
     Raises:
         WrongClusterError: it holds another cluster, or none.
@@ -173,7 +173,7 @@ def _instance_id(record: Record) -> str:
 
 
 async def read_status(store: MetadataStore) -> ClusterStatus:
-    """The cluster as a whole; raises what `read_instance_id` does."""
+    """Return the status of the cluster; raises the errors of `read_instance_id`."""
     return ClusterStatus(
         instance_id=await read_instance_id(store),
         layout=(await read_layout(store)).name,

@@ -59,7 +59,7 @@ NAMESPACES = "/config/namespaces"
 LOG_POLICIES = "/config/logs"
 
 DAY_DIGITS = 6
-"""Digits of a day of deletions."""
+"""The number of digits of a day in the keys of deletions."""
 
 OWN = frozenset(
     {
@@ -81,17 +81,17 @@ OWN = frozenset(
 
 
 def cookie(bookie_id: str) -> str:
-    """The key of a bookie's cookie."""
+    """Return the key of a bookie's cookie."""
     return f"{COOKIES}/{_checked(bookie_id)}"
 
 
 def registration(bookie_id: str, *, read_only: bool) -> str:
-    """The key under which a bookie is registered, as writable or as read-only."""
+    """Return the key under which a bookie is registered, as writable or as read-only."""
     return f"{READ_ONLY if read_only else WRITABLE}/{_checked(bookie_id)}"
 
 
 def essential(key: str) -> str | None:
-    """Content of an essential key of a cluster, in words; None for other keys."""
+    """Return in words what an essential key of a cluster holds; None for other keys."""
     match key.split("/")[1:]:
         case ["INSTANCEID"]:
             return "the cluster's id"
@@ -115,22 +115,22 @@ def is_writable(key: str) -> bool:
 
 
 def setting(name: str) -> str:
-    """The key of the cluster setting called ``section.key``."""
+    """Return the key of the cluster setting called ``section.key``."""
     return f"{SETTINGS}/{name}"
 
 
 def labels(bookie_id: str) -> str:
-    """The key of the labels that an operator gave a bookie."""
+    """Return the key of the labels that an operator gave a bookie."""
     return f"{LABELS}/{_checked(bookie_id)}"
 
 
 def deletions_of(day: int) -> str:
-    """The key above the proofs of the deletions of a day; days are counted from 1970."""
+    """Return the key above the proofs of all deletions of `day`, which counts from 1970."""
     return f"{DELETED}/{day:0{DAY_DIGITS}}"
 
 
 def id_bucket(bucket: int) -> str:
-    """The key of a counter of ledger ids."""
+    """Return the key of a counter of ledger ids."""
     return f"{ID_BUCKETS}/{bucket:03}"
 
 

@@ -8,10 +8,10 @@ hierarchical ``/ledgers/00/0000/L0001`` up to id 2^31 - 2, ``/ledgers/000/0000/0
              above: where Java's BookKeeper has them
 ============ =====================================================================================
 
-Most stores list a directory of a million records. ZooKeeper answers a listing with one packet of a
-megabyte at most, about 40 000 ledgers; there the default is hierarchical.
+Most stores can list a directory of a million records. ZooKeeper answers a listing with one packet
+of a megabyte at most, about 40 000 ledgers; on ZooKeeper the default layout is hierarchical.
 
-The record ``LAYOUT`` says which it is. A program refuses to work with a layout that it does not
+The record ``LAYOUT`` names the layout. A program refuses to work with a layout that it does not
 know.
 """
 
@@ -39,21 +39,21 @@ UNINITIALIZED = "the metadata store holds no cluster; make one with `bookie clus
 
 @dataclass(frozen=True, slots=True)
 class LedgerLayout:
-    """The trees that hold the ledgers: one, or several that share a root.
+    """The trees that hold the ledgers' metadata: one tree, or several that share a root.
 
-    Each tree has the ids above those of the tree before it, up to its own maximum.
+    Each tree holds the ids above the maximum of the previous tree, up to its own maximum.
     """
 
     name: str
-    """Its name in ``LAYOUT``."""
+    """The layout's name in the record ``LAYOUT``."""
     trees: tuple[DigitTree, ...]
 
     def under(self, root: str) -> LedgerLayout:
-        """The same layout with its records below another key than ``/ledgers``."""
+        """Return the same layout with its records below `root` instead of ``/ledgers``."""
         return replace(self, trees=tuple(replace(tree, root=root) for tree in self.trees))
 
     def key(self, ledger_id: int) -> str:
-        """The key of a ledger's metadata.
+        """Return the key of a ledger's metadata.
 
         Raises:
             BadRequestError: it is no ledger id.
@@ -66,13 +66,13 @@ class LedgerLayout:
     async def scan(
         self, store: MetadataStore, *, after: int = NO_ENTRY
     ) -> AsyncIterator[tuple[int, Record]]:
-        """The ledgers above `after` with their records, ascending; see `DigitTree.scan`."""
+        """Yield the ledgers above `after` with their records, ascending; see `DigitTree.scan`."""
         async for tree, names, floor in self._parts(store, after):
             async for found in tree.scan(store, names, after=floor):
                 yield found
 
     async def scan_ids(self, store: MetadataStore, *, after: int = NO_ENTRY) -> AsyncIterator[int]:
-        """The ids alone, without reading a record; see `DigitTree.scan_numbers`."""
+        """Yield the ledger ids alone, without reading records; see `DigitTree.scan_numbers`."""
         async for tree, names, floor in self._parts(store, after):
             async for ledger_id in tree.scan_numbers(store, names, after=floor):
                 yield ledger_id
@@ -80,7 +80,7 @@ class LedgerLayout:
     async def _parts(
         self, store: MetadataStore, after: int
     ) -> AsyncIterator[tuple[DigitTree, list[str] | None, int]]:
-        """The trees in the order of their ids, each with its names below the root."""
+        """Yield the trees in the order of their ids, each with its names below the root."""
         if len(self.trees) == 1:
             yield self.trees[0], None, after
             return
@@ -107,7 +107,7 @@ LAYOUTS = {layout.name: layout for layout in (FLAT, HIERARCHICAL)}
 
 
 def layout_of(name: str | None, store: MetadataStore) -> LedgerLayout:
-    """The layout called `name`; None means the one that fits the store.
+    """Return the layout called `name`; None means the layout that fits the store.
 
     Raises:
         BadRequestError: there is no such layout.
@@ -123,12 +123,12 @@ def layout_of(name: str | None, store: MetadataStore) -> LedgerLayout:
 
 
 def encode_layout(layout: LedgerLayout) -> bytes:
-    """The value of ``LAYOUT``."""
+    """Encode a layout as the value of ``LAYOUT``."""
     return json_record.encode(_FORMAT, _VERSION, {"ledgers": layout.name})
 
 
 def decode_layout(value: bytes) -> LedgerLayout:
-    """The layout in a value of ``LAYOUT``.
+    """Decode the layout in a value of ``LAYOUT``.
 
     Raises:
         FormatError: in one sentence that names the key: it is damaged, or this program does not
@@ -150,7 +150,7 @@ def decode_layout(value: bytes) -> LedgerLayout:
 
 
 async def read_layout(store: MetadataStore) -> LedgerLayout:
-    """The layout of the cluster.
+    """Read the layout of the cluster from the store.
 
     Raises:
         NoSuchKeyError: the cluster was never initialized.

@@ -1,14 +1,15 @@
 """A bookie's registration: a leased record with its addresses and state.
 
 A writable bookie is registered under ``available/readwrite``, a read-only one under
-``available/readonly``. One transaction makes the change, so the bookie is always registered under
-exactly one of the two. The registration is kept for as long as its context is open. After a lost
-session or a deletion of the record it is written again. Meanwhile the bookie continues to serve.
-The registration waits for a store that is silent, refuses us or holds another cluster.
+``available/readonly``. One transaction moves a bookie from one place to the other, so the bookie is
+always registered under exactly one of the two. The registration is kept as long as its context is
+open. After a lost session or a deletion of its record, the registration is written again. Meanwhile
+the bookie continues to serve. If the store is silent, refuses us or holds another cluster, the
+registration waits.
 
-A record of the same id may belong to another session, for instance that of an earlier life of this
-bookie. The registration waits until it ends. If the record stays, two processes use one id, and
-this one gives up.
+A record of the same id may belong to another session, for instance that of an earlier process of
+this bookie. The registration waits until that session ends. If the record stays, two processes use
+one id, and this process gives up.
 
 Source: BookKeeper's bookie registration.
 """
@@ -50,8 +51,7 @@ from bookie.metadata.store import MetadataStore
 from bookie.telemetry import event_log
 
 WAIT_TIMEOUTS = 1.5
-"""Wait for another session's record to go, in session timeouts. The session of a
-hanging owner ends some time after its timeout."""
+"""Session timeouts to wait for another session's record; a hanging owner's session ends late."""
 
 _log = event_log(__name__)
 
@@ -59,9 +59,9 @@ _log = event_log(__name__)
 class BookieRegistration:
     """One bookie's registration; an async context manager, whose end deletes the registration.
 
-    Entering waits up to 1.5 session timeouts for another session's record of the same id to go. The
-    wait for the store's answers comes on top. If another process takes the id over later, the body
-    is cancelled and the context raises IdentityError.
+    Entering the context waits up to 1.5 session timeouts for another session's record of the same
+    id to go. The wait for the store's answers comes on top. If another process takes over the id
+    later, the body of the context is cancelled and the context raises IdentityError.
 
     Args:
         store: has to stay open for longer.
@@ -88,8 +88,7 @@ class BookieRegistration:
         self._writing = asyncio.Lock()
         self._doubt = asyncio.Event()
         self._written: tuple[str, int, int | None] | None = None
-        """Key, version and revision of our last write. By them we recognise our own record of a
-        former session."""
+        """Key, version, revision of our last write, to recognise our record of a former session."""
         self._is_registered = False
 
     @property
@@ -99,19 +98,19 @@ class BookieRegistration:
 
     @property
     def is_registered(self) -> bool:
-        """False from the moment a lost session or record is noticed until it is written again."""
+        """False from a noticed loss of the session or record until the record is written again."""
         return self._is_registered
 
     @property
     def obstacle(self) -> str:
-        """Reason why the last new registration failed; empty while it is registered."""
+        """The reason why the last attempt to register again failed; empty while registered."""
         return "" if self._is_registered or self._obstacle is None else str(self._obstacle)
 
     async def update(self, registration: Registration) -> None:
-        """Register new figures, or the change between writable and read-only.
+        """Register new figures (capacity, load), or a change between writable and read-only.
 
-        At every moment others see either the old record or the new one. If this raises, the new
-        state is still wanted and is written with the next repair, which begins at once.
+        At every moment, others see either the old record or the new one. If this call raises an
+        error, the new state is still wanted; the next repair, which begins at once, writes it.
 
         Raises:
             MetadataUnavailableError: the store did not answer.
@@ -160,7 +159,7 @@ class BookieRegistration:
             await self._withdraw()
 
     async def _occupy(self) -> None:
-        """Register, waiting for another session's record to go.
+        """Register; wait until another session's record of the same id has gone.
 
         Raises:
             IdentityError: it stayed.
@@ -194,13 +193,13 @@ class BookieRegistration:
             _log.info("registered_again", bookie=self._wanted.bookie_id)
 
     def _note_obstacle(self, error: BookieError) -> None:
-        """Log an obstacle of another kind than before: an outage has one line, however long."""
+        """Log an obstacle only if its kind has changed: a long outage gives a single line."""
         if type(error) is not type(self._obstacle):
             _log.warning("registration_waits", reason=str(error))
         self._obstacle = error
 
     async def _wait_for_doubt(self, seconds_max: float) -> None:
-        """Pause between two attempts; a session that is back ends the pause."""
+        """Pause between two attempts to register; a session that is back ends the pause."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds_max):
                 await self._doubt.wait()
@@ -258,7 +257,7 @@ class BookieRegistration:
             return intact
 
     async def _withdraw(self) -> None:
-        """Delete the record now instead of with the end of the session."""
+        """Delete the record now, instead of leaving it until the end of the session."""
         async with self._writing:
             self._is_registered = False
             for read_only in (False, True):
@@ -273,7 +272,7 @@ class BookieRegistration:
     # ---- writing
 
     async def _try_write(self) -> bool:
-        """Bring the records to the wanted state; False if another session has one of them."""
+        """Write the wanted state of the records; return False if another session owns a record."""
         async with self._writing:
             while True:
                 operations = await self._plan(self._wanted)

@@ -1,6 +1,7 @@
 """A live bookie's description of itself: the value of its leased registration record.
 
-Canonical JSON (:mod:`bookie.metadata.json_record`), format ``bookie-registration``, version 1.
+The record is canonical JSON (:mod:`bookie.metadata.json_record`), format ``bookie-registration``,
+version 1.
 """
 
 from __future__ import annotations
@@ -31,30 +32,30 @@ class Endpoint:
 
     @property
     def address(self) -> str:
-        """``HOST:PORT``."""
+        """The address as ``HOST:PORT``."""
         return join_address(self.host, self.port)
 
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """A bookie as others see it. Capacity and load are as of the last update."""
+    """A bookie's description for others; capacity and load are those of the last update."""
 
     bookie_id: str
     endpoints: tuple[Endpoint, ...]
     labels: Mapping[str, str] = field(default_factory=dict)
     """Labels for placement: rack, zone, region, …"""
     total_bytes: int = 0
-    """Size of the ledger device."""
+    """The size of the ledger device in bytes."""
     free_bytes: int = 0
     load: float = 0.0
     """Load of the bookie: 0 idle, 1 at its limit."""
     read_only: bool = False
     version: str = ""
-    """The program's version."""
+    """The version of the bookie's program."""
     incarnation: str = ""
-    """Renewed whenever the bookie may have lost something that it acknowledged."""
+    """A random id, renewed when the bookie may have lost something that it acknowledged."""
     store_doubt: str = ""
-    """Reason to think that the metadata store is older than the bookie; empty if there is none."""
+    """The reason to think that the metadata store is older than the bookie's state; else empty."""
 
     def endpoint(self, name: str) -> Endpoint | None:
         for endpoint in self.endpoints:
@@ -64,7 +65,7 @@ class Registration:
 
 
 def encode_registration(registration: Registration) -> bytes:
-    """The record's bytes.
+    """Encode a registration as the record's bytes.
 
     Raises:
         BadRequestError: the load is not a number.
@@ -81,7 +82,7 @@ def encode_registration(registration: Registration) -> bytes:
 
 
 def decode_registration(data: bytes) -> Registration:
-    """The registration in `data`.
+    """Decode the registration in `data`.
 
     Raises:
         FormatError: not a registration, damaged, or of a newer version.

@@ -1,6 +1,7 @@
-"""The metadata store: small records under compare-and-set, leases, and ordered change events.
+"""The metadata store: small records with compare-and-set, leases, and ordered change events.
 
-`store` is the contract, `evaluate` says what a transaction means, and `connect` opens a store by
-URI. `memory`, `local`, `etcd` and `zookeeper` are the backends, one folder each; the docstring of
-each folder is its essay. A backend imports the contract and never another backend.
+`store` is the contract that each backend fulfils, `evaluate` says what a transaction means, and
+`connect` opens a store by URI. `memory`, `local`, `etcd` and `zookeeper` are the backends, one
+folder each; the docstring of each folder is its essay. A backend imports the contract and never
+another backend.
 """

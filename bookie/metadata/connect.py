@@ -1,4 +1,4 @@
-"""Opens the store of a metadata URI; the only place that knows all backends."""
+"""Open the store that a metadata URI names; only this module knows all backends."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def open_store(
     security: MetadataSecurity | None = None,
     create: bool = True,
 ) -> AbstractAsyncContextManager[MetadataStore]:
-    """The store that `uri` names; its session begins when the context is entered.
+    """Return the store that `uri` names, as a context manager; entering it begins the session.
 
-    `session_timeout_seconds` lies in 0.1 … 3600. Nothing is opened by this call itself. `security`
-    is for ``zk://`` and ``etcd://``; the others need none. Without `create`, only a directory that
-    holds a store is accepted; the other kinds need no creation.
+    `session_timeout_seconds` lies in 0.1 … 3600. This call itself opens nothing. Only ``zk://`` and
+    ``etcd://`` need `security`. If `create` is false, a ``local://`` directory must hold a store
+    already; the other kinds of stores need no creation.
 
     Raises:
         ConfigurationError: the URI or the timeout is wrong, or this build lacks the backend.

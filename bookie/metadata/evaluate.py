@@ -1,7 +1,7 @@
-"""The meaning of a transaction, in one place for the backends that hold the tree themselves.
+"""The rules of a transaction, shared by the backends that store the tree of records themselves.
 
-`evaluate` looks at the state before a transaction. It raises the error of the first condition that
-fails, or returns what to write. It changes nothing itself.
+`evaluate` looks at the state before a transaction. `evaluate` raises the error of the first
+condition that fails, or returns what to write. `evaluate` changes nothing itself.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from bookie.metadata.model import (
 )
 
 NO_OWNER = b""
-"""The owner of a persistent record."""
+"""The value of `owner` in a persistent record, which belongs to no session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +65,10 @@ class StoredRecord(Stored):
 
 
 class Tree(Protocol):
-    """The state before the transaction."""
+    """The state of all records before a transaction, as `evaluate` reads it."""
 
     def find(self, key: str) -> Stored | None:
-        """The record of `key`, if there is one."""
+        """Return the record of `key`, or None if there is no record."""
 
     def has_children(self, key: str) -> bool:
         """True if any key lies below `key`."""
@@ -76,7 +76,7 @@ class Tree(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Store `value` under `key` for `owner`; replacing a record or not."""
+    """An effect: store `value` under `key` for `owner`, as a new record or in place of one."""
 
     key: str
     value: bytes
@@ -89,7 +89,7 @@ class Write:
         return ChangeKind.CREATED if self.owner_before is None else ChangeKind.MODIFIED
 
     def record(self, before: StoredRecord | None, version: int, now_ms: int) -> StoredRecord:
-        """The record after the commit `version`. With another owner it begins a new life."""
+        """Return the record after commit `version`; a change of owner makes it a new record."""
         if before is None or before.owner != self.owner:
             return StoredRecord(version, self.owner, self.value, version, now_ms, now_ms)
         return replace(before, version=version, value=self.value, modified_ms=now_ms)
@@ -97,7 +97,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Deletion:
-    """Remove the record of `key`, which belongs to `owner_before`."""
+    """An effect: remove the record of `key`, which belongs to `owner_before`."""
 
     key: str
     owner_before: bytes
@@ -107,9 +107,10 @@ class Deletion:
 def evaluate(
     operations: Sequence[Operation], tree: Tree, session: bytes, number: int
 ) -> list[Write | Deletion | None]:
-    """One effect per operation, or None for a `Check`.
+    """Return one effect per operation, or None for a `Check`.
 
-    `number` is what sequential keys end with: above that of every commit before.
+    The keys of sequential records end with `number`, which must be greater than the number of every
+    earlier commit.
 
     Raises:
         BadVersionError, KeyExistsError, NoSuchKeyError, KeyHasChildrenError, InvalidKeyError: as

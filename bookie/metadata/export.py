@@ -1,15 +1,17 @@
-"""Copying a whole store: into a file of lines and back, or into another store.
+"""Copy a whole store into a file of lines and back, or into another store.
 
-A copy leaves out what belongs to a session (registrations, locks), because it would outlive its
-owner. It writes the records of the top level last. They contain the cluster's identity, so an
-incomplete copy does not look like a cluster. Repeat a copy that was interrupted: a record that is
-there with the same value stays. A record with another value stays, too, and is an error.
+A copy leaves out records that belong to a session (registrations, locks), because they would
+outlive their owner. A copy writes the records of the top level last. These records contain the
+cluster's identity, so an incomplete copy does not look like a cluster. Repeat a copy that was
+interrupted: a record that exists in the target with the same value stays. A record that exists with
+another value stays, too, and is an error.
 
-**Sequential numbers** begin anew in the target. Items that are queued would then come after later
-items, so a store with queued items is not copied.
+**Sequential numbers** begin anew in the target. Queued items would then come after items that are
+added later, so a store with queued items is not copied.
 
-**Access control lists** move with `migrate`: a list that restricts a record in the source restricts
-it in the target, too. Records that are open to all get the target's default. A file holds no lists.
+**Access control lists** move with `migrate`: a list that restricts a record in the source also
+restricts the record in the target. Records that are open to all get the target's default list. An
+export file holds no lists.
 
 A file has one JSON object a line::
 
@@ -18,7 +20,7 @@ A file has one JSON object a line::
     …
     {"records": 1, "sha256": "<of all lines before this one>"}
 
-A file was cut off or changed if its last line is missing or does not fit.
+An export file was cut off or changed if its last line is missing or does not fit the other lines.
 """
 
 from __future__ import annotations
@@ -59,38 +61,38 @@ FORMAT = "bookie metadata"
 FORMAT_VERSION = 1
 
 NARROW_CHILDREN_MAX = 20_000
-"""Children of one key that every kind of store can list, with long names, in one answer."""
+"""The most children (with long names) of one key that every kind of store lists in one answer."""
 
 _QUEUED = re.compile(rf"(.*)/items/item-\d{{{SEQUENCE_DIGITS_MIN},}}").fullmatch
 """Matches the key of an item that waits in a queue (`bookie.coordination.queues`)."""
 
 AccessList: TypeAlias = tuple[Acl, ...]
-"""The access control list of a record; None where the target decides."""
+"""The access control list of a record; None in its place lets the target decide."""
 
 Count = Callable[[int], None]
-"""Called with the number of records copied since the last call."""
+"""A callback that gets the number of records copied since the last call."""
 
 
 @dataclass(slots=True)
 class Copied:
-    """The result of a copy, in records."""
+    """The result of a copy, as numbers of records."""
 
     written: int = 0
     equal: int = 0
-    """Records that were there already, with the same value."""
+    """The number of records that the target held already, with the same value."""
     skipped: int = 0
-    """Records that belong to sessions."""
+    """The number of records left out because they belong to sessions."""
     restricted: int = 0
-    """Records that have an access control list in the source."""
+    """The number of records that an access control list restricts in the source."""
 
 
 async def export_lines(
     store: MetadataStore, key: str = ROOT, *, skipped: Callable[[str], None] = lambda _: None
 ) -> AsyncIterator[str]:
-    """The lines of a file with everything at and below `key`; complete, or it raises.
+    """Yield the lines of an export of `key` and all below it; raise if the export is incomplete.
 
-    The walk takes time: stop the cluster to get the state of one moment. `skipped` is called with
-    each key that belongs to a session.
+    The walk over the records takes time: stop the cluster to get the state of one moment. `skipped`
+    is called with each key that belongs to a session.
     """
     seal = _Seal()
     yield seal.line({"format": FORMAT, "version": FORMAT_VERSION})
@@ -105,7 +107,7 @@ async def export_lines(
 
 
 def parse_export(lines: Iterable[str]) -> list[tuple[str, bytes]]:
-    """The keys and values of a file, returned after the last line was verified.
+    """Return the keys and values of an export file, after its last line was verified.
 
     Raises:
         FormatError: the file is not ours, cut off or changed; the message says which line.
@@ -141,7 +143,7 @@ async def import_records(
     overwrite: bool = False,
     count: Count = lambda _: None,
 ) -> Copied:
-    """Write the records of a file; the top level last.
+    """Write the records of an export file, those of the top level last.
 
     Raises:
         MetadataError: an item of a queue is among them; nothing was written.
@@ -166,9 +168,9 @@ async def migrate(
     drop_acl: bool = False,
     count: Count = lambda _: None,
 ) -> Copied:
-    """Copy everything from `source` to `target` and compare the two; `source` stays as it is.
+    """Copy all records of `source` to `target` and compare the two stores; `source` is unchanged.
 
-    `drop_acl` allows a target without access control by record to take restricted records.
+    With `drop_acl`, restricted records may go to a target that has no access control by record.
 
     Raises:
         MetadataError: a session uses the source and `live` is false. Or an item is queued. Or one
@@ -207,7 +209,7 @@ def _refuse_queued(key: str) -> None:
 
 
 async def _walk_with_acl(store: MetadataStore) -> AsyncIterator[tuple[Record, AccessList | None]]:
-    """All records, each with the list that restricts it; None if it is open to all."""
+    """Yield each record with its restricting access control list, or None if open to all."""
     if not store.has_access_control:
         async for record in walk(store):
             yield record, None
@@ -254,7 +256,7 @@ async def _require_same_access(source: MetadataStore, target: MetadataStore) -> 
 async def _require_movable(
     source: MetadataStore, target: MetadataStore, *, live: bool, drop_acl: bool
 ) -> None:
-    """Before the first write, refuse what a later step would refuse or could not list."""
+    """Before the first write, refuse a source that cannot or must not be copied."""
     children: Counter[str] = Counter()
     async for record, acl in _walk_with_acl(source):
         if record.ephemeral and not record.created_by_self and not live:
@@ -283,7 +285,7 @@ def _describe(value: bytes | None) -> str:
 
 
 class _Writer:
-    """Puts records in transactions as large as they may be; those of the top level last."""
+    """Writes records in transactions of the largest allowed size, those of the top level last."""
 
     def __init__(
         self, store: MetadataStore, copied: Copied, *, overwrite: bool, count: Count
@@ -297,7 +299,7 @@ class _Writer:
         self._size_bytes = 0
 
     async def add(self, key: str, value: bytes, acl: AccessList | None = None) -> None:
-        """Write one record, now or with the next ones."""
+        """Write one record, now or together with later records."""
         put = Put(key, value, NOT_EXISTS, acl=acl)
         if parent_of(key) == ROOT:
             self._top.append(put)
@@ -305,7 +307,7 @@ class _Writer:
             await self._together(put)
 
     async def finish(self) -> None:
-        """Write the rest; the records of the top level follow all others."""
+        """Write the records that still wait; those of the top level follow all others."""
         await self._flush()
         for put in self._top:
             await self._together(put)
@@ -333,7 +335,7 @@ class _Writer:
         self._count(len(puts))
 
     async def _write(self, put: Put) -> None:
-        """Write one record that may be there already."""
+        """Write one record, which may exist in the target already."""
         there = await self._store.get(put.key)
         if there is None:
             await self._create(put)
@@ -377,14 +379,14 @@ class _Writer:
 
 @dataclass(slots=True)
 class _Seal:
-    """The digest over the lines of a file."""
+    """The running count and digest of an export file, for its last line."""
 
     records: int = 0
     digest_before_last: str = ""
     _hash: hashlib._Hash = field(default_factory=hashlib.sha256)
 
     def line(self, item: object) -> str:
-        """One line, which counts."""
+        """Encode `item` as one line, and add the line to the digest."""
         # JSON escapes line breaks in keys, so a line break always ends an item.
         text = json.dumps(item)
         self.take(text)
@@ -411,14 +413,14 @@ def _objects(lines: Iterable[str], seal: _Seal) -> Iterator[tuple[int, object]]:
 # ---- all records of a store
 
 WINDOW = 64
-"""Keys that are read at a time."""
+"""The number of keys that are read at a time."""
 
 
 async def walk(store: MetadataStore, key: str = ROOT) -> AsyncIterator[Record]:
-    """`key`'s record and all below it, each parent before its children, names ascending.
+    """Yield the record of `key` and all below it: parents before children, names ascending.
 
-    Records that exist during the whole walk appear exactly once; those that come or go meanwhile
-    may appear. Raises if it cannot be completed.
+    Records that exist during the whole walk appear exactly once; records that are created or
+    deleted meanwhile may appear. An error is raised if the walk cannot be completed.
     """
     check_prefix(key)
     record = None if key == ROOT else await store.get(key)
@@ -455,7 +457,7 @@ class Difference:
 
 
 async def differences(left: MetadataStore, right: MetadataStore) -> AsyncIterator[Difference]:
-    """The differences between two stores, ascending, without the records of sessions."""
+    """Yield the differences between two stores in the order of `walk`, without session records."""
     ours, theirs = _persistent(left), _persistent(right)
     one, other = await anext(ours, None), await anext(theirs, None)
     while one is not None or other is not None:
@@ -479,5 +481,5 @@ async def _persistent(store: MetadataStore) -> AsyncIterator[Record]:
 
 
 def _place(record: Record) -> list[str]:
-    """The order in which a walk meets records."""
+    """Return the sort key of a record in the order of `walk`."""
     return record.key.split("/")

@@ -4,12 +4,12 @@
 
     {"format":"bookie-…","version":1,…}
 
-Equal values have equal bytes. A reader ignores unknown keys. So a field that older readers may
-ignore needs no new version. Any other change raises the version, and older readers refuse the
-record.
+Equal values are encoded to equal bytes. A reader ignores unknown keys. So a field that older
+readers may ignore needs no new version. Any other change raises the version number, and older
+readers refuse the record.
 
-:func:`encode` and :func:`decode` handle the frame. :class:`JsonFields` reads typed values and names
-the field that is wrong.
+:func:`encode` and :func:`decode` write and check the format name and the version.
+:class:`JsonFields` reads typed values; its errors name the wrong field.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def encode(format_name: str, version: int, fields: Mapping[str, object]) -> byte
 
 
 def decode(format_name: str, newest_version: int, data: bytes) -> JsonFields:
-    """The fields of a record of `format_name`, at most of `newest_version`.
+    """Return the fields of a `format_name` record whose version is at most `newest_version`.
 
     Raises:
         FormatError: not JSON, another format, or a newer version.
@@ -58,9 +58,10 @@ def decode(format_name: str, newest_version: int, data: bytes) -> JsonFields:
 
 @dataclass(frozen=True, slots=True)
 class JsonFields:
-    """A JSON object whose values are taken out by name and type.
+    """A JSON object whose values are read by name and expected type.
 
-    Every method raises FormatError, naming the field, if it is missing or of another type.
+    Every method that reads a field raises FormatError if the field is missing or of another type;
+    the message names the field.
     """
 
     where: str
@@ -73,7 +74,7 @@ class JsonFields:
         return value
 
     def integer(self, name: str, *, minimum: int = -(2**63), maximum: int = MAX_ID) -> int:
-        """A whole number in `minimum` … `maximum` (inclusive)."""
+        """Return the field `name`, a whole number in `minimum` … `maximum` (inclusive)."""
         value = self.values.get(name)
         if not isinstance(value, int) or isinstance(value, bool):
             raise self._wrong(name, "a whole number")
@@ -86,13 +87,13 @@ class JsonFields:
     def optional_integer(
         self, name: str, *, minimum: int = -(2**63), maximum: int = MAX_ID
     ) -> int | None:
-        """A whole number, or None if the field is null or missing."""
+        """Return the field `name`, a whole number, or None if the field is null or missing."""
         if self.values.get(name) is None:
             return None
         return self.integer(name, minimum=minimum, maximum=maximum)
 
     def number(self, name: str) -> float:
-        """A number, whole or not."""
+        """Return the field `name`, which may be any number, as a float."""
         value = self.values.get(name)
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise self._wrong(name, "a number")
@@ -120,7 +121,7 @@ class JsonFields:
             yield JsonFields(f"{self.where}: {name}[{index}]", value)
 
     def rows(self, name: str, *, width: int) -> Iterator[list[int | None]]:
-        """The rows of a list of rows of `width` whole numbers or nulls."""
+        """Yield the rows of the field `name`; each row has `width` whole numbers or nulls."""
         for row in self._list(name):
             if not isinstance(row, list) or len(row) != width:
                 raise self._wrong(name, f"a list of rows of {width}")

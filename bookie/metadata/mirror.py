@@ -1,8 +1,8 @@
-"""Views that follow a part of a store: `Mirror` record by record, `follow` as a whole.
+"""Views that follow part of a store: `Mirror` updates single records, `follow` reads all again.
 
-A view is the result of the last complete listing and of the changes since. A listing that fails
-leaves the view as it was: a silent store does not mean that records are gone. When the store is
-closed, the view keeps its last state.
+A view is the result of the last complete listing and of the changes since that listing. A listing
+that fails leaves the view as it was, because a silent store does not mean that records are gone.
+After the store is closed, the view keeps its last state.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _log = event_log(__name__)
 
 
 def backoff() -> Backoff:
-    """Random delays, because all processes lose a store at the same time."""
+    """Return random delays, because all processes lose a store at the same time."""
     return Backoff(PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX, jitter, AROUND)
 
 
 class Mirror(Generic[T]):
-    """The decoded records right below some keys; an async context manager that keeps them current.
+    """The decoded records right below some keys, kept current while the async context is open.
 
     Args:
         store: has to stay open for longer.
@@ -72,7 +72,7 @@ class Mirror(Generic[T]):
 
     @property
     def values(self) -> Mapping[str, T]:
-        """The values by key; complete when the context is entered. A snapshot."""
+        """A snapshot of the values by key; it is complete once the context is entered."""
         return MappingProxyType(self._values)
 
     async def wait_for_change(self) -> None:
@@ -107,7 +107,7 @@ class Mirror(Generic[T]):
             return
 
     async def _try_apply(self, change: Change) -> bool:
-        """True if the store answered; otherwise nothing changed."""
+        """Apply a change and return True; if the store does not answer, change nothing."""
         try:
             await self._apply(change)
         except MetadataClosedError:
@@ -150,9 +150,10 @@ async def follow(
 ) -> None:
     """Call `take` with the result of `read`, now and after each change below `prefix`.
 
-    Several changes may lie between two calls. An outage delays the call until the store answers.
-    So does a store that refuses us, or that `read` refuses. State that raises `FormatError` is
-    logged and skipped. Returns when the store was closed.
+    Several changes may lie between two calls of `take`. An outage delays the next call until the
+    store answers. The call is also delayed while the store refuses this process, or while `read`
+    raises a `MetadataError` or `RequestError`. State that raises `FormatError` is logged and
+    skipped. `follow` returns when the store is closed.
     """
     pauses = backoff()
     while True:

@@ -1,6 +1,7 @@
 """The content of a metadata store: keys, records, operations on them, and changes for watches.
 
-The limits and checks here are the same on every backend, and are applied before it is asked.
+The limits and checks of this module are the same on every backend; they are applied before the
+backend is asked.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def check_prefix(key: str) -> str:
 
 
 def check_listing(key: str, after: str) -> None:
-    """Refuse to list below an invalid key, or after a name that is no string."""
+    """Refuse a listing below an invalid key, or one that starts after a name that is no string."""
     check_prefix(key)
     if not isinstance(after, str):
         raise BadRequestError(f"a name must be a string, not {type(after).__name__}")
@@ -72,12 +73,12 @@ def is_under(prefix: str, key: str) -> bool:
 
 
 def parent_of(key: str) -> str:
-    """The key one level up; `ROOT` for a top-level key."""
+    """Return the key one level up, or `ROOT` for a top-level key."""
     return key.rpartition("/")[0] or ROOT
 
 
 def ancestors(key: str) -> list[str]:
-    """The keys above `key`, nearest first, without `ROOT`."""
+    """Return the keys above `key`, nearest first, without `ROOT`."""
     found = []
     key = key.rpartition("/")[0]
     while key:
@@ -92,7 +93,7 @@ NOT_EXISTS = -1
 """An expected version that demands that the record does not exist."""
 
 VALUE_SIZE_BYTES_MAX = 512 * 1024
-"""The largest value."""
+"""The largest value of a record, in bytes."""
 
 TRANSACTION_OPERATIONS_MAX = 100
 """The most operations in one transaction."""
@@ -102,36 +103,34 @@ TRANSACTION_SIZE_BYTES_MAX = 768 * 1024
 
 SEQUENCE_DIGITS_MIN = 10
 SEQUENCE_DIGITS_MAX = 20
-"""The digits that the number of a sequential key may have."""
+"""The smallest and largest count of digits in the number of a sequential key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stat:
-    """The state of a record, beside its value."""
+    """The state of a record apart from its value: versions, times and owner."""
 
     key: str
     version: int
-    """Opaque token for compare-and-set; grows over the life of one record."""
+    """An opaque token for compare-and-set; it grows over the life of one record."""
 
     revision: int | None
-    """Order number of the commit that wrote the record last, global in the store: a later
-    write of any key has a greater one. It is the fencing token of a lock. None if the backend
-    cannot tell."""
+    """Store-wide, ascending number of the last commit; a lock's fencing token; None if unknown."""
 
     created_ms: int | None
-    """Wall clock of the server, informational; None if the backend lacks times."""
+    """Creation time by the server's clock, informational; None if the backend has no times."""
 
     modified_ms: int | None
-    """Time of the last write, by the same clock."""
+    """Time of the last write, by the same clock as `created_ms`."""
 
     ephemeral: bool
     """True if the record ends with the session of its owner."""
 
     created_by_self: bool
-    """True if it is ephemeral and belongs to the asking session."""
+    """True if the record is ephemeral and belongs to the session that asks."""
 
     first_version: bool
-    """True until the second write of the record. After a take-over this differs by backend."""
+    """True until the record's second write; after a take-over the value depends on the backend."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +169,8 @@ ACL_SCHEMES = frozenset({"digest", "sasl", "ip", "world", "auth"})
 class Acl:
     """An entry of a record's access control list; only ZooKeeper has such lists.
 
-    `scheme` is one of `ACL_SCHEMES`, `id` what that scheme takes (``user:base64 digest``, a name,
-    an address or network, ``anyone``), `permissions` a part of `ACL_PERMISSIONS`.
+    `scheme` is one of `ACL_SCHEMES`. `id` is what that scheme takes (``user:base64 digest``, a
+    name, an address or network, ``anyone``). `permissions` is a subset of `ACL_PERMISSIONS`.
     """
 
     scheme: str
@@ -196,7 +195,7 @@ class Acl:
 
 
 def check_access(acl: Sequence[Acl]) -> tuple[Acl, ...]:
-    """Return the entries of an access control list.
+    """Check an access control list and return its entries as a tuple.
 
     Raises:
         BadRequestError: it is none.
@@ -208,19 +207,20 @@ def check_access(acl: Sequence[Acl]) -> tuple[Acl, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Write a record. `version`: None = create or replace, `NOT_EXISTS` = create, else replace it.
+    """Write a record. `version` None: create or replace; `NOT_EXISTS`: create; else replace it.
 
-    With `ephemeral` the record belongs to the writing store's lease afterwards. It is created, or
-    was that store's already. With `version`, another store's record is taken over.
+    With `ephemeral`, the record belongs to the lease of the writing store afterwards. Without
+    `version`, the put creates the record, or replaces a record that belongs to this store already.
+    With its `version`, another store's ephemeral record is taken over.
 
-    With `sequential` a record is created whose key is `key` and a number of at least
-    `SEQUENCE_DIGITS_MIN` digits. The number grows and is used only once after that key. `version`
-    must then be None or `NOT_EXISTS`. To order such keys, compare their numbers: as text, a number
-    with more digits may come first.
+    With `sequential`, the put creates a record whose key is `key` followed by a number of at least
+    `SEQUENCE_DIGITS_MIN` digits. The number grows, and each number is used only once after that
+    `key`. `version` must then be None or `NOT_EXISTS`. To order such keys, compare their numbers:
+    as text, a number with more digits may come first.
 
-    With both, all such records below one parent are numbered together, whatever their keys. Their
-    numbers may begin anew when the parent has no children. For a name that is never used twice, put
-    a unique part into `key`.
+    With both `ephemeral` and `sequential`, all such records below one parent are numbered together,
+    whatever their keys. Their numbers may begin anew when the parent has no children. For a name
+    that is never used twice, put a unique part into `key`.
     """
 
     key: str
@@ -229,7 +229,7 @@ class Put:
     ephemeral: bool = False
     sequential: bool = False
     acl: tuple[Acl, ...] | None = None
-    """The access control list of a record that is created; None leaves it to the backend."""
+    """The access control list for a record that the put creates; None: the backend decides."""
 
     def __post_init__(self) -> None:
         check_key(self.key)
@@ -264,7 +264,7 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Delete a record: the one of `version`, or any if None."""
+    """Delete a record: only if it has `version`, or in any version if `version` is None."""
 
     key: str
     version: int | None = None
@@ -277,7 +277,7 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Require that a record has `version`, or that it does not exist (`NOT_EXISTS`)."""
+    """Require that the record has `version`, or with `NOT_EXISTS` that there is no record."""
 
     key: str
     version: int
@@ -296,12 +296,12 @@ Operation: TypeAlias = Put | Delete | Check
 
 
 def sequential_key(key: str, number: int) -> str:
-    """The key of a sequential record."""
+    """Return the key of a sequential record: `key` followed by `number`."""
     return f"{key}{number:0{SEQUENCE_DIGITS_MIN}}"
 
 
 def check_transaction(operations: Sequence[Operation]) -> None:
-    """Refuse what some backend cannot do in one step.
+    """Refuse a transaction that some backend cannot do in one step.
 
     Raises:
         BadRequestError: no list of operations, or too many of them. Or a key named twice, or a key
@@ -356,10 +356,10 @@ class ChangeKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class WatchEvent:
-    """One changed record. A session that ends shows as deletions of its ephemeral records.
+    """One changed record. The end of a session shows as deletions of its ephemeral records.
 
-    `revision` is that of the commit; None if the backend cannot tell. Read the record to learn its
-    value: the read may find a later state.
+    `revision` is the revision of the commit, or None if the backend cannot tell. To learn the new
+    value, read the record; the read may find a later state.
     """
 
     kind: ChangeKind
@@ -369,10 +369,10 @@ class WatchEvent:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """The changes of one transaction under the watched prefix, in its order; never empty.
+    """The changes of one transaction under a watched prefix, in their order; at least one change.
 
-    A backend that cannot tell where a transaction ends (ZooKeeper) may deliver it as several
-    commits of one revision, one after the other.
+    A backend that cannot tell where a transaction ends (ZooKeeper) may deliver the transaction as
+    several commits of one revision, one after the other.
     """
 
     revision: int | None
@@ -381,7 +381,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Resync:
-    """Changes may be missing from here: list again. Later commits follow as usual."""
+    """Changes may be missing at this point: the consumer must list again; later commits follow."""
 
 
 Change: TypeAlias = Commit | Resync

@@ -14,20 +14,19 @@ SaslMechanism: TypeAlias = Literal["none", "digest", "digest-md5"]
 DIGEST-MD5. etcd ignores this setting."""
 
 Access: TypeAlias = Literal["open", "user"]
-"""Access to a record on ZooKeeper that was put without an access control list: for everybody, or
-for the user alone."""
+"""Access to ZooKeeper records put without an access control list: everybody, or the user alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class MetadataSecurity:
-    """TLS files and credentials for ``zk://`` and ``etcd://``; the default is neither.
+    """TLS files and credentials for ``zk://`` and ``etcd://``; by default there are none.
 
     Raises:
         ConfigurationError: half of a pair was given.
     """
 
     tls_ca_file: Path | None = None
-    """Certificates that sign servers'; given, the connection is TLS."""
+    """Certificates that sign the servers' certificates; if given, the connection uses TLS."""
 
     tls_certificate_file: Path | None = None
     """Our own certificate, with its chain."""
@@ -64,7 +63,7 @@ class MetadataSecurity:
 
 
 def security_of(settings: MetadataSettings) -> MetadataSecurity:
-    """The security that the section ``[metadata]`` describes.
+    """Return the security that the section ``[metadata]`` of the settings describes.
 
     Raises:
         ConfigurationError: half of a pair was given.

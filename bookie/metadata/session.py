@@ -1,9 +1,10 @@
 """A session with a metadata store as its owner sees it: alive, in doubt, or lost.
 
-A session keeps ephemeral records alive. Its server ends it after a timeout without a sign of life.
-Its owner must know before that, even if the network is cut. So the owner counts for itself, from
-the moment at which it *sent* the last request that proved the session. The server's count started
-later, so it cannot end earlier.
+A session keeps ephemeral records alive. The server ends a session after a timeout without a sign of
+life. The owner of the session must know that earlier, even if the network is cut. So the owner
+measures the timeout itself, from the moment at which it *sent* the last request that proved the
+session. The server's timeout began later, so the server cannot end the session before the owner's
+timeout has passed.
 
 =========== ==================================================== ===============================
 state       meaning                                              leaves it
@@ -17,13 +18,14 @@ LOST        5/6 of the timeout passed without proof, or the      a renewal sent 
 CLOSED      the owner ended it                                   nothing
 =========== ==================================================== ===============================
 
-An answer to a request that was sent before the doubt began proves nothing about the time since. A
-session that is lost by the clock may still be alive at the server and come back. Consumers hear
-SESSION_LOST and SESSION_REESTABLISHED in this case, too.
+An answer to a request that was sent before the doubt began proves nothing about the time since
+then. A session that is lost by the owner's clock may still be alive at the server and come back.
+Even then, consumers get SESSION_LOST and SESSION_REESTABLISHED.
 
-A process may pause: by a signal, with a suspended machine, or in a long call that blocks its event
-loop. The machine notices a pause at the first step after it, before that step's own event counts,
-because it measures time by the clock. The clock must run on while the computer is suspended.
+A process may pause: by a signal, when the machine is suspended, or in a long call that blocks its
+event loop. The session machine measures time by the clock. So it notices a pause at the first step
+after the pause, before it handles the event of that step. The clock must run on while the computer
+is suspended.
 
 Source: PIP-45's session events and the session watcher of Apache Pulsar.
 """
@@ -39,30 +41,31 @@ from typing import TypeAlias, assert_never
 from bookie.env.backoff import Backoff
 
 PROBE_FRACTION = 15
-"""A session that is not proven otherwise is probed each such fraction of its timeout."""
+"""Without other proof, a session is probed at intervals of its timeout divided by this number."""
 
 PATIENCE_FRACTION = 6
-"""The connection is in doubt when a probe is not answered for this fraction of the timeout."""
+"""A connection is in doubt when a probe is unanswered for the timeout divided by this number."""
 
 ATTEMPT_FRACTION = 3
-"""A probe without an answer is given up, and the pause between two of them bounded, by this."""
+"""The timeout divided by this number limits the wait for a probe and the pause between two."""
 
 LOST_SHARE = 5 / 6
-"""Share of the timeout after which a session without proof is lost, before its server ends it."""
+"""After this share of the timeout without proof, a session is lost, before the server ends it."""
 
 PAUSE_FRACTION = 2
-"""A step that comes this fraction of the timeout late was held up by a pause of the process."""
+"""A step late by the timeout divided by this number was held up by a pause of the process."""
 
 RETRY_SECONDS = 0.5
-"""The longest first pause before a failed probe is followed by the next."""
+"""The longest first pause between a failed probe and the next probe, in seconds."""
 
 
 class SessionEvent(enum.Enum):
     """A change of the session that owns this store's ephemeral records.
 
-    A short outage is CONNECTION_LOST, RECONNECTED. A long one, or an expiry, is CONNECTION_LOST,
-    SESSION_LOST, RECONNECTED, SESSION_REESTABLISHED. By the last one the store has a session again.
-    The ephemeral records of the old one are gone or about to go.
+    A short outage is announced as CONNECTION_LOST, RECONNECTED. A long outage, or an expiry, is
+    announced as CONNECTION_LOST, SESSION_LOST, RECONNECTED, SESSION_REESTABLISHED. At
+    SESSION_REESTABLISHED the store has a session again. The ephemeral records of the old session
+    are gone or about to go.
     """
 
     CONNECTION_LOST = "connection lost"
@@ -81,7 +84,7 @@ EXPIRY_EVENTS = (
 
 
 class SessionState(enum.Enum):
-    """State of a session; the module has a table."""
+    """The state of a session; the module's docstring has a table of the states."""
 
     CONNECTED = "connected"
     DOUBTFUL = "doubtful"
@@ -95,14 +98,14 @@ class SessionState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time passed; owed at `SessionMachine.deadline`."""
+    """Time has passed; a tick is due at `SessionMachine.deadline`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A request that keeps the session alive was answered: a probe, or another such request.
+    """A request that keeps the session alive, for example a probe, was answered.
 
-    A read on etcd does not count, because etcd answers it in every session.
+    A read on etcd does not count, because etcd answers reads even if the session has ended.
     """
 
     sent_at: float
@@ -117,14 +120,14 @@ class Renewed:
 
 @dataclass(frozen=True, slots=True)
 class ProbeFailed:
-    """The probe or renewal sent at that time was answered with an error, or could not be sent."""
+    """The probe or renewal of time `sent_at` was answered with an error, or could not be sent."""
 
     sent_at: float
 
 
 @dataclass(frozen=True, slots=True)
 class Connected:
-    """A connection to a server that can write was made; that does not prove the session."""
+    """A connection to a server that can write was made; this does not prove the session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +144,9 @@ class ReadOnly:
 class Expired:
     """The server says that the session ended.
 
-    `sent_at` is when the question was sent; None if the server said so by itself. An answer to a
-    question from before the present session speaks of an older session.
+    `sent_at` is the time when the answered request was sent, or None if the server reported the end
+    unasked. If the request was sent before the present session began, the answer is about an older
+    session.
     """
 
     sent_at: float | None = None
@@ -150,7 +154,7 @@ class Expired:
 
 @dataclass(frozen=True, slots=True)
 class AuthFailed:
-    """The server does not accept who we are; `sent_at` as in `Expired`."""
+    """The server does not accept our credentials; `sent_at` is as in `Expired`."""
 
     sent_at: float | None = None
 
@@ -185,9 +189,10 @@ class Announce:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Prove the session, or with `renew` begin one; an earlier probe is given up.
+    """Send a request that proves the session (or with `renew` begins one); drop an earlier probe.
 
-    `Answered` (`Renewed`), `ProbeFailed`, `Expired` or `AuthFailed` follows, or nothing.
+    One event follows, or none: `Answered` (with `renew`: `Renewed`), `ProbeFailed`, `Expired` or
+    `AuthFailed`.
     """
 
     sent_at: float
@@ -198,7 +203,7 @@ SessionEffect: TypeAlias = Announce | Probe
 
 
 class SessionMachine:
-    """One session, from the moment at which it began.
+    """The state machine of one session, from the moment at which the session began.
 
     Args:
         timeout_seconds: after so long without a sign of life the server may end the session.
@@ -212,11 +217,11 @@ class SessionMachine:
         self._begun_at = now
         self._proven_at = now
         self._doubt_since = now
-        """Requests sent from here on end the doubt, or the loss."""
+        """Only answers to requests sent since this time end the session's doubt or loss."""
         self._probe_sent_at: float | None = None
         self._patience_until = now
         self._probe_at = now + timeout_seconds / PROBE_FRACTION
-        """Time of the next probe, if none is under way."""
+        """Time of the next probe, if no probe is under way."""
         self._backoff = Backoff(
             min(timeout_seconds / PROBE_FRACTION, RETRY_SECONDS),
             timeout_seconds / ATTEMPT_FRACTION,
@@ -230,7 +235,7 @@ class SessionMachine:
 
     @property
     def deadline(self) -> float | None:
-        """Latest time of the next `Tick`; None if only another event can change anything."""
+        """Latest time for the next `Tick`; None if the passing of time changes nothing."""
         if self._state in (SessionState.CLOSED, SessionState.READ_ONLY):
             return None
         due = self._probe_at
@@ -241,7 +246,7 @@ class SessionMachine:
         return due if self._state is SessionState.LOST else min(due, self._lost_at)
 
     def step(self, event: MonitorEvent, now: float) -> list[SessionEffect]:
-        """Let time pass until `now`, then take `event`; returns the effects, in order."""
+        """Let time pass until `now`, then handle `event`; return the effects, in order."""
         if self._state is SessionState.CLOSED or isinstance(event, Closed):
             self._state = SessionState.CLOSED
             return []
@@ -295,7 +300,7 @@ class SessionMachine:
             self._effects.append(Probe(now, renew=self._state is SessionState.LOST))
 
     def _retry(self, now: float) -> None:
-        """Let the next probe follow the one that failed, after a pause that doubles."""
+        """Schedule the next probe after the failed one, with a pause that doubles each time."""
         self._probe_at = now + self._backoff.next()
         self._probe_sent_at = None
 
@@ -415,7 +420,7 @@ class SessionMachine:
 
 
 class SessionPolicy:
-    """Decides if a process goes on without its session.
+    """Decides whether a process continues while it has no session with the metadata store.
 
     Source: PIP-57, whose policies are to shut down when the session is lost and to reconnect.
 
@@ -442,24 +447,24 @@ class SessionPolicy:
 
     @property
     def deadline(self) -> float | None:
-        """Latest time of the next `step`, to give up; None while only events can end it."""
+        """Call `step` at this time at the latest, to give up; None if no time limit runs."""
         if self._since is None or math.isinf(self._patience_seconds):
             return None
         return self._since + self._patience_seconds
 
     @property
     def is_away(self) -> bool:
-        """True if the store is silent, or has answered without a session since."""
+        """True from the loss of the connection or the session until the store is reconnected."""
         return self._since is not None
 
     def away_seconds(self, now: float) -> float:
-        """Seconds since the store fell silent; 0 while it answers."""
+        """Return the seconds since the store fell silent, or 0 while the store answers."""
         return 0.0 if self._since is None else now - self._since
 
     def step(self, event: SessionEvent | None, now: float) -> str:
-        """Take an event, or with None only time; returns the reason to give up, or "".
+        """Take an event (None: only time passed); return the reason to give up, or an empty string.
 
-        A verdict is final.
+        Once a reason was returned, every later call returns the same reason.
         """
         if self._verdict:
             return self._verdict

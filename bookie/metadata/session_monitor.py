@@ -1,9 +1,9 @@
-"""The session monitor: the session machine with a clock, in the event loop of its store.
+"""The session monitor: it runs the session machine with a clock in the store's event loop.
 
-Each session of a backend has one monitor. The backend says how the session is proven and renewed,
-and passes on what its connection reports. It gets the session's events in order. `tell` announces
-events at once, before it returns. So the event of a lost session comes before any effect of the
-loss.
+Each session of a backend has one monitor. The backend tells the monitor how to prove and renew the
+session, and passes on what its connection reports. The monitor hands the session's events to the
+backend in order. `tell` announces events at once, before it returns. So the event of a lost session
+comes before any effect of the loss.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from bookie.metadata.session import (
 
 
 class SessionMonitor:
-    """Watches one session from entering the context to leaving it; leaving announces nothing.
+    """Watches one session from the entry of the context to its exit; the exit announces nothing.
 
     Args:
         timeout_seconds: the session timeout that the server granted.
@@ -74,18 +74,18 @@ class SessionMonitor:
 
     @property
     def state(self) -> SessionState:
-        """The state as of now: reading it notices a pause of the process."""
+        """The state of the session now; reading it also notices a pause of the process."""
         if self._deadline is not None and self._clock() >= self._deadline:
             # Only after the deadline: before it a tick changes nothing and wakes the keeper.
             self.tell(Tick())
         return self._machine.state
 
     def now(self) -> float:
-        """The time in seconds, by the clock of `Answered.sent_at` and similar fields."""
+        """Return the time in seconds, by the clock of `Answered.sent_at` and similar fields."""
         return self._clock()
 
     def tell(self, event: MonitorEvent) -> None:
-        """Give the machine an event of the connection, or the answer to any request."""
+        """Give the session machine an event of the connection, or the answer to a request."""
         effects = self._machine.step(event, self._clock())
         self._deadline = self._machine.deadline
         for effect in effects:
@@ -111,7 +111,7 @@ class SessionMonitor:
         await self._tasks.__aexit__(None, None, None)
 
     async def _keep(self) -> None:
-        """Give the machine a tick at each of its deadlines."""
+        """Give the session machine a tick at each of its deadlines."""
         while True:
             self._changed.clear()
             deadline = self._deadline

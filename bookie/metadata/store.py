@@ -1,8 +1,9 @@
 """The interface of every metadata store, its values, and the limits that all backends share.
 
 A store is a tree of records under absolute keys such as ``/ledgers/0000000000000000042``. Backends
-decide nothing: this module and `evaluate` say what a put, a delete or a transaction means. So code
-written on one backend runs on all: memory, a local directory, ZooKeeper and etcd.
+do not decide what operations mean: this module and `evaluate` say what a put, a delete or a
+transaction means. So code written on one backend runs on all: memory, a local directory, ZooKeeper
+and etcd.
 
 - **Versions** are opaque integers for compare-and-set; they grow over the life of one record.
   ``NOT_EXISTS`` (-1) as an expected version means "must not exist". **Revisions** number the
@@ -45,46 +46,46 @@ from bookie.metadata.model import (
 from bookie.metadata.session import SessionEvent
 
 DELETIONS_MAX = TRANSACTION_OPERATIONS_MAX - 1
-"""Keys that `delete_recursive` deletes in one transaction, beside a condition."""
+"""The most keys that `delete_recursive` deletes in one transaction, beside a condition."""
 
 _RECURSION_ROUNDS = 10
-"""Rounds of `delete_recursive` while keys are created meanwhile."""
+"""The most rounds of `delete_recursive` while other processes create keys."""
 
 
 class MetadataStore(ABC):
-    """One session with a metadata store; an async context manager that begins and ends it.
+    """One session with a metadata store; an async context manager begins and ends the session.
 
-    All methods run in the event loop that entered the context. Each raises `InvalidKeyError` for a
-    key or value beyond the limits, and `MetadataClosedError` outside the context. Each raises
-    `MetadataUnavailableError` when the store does not answer; the outcome of a write is then
+    All methods run in the event loop that entered the context. Each method raises `InvalidKeyError`
+    for a key or value beyond the limits, and `MetadataClosedError` outside the context. Each method
+    raises `MetadataUnavailableError` when the store does not answer; the outcome of a write is then
     unknown. A write that returned is as durable as the backend is, and visible to every later read
     of this store object. A cancelled write may still happen.
     """
 
     backend: ClassVar[str]
-    """Name of this kind of store in errors."""
+    """The name of this kind of store in error messages."""
 
     lists_wide_directories: ClassVar[bool] = True
-    """True if a hundred thousand children of one key can be listed."""
+    """True if this kind of store can list a hundred thousand children of one key."""
 
     has_access_control: ClassVar[bool] = False
     """True if each record has an access control list of its own."""
 
     session_timeout_seconds: float
-    """After so long without a sign of life, others may end the store's lease."""
+    """After this time without a sign of life, other processes may end the store's lease."""
 
     @property
     @abstractmethod
     def is_session_certain(self) -> bool:
-        """False as soon as an event or the clock casts doubt on the session.
+        """True until an event or the clock casts doubt on the session.
 
-        After a pause of the process this is False at once. The session's events come only in a
-        later turn of the loop, which is too late for a caller that relies on its lease.
+        After a pause of the process, this property is False at once. The session's events come only
+        in a later turn of the event loop, which is too late for a caller that relies on its lease.
         """
 
     @abstractmethod
     async def get(self, key: str) -> Record | None:
-        """The record of `key`, or None."""
+        """Return the record of `key`, or None if there is no record."""
 
     @abstractmethod
     async def exists(self, key: str) -> bool:
@@ -92,14 +93,14 @@ class MetadataStore(ABC):
 
     @abstractmethod
     async def get_children(self, key: str) -> list[str]:
-        """The names one level below `key`, sorted, with those that only have children; complete."""
+        """Return all names one level below `key`, sorted, also of keys that only have children."""
 
     @abstractmethod
     def scan_children(self, key: str, *, after: str = "") -> AsyncIterator[Record]:
-        """The records one level below `key` with names greater than `after`, in name order.
+        """Yield the records one level below `key` with names greater than `after`, sorted by name.
 
-        Records that exist during the whole scan appear exactly once; those that come or go
-        meanwhile may appear. The scan raises if it cannot be completed.
+        Records that exist during the whole scan appear exactly once; records that are created or
+        deleted meanwhile may appear. The scan raises an error if it cannot be completed.
         """
 
     async def put(
@@ -141,12 +142,13 @@ class MetadataStore(ABC):
         await self.transaction([Delete(key, version)])
 
     async def delete_recursive(self, key: str, *, condition: Check | None = None) -> None:
-        """Delete everything below `key`, then its own record; fine if there is nothing.
+        """Delete everything below `key`, then the record of `key`; no error if nothing exists.
 
-        Children go before their parents, in several steps. Others see the steps between, and a
-        failure may leave a part; call it again to continue. The root deletes everything.
+        Children are deleted before their parents, in several steps. Other processes can see the
+        steps between. A failure may leave a part of the keys; call the method again to continue. If
+        `key` is the root, everything is deleted.
 
-        `condition` is checked in every step, in the same transaction.
+        `condition` is checked in every step, in the transaction of that step.
 
         Raises:
             KeyHasChildrenError: others kept creating keys below `key`.
@@ -199,18 +201,18 @@ class MetadataStore(ABC):
 
     @abstractmethod
     async def transaction(self, operations: Sequence[Operation]) -> list[Stat | None]:
-        """Do all operations at once, or none.
+        """Carry out all operations at once, or none of them.
 
         Returns one result per operation: the record's new state for a put, None for a delete or a
         check. Raises the error of the first operation whose condition fails, as `put` and `delete`
-        do; a failed check is a BadVersionError.
+        do. A failed check raises a BadVersionError.
         """
 
     async def foreign_keys(self) -> list[bytes]:
-        """Keys in the scope that can name no record: another program wrote them there.
+        """Return the keys in the scope that can name no record; another program wrote them.
 
-        Listings and watches skip them, and only `delete_foreign` deletes them. A key with one of
-        them below it is not empty. Only some servers can hold such keys.
+        Listings and watches skip foreign keys, and only `delete_foreign` deletes them. A key with a
+        foreign key below it is not empty. Only some servers can hold foreign keys.
         """
         return []
 
@@ -219,15 +221,15 @@ class MetadataStore(ABC):
         return 0
 
     async def enclosing_scopes(self, names: Collection[str]) -> list[str]:
-        """The scopes around this store's scope that have a top-level record of one of `names`.
+        """Return the scopes around this scope that have a top-level record of one of `names`.
 
         A scope that this user may not read is left out. Only servers whose scopes are paths have
-        such scopes.
+        enclosing scopes.
         """
         return []
 
     async def get_acl(self, key: str) -> list[Acl]:
-        """The access control list of `key`'s record.
+        """Return the access control list of `key`'s record.
 
         Raises:
             UnsupportedError: this kind of store has no access control.
@@ -237,7 +239,7 @@ class MetadataStore(ABC):
         raise self._no_access_control()
 
     async def set_acl(self, key: str, acl: Sequence[Acl]) -> None:
-        """Replace the access control list of `key`'s record; raises what `get_acl` does."""
+        """Replace the access control list of `key`'s record; raises the errors of `get_acl`."""
         check_key(key)
         check_access(acl)
         raise self._no_access_control()
@@ -255,16 +257,16 @@ class MetadataStore(ABC):
 
     @abstractmethod
     def watch(self, prefix: str) -> AbstractAsyncContextManager[AsyncIterator[Change]]:
-        """Every commit under `prefix`, itself and own ones included, from entering the context on.
+        """Deliver every commit at or below `prefix`, own ones too, once the context is entered.
 
-        To mirror a prefix: enter, list, then apply changes. A consumer that falls far behind gets
-        one `Resync` instead of the backlog. The iterator raises `MetadataClosedError` when the
-        store is closed.
+        To mirror a prefix, enter the context, list the records, then apply the changes. A consumer
+        that falls far behind gets one `Resync` instead of the backlog. The iterator raises
+        `MetadataClosedError` when the store is closed.
         """
 
     @abstractmethod
     def session_events(self) -> AbstractAsyncContextManager[AsyncIterator[SessionEvent]]:
-        """The session's events from entering the context on."""
+        """Deliver the session's events, once the context is entered."""
 
     @abstractmethod
     async def sync(self) -> None:
@@ -276,4 +278,4 @@ class MetadataStore(ABC):
 
     @abstractmethod
     async def __aexit__(self, *_: object) -> None:
-        """End the session: its ephemeral records are deleted when this returns."""
+        """End the session; its ephemeral records are deleted when this method returns."""

@@ -30,18 +30,19 @@ _URI = re.compile(r"([^:/?#]+):(?://([^/?#]*))?([^?#]*)([?#].*)?", re.DOTALL)
 class MetadataUri(NamedTuple):
     """The parts of a metadata URI.
 
-    Not Python's `urlsplit`: that takes one server, and refuses most lists with an IPv6 address.
+    Python's `urlsplit` is not used: it takes only one server, and refuses most lists with an IPv6
+    address.
     """
 
     scheme: str
     authority: str
     """The servers, or the name of a store in memory."""
     path: str
-    """The directory or the scope, with its percent signs."""
+    """The directory or the scope, still percent-encoded."""
 
 
 class Host(NamedTuple):
-    """One server: a name or address without brackets, and a port. Its text has brackets again."""
+    """One server: a host name or IP address, and a port; as text, IPv6 gets brackets again."""
 
     name: str
     port: int
@@ -52,15 +53,15 @@ class Host(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Servers:
-    """Servers and scope of a URI of ``zk://`` or ``etcd://``."""
+    """The servers and the scope of a ``zk://`` or ``etcd://`` URI."""
 
     hosts: tuple[Host, ...]
     scope: str
-    """The key below which all keys of the store lie: starts with a slash, ends without."""
+    """The key above all keys of the store; it starts with a slash and ends without one."""
 
 
 def parse_servers(uri: str, parts: MetadataUri) -> Servers:
-    """The servers and the scope of a URI of ``zk://`` or ``etcd://``.
+    """Return the servers and the scope of a ``zk://`` or ``etcd://`` URI.
 
     Raises:
         ConfigurationError: one sentence that says what is wrong with it.
@@ -101,7 +102,7 @@ def require_shared(uri: str) -> None:
 
 
 def split_uri(uri: str) -> MetadataUri:
-    """The parts of a metadata URI, checked for what can be checked without opening it.
+    """Split a metadata URI into its parts, and check what can be checked without opening it.
 
     Raises:
         ConfigurationError: one sentence that says what is wrong with it.

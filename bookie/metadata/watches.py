@@ -1,7 +1,7 @@
 """Delivery of events to consumers, shared by all stores.
 
-Each consumer has a bounded queue, so the store never waits for it. When a consumer is too far
-behind, one overflow item (`Resync` for watches) replaces the whole backlog.
+Each consumer has a bounded queue, so the store never waits for a consumer. When a consumer is too
+far behind, one overflow item (`Resync` for watches) replaces the consumer's whole backlog.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from bookie.metadata.session import SessionEvent
 T = TypeVar("T")
 
 BACKLOG_MAX = 10_000
-"""Items that wait for a consumer before they collapse."""
+"""The most items that wait for a consumer; one more replaces all of them by an overflow item."""
 
 
 class Subscription(Generic[T]):
-    """An async iterator over what is pushed; one consumer, in the event loop that pushes."""
+    """An async iterator over pushed items, for one consumer in the event loop that pushes."""
 
     def __init__(self, overflow: T, backlog_max: int = BACKLOG_MAX) -> None:
         self._overflow = overflow
@@ -33,7 +33,7 @@ class Subscription(Generic[T]):
         self._end: BookieError | None = None
 
     def push(self, item: T) -> None:
-        """Queue `item`; a full queue collapses into the overflow item, `item` included."""
+        """Queue `item`; if the queue is full, one overflow item replaces the queue and `item`."""
         if len(self._items) >= self._backlog_max:
             self._items.clear()
             item = self._overflow
@@ -58,18 +58,18 @@ class Subscription(Generic[T]):
 
 
 class Watches:
-    """The watches of one store, each on a prefix; for its event loop only."""
+    """The watches of one store, each on a prefix, for use in the store's event loop only."""
 
     def __init__(self) -> None:
         self._watches: dict[Subscription[Change], tuple[str, int]] = {}
-        """Each with its prefix, and the revision after which commits are news."""
+        """Watch → its prefix, and the revision after which commits are delivered to it."""
 
     def __bool__(self) -> bool:
         return bool(self._watches)
 
     @contextmanager
     def open(self, prefix: str, since: int = -1) -> Iterator[AsyncIterator[Change]]:
-        """The changes at and below `prefix` after revision `since`, until the context ends."""
+        """Yield the changes at and below `prefix` after revision `since`, until context exit."""
         subscription: Subscription[Change] = Subscription(overflow=Resync())
         self._watches[subscription] = (prefix, since)
         try:
@@ -78,7 +78,7 @@ class Watches:
             del self._watches[subscription]
 
     def deliver(self, revision: int | None, events: Sequence[WatchEvent]) -> None:
-        """Give each watch its part of a commit."""
+        """Give each watch the changes of a commit that lie at or below its prefix."""
         for subscription, (prefix, since) in self._watches.items():
             if revision is not None and revision <= since:
                 continue
@@ -87,7 +87,7 @@ class Watches:
                 subscription.push(Commit(revision, concerned))
 
     def resync(self, revision: int | None = None) -> None:
-        """Tell all that commits may be missing; if given, the next ones come after `revision`."""
+        """Say that commits may be missing; if given, `revision` comes before the next commit."""
         for subscription, (prefix, since) in self._watches.items():
             if revision is not None:
                 self._watches[subscription] = (prefix, min(since, revision))
@@ -103,11 +103,11 @@ class SessionWatches:
 
     def __init__(self) -> None:
         self._subscriptions: dict[Subscription[SessionEvent], None] = {}
-        """The consumers, in the order in which they began."""
+        """The consumers, in the order in which they subscribed."""
 
     @contextmanager
     def open(self) -> Iterator[AsyncIterator[SessionEvent]]:
-        """The events from now on, until the context ends."""
+        """Yield the session's events from now on, until the context ends."""
         subscription = Subscription(overflow=SessionEvent.SESSION_REESTABLISHED)
         self._subscriptions[subscription] = None
         try:

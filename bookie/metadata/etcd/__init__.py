@@ -1,8 +1,8 @@
-"""The store in etcd: ``etcd://HOST:2379,HOST:2379/scope``.
+"""The metadata store in etcd; its URI is ``etcd://HOST:2379,HOST:2379/scope``.
 
-etcd is close to the contract. Its revision is the version of a record, a Txn is a transaction, and
-a lease is a session. Each range that is followed has a watch, which delivers its changes. Two
-things need work: lost replies, and watches that must deliver every commit.
+etcd offers most of what the store's contract demands. The etcd revision is the version of a record,
+an etcd Txn is a transaction, and a lease is a session. An etcd watch delivers the changes of one
+range of keys. Two things need work: lost replies, and watches that must deliver every commit.
 
 | module | what it holds |
 |---|---|
@@ -15,14 +15,15 @@ things need work: lost replies, and watches that must deliver every commit.
 | `watch` | a watch on one range: commits whole and in order, resumed without a gap |
 | `listing` | children in pages that skip subtrees |
 
-**A write** is one Txn (`transactions`). It compares the conditions of all operations and writes if
-all hold. Otherwise it reads, in the same instant, what `evaluate` needs to name the error. The Txn
-also compares and replaces a *receipt*, a key of the session's lease. After a lost reply the receipt
-shows the outcome, or its replacement prevents the write (`lease`).
+**A write** is one Txn (`transactions`). The Txn compares the conditions of all operations, and
+writes if all conditions hold. Otherwise the Txn reads, in the same instant, what `evaluate` needs
+to name the error. The Txn also compares and replaces a *receipt*, a key that belongs to the
+session's lease. After a lost reply, the receipt shows the outcome of the write, or the store
+replaces the receipt and so prevents the write (`lease`).
 
-**Watches** resume behind the last delivered commit. If etcd has forgotten it (compaction), or the
-cluster was restored to an older revision, the watch delivers `Resync`.
+**Watches** resume after the last delivered commit. If etcd has compacted the following revision
+away, or the cluster was restored to an older revision, the watch delivers `Resync`.
 
-**Foreign keys**, which another program wrote and which can name no record, are skipped with one
-warning. Only `delete_foreign` deletes them.
+**Foreign keys** were written by another program and can name no record. The store skips foreign
+keys and logs one warning. Only `delete_foreign` deletes foreign keys.
 """

@@ -1,10 +1,10 @@
-"""`EtcdStore`: one session with a scope in etcd.
+"""`EtcdStore`: one session with the store in a scope (a key prefix) of etcd.
 
-Reads are linearizable: they show what any process wrote before. After a lost reply the outcome of a
-write stays unknown in two cases: etcd cannot be reached for long, or the session ends meanwhile.
-Then the write raises `MetadataUnavailableError`.
+Reads are linearizable: a read shows everything that any process committed before. After a lost
+reply, the outcome of a write stays unknown in two cases: etcd cannot be reached for long, or the
+session ends meanwhile. In both cases the write raises `MetadataUnavailableError`.
 
-Differences from the store in memory:
+This store differs from the store in memory:
 
 - Records have no times: etcd lacks them.
 - A take-over by another session counts as a change of the record: its first version is over.
@@ -57,14 +57,13 @@ from bookie.metadata.watches import SessionWatches, Watches
 
 OPERATION_SECONDS_MIN = 2.0
 OPERATION_SECONDS_MAX = 10.0
-"""An operation is tried for half a session timeout, within these bounds. So a caller learns of an
-outage before the session is lost."""
+"""Retries end after half a session timeout, within these bounds, before the session is lost."""
 
 ATTEMPTS = 3
-"""Endpoints that an operation can try although none of them answers."""
+"""The number of endpoints that one operation has time to try if none of them answers."""
 
 _DELETIONS_MAX = 100
-"""Foreign keys that one Txn deletes; etcd allows 128 operations."""
+"""The most foreign keys that one Txn deletes; etcd allows 128 operations in a Txn."""
 
 PROBE_FRACTION = 4
 RENEWAL_FRACTION = 7
@@ -73,7 +72,7 @@ of a new one. The monitor waits for a third; another endpoint must have its turn
 
 
 class EtcdStore(MetadataStore):
-    """A session with the store below `scope` in the cluster of `hosts` (each ``HOST:PORT``)."""
+    """A session with the store below `scope` in the etcd at `hosts` (each ``HOST:PORT``)."""
 
     backend = "the metadata store in etcd"
 
@@ -199,13 +198,13 @@ class EtcdStore(MetadataStore):
         return any(read.response_range.kvs for read in response.responses)
 
     async def get_children(self, key: str) -> list[str]:
-        """All of one revision, if etcd keeps it long enough."""
+        """List the children as of one revision, if etcd keeps that revision long enough."""
         check_prefix(key)
         self._require_open()
         return await child_names(self._client, self._scope, key)
 
     async def scan_children(self, key: str, *, after: str = "") -> AsyncIterator[Record]:
-        """All of one revision, if etcd keeps it long enough."""
+        """Yield the records as of one revision, if etcd keeps that revision long enough."""
         check_listing(key, after)
         self._require_open()
         async for name, kv in child_records(self._client, self._scope, key, after):
@@ -235,13 +234,13 @@ class EtcdStore(MetadataStore):
         return found
 
     async def sync(self) -> None:
-        """Require an open store: every read shows the last commit of any process."""
+        """Only require an open store: reads always show the last commit of any process."""
         self._require_open()
 
     # ---- writes
 
     async def transaction(self, operations: Sequence[Operation]) -> list[Stat | None]:
-        """Commit as the contract says; a majority of etcd has it on disk when it returns."""
+        """Commit as `MetadataStore` says; on return, a majority of etcd has the commit on disk."""
         check_transaction(operations)
         self._refuse_acl(operations)
         self._require_open()
@@ -274,7 +273,7 @@ class EtcdStore(MetadataStore):
     async def _attempt(
         self, transaction: Transaction, receipt: Receipt, deadline: float
     ) -> list[Stat | None] | None:
-        """Make the Txn once; None asks for another round, because nothing was written."""
+        """Send the Txn once; return None if nothing was written and the caller must try again."""
         request = transaction.request(receipt)
         receipt.is_doubtful = True
         try:
@@ -299,7 +298,7 @@ class EtcdStore(MetadataStore):
         return transaction.take(receipt, response)
 
     async def _settle(self, receipt: Receipt, deadline: float, lost: LostReplyError) -> int:
-        """The revision of the write whose reply was lost; 0 = it will never happen.
+        """Return the revision of a write whose reply was lost; 0 if the write can never happen.
 
         Raises:
             MetadataUnavailableError: the outcome stays unknown.
@@ -323,7 +322,7 @@ class EtcdStore(MetadataStore):
     async def _confirm(
         self, transaction: Transaction, receipt: Receipt
     ) -> list[Stat | None] | None:
-        """The results of a write of which only the revision is known."""
+        """Return the results of a write of which only the revision is known."""
         try:
             response = await self._client.read(TXN, transaction.confirmation(receipt.revision))
         except CompactedError as error:
@@ -364,7 +363,7 @@ class EtcdStore(MetadataStore):
                 del self._followed[followed.prefix]
 
     def _follow(self, prefix: str, position: Position) -> _Followed:
-        """The watch that covers `prefix`; a new one delivers what comes after `position`."""
+        """Return the watch that covers `prefix`; a new watch begins after `position`."""
         for followed in self._followed.values():
             if is_under(followed.prefix, prefix):
                 return followed
@@ -377,7 +376,7 @@ class EtcdStore(MetadataStore):
 
 @dataclass(frozen=True, slots=True)
 class _Followed:
-    """One watch on a range, and the consumers of its parts."""
+    """One watch on a range of keys, and the consumers that follow parts of the range."""
 
     prefix: str
     watch: EtcdWatch

@@ -1,11 +1,11 @@
-"""The connection to etcd: endpoints, calls and streams, our credentials, and errors as ours.
+"""The connection to etcd: endpoints, calls, streams, credentials, and translation of errors.
 
-Each endpoint has one channel, which opens when it is first needed. All calls go to one endpoint.
-After a call without an answer the next one goes to another endpoint. The outcome of an unanswered
-call is unknown: it raises `LostReplyError`, and only reads are repeated here.
+Each endpoint has one gRPC channel, which opens at the first call. All calls go to the current
+endpoint. After a call without an answer, the next call goes to another endpoint. An unanswered call
+raises `LostReplyError`, because its outcome is unknown. Only `read` repeats an unanswered call.
 
 Every call says that it needs a leader (``hasleader``). So a member that was cut off from the others
-refuses the call at once; otherwise the call would wait.
+refuses the call at once, instead of letting the call wait.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from bookie.errors import (
 from bookie.metadata.security import MetadataSecurity
 
 CALLS_MAX: Final = 128
-"""Calls under way at once; more wait here. gRPC gets slower, and then fails, with thousands."""
+"""The most calls at once; more calls wait, because with thousands gRPC slows and then fails."""
 
 _PAUSE_SECONDS: Final = (0.05, 1.0)
-"""The first and the longest pause after every endpoint failed to answer."""
+"""The first and the longest pause, in seconds, once all endpoints failed to answer."""
 
 _NEEDS_LEADER: Final = ("hasleader", "true")
 _METADATA: Final = aio.Metadata(_NEEDS_LEADER)
-"""Metadata in the type that gRPC uses without a conversion."""
+"""gRPC metadata of a call without a token, in the type that gRPC takes without conversion."""
 
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", -1),  # pages are bounded by us, records by the store
@@ -67,7 +67,7 @@ class Method:
     request: Any
     response: Any
     name: str = field(init=False)
-    """The name under which it is counted."""
+    """The name under which `EtcdClient.calls` counts this RPC."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", self.path.rpartition("/")[2])
@@ -89,19 +89,19 @@ _AUTHENTICATE: Final = Method(
 
 
 class LostReplyError(MetadataUnavailableError):
-    """The answer is missing, or leaves open whether the request was carried out."""
+    """etcd's answer is missing, or leaves open whether etcd carried out the request."""
 
 
 class CompactedError(MetadataError):
-    """etcd has forgotten the revision that was asked for, or has yet to reach it."""
+    """etcd has compacted the requested revision away, or has not reached it yet."""
 
 
 class StaleTokenError(MetadataUnavailableError):
-    """The request was refused, probably because our user's token expired."""
+    """etcd refused the request, probably because the token of our user expired."""
 
 
 class EtcdEndpoint:
-    """One member of the cluster as a client reaches it."""
+    """One member of the etcd cluster, and the gRPC channel to it."""
 
     def __init__(self, address: str, credentials: Any) -> None:
         self.address = address
@@ -113,7 +113,7 @@ class EtcdEndpoint:
         self._calls: dict[str, Any] = {}
 
     def unary(self, method: Method) -> Any:
-        """The callable of an rpc with one request and one response."""
+        """Return the gRPC callable of an RPC with one request and one response."""
         found = self._calls.get(method.path)
         if found is None:
             found = self._calls[method.path] = self._channel.unary_unary(
@@ -124,7 +124,7 @@ class EtcdEndpoint:
         return found
 
     def stream(self, method: Method) -> Any:
-        """The callable of an rpc with a stream of each."""
+        """Return the gRPC callable of an RPC that streams requests and responses."""
         return self._channel.stream_stream(
             method.path,
             request_serializer=method.request.SerializeToString,
@@ -136,7 +136,7 @@ class EtcdEndpoint:
 
 
 class EtcdClient:
-    """Calls to a cluster of etcd; for one event loop.
+    """A client of an etcd cluster, for use in one event loop.
 
     Args:
         addresses: ``HOST:PORT`` of its members, at least one.
@@ -161,7 +161,7 @@ class EtcdClient:
         self.attempt_seconds = attempt_seconds
         self.operation_seconds = operation_seconds
         self.calls: Counter[str] = Counter()
-        """Calls of each rpc, by name: ``Range``, ``Txn``, …"""
+        """The number of calls of each RPC, by name: ``Range``, ``Txn``, …"""
         self._addresses = list(addresses)
         self._security = security
         self._scope = scope
@@ -172,7 +172,7 @@ class EtcdClient:
         self._under_way = asyncio.Semaphore(CALLS_MAX)
         self._metadata = _METADATA
         self.token = 0
-        """Number of the token that calls carry now; 0 = none."""
+        """The number of the token that calls carry now; 0 means no token."""
         self._authenticating = asyncio.Lock()
         self._on_connected = on_connected
         self._is_silent = False
@@ -185,7 +185,7 @@ class EtcdClient:
             await endpoint.close()
 
     def endpoint(self) -> EtcdEndpoint:
-        """The endpoint that calls go to now."""
+        """Return the endpoint to which calls go now."""
         address = self._addresses[self._current]
         found = self._endpoints.get(address)
         if found is None:
@@ -193,7 +193,7 @@ class EtcdClient:
         return found
 
     def leave(self, endpoint: EtcdEndpoint) -> None:
-        """Let later calls go to another endpoint than this one, which does not answer."""
+        """Send later calls to another endpoint, because `endpoint` does not answer."""
         if self._addresses[self._current] == endpoint.address:
             self._current = (self._current + 1) % len(self._addresses)
 
@@ -205,7 +205,7 @@ class EtcdClient:
     async def call(self, method: Method, request: Any, *, seconds: float | None = None) -> Any:
         """Send `request` once and return the response.
 
-        `seconds` is how long the endpoint may take, `attempt_seconds` by default.
+        `seconds` is the longest time that the endpoint may take; the default is `attempt_seconds`.
 
         Raises:
             LostReplyError: no answer; the request may have been carried out, or may be later.
@@ -219,7 +219,7 @@ class EtcdClient:
     async def read(
         self, method: Method, request: Any, before: Callable[[], object] = lambda: None
     ) -> Any:
-        """Send a request that may be repeated, until it is answered or `operation_seconds` passed.
+        """Send a repeatable request again until it is answered or `operation_seconds` have passed.
 
         `before` is called before each attempt.
 
@@ -242,7 +242,7 @@ class EtcdClient:
             await asyncio.sleep(pause)
 
     def open_stream(self, endpoint: EtcdEndpoint, method: Method) -> Any:
-        """A new bidirectional stream to `endpoint`."""
+        """Open and return a bidirectional stream to `endpoint`."""
         self._require_open()
         self.calls[method.name] += 1
         return endpoint.stream(method)(metadata=self._metadata)
@@ -252,10 +252,10 @@ class EtcdClient:
         return await self._with_token(self._exchange, method, request, seconds)
 
     async def authenticate(self, refused: int = 0) -> None:
-        """Show user and password, if there are any; later calls carry the token.
+        """Get a token for the configured user and password, if any; later calls carry the token.
 
-        `refused` is the number of a token; 0 stands for none. If calls carry another token already,
-        this does nothing.
+        `refused` is the number of the token that etcd refused; 0 stands for no token. If calls
+        already carry another token, this method does nothing.
 
         Raises:
             UnauthorizedError: etcd does not know them.
@@ -285,7 +285,7 @@ class EtcdClient:
         request: Any,
         seconds: float | None,
     ) -> Any:
-        """Send a request, and once more with a new token if the old one was refused."""
+        """Send a request; if etcd refuses the token, send the request again with a new token."""
         token = self.token
         try:
             return await send(method, request, seconds)
@@ -336,7 +336,7 @@ class EtcdClient:
         return response
 
     def _raise_if_closed(self) -> None:
-        """Explain a cancellation: gRPC cancels what runs on a channel that is closed."""
+        """Raise MetadataClosedError if closing the channel made gRPC cancel this call."""
         task = asyncio.current_task()
         if self._closed and task is not None and not task.cancelling():
             raise MetadataClosedError("the metadata store is closed") from None
@@ -348,7 +348,7 @@ class EtcdClient:
     # ---- errors
 
     def explain(self, error: aio.AioRpcError, endpoint: EtcdEndpoint) -> BookieError:
-        """Translate an error of etcd or gRPC; leave an endpoint that did not answer."""
+        """Translate an error; if the endpoint did not answer, later calls use another one."""
         code, text = error.code(), error.details() or ""
         where = f"etcd at {endpoint.address}"
         match code:
@@ -393,7 +393,7 @@ class EtcdClient:
 
 
 class Retries:
-    """Pauses between attempts: none until every endpoint had its turn, then doubling."""
+    """Pauses between attempts: no pause until each endpoint was tried, then doubling pauses."""
 
     def __init__(self, endpoints: int) -> None:
         self._endpoints = endpoints
@@ -401,7 +401,7 @@ class Retries:
         self._backoff = Backoff(*_PAUSE_SECONDS, jitter)
 
     def pause(self) -> float:
-        """Seconds to wait before the next attempt, with jitter."""
+        """Return the seconds to wait before the next attempt, with jitter."""
         self._failures += 1
         if self._failures % self._endpoints:
             return 0.0

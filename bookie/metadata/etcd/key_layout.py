@@ -1,11 +1,12 @@
-"""The store's keys in etcd: below a scope, and never beside it.
+"""The keys that a store uses in etcd: only keys below its scope.
 
-The key ``/a/b`` of the scope ``/bk`` is etcd's key ``/bk/a/b``. Ranges end before ``0``, the byte
-after the slash, so ``/bk-2`` is never touched. The store's own keys begin with ``/bk/`` and a NUL.
-Keys of users contain no NUL, so the own keys come first. Listings and watches start behind them.
+The key ``/a/b`` of the scope ``/bk`` is etcd's key ``/bk/a/b``. A range of the scope begins with
+``/bk/`` and ends before ``/bk0`` (``0`` is the byte after the slash), so ``/bk-2`` is never
+touched. The store's internal keys begin with ``/bk/`` and a NUL. Keys of users contain no NUL, so
+the internal keys sort first. Listings and watches start after the internal keys.
 
-Another program can write any bytes into the scope. A key that can name no record is foreign: the
-first is logged, and listings and watches skip all of them.
+Another program can write any bytes into the scope. A key that can name no record is called foreign.
+The first foreign key is logged; listings and watches skip all foreign keys.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _log = event_log(__name__)
 
 
 class KeyLayout:
-    """The keys of one store. `name` starts with a slash and ends without."""
+    """The etcd keys of one store. The scope `name` starts with a slash and ends without one."""
 
     def __init__(self, name: str) -> None:
         self._prefix = name.encode()
@@ -31,7 +32,7 @@ class KeyLayout:
         return self._prefix + key.encode()
 
     def name(self, key: bytes) -> str | None:
-        """The key of the record that etcd keeps under `key`; None if `key` is foreign."""
+        """Return the record key that belongs to etcd's `key`; None if `key` can name no record."""
         try:
             return check_key(key[len(self._prefix) :].decode())
         except (UnicodeDecodeError, InvalidKeyError) as error:
@@ -41,18 +42,18 @@ class KeyLayout:
             return None
 
     def below(self, key: str) -> tuple[bytes, bytes]:
-        """The range of all keys below `key`, which may be the root: first, and first behind."""
+        """Return the range of all keys below `key` (or the root): its start and exclusive end."""
         if key == ROOT:
             return self._prefix + b"/\x01", self._prefix + b"0"
         base = self.key(key)
         return base + b"/", base + b"0"
 
     def watched(self, prefix: str) -> tuple[bytes, bytes]:
-        """The range of `prefix` and all below it. Siblings such as ``/a-b`` lie in it, too."""
+        """Return a range with `prefix`, all keys below it, and also siblings such as ``/a-b``."""
         return self.below(ROOT) if prefix == ROOT else (self.key(prefix), self.below(prefix)[1])
 
     def children(self, key: str) -> bytes:
-        """Prefix of the keys below `key`."""
+        """Return the prefix that all keys below `key` have in etcd."""
         return self._prefix + b"/" if key == ROOT else self.key(key) + b"/"
 
     def receipt(self, lease: int, number: int) -> bytes:

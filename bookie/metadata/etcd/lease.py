@@ -1,14 +1,15 @@
 """A session of the store in etcd: a lease, and the receipts of its writes.
 
-The lease keeps ephemeral records and receipts alive. The session monitor calls `prove`, and a proof
-counts from the moment at which its request was sent. A lost lease is revoked, so that its records
-go at once, and another lease replaces it.
+Ephemeral records and receipts live as long as the lease. The session monitor calls `prove` to
+extend the lease; the extension counts from the moment at which the request was sent. A lost lease
+is revoked, so that its records go at once, and a new lease replaces it.
 
-**Receipts** tell the outcome of a write after its reply was lost. Each Txn that writes also
-compares and replaces a receipt: a key of the lease, which only this write uses meanwhile. A session
-that is lost loses its receipts and can write no more. After a lost reply, the store tries to
-replace the receipt in its state before the write. If that succeeds, the write can never happen. If
-the receipt was replaced already, it shows the write's revision.
+**Receipts** show the outcome of a write after its reply was lost. A receipt is a key that belongs
+to the lease. Each Txn that writes also compares and replaces a receipt, which no other write uses
+meanwhile. A lost session loses its receipts and can write no more. After a lost reply, the store
+sends a second Txn, which replaces the receipt only if the write did not. If the second Txn
+succeeds, the write can never happen. If the write replaced the receipt already, the receipt shows
+the write's revision.
 """
 
 from __future__ import annotations
@@ -26,18 +27,18 @@ from bookie.metadata.etcd.key_layout import KeyLayout
 from bookie.metadata.etcd.messages import Part, mod, put, read
 
 WRITES_MAX = 64
-"""Writes of a session under way at once; more wait."""
+"""The most writes of one session under way at once; further writes wait."""
 
 
 class EtcdLease:
-    """One lease. etcd ends it when `timeout_seconds`, rounded up, passed without a proof."""
+    """One lease, which etcd ends after `timeout_seconds` (rounded up) without a `prove`."""
 
     def __init__(
         self, client: EtcdClient, scope: KeyLayout, lease_id: int, asked_at: float
     ) -> None:
         self.id = lease_id
         self.asked_at = asked_at
-        """Time of the granted request, by `boot_time_seconds`."""
+        """The time at which the granted request was sent, by `boot_time_seconds`."""
         self._client = client
         self._scope = scope
         self._free: list[Receipt] = []
@@ -53,9 +54,9 @@ class EtcdLease:
         *,
         answer_seconds: float | None = None,
     ) -> EtcdLease:
-        """A new lease. Every endpoint is tried, or one for `answer_seconds`.
+        """Return a new lease; try every endpoint, or only one for at most `answer_seconds`.
 
-        A lease whose grant was not answered is empty and ends by itself.
+        If the reply to a grant is lost, the granted lease stays empty and ends by itself.
         """
         request = pb.LeaseGrantRequest(ttl=max(1, math.ceil(timeout_seconds)))
         asked_at = boot_time_seconds()
@@ -71,7 +72,7 @@ class EtcdLease:
         return cls(client, scope, response.id, asked_at)
 
     async def prove(self, seconds: float) -> None:
-        """Keep the lease alive for another timeout.
+        """Ask etcd to keep the lease alive for another session timeout.
 
         Raises:
             SessionLostError: it ended.
@@ -83,14 +84,14 @@ class EtcdLease:
             raise SessionLostError("the session with etcd ended")
 
     async def revoke(self, seconds: float) -> None:
-        """End the lease with all that belongs to it; raises if etcd does not answer."""
+        """End the lease and delete its records and receipts; raises if etcd does not answer."""
         try:
             await self._client.call(REVOKE, pb.LeaseRevokeRequest(id=self.id), seconds=seconds)
         except SessionLostError:
             return  # it ended by itself
 
     async def take_receipt(self) -> Receipt:
-        """A receipt for one write; `give_back` is owed."""
+        """Return a receipt for one write; the caller must hand it to `give_back` afterwards."""
         await self._writes.acquire()
         if self._free:
             return self._free.pop()
@@ -98,7 +99,7 @@ class EtcdLease:
         return Receipt(self._scope.receipt(self.id, self._receipts), self.id)
 
     def give_back(self, receipt: Receipt) -> None:
-        """End a write. A receipt of a write that may still happen is never used again."""
+        """End a write; its receipt is used again unless the write may still happen."""
         if not receipt.is_doubtful:
             self._free.append(receipt)
         self._writes.release()
@@ -112,7 +113,7 @@ async def replace(
     *,
     answer_seconds: float,
 ) -> EtcdLease:
-    """A new lease instead of a lost one, which is revoked if etcd answers."""
+    """Revoke the lost lease if etcd answers, and return a new lease."""
     # If the revocation fails, the lease ends by itself: it gets no more proofs.
     with suppress(BookieError):
         await lost.revoke(answer_seconds)
@@ -127,24 +128,24 @@ _VOID = b"void"
 
 @dataclass(slots=True)
 class Receipt:
-    """A key of the session that one write at a time replaces; `revision` is its last, 0 = none."""
+    """A key of the lease, replaced by one write at a time, last at `revision` (0 = never)."""
 
     key: bytes
     lease: int
     revision: int = 0
     uses: int = 0
     is_doubtful: bool = False
-    """True while the write that uses it may still happen."""
+    """True while the write that uses this receipt may still happen."""
 
 
 def mark(receipt: Receipt) -> Part:
-    """The part of a write that replaces the receipt."""
+    """Return the operation with which a write replaces its receipt."""
     receipt.uses += 1
     return put(receipt.key, b"%d" % receipt.uses, receipt.lease)
 
 
 def settlement(receipt: Receipt) -> pb.TxnRequest:
-    """A Txn that replaces the receipt unless the write under way did; see `settled_revision`."""
+    """Make a Txn that replaces the receipt unless the unanswered write did: `settled_revision`."""
     return pb.TxnRequest(
         compare=[mod(receipt.key, receipt.revision)],
         success=[put(receipt.key, _VOID, receipt.lease)],
@@ -153,7 +154,7 @@ def settlement(receipt: Receipt) -> pb.TxnRequest:
 
 
 def settled_revision(receipt: Receipt, response: pb.TxnResponse) -> int:
-    """The revision at which the write of the lost reply happened; 0 = it will never happen.
+    """Return the revision of the write whose reply was lost; 0 if the write can never happen.
 
     Raises:
         MetadataUnavailableError: the session ended, so the receipt is gone.

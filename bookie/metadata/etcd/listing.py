@@ -1,12 +1,13 @@
-"""The direct children of a key, from pages of etcd's flat order of keys.
+"""List the direct children of a key from pages of etcd's flat, sorted keys.
 
-etcd has no directories: below ``/a`` it lists ``/a/b``, ``/a/b/c``, ``/a/b/d``, …. A page may end
-inside a child's own subtree. Then the next page starts behind that subtree (``/a/b0``). So a deep
-tree costs one small page per child, however many descendants there are. Foreign keys (`key_layout`)
-are left out.
+etcd has no directories: a listing of ``/a`` contains ``/a/b``, ``/a/b/c``, ``/a/b/d``, …. A page
+may end inside the subtree of a child ``/a/b``. Then the next page starts after that subtree (at
+``/a/b0``). So a deep tree costs one small page per child, however many descendants the child has.
+Foreign keys (`key_layout`) are left out.
 
-All pages show the same revision. If etcd compacts it away meanwhile, the listing continues at the
-newest revision, behind the last key it has seen. A key that exists all the time is still seen once.
+All pages show the same revision. If etcd compacts that revision away meanwhile, the listing
+continues at the newest revision, after the last key that it has seen. A key that exists during the
+whole listing is still listed once.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ from bookie.metadata.model import ROOT
 
 KEYS_PER_PAGE_MAX = 1000
 RECORDS_PER_PAGE_MAX = 256
-"""Records are limited more, because each may have half a megabyte."""
+"""A page has fewer records than a page of keys, because a record may have half a megabyte."""
 
 PAGE_SIZE_BYTES = 1024 * 1024
-"""The size that a page of records should have; after a larger page the next one is shorter."""
+"""The intended size of a page of records; after a larger page, the next page is shorter."""
 
 _ENTRIES_PER_PAGE_MIN = 8
 _RECORDS_PER_FIRST_PAGE = 32
 _PRESENTS_MAX = 10
-"""Continuations at the newest revision of a listing that etcd compacts away."""
+"""The most moves of one listing to the newest revision, because etcd compacted its revision."""
 
 
 class _ChildPages:
-    """The entries below a key whose subtrees are passed over; `records` brings their values."""
+    """Pages of a key's children that skip the children's subtrees; `records` adds the values."""
 
     def __init__(
         self, client: EtcdClient, scope: KeyLayout, key: str, after: str, *, records: bool
@@ -52,9 +53,9 @@ class _ChildPages:
         self._presents = 0
 
     async def next(self) -> list[tuple[str, Any]] | None:
-        """Names and entries of one page; None at the end.
+        """Return the names and entries of one page, or None at the end.
 
-        The entry of a key further below is None. Foreign keys are left out.
+        A key deeper than one level has the entry None. Foreign keys are left out.
         """
         if self._start >= self._end:
             return None
@@ -98,7 +99,7 @@ class _ChildPages:
                     ) from None
 
     def _fit(self, response: Any, page: list[tuple[str, Any]]) -> None:
-        """Choose the number of keys of the next page by the size and the waste of this one."""
+        """Choose the next page's number of keys by this page's size and count of children."""
         children = len({name for name, _ in page})
         limit = self._limit * 2
         if children * 4 < len(page):
@@ -111,7 +112,7 @@ class _ChildPages:
 
 
 async def child_names(client: EtcdClient, scope: KeyLayout, key: str) -> list[str]:
-    """The names one level below `key`, sorted, with those that only have children; complete."""
+    """Return all names one level below `key`, sorted, also of keys that only have children."""
     pages = _ChildPages(client, scope, key, "", records=False)
     names: set[str] = set()
     while (page := await pages.next()) is not None:
@@ -122,7 +123,7 @@ async def child_names(client: EtcdClient, scope: KeyLayout, key: str) -> list[st
 async def child_records(
     client: EtcdClient, scope: KeyLayout, key: str, after: str
 ) -> AsyncIterator[tuple[str, Any]]:
-    """Keys and entries of the records one level below `key`, by name, behind the name `after`."""
+    """Yield key and entry of each record one level below `key`, by name, after `after`."""
     pages = _ChildPages(client, scope, key, after, records=True)
     base = key.rstrip("/") + "/"
     while (page := await pages.next()) is not None:
@@ -132,7 +133,7 @@ async def child_records(
 
 
 async def foreign_keys(client: EtcdClient, scope: KeyLayout) -> list[bytes]:
-    """The keys in the scope that can name no record, sorted."""
+    """Return the keys in the scope that can name no record, sorted."""
     start, end = scope.below(ROOT)
     found: list[bytes] = []
     while start:

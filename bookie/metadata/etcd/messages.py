@@ -1,7 +1,8 @@
-"""The parts of which Txns are made: compares, writes and reads.
+"""The parts of an etcd transaction (Txn): compares, writes and reads.
 
-The parts are dictionaries, which the constructors of messages take. A message is copied when it is
-put into another one, so a Txn made of messages would be copied once per level.
+Each part is a dictionary, which the constructor of a protobuf message takes. A protobuf message is
+copied when it is put into another message. So nested Txns made of messages would be copied once per
+level.
 """
 
 from __future__ import annotations
@@ -19,8 +20,7 @@ Part: TypeAlias = dict[str, Any]
 """A compare or an operation of a Txn."""
 
 OPERATIONS_MAX = 100
-"""Compares, writes or reads in a plain Txn. etcd takes 128 by default, counted along every way into
-a Txn of Txns."""
+"""The most compares, writes or reads in a flat Txn; etcd's default is 128 per nesting path."""
 
 _GROUP_OPERATIONS = 50
 _GROUPS_MAX = 70
@@ -34,85 +34,85 @@ _NOT_EQUAL: Final = int(pb.Compare.NOT_EQUAL)
 
 
 def mod(key: bytes, revision: int) -> Part:
-    """Holds if the record was written last at `revision`; 0 = if there is none."""
+    """Return a compare that holds if `revision` wrote the record last; 0 means: no record."""
     return {"target": _MOD, "key": key, "mod_revision": revision}
 
 
 def version(key: bytes, expected: int) -> Part:
-    """Holds if there is a record and it has this version."""
+    """Return a compare that holds if the record exists with the version `expected`."""
     return mod(key, expected or -1)
 
 
 def absent(key: bytes) -> Part:
-    """Holds if there is no record."""
+    """Return a compare that holds if there is no record of `key`."""
     return {"target": _CREATE, "key": key, "create_revision": 0}
 
 
 def present(key: bytes) -> Part:
-    """Holds if there is a record."""
+    """Return a compare that holds if there is a record of `key`."""
     return {"result": _GREATER, "target": _CREATE, "key": key, "create_revision": 0}
 
 
 def lease(key: bytes, owner: int) -> Part:
-    """Holds if the record has this lease; a missing one has none, 0."""
+    """Return a compare that holds if a record's lease is `owner`; a missing record's is 0."""
     return {"target": _LEASE, "key": key, "lease": owner}
 
 
 def leased(key: bytes) -> Part:
-    """Holds if the record has a lease, whichever."""
+    """Return a compare that holds if the record has any lease."""
     return {"result": _NOT_EQUAL, "target": _LEASE, "key": key, "lease": 0}
 
 
 def none_below(scope: KeyLayout, key: str) -> Part:
-    """Holds if there is no key below `key`."""
+    """Return a compare that holds if there is no key below `key`."""
     # A compare of a range holds when it does for every key in it; no key has create_revision 0.
     start, end = scope.below(key)
     return {**absent(start), "range_end": end}
 
 
 def put(key: bytes, value: bytes, owner: int) -> Part:
-    """Write a record with a lease; 0 = with none."""
+    """Return an operation that writes a record with the lease `owner`; 0 means no lease."""
     return {"request_put": {"key": key, "value": value, "lease": owner}}
 
 
 def keep(key: bytes, value: bytes) -> Part:
-    """A put that leaves the record with the lease it has; etcd refuses it if there is none."""
+    """Return a write that keeps the record's lease; etcd refuses it if there is no record."""
     return {"request_put": {"key": key, "value": value, "ignore_lease": True}}
 
 
 def delete(key: bytes) -> Part:
-    """Delete a record, if there is one."""
+    """Return an operation that deletes a record, if there is one."""
     return {"request_delete_range": {"key": key}}
 
 
 def read(key: bytes) -> Part:
-    """Read a record."""
+    """Return an operation that reads a record."""
     return {"request_range": {"key": key}}
 
 
 def stat(key: bytes, *, revision: int = 0) -> Part:
-    """Read a record without its value, as it was at `revision`; 0 = as it is."""
+    """Return a read of a record without its value, as of `revision`; 0 means the newest."""
     return {"request_range": {"key": key, "keys_only": True, "revision": revision}}
 
 
 def any_below(scope: KeyLayout, key: str) -> Part:
-    """Read any one key below `key`."""
+    """Return an operation that reads any one key below `key`."""
     start, end = scope.below(key)
     return {"request_range": {"key": start, "range_end": end, "limit": 1, "keys_only": True}}
 
 
 def nested(compares: list[Part], then: list[Part], otherwise: list[Part] | None = None) -> Part:
-    """A Txn as an operation of another."""
+    """Return a Txn as an operation of another Txn."""
     return {"request_txn": {"compare": compares, "success": then, "failure": otherwise or []}}
 
 
 def conjunction(scope: KeyLayout, compares: list[Part], writes: list[Part]) -> list[Part]:
-    """Txns that together write if all compares hold; else etcd refuses the Txn that they are in.
+    """Return nested Txns that write if all compares hold; otherwise etcd refuses the outer Txn.
 
-    The number of compares in a Txn is limited, and a nested Txn cannot undo the writes beside it.
-    But if one operation fails, etcd carries out none of the whole Txn. So a group whose compares do
-    not hold reads a revision of the future, which fails (`CompactedError`). It reads a key of the
-    scope, because a user may lack the right to other keys.
+    The number of compares in a Txn is limited, and a nested Txn cannot undo the writes of the Txns
+    beside it. But if one operation fails, etcd carries out none of the whole Txn. So a nested Txn
+    whose compares do not hold reads a future revision, which fails (`CompactedError`). This read
+    names a key of the scope, because a user may lack the right to read other keys.
     """
     key, _ = scope.below(ROOT)
     refusal = {"request_range": {"key": key, "revision": 2**63 - 1}}
@@ -130,18 +130,18 @@ def conjunction(scope: KeyLayout, compares: list[Part], writes: list[Part]) -> l
 
 
 def grouped(scope: KeyLayout, operations: list[Part]) -> list[Part]:
-    """The operations in nested Txns, because etcd limits the operations of each."""
+    """Put the operations into nested Txns, because etcd limits the operations of each Txn."""
     return conjunction(scope, [], operations)
 
 
 def ungrouped(responses: Iterable[Any]) -> Iterator[Any]:
-    """The responses to operations that went through `grouped` or `conjunction`."""
+    """Yield the responses to the operations that went through `grouped` or `conjunction`."""
     for group in responses:
         yield from group.response_txn.responses
 
 
 class ConditionReads:
-    """Reads of a Txn whose conditions do not hold: the state before it, for `evaluate`."""
+    """The reads of a Txn whose conditions fail; they show `evaluate` the state before the Txn."""
 
     def __init__(self) -> None:
         self._requests: list[Part] = []
@@ -150,18 +150,18 @@ class ConditionReads:
         self._responses: list[Any] = []
 
     def want_record(self, scope: KeyLayout, key: str) -> None:
-        """Read the record of `key`, once, without its value."""
+        """Let the Txn read the record of `key`, once, without its value."""
         if key not in self._records:
             self._records[key] = len(self._requests)
             self._requests.append(stat(scope.key(key)))
 
     def want_below(self, scope: KeyLayout, key: str) -> None:
-        """Read whether anything lies below `key`."""
+        """Let the Txn read whether any key lies below `key`."""
         self._below[key] = len(self._requests)
         self._requests.append(any_below(scope, key))
 
     def want_value(self, key: bytes) -> int:
-        """Read etcd's own `key` with its value; its index for `value`."""
+        """Let the Txn read the etcd key `key` and its value; return the index for `value`."""
         self._requests.append(read(key))
         return len(self._requests) - 1
 
@@ -172,14 +172,14 @@ class ConditionReads:
         self._responses = [response.response_range for response in responses]
 
     def value(self, index: int) -> Any:
-        """The entry that was read at `index`, or None."""
+        """Return the entry that the read number `index` found, or None."""
         kvs = self._responses[index].kvs
         return kvs[0] if kvs else None
 
     # The tree for `evaluate`.
 
     def find(self, key: str) -> Stored | None:
-        """The record of `key`, which `want_record` asked for."""
+        """Return the record of `key`, which `want_record` asked for, or None."""
         kv = self.value(self._records[key])
         return Stored(kv.mod_revision, owner(kv.lease)) if kv is not None else None
 
@@ -188,5 +188,5 @@ class ConditionReads:
 
 
 def owner(lease: int) -> bytes:
-    """The owner of a record in the form that `evaluate` takes."""
+    """Return the owner of a record with this lease, in the form that `evaluate` takes."""
     return lease.to_bytes(8, "big", signed=True) if lease else NO_OWNER

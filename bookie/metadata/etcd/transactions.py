@@ -1,4 +1,4 @@
-"""Operations of the store as one Txn of etcd; its response as results, or as an error.
+"""Turn operations of the store into one etcd Txn, and its response into results or an error.
 
 ======================== ============================================ ===========================
 operation                compares                                     writes
@@ -14,8 +14,9 @@ delete                   present or mod_revision = v, nothing below   delete
 check                    mod_revision = v, or absent                  nothing
 ======================== ============================================ ===========================
 
-The Txn guesses whether a record is ephemeral, whether our own ephemeral record exists, and the last
-number of a sequence. If a guess is wrong, the reads correct it, and the Txn is made again.
+The Txn is built on guesses: whether a record is ephemeral, whether our own ephemeral record exists,
+and the last number of a sequence. If a guess is wrong, reads show the truth, and the Txn is built
+again.
 """
 
 from __future__ import annotations
@@ -46,23 +47,23 @@ from bookie.metadata.model import (
 )
 
 SHARED_SEQUENCES = 1024
-"""Counters for ephemeral sequential records, the same for all users of the store."""
+"""The number of counters for ephemeral sequential records; all users of a store share them."""
 
 COUNTERS_MAX = 4096
-"""Sequences whose last number a store remembers."""
+"""The most sequences whose last number a store remembers."""
 
 ROUNDS_MAX = 1000
-"""Rounds of a Txn whose guesses were wrong."""
+"""The most times that a Txn is built again because its guesses were wrong."""
 
 
 class SequenceCounters:
-    """The last number of each sequence as the store saw it. A forgotten one costs another round."""
+    """The last seen number of each sequence; a forgotten number costs one more Txn."""
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[int, int]] = {}
 
     def last(self, sequence: str) -> tuple[int, int]:
-        """Number and mod_revision of the counter; (0, 0) if nothing is known."""
+        """Return the number and mod_revision of the sequence's counter; (0, 0) if unknown."""
         return self._seen.get(sequence, (0, 0))
 
     def saw(self, sequence: str, number: int, revision: int) -> None:
@@ -72,9 +73,9 @@ class SequenceCounters:
 
 
 class Transaction:
-    """One transaction of the store, made into a Txn as often as it takes.
+    """One transaction of the store; it is turned into a Txn as often as needed.
 
-    `operations` were checked by `check_transaction`.
+    `operations` have passed `check_transaction` already.
     """
 
     def __init__(
@@ -83,15 +84,15 @@ class Transaction:
         self._scope = scope
         self._given = operations
         self.is_sequential = any(isinstance(one, Put) and one.sequential for one in operations)
-        """True if it writes a sequential record."""
+        """True if the transaction writes a sequential record."""
         self._counters = counters
         self._rounds = 0
         self._ours: set[str] = set()
-        """Keys of ephemeral puts without version that were seen to be ours."""
+        """Keys of ephemeral puts without a version whose records belong to our session already."""
         self._leased: set[str] = set()
-        """Keys of plain puts that were seen to be ephemeral."""
+        """Keys of non-ephemeral puts whose records were found to be ephemeral."""
         self._skipped: dict[str, int] = {}
-        """Sequence → a number that is taken although its counter does not say so."""
+        """Sequence → a number whose record exists although the counter has not reached it."""
         self._numbers: dict[str, int] = {}
         self._operations = operations
         self._reads: ConditionReads
@@ -103,7 +104,7 @@ class Transaction:
     # ---- the request
 
     def request(self, receipt: Receipt) -> pb.TxnRequest:
-        """The Txn by what is known; the write that replaces `receipt`."""
+        """Build the Txn from what is known so far; its writes also replace `receipt`."""
         compares, writes = self._prepare(receipt.lease)
         self._receipt_read = self._reads.want_value(receipt.key)
         return self._assemble(receipt, compares, [mark(receipt), *writes])
@@ -133,7 +134,7 @@ class Transaction:
         return list(compares.values()), writes
 
     def _number(self) -> None:
-        """Replace sequential puts by the puts of the next numbers."""
+        """Replace each sequential put by a put of the key with the next number."""
         self._numbers = {}
         self._operations = numbered = list(self._given)
         named = {operation.key for operation in self._given}
@@ -222,7 +223,7 @@ class Transaction:
     # ---- the response
 
     def take(self, receipt: Receipt, response: pb.TxnResponse) -> list[Stat | None] | None:
-        """The results, or None: make the Txn again, more is known now.
+        """Return the results, or None if the Txn must be built again because a guess was wrong.
 
         Raises:
             SessionLostError: the session ended; nothing was written.
@@ -245,15 +246,16 @@ class Transaction:
         return None
 
     def reads(self) -> pb.TxnRequest:
-        """Reads what the Txn is about, for `learn`: etcd refused it as `CompactedError`.
+        """Build a Txn of reads for `learn`, after etcd refused a large Txn with `CompactedError`.
 
-        A large Txn cannot read in the instant in which it fails. So its operations are evaluated
-        against a later state. If all succeed there, the Txn is made again.
+        A large Txn cannot read in the instant in which it fails. So `learn` evaluates its
+        operations against a later state. If all operations succeed in that state, the Txn is built
+        again.
         """
         return pb.TxnRequest(success=messages.grouped(self._scope, self._reads.operations()))
 
     def learn(self, receipt: Receipt, response: pb.TxnResponse) -> None:
-        """Take the response to `reads`; raises as `take` does."""
+        """Learn from the response to `reads`; raises the errors of `take`."""
         self._learn(receipt, messages.ungrouped(response.responses))
 
     def _results(self, revision: int, written: Iterator[Any]) -> list[Stat | None]:
@@ -279,7 +281,7 @@ class Transaction:
         return Stat(put.key, revision, revision, None, None, leased, leased, is_new)
 
     def _learn(self, receipt: Receipt, responses: Iterable[Any]) -> None:
-        """Take the reads of a Txn whose conditions did not hold."""
+        """Learn from the reads of a Txn whose conditions did not hold."""
         self._reads.take(responses)
         found = self._reads.value(self._receipt_read)
         if (found.mod_revision if found is not None else 0) != receipt.revision:
@@ -287,7 +289,7 @@ class Transaction:
         self._find_failure()
 
     def _find_failure(self) -> None:
-        """Raise the error that the reads show, or correct the guess that was wrong."""
+        """Raise the error that the failed conditions show, or correct the wrong guess."""
         self._rounds += 1
         if self._rounds > ROUNDS_MAX:
             raise MetadataUnavailableError(
@@ -324,7 +326,7 @@ class Transaction:
     # ---- after a lost reply
 
     def confirmation(self, revision: int) -> pb.TxnRequest:
-        """Reads what was written at `revision`, for `confirmed`."""
+        """Build a Txn that reads what was written at `revision`; `confirmed` takes its response."""
         reads = [
             messages.stat(self._scope.key(operation.key), revision=revision)
             for operation in self._operations
@@ -333,7 +335,7 @@ class Transaction:
         return pb.TxnRequest(success=messages.grouped(self._scope, reads))
 
     def confirmed(self, receipt: Receipt, response: pb.TxnResponse) -> list[Stat | None]:
-        """The results of the write that happened at the receipt's revision."""
+        """Return the results of the write that happened at the receipt's revision."""
         for key, number in self._numbers.items():
             self._counters.saw(key, number, receipt.revision)
         written = messages.ungrouped(response.responses)
@@ -346,9 +348,10 @@ class Transaction:
 
 
 def _sequence_of(put: Put) -> str:
-    """The sequence that numbers the record.
+    """Return the sequence from which a sequential put takes its number.
 
-    Ephemeral records share a fixed count of sequences. Their parent decides which one.
+    Ephemeral records share a fixed number of sequences; the key of their parent chooses the
+    sequence.
     """
     if not put.ephemeral:
         return put.key
@@ -356,17 +359,17 @@ def _sequence_of(put: Put) -> str:
 
 
 def _number(counter: Any) -> tuple[int, int]:
-    """The number that a record holds, and its revision."""
+    """Return the number in a counter's record and the record's revision; (0, 0) without one."""
     return (int(counter.value), counter.mod_revision) if counter is not None else (0, 0)
 
 
 def session_lost() -> SessionLostError:
-    """The error of a write whose receipt is gone."""
+    """Return the error of a write whose receipt is gone because the session ended."""
     return SessionLostError("the session with etcd ended before the write")
 
 
 def stat_of(key: str, kv: Any, lease: int) -> Stat:
-    """The state of a record in etcd; `lease` is that of the asking session."""
+    """Return the `Stat` of a record in etcd; `lease` is the lease of the session that asks."""
     return Stat(
         key=key,
         version=kv.mod_revision,

@@ -1,18 +1,19 @@
-"""Changes below a prefix as etcd reports them, in commit order, without a gap.
+"""Watch the changes below a key prefix in etcd, in commit order, without a gap.
 
-All events of one revision are of one transaction and make one `Commit`. If etcd splits a response
-(``fragment``), it is taken when its last part is there. A broken stream resumes behind the last
-revision delivered, so consumers do not notice a reconnection. Continuity is lost in two cases: etcd
-has forgotten that revision (compaction), or another cluster answers. Then the watches get `Resync`,
-and the watch continues from the newest revision.
+All events of one revision belong to one transaction and make one `Commit`. If etcd splits a
+response (``fragment``), the watch takes the response when its last part has arrived. A broken
+stream resumes after the last delivered revision, so consumers do not notice a reconnection. Commits
+may be missing in two cases: etcd has compacted the next revision away, or another cluster answers.
+Then the consumers get `Resync`, and the watch continues from the newest revision.
 
-A cluster that was restored from a backup looks like the same one at an older revision. A watch that
-resumes there would wait in silence. So each stream begins with the position of its server. If that
-is before what was seen, a read decides: a server that lags is fine; a cluster that went back causes
-`Resync`. A restored cluster that has passed its old position again stays undetected.
+A cluster that was restored from a backup looks like the same cluster at an older revision. A watch
+that resumed at the former revision would wait in silence. So the watch compares the server's
+position, when a stream begins, with the newest position that it has seen. If the server is behind,
+a linearizable read decides: a server that lags is fine; a cluster that went back causes `Resync`. A
+restored cluster stays undetected if it has already passed its old position.
 
-A stream can die silently. After the time of one attempt without a message the watch asks for its
-progress. A stream that does not answer is replaced.
+A stream can die silently. If no message arrives for the time of one attempt (`attempt_seconds`),
+the watch asks the server for progress. A stream that does not answer is replaced.
 """
 
 from __future__ import annotations
@@ -58,13 +59,13 @@ class Position:
 
 
 async def present(client: EtcdClient, scope: KeyLayout) -> Position:
-    """The cluster's position, by a linearizable read."""
+    """Return the cluster's current position, by a linearizable read."""
     request = pb.RangeRequest(key=scope.below(ROOT)[0], count_only=True)
     return Position.of((await client.read(RANGE, request)).header)
 
 
 class EtcdWatch:
-    """A watch on what lies below `prefix`, and on its own record. Runs until `run` is cancelled.
+    """A watch on the record of `prefix` and all records below it; `run` runs until cancelled.
 
     Args:
         client: the way to etcd.
@@ -90,16 +91,16 @@ class EtcdWatch:
         self._tasks = tasks
         self._watches = watches
         self._next = 0
-        """The first revision that was not delivered."""
+        """The first revision that was not delivered yet."""
         self._seen = Position(0, 0, 0)
-        """The furthest position that any stream, or any read before one, has shown."""
+        """The newest position that a stream, or the read before a stream, has shown."""
         self._refused_token = -1
-        """Number of the token with which the last stream was refused; -1 = it was not."""
+        """The number of the token with which the last stream was refused; -1 if it was not."""
         self._parts: list[Any] = []
         self._heard_at = 0.0
 
     async def run(self, position: Position) -> None:
-        """Deliver what was committed after `position`, for ever."""
+        """Deliver all commits after `position`, until cancelled."""
         self._begin(position)
         retries = self._client.retries()
         while True:
@@ -175,7 +176,7 @@ class EtcdWatch:
         raise LostReplyError(f"etcd at {endpoint.address} ended a watch or fell silent")
 
     async def _guard(self, call: Any) -> None:
-        """Ask a silent stream for its progress, and end one that does not answer."""
+        """Ask a silent stream for its progress, and cancel a stream that does not answer."""
         patience = self._client.attempt_seconds
         while True:
             await asyncio.sleep(patience / 2)
@@ -197,7 +198,7 @@ class EtcdWatch:
                     return
 
     async def _compare(self, position: Position, endpoint: EtcdEndpoint) -> None:
-        """Find out whether a cluster that says it is at `position` went back."""
+        """Raise CompactedError if the cluster at `position` went back to an older state."""
         if not position.is_behind(self._seen):
             return
         if (await present(self._client, self._scope)).is_behind(self._seen):

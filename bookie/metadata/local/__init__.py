@@ -1,8 +1,8 @@
-"""The store in a local directory: LMDB, shared by the processes of one machine.
+"""The metadata store in a local directory: an LMDB file, shared by processes of one machine.
 
-This is the embedded default, ``local:///DIRECTORY``. It needs no server: every process opens the
-same LMDB file, and the file is the authority. The directory must be on a file system of this
-machine; LMDB and the locks fail on a network file system.
+This embedded store is the default; its URI is ``local:///DIRECTORY``. The local store needs no
+server: every process opens the same LMDB file, and the file is the authority. The directory must be
+on a file system of this machine; LMDB and the locks fail on a network file system.
 
 | module | what it holds |
 |---|---|
@@ -11,20 +11,22 @@ machine; LMDB and the locks fail on a network file system.
 | `sessions` | sessions: a row, a locked file and a deadline for each; notifications |
 | `backend` | `LocalStore`: reads in the event loop, and the end of dead sessions |
 
-**A write** is a job for the writer thread. The thread takes all queued jobs and commits them in
-one durable LMDB transaction. So thirty-two callers get several times the rate of one.
+**A write** is a job for the writer thread. The thread takes all queued jobs and commits them in one
+durable LMDB transaction. So thirty-two callers together reach several times the write rate of one
+caller.
 
-**A read** looks into the memory map from the event loop. It takes microseconds.
+**A read** takes data from LMDB's memory map in the event loop. A read takes microseconds.
 
-**A session** is a row in the file. Its owner holds a kernel lock on a file of its own and writes a
-deadline into it, so a heartbeat costs no commit. Other processes end a session whose lock is free:
-a dead process loses its ephemeral records within a quarter of a second. A process that hangs loses
-them after its session timeout and a third.
+**A session** is a row in the LMDB file. The process that owns the session holds a kernel lock on a
+separate file and writes a deadline into that file, so a heartbeat costs no commit. Other processes
+end a session whose lock is free: a dead process loses its ephemeral records within a quarter of a
+second. A process that hangs loses its ephemeral records after four thirds of its session timeout.
 
-**A change** is one record of the commit log, numbered without gaps. After a commit, the writer
-sends each session a datagram that says "new commits". If one is lost, polling finds the commits.
+**A commit** is one record of the commit log; the records are numbered without gaps. After a commit,
+the writer sends each session a datagram that says "new commits". If a datagram is lost, polling
+finds the commits.
 
-A process that is stopped (SIGSTOP) inside a write transaction holds LMDB's lock. Writers of the
-machine wait until it continues or is killed; readers do not. Each write ends after its session
-timeout, with an error that says so.
+A process that is stopped (SIGSTOP) inside a write transaction holds LMDB's lock. Writers on the
+machine wait until that process continues or is killed; readers do not wait. A waiting write ends
+after its session timeout, with an error that says so.
 """

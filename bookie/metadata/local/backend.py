@@ -1,9 +1,9 @@
 """`LocalStore`: one session with a metadata store in a directory.
 
-This module runs in the event loop: reads, which are short, and one task per store. The task ends
-dead sessions of others, and polls for commits in case a notification was lost. The thread of
-`environment` writes. `session_monitor` proves the session: a probe succeeds while the session's row
-exists and writes come to an end.
+This module runs in the event loop: it does the reads, which are short, and runs one task per store.
+The task ends dead sessions of other processes, and polls for commits in case a notification was
+lost. The thread of `environment` does the writes. `session_monitor` probes the session: a probe
+succeeds while the session's row exists and no write is stuck.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ from bookie.metadata.watches import SessionWatches, Watches
 T = TypeVar("T")
 
 TICK_SECONDS = 0.05
-"""Interval of heartbeats and of polls of the log."""
+"""Seconds between two heartbeats, and between two polls of the commit log."""
 
 INSPECTION_TICKS = 4
-"""Interval of inspections of other sessions, in ticks."""
+"""Ticks between two inspections of other sessions; a tick is `TICK_SECONDS` long."""
 
 _PAGE_NAMES = 256
 _PAGE_BYTES = 1024 * 1024
 _PUMP_COMMITS = 256
 _STUCK_FRACTION = 3
-"""A write that takes this fraction of the session timeout counts as a lost connection."""
+"""A write counts as a lost connection after the session timeout divided by this number."""
 
 
 class LocalStore(MetadataStore):
@@ -63,7 +63,7 @@ class LocalStore(MetadataStore):
     def __init__(
         self, directory: Path, *, session_timeout_seconds: float = 30.0, create: bool = True
     ) -> None:
-        """Without `create`, entering refuses a directory that holds no store."""
+        """If `create` is false, entering the context refuses a directory that holds no store."""
         self.session_timeout_seconds = session_timeout_seconds
         self._directory = directory
         self._create = create
@@ -76,7 +76,7 @@ class LocalStore(MetadataStore):
         self._wake = asyncio.Event()
         self._monitor: SessionMonitor
         self._cursor = 0
-        """The last commit that the watches have seen."""
+        """The version of the last commit that the watches have seen."""
         self._watches = Watches()
         self._session_watches = SessionWatches()
 
@@ -158,9 +158,9 @@ class LocalStore(MetadataStore):
             return
 
     async def _wait(self, outcome: asyncio.Future[T]) -> T:
-        """The outcome of a write, or MetadataUnavailableError if it takes a session timeout.
+        """Return a write's outcome; raise MetadataUnavailableError after one session timeout.
 
-        The write itself goes on, so its outcome is unknown.
+        The write itself goes on after that error, so its outcome is unknown.
         """
         try:
             async with asyncio.timeout(self.session_timeout_seconds):
@@ -181,7 +181,7 @@ class LocalStore(MetadataStore):
             self._session_file = None
 
     async def _prove(self) -> None:
-        """Return if the session exists, the heartbeat is written, and writes come to an end."""
+        """Raise an error unless the session exists, the heartbeat is written, and writes end."""
         environment = self._require_open()
         with environment.read() as tree:
             alive = tree.has_session(self._session)
@@ -191,10 +191,10 @@ class LocalStore(MetadataStore):
         self._session_file.beat()
 
     async def _renew(self) -> None:
-        """Continue the session if it still exists, or begin another.
+        """Continue the session if it still exists, or begin another session.
 
-        The heartbeat is given within a write: before others end a session, they look at it once
-        more within a write.
+        The heartbeat is written inside a write transaction: before other processes end a session,
+        they look at its heartbeat once more inside a write transaction.
         """
         environment = self._require_open()
         self._require_unstuck(environment)
@@ -219,7 +219,7 @@ class LocalStore(MetadataStore):
             )
 
     async def _keep(self, environment: LocalEnvironment) -> None:
-        """Poll, and end dead sessions of others, until cancelled."""
+        """Poll for commits and end dead sessions of other processes, until cancelled."""
         tick_seconds = min(TICK_SECONDS, self.session_timeout_seconds / 6)
         reaper = SessionReaper(environment.sessions_directory, tick_seconds * INSPECTION_TICKS)
         reaping: asyncio.Future[None] | None = None
@@ -252,11 +252,11 @@ class LocalStore(MetadataStore):
                     self._monitor.tell(Connected())
 
     def _look_after_own(self, environment: LocalEnvironment) -> None:
-        """Show others that this process runs, and notice if they ended our session.
+        """Show other processes that this process runs, and notice if they ended our session.
 
         The heartbeat goes on while writes are stuck. A stopped process can hold up the writes of
-        all others. When it continues, it must find their heartbeats, or it would end their
-        sessions.
+        all other processes. When the stopped process continues, it must find the heartbeats of the
+        others, or it would end their sessions.
         """
         with environment.read() as tree:
             alive = tree.has_session(self._session)
@@ -323,7 +323,7 @@ class LocalStore(MetadataStore):
             await asyncio.sleep(0)
 
     async def transaction(self, operations: Sequence[Operation]) -> list[Stat | None]:
-        """Commit as the contract says; durable on the disk when it returns."""
+        """Commit as `MetadataStore` says; on return the commit is durable on disk."""
         environment = self._require_open()
         check_transaction(operations)
         self._refuse_acl(operations)
@@ -339,7 +339,7 @@ class LocalStore(MetadataStore):
             raise
 
     async def sync(self) -> None:
-        """Require an open store: every read shows the last commit of any process."""
+        """Only require an open store: reads always show the last commit of any process."""
         self._require_open()
 
     def _require_open(self) -> LocalEnvironment:
@@ -368,7 +368,7 @@ class LocalStore(MetadataStore):
             self._wake.set()  # the keeper meets the same error and announces it
 
     def _pump(self) -> None:
-        """Hand the commits since the last time to the watches."""
+        """Deliver the commits since the last delivery to the watches."""
         environment = self._environment
         if environment is None or not self._watches:
             return

@@ -1,13 +1,14 @@
 """One LMDB environment per directory and process: its opening, its readers and its one writer.
 
-LMDB refuses to open a directory twice in a process, so all stores of a process share an environment
-by counting references. Every write is a job for the environment's thread, which takes all queued
-jobs into one LMDB transaction. It commits, which is durable, notifies peers, and hands each result
-to its event loop. A job that raises a `BookieError` has written nothing, so the other jobs of its
-group are unharmed.
+LMDB refuses to open a directory twice in a process, so all stores of a process share one
+environment by counting references. Every write is a job for the environment's writer thread, which
+takes all queued jobs into one LMDB transaction. The thread commits durably, notifies the sessions,
+and hands each result to its event loop. A job that raises a `BookieError` has written nothing, so
+the other jobs of its group are unharmed.
 
-A process that is stopped (SIGSTOP) inside a write transaction holds LMDB's lock. All writers of the
-machine wait until it continues. So the environment tells for how long its writer is busy.
+A process that is stopped (SIGSTOP) inside a write transaction holds LMDB's lock. All writers on the
+machine wait until that process continues. So the environment tells for how long its writer has been
+busy.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ T = TypeVar("T")
 FORMAT = b"bookie-metadata 2"
 
 MAP_SIZE_BYTES = 16 * 1024**3
-"""The most that a store can hold. The file is sparse: it grows with what is stored."""
+"""The largest size of a store; its file is sparse and grows with what is stored."""
 
 READERS_MAX = 1024
-"""Threads of all processes that may read at once."""
+"""The most threads, of all processes together, that may read at once."""
 
 GROUP_JOBS_MAX = 256
-"""Jobs that share one commit."""
+"""The most jobs that share one commit."""
 
 _OWN_NAMES = {"data.mdb", "lock.mdb", "sessions"}
 _STOP = None
@@ -72,7 +73,7 @@ class _Job(Generic[T]):
 
 
 class LocalEnvironment:
-    """An open directory; get one with `acquire`, give it back with `release`."""
+    """An open store directory; get it with `acquire`, give it back with `release`."""
 
     def __init__(self, directory: Path, map_size_bytes: int = MAP_SIZE_BYTES) -> None:
         self.directory = directory
@@ -93,7 +94,7 @@ class LocalEnvironment:
 
     @contextmanager
     def read(self) -> Iterator[TreeReader]:
-        """The state of now, for use without an await.
+        """Yield the current state; the caller must not await while it uses the state.
 
         Raises:
             MetadataUnavailableError: LMDB failed.
@@ -105,10 +106,10 @@ class LocalEnvironment:
             raise unavailable(str(self.directory), error) from error
 
     def submit(self, run: Callable[[TreeWriter], T]) -> asyncio.Future[T]:
-        """Let the writer run a job; the future resolves when its commit is durable.
+        """Let the writer run a job; the future resolves when the job's commit is durable.
 
-        A cancelled future drops the answer, not the job. The future raises what the job raised, or
-        MetadataUnavailableError when the commit failed.
+        Cancelling the future drops the answer, not the job. The future raises the job's error, or
+        MetadataUnavailableError if the commit failed.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
@@ -124,12 +125,12 @@ class LocalEnvironment:
         return self._unfinished == 0 or self._has_ended
 
     def busy_seconds(self) -> float:
-        """Seconds since the writer began its current group; 0 when it is idle."""
+        """Seconds since the writer began its current group of jobs; 0 when the writer is idle."""
         since = self._busy_since
         return 0.0 if since is None else time.monotonic() - since
 
     def forget_dead_readers(self) -> None:
-        """Free the reader slots of dead processes, which keep old pages from being used again.
+        """Free the reader slots of dead processes; such slots keep LMDB from reusing old pages.
 
         Raises:
             MetadataUnavailableError: LMDB failed.
@@ -140,7 +141,7 @@ class LocalEnvironment:
             raise unavailable(str(self.directory), error) from error
 
     def close(self) -> None:
-        """Close; every job must be done."""
+        """Stop the writer and close LMDB; every job must be done before."""
         self._jobs.put(_STOP)
         self._thread.join()
         self._notifier.close()
@@ -192,7 +193,7 @@ class LocalEnvironment:
         return group
 
     def _do(self, group: list[_Job[Any]]) -> list[bytes]:
-        """Do and commit the jobs; returns the sessions to notify."""
+        """Run the jobs and commit them together; return the sessions to notify."""
         try:
             # Here, because opening tables waits for LMDB's write lock.
             self._tables = self._tables or _open_tables(self._lmdb, self.directory)
@@ -244,7 +245,7 @@ _environments_lock = threading.Lock()
 
 
 def acquire(directory: Path, *, create: bool = True) -> LocalEnvironment:
-    """The environment of `directory`, opened or created (in an existing parent) if need be.
+    """Return the environment of `directory`; open or create it (in an existing parent) if needed.
 
     Raises:
         ConfigurationError: the directory cannot be used, or belongs to the parent of this process.
@@ -274,10 +275,10 @@ def acquire(directory: Path, *, create: bool = True) -> LocalEnvironment:
 
 
 def release(environment: LocalEnvironment) -> None:
-    """Give an environment back; the last one closes it.
+    """Give back an environment that `acquire` returned; the last `release` closes it.
 
-    If its writer still has work, it stays open for the next store: waiting for a stopped process
-    would stop the event loop.
+    An environment whose writer still has work stays open for the next store: waiting for a stopped
+    process would block the event loop.
     """
     with _environments_lock:
         environment.references -= 1
@@ -321,7 +322,7 @@ def _open(directory: Path, map_size_bytes: int) -> lmdb.Environment:
 
 
 def _open_tables(environment: lmdb.Environment, directory: Path) -> dict[str, lmdb._Database]:
-    """Open the tables, or create them in an environment that is empty."""
+    """Open the tables; create them if the environment is empty."""
     with environment.begin(write=True) as transaction:
         is_new = transaction.stat()["entries"] == 0
         try:

@@ -1,20 +1,20 @@
-"""Sessions of the processes that share a local store: their life, and their news of commits.
+"""Sessions of the processes that share a local store: begin, heartbeat, end, notifications.
 
-A session is a row in the store and a file in ``sessions/``. Its owner holds a lock (flock) on the
-file for as long as it lives and writes its deadline into it. The row is the authority: without it
-the session has ended, and every commit checks the row of its session first. A peer ends a session
-in two cases:
+A session is a row in the store and a file in ``sessions/``. The process that owns the session holds
+a lock (flock) on the file while it lives, and writes a deadline into the file. The row is the
+authority: without its row the session has ended, and every commit first checks the row of its
+session. A peer (another process) ends a session in two cases:
 
 1. The owner is dead: the machine was started again (boot id), or the file is gone, or its lock is
    free.
 2. The owner hangs: the deadline passed and stayed the same for a third of the timeout. This peer
    must itself run without a pause meanwhile. So living sessions survive a pause of the machine.
 
-Deadlines are CLOCK_BOOTTIME, which is the same for all processes and is never set. A process forked
-from an owner keeps the owner's lock; then only rule 2 applies.
+Deadlines use CLOCK_BOOTTIME, a clock that is the same for all processes and is never set. A process
+forked from an owner also holds the owner's lock; then only rule 2 (the owner hangs) applies.
 
-A notification is a datagram to a socket in the abstract namespace, one per session. It only says
-that there are new commits.
+A notification is a datagram to a socket in the abstract namespace; each session has one socket. The
+datagram only says that there are new commits.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from bookie.metadata.local.tree import SessionRow, TreeWriter
 
 _DEADLINE = struct.Struct(">Q")
 _GRACE_FRACTION = 3
-"""A session ends this fraction of its timeout after its deadline."""
+"""A session may be ended (its timeout / _GRACE_FRACTION) seconds after its deadline."""
 
 
 class SessionFile:
-    """The file of our own session, locked until `close` or death."""
+    """The file of our own session, locked until `close` or the end of the process."""
 
     def __init__(self, directory: Path, session: bytes, timeout_seconds: float) -> None:
         self._path = _path(directory, session)
@@ -52,7 +52,7 @@ class SessionFile:
             raise
 
     def beat(self) -> None:
-        """Move the deadline to one timeout from now.
+        """Write a new deadline into the file: one session timeout from now.
 
         Raises:
             MetadataUnavailableError: the file system does not take it.
@@ -77,8 +77,8 @@ def begin_session(
 ) -> SessionFile:
     """Create the file and the row of a session, inside a write transaction.
 
-    The write transaction keeps `_sweep` of other processes from deleting the new file before it has
-    its row and its lock.
+    The write transaction keeps other processes from deleting the new file (in `_sweep`) before the
+    file has its row and its lock.
     """
     try:
         _sweep(directory, tree.sessions())
@@ -92,7 +92,7 @@ def begin_session(
 
 
 def _sweep(directory: Path, sessions: Iterable[bytes]) -> None:
-    """Remove the files that crashed processes left behind."""
+    """Remove the session files that crashed processes left behind."""
     known = {_path(directory, session).name for session in sessions}
     for path in directory.iterdir():
         if path.name not in known and path.suffix == ".session" and _is_unlocked(path):
@@ -100,7 +100,7 @@ def _sweep(directory: Path, sessions: Iterable[bytes]) -> None:
 
 
 class SessionReaper:
-    """Finds the dead sessions of others; one per process and store, inspecting now and then."""
+    """Finds dead sessions of other processes at intervals; each open store has one reaper."""
 
     def __init__(self, directory: Path, interval_seconds: float) -> None:
         self._directory = directory
@@ -108,10 +108,10 @@ class SessionReaper:
         self._boot_id = SystemClock().boot_id()
         self._inspected_at = time.monotonic()
         self._overdue: dict[bytes, tuple[int, float]] = {}
-        """Session → the passed deadline, and when it was first seen."""
+        """Session → its passed deadline, and the time when that deadline was first seen."""
 
     def inspect(self, sessions: dict[bytes, SessionRow], own: bytes) -> list[bytes]:
-        """The sessions that are to be ended. Takes some microseconds per session."""
+        """Return the sessions that must be ended; takes some microseconds per session."""
         now = time.monotonic()
         late_seconds = now - self._inspected_at - self._interval_seconds
         self._inspected_at = now
@@ -139,12 +139,12 @@ class SessionReaper:
         return dead
 
     def is_dead(self, session: bytes, row: SessionRow) -> bool:
-        """True if the owner of `session` is certainly gone (rule 1)."""
+        """True if the owner of `session` is certainly gone (rule 1 of this module)."""
         path = _path(self._directory, session)
         return row.boot_id != self._boot_id or not path.exists() or _is_unlocked(path)
 
     def reap(self, tree: TreeWriter, dead: Iterable[bytes]) -> None:
-        """End the sessions that are still dead, inside a write transaction."""
+        """End those of the `dead` sessions that are still dead, inside a write transaction."""
         sessions = tree.sessions()
         for session in dead:
             row = sessions.get(session)
@@ -155,7 +155,7 @@ class SessionReaper:
                 _remove(_path(self._directory, session))
 
     def _passed_deadline(self, session: bytes) -> int | None:
-        """The deadline of a session if it has passed, in nanoseconds; else None."""
+        """Return the deadline of a session in nanoseconds if it has passed, else None."""
         try:
             data = _path(self._directory, session).read_bytes()
         except OSError:
@@ -225,7 +225,7 @@ class CommitNotifier:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
 
     def notify(self, sessions: Iterable[bytes]) -> None:
-        """Wake the owners of `sessions`; an owner that misses it polls."""
+        """Wake the owners of `sessions`; an owner that misses this finds the commits by polling."""
         for session in sessions:
             try:
                 self._socket.sendto(b"\0", _address(session))

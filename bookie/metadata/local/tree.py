@@ -1,4 +1,4 @@
-"""The tables of a local metadata store, and the tree, the sessions and the change log in them.
+"""The LMDB tables of a local store: the tree of records, the sessions and the commit log.
 
 ========== ============================== ====================================================
 table      key                            value
@@ -14,9 +14,9 @@ meta       ``format``                     ``bookie-metadata 2``
 meta       ``version``                    version u64 of the last commit
 ========== ============================== ====================================================
 
-All integers are big endian. Our own counter numbers versions without gaps: LMDB's transaction ids
-are lost in a compacting copy. One record of the log is one commit, so watchers see it whole. Only
-the newest `LOG_COMMITS_MAX` commits are kept.
+All integers are big endian. The store's own counter numbers versions without gaps: LMDB's
+transaction ids would be lost in a compacting copy. One record of the log is one commit, so watchers
+see each commit whole. The log keeps only the newest `LOG_COMMITS_MAX` commits.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from bookie.metadata.model import (
 )
 
 LOG_COMMITS_MAX = 65_536
-"""Commits that the log keeps; a watcher further behind must resync."""
+"""The number of commits that the log keeps; a watcher further behind must resync."""
 
 TABLES = ("records", "children", "ephemerals", "sessions", "log", "meta")
 
@@ -70,7 +70,7 @@ class SessionRow:
 
 
 class TreeReader:
-    """The state at the begin of a transaction (and what the transaction has written since)."""
+    """The state that an LMDB transaction sees: that at its begin, and what it has written since."""
 
     def __init__(self, transaction: lmdb.Transaction, tables: dict[str, lmdb._Database]) -> None:
         self._transaction = transaction
@@ -81,7 +81,7 @@ class TreeReader:
         return None if value is None else bytes(value)
 
     def _keys(self, table: str, prefix: bytes, start: bytes) -> Iterator[bytes]:
-        """The keys that begin with `prefix`, from `start` on."""
+        """Yield the keys of `table` that begin with `prefix`, from `start` on."""
         with self._transaction.cursor(db=self._tables[table]) as cursor:
             if not cursor.set_range(start):
                 return
@@ -95,7 +95,7 @@ class TreeReader:
         return self._get("meta", b"format")
 
     def version(self) -> int:
-        """The version of the last commit; 0 before the first."""
+        """Return the version of the last commit, or 0 before the first commit."""
         data = self._get("meta", b"version")
         return 0 if data is None else int(_VERSION.unpack(data)[0])
 
@@ -109,7 +109,7 @@ class TreeReader:
         return StoredRecord(version, owner, value, at_creation, created_ms, modified_ms)
 
     def record(self, key: str, session: bytes) -> Record | None:
-        """The record of `key` as `session` sees it."""
+        """Return the record of `key`; its `Stat` says whether `session` owns it."""
         row = self.find(key)
         if row is None:
             return None
@@ -120,7 +120,7 @@ class TreeReader:
         return next(self._keys("children", prefix, prefix), None) is not None
 
     def child_names(self, key: str, after: str, limit: int) -> list[str]:
-        """Up to `limit` names below `key` that are greater than `after`, in order."""
+        """Return up to `limit` names below `key`, sorted, that are greater than `after`."""
         prefix = key.encode() + b"\0"
         floor = prefix + after.encode("utf-8", "surrogatepass")
         # LMDB refuses longer keys. Names are shorter, so the scan is complete.
@@ -136,10 +136,10 @@ class TreeReader:
     def child_records(
         self, key: str, after: str, session: bytes, names_max: int, bytes_max: int
     ) -> tuple[list[Record], str | None]:
-        """Some records below `key` with names greater than `after`, in order.
+        """Return some records below `key` with names greater than `after`, in order.
 
-        Returns them with the name to go on after, which is None at the end. At most `names_max`
-        records, and few more than `bytes_max` bytes of values.
+        Returns the records, and the name after which to go on or None at the end. There are at most
+        `names_max` records, with few more than `bytes_max` bytes of values.
         """
         parent = key.rstrip("/")
         names = self.child_names(key, after, names_max)
@@ -168,7 +168,7 @@ class TreeReader:
         return self._get("sessions", session) is not None
 
     def commits_after(self, version: int, limit: int) -> list[LoggedCommit] | None:
-        """Up to `limit` commits after `version`, in order; None if the log begins later."""
+        """Return up to `limit` commits after `version`, in order; None if the log starts later."""
         commits: list[LoggedCommit] = []
         if version >= self.version():
             return commits
@@ -187,7 +187,7 @@ class TreeReader:
 
 
 class TreeWriter(TreeReader):
-    """A write transaction: several commits may go into it, each whole."""
+    """A write transaction of LMDB; it may contain several commits, each of them whole."""
 
     def __init__(
         self, transaction: lmdb.Transaction, tables: dict[str, lmdb._Database], now_ms: int
@@ -195,20 +195,20 @@ class TreeWriter(TreeReader):
         super().__init__(transaction, tables)
         self._now_ms = now_ms
         self.has_committed = False
-        """True if watchers have something to see."""
+        """True if there are new commits for watchers to see."""
 
     def _put(self, table: str, key: bytes, value: bytes) -> None:
         self._transaction.put(key, value, db=self._tables[table])
 
     def _add(self, table: str, key: bytes) -> bool:
-        """Add `key` to a table of keys; True if it is new."""
+        """Add `key` to a table of keys; return True if the key is new."""
         return bool(self._transaction.put(key, b"", overwrite=False, db=self._tables[table]))
 
     def _delete(self, table: str, key: bytes) -> None:
         self._transaction.delete(key, db=self._tables[table])
 
     def transact(self, operations: Sequence[Operation], session: bytes) -> list[Stat | None]:
-        """Make the operations one commit; a `BookieError` means that nothing was written."""
+        """Carry out all operations as one commit; after a `BookieError` nothing was written."""
         if not self.has_session(session):
             raise SessionLostError("the session with the metadata store ended")
         effects = evaluate(operations, self, session, self.version() + 1)
@@ -228,7 +228,7 @@ class TreeWriter(TreeReader):
         self._put("sessions", session, json.dumps(data).encode())
 
     def end_session(self, session: bytes) -> None:
-        """Remove a session and its ephemeral records, in one commit; harmless if it is gone."""
+        """Remove a session and its ephemeral records in one commit, unless the session is gone."""
         prefix = len(session)
         owned = [key[prefix:].decode() for key in self._keys("ephemerals", session, session)]
         self._commit([Deletion(key, session) for key in owned])
@@ -238,7 +238,7 @@ class TreeWriter(TreeReader):
         self._put("meta", b"format", text)
 
     def _commit(self, effects: Sequence[Write | Deletion]) -> dict[str, StoredRecord]:
-        """Carry out the effects as one commit; returns what was written, by key."""
+        """Carry out the effects as one commit; return the written records by key."""
         written: dict[str, StoredRecord] = {}
         if not effects:
             return written
@@ -326,7 +326,7 @@ def _decode_changes(version: int, data: bytes) -> tuple[WatchEvent, ...]:
 
 
 def check_format(text: bytes | None, expected: bytes, directory: str) -> None:
-    """Compare the format that a directory has with ours.
+    """Compare the format of a store's directory with the format of this program.
 
     Raises:
         FormatError: it is none of ours, newer, or older.
@@ -345,7 +345,7 @@ def check_format(text: bytes | None, expected: bytes, directory: str) -> None:
 
 
 def unavailable(directory: str, error: Exception) -> MetadataUnavailableError:
-    """The error of a caller when LMDB fails with `error`."""
+    """Return the error that a caller gets when LMDB fails with `error`."""
     if isinstance(error, lmdb.MapFullError):
         return MetadataUnavailableError(f"the metadata store in {directory} is full")
     return MetadataUnavailableError(f"the metadata store in {directory} failed: {error}")

@@ -26,7 +26,7 @@ from bookie.metadata.watches import SessionWatches, Watches
 
 
 class MemoryStore(MetadataStore):
-    """A session with the memory store `name`; the same name is the same store.
+    """A session with the memory store `name`; all sessions with one name share one store.
 
     There is no connection that could break: the session lasts as long as the context.
     """
@@ -116,7 +116,7 @@ class MemoryStore(MetadataStore):
             yield events
 
     def deliver(self, commit: Commit) -> None:
-        """Hand a commit to the watches; called by the tree, in any thread."""
+        """Hand a commit to the watches; the tree calls this method, in any thread."""
         loop = self._loop
         if loop is None:
             return
@@ -134,7 +134,7 @@ class MemoryStore(MetadataStore):
             raise MetadataClosedError("the metadata store is closed")
 
     async def _reach(self) -> None:
-        """Let other tasks run, as a network would."""
+        """Let other tasks run, as the wait for a network would."""
         self._require_open()
         await asyncio.sleep(0)
         self._require_open()

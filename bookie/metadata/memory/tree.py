@@ -1,4 +1,4 @@
-"""The records of a store in memory, and the sessions on them: the content of a server."""
+"""The records of a store in memory, and the sessions on them, as a server would hold them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _trees_lock = threading.Lock()
 
 
 class MemoryTree:
-    """The records of one name. Every method is called with `lock` held."""
+    """The records of one store name; the caller of every method holds `lock`."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -39,7 +39,7 @@ class MemoryTree:
         return bool(self.children.get(key))
 
     def begin_session(self) -> bytes:
-        """A new session's id."""
+        """Begin a session and return its id."""
         self._sessions_begun += 1
         session = self._sessions_begun.to_bytes(8, "big")
         self.alive.add(session)
@@ -53,7 +53,7 @@ class MemoryTree:
             self._commit(Deletion(key, session) for key in owned)
 
     def transact(self, operations: Sequence[Operation], session: bytes) -> list[Stat | None]:
-        """Make the operations one commit; a `BookieError` means that nothing was written."""
+        """Carry out all operations as one commit; after a `BookieError` nothing was written."""
         if session not in self.alive:
             raise SessionLostError("the session with the metadata store ended")
         effects = evaluate(operations, self, session, self.version + 1)
@@ -101,12 +101,12 @@ class MemoryTree:
 
 
 def tree_of(name: str) -> MemoryTree:
-    """The records of that name, made at the first call."""
+    """Return the records of the store `name`; the first call creates them."""
     with _trees_lock:
         return _trees.setdefault(name, MemoryTree())
 
 
 def forget_tree(name: str) -> None:
-    """Drop the records of that name. Stores that are open keep them to themselves."""
+    """Drop the records of the store `name` for new stores; open stores keep their records."""
     with _trees_lock:
         _trees.pop(name, None)

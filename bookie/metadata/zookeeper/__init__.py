@@ -1,8 +1,8 @@
-"""The store on ZooKeeper: ``zk://HOST:2181,HOST:2181/scope``, 3.6 or newer, better 3.9.
+"""The metadata store on ZooKeeper 3.6 or newer, better 3.9: ``zk://HOST:2181,HOST:2181/scope``.
 
-ZooKeeper has sessions and a tree. It lacks parents that exist only while they have children,
-versions that never repeat, and known outcomes after a lost reply. This package adds the first two
-as far as clients can, and the last.
+ZooKeeper has sessions and a tree. It lacks three things: parents that exist only while they have
+children, versions that never repeat, and known outcomes after a lost reply. This package adds the
+first two as far as clients can, and adds the third in full.
 
 | module | what it holds |
 |---|---|
@@ -20,17 +20,19 @@ as far as clients can, and the last.
 **A write** is one multi transaction with a receipt (`outcome`): a mark in a small ephemeral node of
 the session. After a lost reply, the mark in that node tells whether the write was done.
 
-**Parents.** A create without its parents is refused; the store makes the parents and tries again.
-A delete also removes the parents that it leaves empty. The end of a session leaves them. They are
-listed, and go with the next delete below them or with a recursive one.
+**Parents.** ZooKeeper refuses to create a node without its parents; the store then makes the
+parents and tries again. A delete also removes the parents that it leaves empty. The end of a
+session does not remove empty parents. Such parents are listed, and go with the next delete below
+them or with a recursive delete.
 
 **Versions.** ZooKeeper's version of a node begins at 0 again after a deletion. The store's version
-also names the write that created the node. A write is refused if this store has heard of another
-life of the record. A write that is sent before that event arrives may meet the later life.
+also names the write that created the node. A write is refused if this store has received an event
+about another life of the record, after a deletion. A write that is sent before that event arrives
+may change the later life.
 
-**Below** ``/.bookie``, outside of all scopes, lie the receipts (ephemeral) and a node that removals
-of parents write. The access control of that node forbids deletion.
+**Below** ``/.bookie``, outside of all scopes, lie the receipts (ephemeral) and a node that every
+removal of a parent writes. The access control of that node forbids deletion.
 
-**Watches.** One persistent recursive watch serves the whole store. It is lost with the connection,
-so each reconnection sets it again and delivers `Resync`.
+**Watches.** One persistent recursive watch serves the whole store. ZooKeeper drops the watch with
+the connection, so each reconnection sets the watch again and delivers `Resync`.
 """

@@ -1,9 +1,9 @@
 """The store on ZooKeeper: ``zk://HOST:2181,HOST:2181/scope``, for clusters of many machines.
 
-Servers must be of version 3.6 or later. Watches are exact from 3.9 on. Requests go out at once, and
-the server answers them in order.
+Servers must be of version 3.6 or later. Watches are exact with servers from 3.9 on. Requests are
+sent without a wait for earlier answers, and the server answers them in order.
 
-Differences from the contract:
+This store differs from the contract of `MetadataStore`:
 
 - A transaction may be seen as several commits of one revision, because events do not mark its end.
 - A record may be deleted and created within the moment that an event takes to arrive. If the new
@@ -78,12 +78,12 @@ from bookie.metadata.zookeeper.tree import (
 from bookie.metadata.zookeeper.writer import Writer
 
 SCAN_AHEAD = 32
-"""Records of a scan that are asked for before the first of them is taken: 16 MiB at most."""
+"""The number of records that a scan asks for before it yields the first: 16 MiB at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Open:
-    """The parts of an open store."""
+    """The objects that an open store consists of."""
 
     link: ZooKeeperLink
     nodes: NodeReader
@@ -161,7 +161,7 @@ class ZooKeeperStore(MetadataStore):
 
     @property
     def credentials(self) -> tuple[int, bytes]:
-        """The id and password of the session. A client that has them can continue the session."""
+        """The id and password of the session; a client that has them can continue the session."""
         return self._require_open().link.credentials
 
     # ---- reads
@@ -190,7 +190,7 @@ class ZooKeeperStore(MetadataStore):
     async def _read(
         self, request: type[GetData | GetChildren], key: str
     ) -> tuple[ZooKeeperLink, Any]:
-        """The answer to a request about the node of `key`; None without a node."""
+        """Ask for the node of `key`; return the link and the answer, or None without a node."""
         require_representable_key(key)
         link = self._require_open().link
         try:
@@ -254,9 +254,10 @@ class ZooKeeperStore(MetadataStore):
         return found
 
     async def sync(self) -> None:
-        """Wait for a write of its own, which needs the quorum.
+        """Commit an empty write and wait for it; the write needs a quorum of servers.
 
-        ZooKeeper's own sync asks a leader, which may have lost its office unknowingly.
+        ZooKeeper's own sync is not used: it asks a leader, which may have lost its office without
+        knowing it.
         """
         link = self._require_open().link
         await self._require_open().receipts.commit([], link.deadline(), link.losses)
@@ -315,7 +316,7 @@ class ZooKeeperStore(MetadataStore):
         self._known.note_quiet()
 
     def _flush_events(self) -> None:
-        """Deliver the events of one commit that have arrived."""
+        """Deliver the events that have arrived for one commit."""
         if not self._group:
             return
         group, self._group = self._group, []

@@ -1,10 +1,10 @@
-"""Records as known from the answers and events of one connection.
+"""A cache of records, from the answers and events of one connection.
 
-It saves the read before a write that expects a version. The version names a life of the record, and
-this cache tells whether the record is still in that life.
+The cache saves the read before a write that expects a version. A version names one life of a record
+(from creation to deletion), and this cache tells whether the record is still in that life.
 
-A coroutine that waits for an answer may run after later events were delivered. So deletions are
-remembered, and an answer from before a deletion is ignored.
+A coroutine that waits for an answer may run after later events were delivered. So the cache
+remembers deletions, and ignores an answer from before a deletion.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from bookie.metadata.zookeeper.requests import ZnodeStat
 from bookie.metadata.zookeeper.tree import Node, View, birth_of, data_version_of
 
 _DELETIONS_MAX = 10_000
-"""Deletions in each of the three parts in which they are remembered."""
+"""The number of deletions after which the cache starts a new part; it keeps three parts."""
 
 _ZXID_MAX = 2**63 - 1
 
 
 class KnownRecords:
-    """The records that an answer has shown, until an event tells of their end."""
+    """The records that an answer has shown, until an event reports their end."""
 
     SIZE_MAX = 50_000
 
@@ -42,23 +42,23 @@ class KnownRecords:
         nodes[key] = Node(stat.czxid, stat.version, stat.ephemeralOwner, True, 0)
 
     def forget(self, key: str) -> None:
-        """Forget a record that was deleted or converted."""
+        """Forget a record that was deleted, or whose node holds no record."""
         self._nodes.pop(key, None)
 
     def note_deletion(self, key: str, zxid: int) -> None:
-        """Note an event: the write `zxid` deleted it. Servers before 3.9 send no zxid."""
+        """Note that the write `zxid` deleted the record; servers before 3.9 send no zxid."""
         self.forget(key)
         self._deletions[-1][key] = zxid if zxid > 0 else _ZXID_MAX
 
     def note_quiet(self) -> None:
-        """Note that all events that came together were delivered."""
+        """Note that all events that arrived together were delivered."""
         if len(self._deletions[-1]) > _DELETIONS_MAX:
             self._deletions.append({})
 
     def may_hold(self, view: View) -> bool:
-        """False if an event ended the life of a node of `view`.
+        """False if an event has reported the deletion of a node of `view`.
 
-        Events without a zxid, of servers before 3.9, are ignored here.
+        This check ignores events without a zxid, which servers before 3.9 send.
         """
         return not any(
             node is not None and node.birth < some.get(key, 0) < _ZXID_MAX
@@ -67,11 +67,11 @@ class KnownRecords:
         )
 
     def clear(self) -> None:
-        """Forget all: events may have been missed."""
+        """Forget all records, because events may have been missed."""
         self._nodes.clear()
 
     def view(self, operations: Sequence[Operation], session: int) -> View | None:
-        """A view good enough to try the operations with; None if something must be read first."""
+        """Return a view that suffices to try the operations; None if nodes must be read first."""
         view = View()
         for operation in operations:
             node = self._nodes.get(operation.key)

@@ -1,9 +1,9 @@
-"""ZooKeeper's events about nodes, read as a store's events about records.
+"""Translate ZooKeeper's events about nodes into the store's events about records.
 
-The two differ where a parent is made or removed, where a record is put on a parent, and where
-absence is checked. They also differ where one session takes a record over from another. The writer
-marks these operations: in the transaction, they stand between two writes of the scope's own node.
-They are then *inside brackets*.
+Events about nodes and events about records differ when a parent is made or removed, when a record
+is put on a parent, and when absence is checked. They also differ when one session takes over a
+record of another session. The writer marks these operations: in the transaction, they stand between
+two writes of the scope's own node. Events of such operations are *inside brackets*.
 
 =============== ==================================== =============================================
 event           outside of brackets                  inside
@@ -14,10 +14,10 @@ changed         CREATED if converted, else MODIFIED  a parent about to get a rec
 deleted         DELETED                              nothing
 =============== ==================================== =============================================
 
-Events of one transaction have one zxid. Those that arrive together become one commit. ZooKeeper
-does not mark the end of a transaction, so events that arrive in two parts become two commits.
-Servers before 3.9 send events without a zxid. There brackets cannot be told, and parents are seen
-as records that come and go.
+Events of one transaction have one zxid. Events of one zxid that arrive together become one commit.
+ZooKeeper does not mark the end of a transaction, so events that arrive in two parts become two
+commits. Servers before 3.9 send events without a zxid. With these servers, brackets cannot be
+recognised, and parents look like records that come and go.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from bookie.metadata.zookeeper.tree import Scope
 CREATED = 1
 DELETED = 2
 CHANGED = 3
-"""ZooKeeper's numbers of kinds of events."""
+"""ZooKeeper's numbers for the kinds of events."""
 
 
 class ChangeReader:
-    """Reads the events of one connection in order."""
+    """Translates the events of one connection, in order."""
 
     def __init__(self, scope: Scope) -> None:
         self._scope = scope
@@ -43,11 +43,11 @@ class ChangeReader:
         self._converting: set[str] = set()
 
     def begin(self) -> None:
-        """Begin with a new connection: nothing of the former one goes on."""
+        """Begin with a new connection: drop what is left of the former connection's events."""
         self._enter(0)
 
     def read(self, event: NodeEvent) -> WatchEvent | None:
-        """The change of a record that the event reports, or None."""
+        """Return the change of a record that the event reports, or None."""
         if event.zxid != self._zxid or event.zxid <= 0:
             self._enter(event.zxid)
         key = self._scope.key(event.path)

@@ -1,9 +1,10 @@
-"""ZooKeeper from an event loop: requests with futures, and notices in the order of the socket.
+"""A ZooKeeper client for an event loop: futures for answers, and notices in the socket's order.
 
 kazoo's thread talks to the server. `Bridge.send` makes one of kazoo's asynchronous calls and
-answers through a future. All other notices (watch events, the session's state) go to one function.
-Both happen in the loop, in the order of the server: a watch event is seen before an answer that
-includes its change. All that comes while the loop is busy costs one wake-up.
+returns the answer through a future. All other notices (watch events, the session's state) go to one
+callback. Answers and notices reach the event loop in the order in which the server sent them: a
+watch event is seen before an answer that includes its change. All answers and notices that arrive
+while the loop is busy cost one wake-up.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _STOP_SECONDS_MAX = 5.0
 _AUTHENTICATION_FAILED = -115
 
 _LOST_CODES = {-4, _AUTHENTICATION_FAILED, -118}
-"""Codes of a missing answer: connection lost, authentication failed, session moved."""
+"""Error codes that mean a missing answer: connection lost, authentication failed, session moved."""
 
 
 class NotSentError(Exception):
@@ -64,17 +65,18 @@ class Pending:
         self.request = request
         self.answer = answer
         self.begun_at = begun_at
-        """Time of the request, by the loop's clock."""
+        """The time at which the request was sent, by the loop's clock."""
 
 
 Answered: TypeAlias = tuple[Pending, object, BaseException | None]
-"""A request that is done: its value or its error."""
+"""A request that is done, with its value or its error."""
 
 
 class _Result:
-    """kazoo's IAsyncResult without locks; the result of a request is posted to the loop.
+    """An implementation of kazoo's IAsyncResult without locks; it posts the result to the loop.
 
-    It is set once, in any thread. Each callback runs once: there is one `pop` for each.
+    A result is set once, in any thread. Each callback runs once, because `pop` takes each callback
+    only once.
     """
 
     __slots__ = ("_callbacks", "_pending", "_post", "_ready", "exception", "value")
@@ -94,7 +96,7 @@ class _Result:
         self._settle(None, exception)
 
     def get(self) -> object:
-        """The value, or raise the exception; called after it was set."""
+        """Return the value or raise the exception; call this only after the result was set."""
         if self.exception is not None:
             raise self.exception
         return self.value
@@ -120,7 +122,7 @@ class _Result:
 
 
 class _Waker:
-    """Wakes kazoo's thread; it is both ends of kazoo's pipe. Sending a byte never blocks."""
+    """Wakes kazoo's thread, as both ends of kazoo's pipe; sending a byte never blocks."""
 
     def __init__(self) -> None:
         self._descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_SEMAPHORE | os.EFD_CLOEXEC)
@@ -145,7 +147,7 @@ class _Waker:
 
 
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no types
-    """Has a thread only for the connection, and bounds the time of each attempt to connect."""
+    """kazoo's handler with only a connection thread; it limits the time of each connect."""
 
     def __init__(
         self,
@@ -158,7 +160,7 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
         self._tls = tls
         self._post = post
         self.next: Pending | None = None
-        """The request that the next result is for."""
+        """The request to which the next `_Result` belongs."""
         self.latest: socket.socket | None = None
         """The socket of the latest connection."""
 
@@ -169,7 +171,7 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
         """Do nothing."""
 
     def async_result(self) -> _Result:
-        """The result of a call. After `next` was set, it is the result of that request."""
+        """Return a result object, which belongs to the request in `next` if `next` was set."""
         pending, self.next = self.next, None
         return _Result(pending, self._post)
 
@@ -184,9 +186,10 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
         _: Sequence[Any],
         timeout: float | None = None,
     ) -> tuple[list[Any], list[Any], list[Any]]:
-        """Sockets to read from, and to write to; a broken one is both. `timeout` is in seconds.
+        """Return the sockets ready to read and to write, after at most `timeout` seconds.
 
-        Bytes that TLS has received already can be read at once.
+        A broken socket counts as ready for both. Bytes that TLS has already received can be read at
+        once.
         """
         held = [r for r in readers if isinstance(r, ssl.SSLSocket) and r.pending() > 0]
         if held:
@@ -206,7 +209,7 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
     def create_connection(
         self, address: tuple[str, int], *, hostname: str, timeout: float, **options: Any
     ) -> socket.socket:
-        """Connect within the bound. kazoo's own method leaves a socket open when TLS fails."""
+        """Connect within the time limit; kazoo's own method leaves a socket open if TLS fails."""
         bounded = min(timeout, self._connect_seconds_max)
         made = socket.create_connection(address, bounded)
         try:
@@ -221,7 +224,7 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
 
 
 class Bridge:
-    """A connection to an ensemble, driven from one event loop.
+    """A connection to a ZooKeeper ensemble, used from one event loop.
 
     Args:
         hosts: as kazoo takes them, ``host:port,host:port``.
@@ -249,7 +252,7 @@ class Bridge:
         self._is_draining = False
         self._waiting: dict[Pending, None] = {}
         self.silent_since: float | None = None
-        """Time of the oldest request since the last answer, by the loop's clock."""
+        """Time since when requests wait and no answer arrives, by the loop's clock; else None."""
         attempt = max(session_timeout_seconds / 3 / (hosts.count(",") + 1), 0.5)
         retry = KazooRetry(
             max_tries=-1,
@@ -277,7 +280,7 @@ class Bridge:
         self._client.start_async()
 
     async def stop(self) -> None:
-        """End the session; returns when the server has ended it, or does not answer."""
+        """End the session; return once the server has ended the session, or does not answer."""
         ended = asyncio.Event()
 
         def end() -> None:
@@ -298,7 +301,7 @@ class Bridge:
             self._settle(pending, None, NotSentError())
 
     def cut(self) -> None:
-        """Break the connection, as if the network had."""
+        """Break the connection, as a network failure would."""
         if (connection := self._handler.latest) is not None:
             with suppress(OSError):  # it may be broken already
                 # Not the method of TLS, which would treat later bytes as plain text.
@@ -307,10 +310,10 @@ class Bridge:
     def send(
         self, request: Request, session: int | None = None, connection: int | None = None
     ) -> Pending:
-        """Send a request, in the `session` and through the `connection` of these numbers if given.
+        """Send `request`, only in the given `session` and through the given `connection`, if any.
 
-        Its `answer` raises `NodeError`, `MultiRefusedError`, `NotSentError`, `LostError` or
-        `NoAnswerError`.
+        The future `answer` of the result raises `NodeError`, `MultiRefusedError`, `NotSentError`,
+        `LostError` or `NoAnswerError`.
         """
         client, now = self._client, self._loop.time()
         pending = Pending(request, self._loop.create_future(), now)
@@ -330,7 +333,7 @@ class Bridge:
         return pending
 
     def give_up(self, begun_before: float) -> None:
-        """End the wait for answers to older requests; their outcome stays unknown."""
+        """Stop waiting for answers to requests older than `begun_before`; outcomes stay unknown."""
         for pending in list(self._waiting):
             if pending.begun_at >= begun_before:
                 return
@@ -388,7 +391,7 @@ def _meaning_of(error: BaseException, request: Request) -> BaseException:
 
 
 def describe_failure(reason: BaseException) -> str:
-    """The reason why a connection failed, in words."""
+    """Return the reason why a connection failed, in words."""
     if isinstance(reason, ssl.SSLCertVerificationError):
         return f"its certificate is not accepted: {reason.verify_message}"
     if isinstance(reason, KazooTimeoutError | TimeoutError):
@@ -399,7 +402,7 @@ def describe_failure(reason: BaseException) -> str:
 
 
 def _tls(security: MetadataSecurity) -> ssl.SSLContext | None:
-    """The certificates that we trust, and our own.
+    """Return a TLS context with the certificates that we trust and our own; None without TLS.
 
     Raises:
         ConfigurationError: a file cannot be read, or holds something else.

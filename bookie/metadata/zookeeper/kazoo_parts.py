@@ -11,7 +11,7 @@
 | `_reset`, `last_zxid` | kazoo lets a new session meet servers behind those of the old one |
 | `_expand_client_hosts` | kazoo only logs that no host name resolves |
 
-A test fails when these parts are not what they were.
+A test fails if these parts of kazoo have changed.
 
 Source: ZooDefs.OpCode and AddWatchRequest of ZooKeeper 3.9.
 """
@@ -49,14 +49,14 @@ class AddWatch(NamedTuple):
         return bytes(write_string(self.path) + _INT.pack(_PERSISTENT_RECURSIVE))
 
     def deserialize(self, buffer: bytes, offset: int) -> None:
-        """The answer is empty."""
+        """Return nothing: the server's answer is empty."""
 
     def ask(self, client: KazooClient) -> object:
         return _call(client, self)
 
 
 class SaslStep(NamedTuple):
-    """One message of an exchange of passwords; the answer is the server's message."""
+    """One client message of a SASL authentication; the answer is the server's next message."""
 
     token: bytes
     type: int = SASL.type
@@ -84,7 +84,7 @@ def _call(client: KazooClient, request: object) -> object:
 
 @dataclass(frozen=True, slots=True)
 class NodeEvent:
-    """A change of a node; `zxid` is that of the write, or not positive from servers before 3.9."""
+    """A change of a node by the write `zxid`; servers before 3.9 send no positive `zxid`."""
 
     kind: int
     path: str
@@ -93,7 +93,7 @@ class NodeEvent:
 
 @dataclass(frozen=True, slots=True)
 class KazooConnected:
-    """The hand-shake is done: a session, new or resumed, and the timeout that the server grants."""
+    """The connection has a session, new or resumed, and the timeout that the server granted."""
 
     session: int
     password: bytes
@@ -127,11 +127,11 @@ class AttemptFailed:
 Notice: TypeAlias = (
     NodeEvent | KazooConnected | KazooDisconnected | KazooExpired | Refused | AttemptFailed
 )
-"""Unasked events, delivered in order with the answers."""
+"""A message that is no answer; notices are delivered in one order with the answers."""
 
 
 class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no types
-    """The connection thread."""
+    """The thread of kazoo's connection, with the changes that the store needs."""
 
     client: Client
     _event_zxid = 0
@@ -178,10 +178,10 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
 
 
 class Client(KazooClient):  # type: ignore[misc]  # kazoo has no types
-    """kazoo's client; `post` takes each notice, in the connection thread.
+    """kazoo's client; it hands each notice to `post`, in the connection thread.
 
-    Between `open_way` and `close_way` requests may be made. The loop makes them while it holds
-    `guard`, so that none is made for one connection and sent through another.
+    Requests may be made between `open_way` and `close_way`. The event loop makes requests while it
+    holds `guard`, so that no request is made for one connection and sent through another.
     """
 
     def __init__(self, post: Callable[[Notice], None], **options: Any) -> None:
@@ -207,7 +207,7 @@ class Client(KazooClient):  # type: ignore[misc]  # kazoo has no types
             self.session = None
 
     def drop_waiting(self) -> None:
-        """Fail requests for the former connection that came after kazoo had failed the others."""
+        """Fail the requests for the former connection that kazoo has not failed itself."""
         for _ in range(len(self._queue)):
             request, result = self._queue.popleft()
             if result is None:

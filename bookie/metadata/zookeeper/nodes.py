@@ -67,7 +67,7 @@ class NodeReader:
     # ---- before a write
 
     async def view(self, operations: Sequence[Operation], deadline: float) -> View:
-        """The nodes that decide about a transaction, each as it was at some moment since the call.
+        """Read the nodes that decide a transaction, each as it was at some moment since the call.
 
         Raises:
             InvalidKeyError: ZooKeeper's numbers for a sequential record are used up.
@@ -103,7 +103,7 @@ class NodeReader:
     async def _read_acls(
         self, operations: Sequence[Operation], view: View, deadline: float
     ) -> None:
-        """Read the access control of ephemeral records that an ephemeral put replaces."""
+        """Read the access control lists of ephemeral records that an ephemeral put replaces."""
         keys = []
         for operation in operations:
             node = view.nodes.get(operation.key)
@@ -146,7 +146,7 @@ class NodeReader:
     async def stat_written(
         self, put: Put, zxid: int, deadline: float
     ) -> tuple[str, ZnodeStat] | None:
-        """Key and stat of a put of the write `zxid`; None if it is gone or was written again.
+        """Return key and stat of what the write `zxid` put; None if that is gone or overwritten.
 
         Raises:
             MetadataUnavailableError: we may not read it, or its number is lost with the record.
@@ -162,7 +162,7 @@ class NodeReader:
         return (put.key, stat) if stat is not None and stat.mzxid == zxid else None
 
     async def _numbered_by(self, put: Put, zxid: int, deadline: float) -> tuple[str, ZnodeStat]:
-        """Key and stat of the sequential record that the write `zxid` made."""
+        """Return key and stat of the sequential record that the write `zxid` made."""
         parent, name = parent_of(put.key), put.key.rpartition("/")[2]
         names = await self._link.read(GetChildren(self._scope.path(parent)), deadline)
         keys = [f"{parent.rstrip('/')}/{n}" for n in names if _is_numbered(n, name)]
@@ -177,7 +177,7 @@ class NodeReader:
     # ----
 
     async def ask(self, reads: Iterable[Request], deadline: float) -> list[Any]:
-        """The answers to reads that go out together; None for a missing node."""
+        """Send reads together and return their answers; None stands for a missing node."""
         if not (requests := list(reads)):
             return []
         while True:
@@ -201,7 +201,7 @@ class NodeReader:
 
 
 def _keys_of(operations: Sequence[Operation]) -> list[str]:
-    """The keys whose nodes decide, those above new records included."""
+    """Return the keys whose nodes decide a transaction, also those above new records."""
     keys: dict[str, None] = {}
     for operation in operations:
         if not (isinstance(operation, Put) and operation.sequential):
@@ -223,7 +223,7 @@ def _require_numbers(operations: Sequence[Operation], stats: dict[str, ZnodeStat
 
 
 def numbers_used(stat: ZnodeStat) -> int:
-    """Number of children that a node has had; the next sequential one gets it.
+    """Return how many children a node has had; the next sequential child gets this number.
 
     Source: DataNode.copyStat: `cversion` is twice that number less the children, in 32 bits.
     """
@@ -231,7 +231,7 @@ def numbers_used(stat: ZnodeStat) -> int:
 
 
 def may_have_no_record(stat: ZnodeStat | None) -> bool:
-    """True if the node may be a parent; only its data can tell."""
+    """True if the node may be a parent without a record; only its data can tell."""
     if stat is None or stat.ephemeralOwner:
         return False
     return stat.dataLength in (0, len(PARENT), len(KEPT))
@@ -243,7 +243,7 @@ def _is_numbered(name: str, stem: str) -> bool:
 
 
 def refusal(error: NodeError, key: str) -> BookieError:
-    """Our error for a refusal of the server that is independent of the records."""
+    """Return our error for a refusal of the server that does not depend on the records."""
     if error.code == NO_AUTH:
         return UnauthorizedError(f"ZooKeeper denies us access to {key}")
     if error.code == INVALID_ACL:

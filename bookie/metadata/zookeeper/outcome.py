@@ -1,19 +1,22 @@
-"""Writes with an outcome that is known even when the answer is lost.
+"""Writes whose outcome becomes known even if the server's answer is lost.
 
-A connection that breaks between a write and its answer leaves the outcome unknown. Reading the
-record does not help: another client may have written the same value, or the next one. So each
-write carries a *receipt*: one more operation in its transaction. It writes a mark, which is used
-once, into a small ephemeral node of the store. After a reconnection the store reads that node. With
-the mark the write was done, and the node's zxid is that of the write. Without the mark it will
-never be done: a server refuses what a session sent before it moved.
+If a connection breaks between a write and its answer, the outcome of the write is unknown. Reading
+the record does not help: another client may have written the same value, or a later one. So each
+write carries a *receipt*: one more operation in its transaction. The receipt writes a mark, which
+is used only once, into a small ephemeral node of the store. After a reconnection the store reads
+that node. If the node has the mark, the write was done, and the node's zxid is that of the write.
+If the node lacks the mark, the write will never be done: a server refuses what a session sent
+before the session moved to another connection.
 
-Receipts are a few nodes. Each belongs to one write until its outcome is known, which also bounds
-the writes under way. A refused or cancelled write gives its receipt to the next one. Receipts lie
-outside of all scopes, where no store lists, watches or deletes them. Their names begin with the
-number of their session, and they go with it.
+A store has a few receipts. Each receipt belongs to one write until the outcome of the write is
+known; this also limits the number of writes under way. A refused or cancelled write gives its
+receipt to the next write. Receipts lie outside of all scopes, where no store lists, watches or
+deletes them. The name of a receipt begins with the number of its session, and the receipt goes with
+that session.
 
-Before a receipt is read, the store makes a write of its own, the barrier. It needs the quorum, so a
-deposed leader cannot answer it. On every server it comes after all that was sent before.
+Before the store reads a receipt, it makes a write of its own, the barrier. The barrier needs the
+quorum, so a deposed leader cannot answer it. On every server, the barrier comes after all requests
+that were sent before it.
 """
 
 from __future__ import annotations
@@ -54,13 +57,13 @@ from bookie.metadata.zookeeper.session import ZooKeeperLink
 from bookie.metadata.zookeeper.tree import HOME
 
 RECEIPTS_MAX = 128
-"""Writes under way at once; more wait."""
+"""The most writes under way at once; further writes wait."""
 
 CONFLICTS = {BAD_VERSION, NO_NODE, NODE_EXISTS, NOT_EMPTY, NO_CHILDREN_FOR_EPHEMERALS}
-"""Codes of refusals that say: the view of the tree is out of date."""
+"""Codes of refusals that show that the view of the tree is out of date."""
 
 LASTING_ACL = [ACL(Permissions.READ | Permissions.CREATE, Id("world", "anyone"))]
-"""Access control of a node below which all clients may create nodes. None may delete the node."""
+"""Access control of a node below which all clients may create nodes, but which none may delete."""
 
 RECEIPTS = f"{HOME}/receipts"
 """The node below which the receipts of all sessions lie."""
@@ -73,18 +76,18 @@ class OutdatedError(Exception):
 
 
 class Committed(NamedTuple):
-    """A write that was done."""
+    """A write that was done, with its results."""
 
     results: Sequence[Any] | None
-    """The answer of the `Multi`; None if it was lost."""
+    """The answer to the `Multi` request; None if the answer was lost."""
 
     stat: ZnodeStat
-    """The stat of the receipt, with the write's place among all commits and its time."""
+    """The stat of the receipt: it shows the write's place among all commits and its time."""
 
     session: int
 
     def stat_of_new(self, put: Put) -> ZnodeStat:
-        """The stat of a node that it created for `put`."""
+        """Return the stat of a node that this write created for `put`."""
         zxid, time_ms = self.stat.mzxid, self.stat.mtime
         owner = self.session if put.ephemeral else 0
         return ZnodeStat(zxid, zxid, time_ms, time_ms, 0, 0, 0, owner, len(put.value), 0, zxid)
@@ -95,16 +98,16 @@ class Receipts:
 
     def __init__(self, link: ZooKeeperLink) -> None:
         self.found_done = 0
-        """Writes so far that were done although their answer was lost."""
+        """The number of writes so far that were done although their answer was lost."""
         self.commits = 0
-        """Attempts so far, refused ones included."""
+        """The number of calls of `commit` so far, refused ones included."""
         self._link = link
         self._free: list[str] = []
         self._count = 0
         self._writes = asyncio.Semaphore(RECEIPTS_MAX)
         self._session = 0
         self._written: dict[str, str] = {}
-        """The paths of the receipts that exist, as ephemeral nodes of `_session`."""
+        """Receipt name → path of its node, which exists as an ephemeral node of `_session`."""
         self._marks = 0
 
     async def commit(
@@ -115,12 +118,13 @@ class Receipts:
         connection: int | None = None,
         may_hold: Callable[[], bool] = lambda: True,
     ) -> Committed:
-        """Do all operations at once; returns when that is certain.
+        """Do all operations at once; return when it is certain that they were done.
 
-        `losses` is `ZooKeeperLink.losses` at the time when the caller began. If a session was lost
-        since then, what the caller knows is out of date. If the operations rest on what one
-        connection told, `connection` is its number, and they are sent through no other. `may_hold`
-        is called right before they are sent. It is False if an event has refuted what they rest on.
+        `losses` is `ZooKeeperLink.losses` at the time when the caller began; if a session was lost
+        since then, the caller's knowledge is out of date. If the operations depend on what one
+        connection told, `connection` is the number of that connection, and the operations are sent
+        through no other. `may_hold` is called right before the operations are sent. It returns
+        False if an event has refuted what the operations depend on.
 
         Raises:
             OutdatedError: there is another connection now, or an event came; nothing was done.
@@ -197,7 +201,7 @@ class Receipts:
         operations: Sequence[NodeOperation],
         deadline: float,
     ) -> ZnodeStat | None:
-        """The receipt's stat if the unanswered write was done; None if it never will be."""
+        """Return the receipt's stat if the unanswered write was done; None if it never will be."""
         while True:
             if await self._link.usable(deadline) != session:
                 raise _ended(operations)
@@ -222,7 +226,7 @@ class Receipts:
             _require_time(deadline)
 
     def _receipt(self, session: int, name: str, mark: bytes) -> NodeOperation:
-        """The write of a mark. If its node may be missing, a create is sent first."""
+        """Return the write of a mark; if the receipt's node may be missing, create it first."""
         path = self._written.get(name) if session == self._session else None
         if path is None:
             path = self._path(session, name)
@@ -242,7 +246,7 @@ class Receipts:
         return f"{RECEIPTS}/{session & 0xFFFFFFFFFFFFFFFF:016x}-{name}"
 
     async def _mend(self, session: int, name: str, code: int) -> None:
-        """Correct our state of a receipt: the server refused its write."""
+        """Correct our knowledge of a receipt after the server refused to write it."""
         if code == NO_NODE:
             self._note(session, name, exists=False)
             self._link.send(CreateNode(HOME, b""))  # the next answer tells whether it exists
@@ -287,7 +291,7 @@ def _refusal(code: int) -> BookieError:
 
 
 def _ended(operations: Sequence[NodeOperation]) -> Exception:
-    """The error of a write that may have been the last one of its session."""
+    """Return the error of a write that may have been the last write of its session."""
     if operations and all(isinstance(o, CreateNode) and o.ephemeral for o in operations):
         # If it was done, the records went with their session.
         return SessionLostError("the session with the metadata store ended; nothing was written")

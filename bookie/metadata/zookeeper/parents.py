@@ -1,10 +1,11 @@
-"""The nodes above records: made when a create needs them, removed when their last child goes.
+"""The parent nodes of records: made when a create needs them, removed with their last child.
 
-If several creates of a store need the same parents, the first makes them and the others wait.
+If several creates of a store need the same parents, the first create makes the parents and the
+other creates wait.
 
-A parent is removed only if it is still the node that was seen; see `REMOVALS`. Removals of many
-stores at once conflict, and some give up. A parent that stays goes with a later delete below it, or
-with a recursive one.
+A parent is removed only if it is still the node that was seen before (see `REMOVALS`). Removals by
+many stores at once conflict, and some removals give up. A parent that stays is removed by a later
+delete below it, or by a recursive delete.
 """
 
 from __future__ import annotations
@@ -42,36 +43,36 @@ _GUARD_ACL = [ACL(Permissions.READ | Permissions.WRITE, Id("world", "anyone"))]
 
 
 class Parents:
-    """The parents of one open store."""
+    """The parent nodes of one open store."""
 
     def __init__(self, link: ZooKeeperLink, scope: Scope, nodes: NodeReader) -> None:
         self._link = link
         self._scope = scope
         self._nodes = nodes
         self._kept: dict[str, None] = {}
-        """Parents that stay, as far as this connection knows."""
+        """Parents that stay even without children, as far as this connection knows."""
         self._making: dict[tuple[tuple[str, bool], ...], asyncio.Event] = {}
-        """Parents that are being made, and whether they stay; the event is set at the end."""
+        """The parents that are being made and whether each stays → an event, set at the end."""
         self._removing = asyncio.Lock()
-        """Two removals at once would conflict."""
+        """A lock for removals, because two removals at once would conflict."""
 
     def clear(self) -> None:
-        """Forget all: there is another connection."""
+        """Forget which parents stay, because there is another connection."""
         self._kept.clear()
 
     def note_deletion(self, key: str) -> None:
         self._kept.pop(key, None)
 
     def all_kept(self, keys: Iterable[str]) -> bool:
-        """True if all these parents are known to stay, so that sequential records can be put."""
+        """True if all these parents are known to stay, so that sequential children can be made."""
         return all(key in self._kept for key in keys)
 
     # ---- making
 
     async def make(self, creates: Iterable[CreateNode]) -> None:
-        """Make the parents of new nodes, except those that are among these nodes.
+        """Make the missing parents of new nodes, except parents that are among the new nodes.
 
-        Those of persistent sequential nodes stay from now on.
+        Parents of persistent sequential nodes stay from now on, even without children.
 
         Raises:
             InvalidKeyError: a parent would lie below an ephemeral record.
@@ -131,7 +132,7 @@ class Parents:
                 raise refusal(error, keys[-1] if keys else ROOT) from error
 
     async def _keep(self, key: str, path: str) -> None:
-        """Mark a parent to stay, so that ZooKeeper's count of its children stays."""
+        """Mark a parent to stay, so that ZooKeeper keeps the count of its children."""
         while key not in self._kept:
             data, stat = await self._link.send(GetData(path)).answer
             if data is None or data == PARENT:
@@ -151,14 +152,15 @@ class Parents:
     # ---- removing
 
     async def make_guard(self) -> None:
-        """Make `REMOVALS`; raises as `ZooKeeperLink.make`."""
+        """Make the node `REMOVALS`; raises the errors of `ZooKeeperLink.make`."""
         await self._link.make(HOME, CreateNode(HOME, b""))
         await self._link.make(REMOVALS, CreateNode(REMOVALS, b"", _GUARD_ACL))
 
     async def remove_empty(self, keys: Iterable[str]) -> None:
-        """Remove these keys if they are parents without children, and then those above them.
+        """Remove each of `keys` that is a parent without children, then the empty parents above.
 
-        Never raises: a parent that stays goes with a later delete or a recursive one.
+        `remove_empty` never raises: a parent that stays is removed by a later delete or by a
+        recursive delete.
         """
         deadline = self._link.deadline()
         try:
@@ -171,7 +173,7 @@ class Parents:
             return
 
     async def _remove(self, key: str) -> bool:
-        """Remove `key` if it is an empty parent; True if it is gone."""
+        """Remove `key` if it is an empty parent; return True if this call removed it."""
         path, mark = self._scope.path(key), self._scope.mark
         seen = await self._link.read(Exists(path), self._link.deadline())
         if seen is None or seen.numChildren or not may_have_no_record(seen):

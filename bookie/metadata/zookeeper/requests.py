@@ -1,6 +1,6 @@
-"""Requests to ZooKeeper as values: each knows the call of kazoo that sends it.
+"""Requests to ZooKeeper as values; each value knows the kazoo call that sends it.
 
-A `Multi` does several operations on nodes at once, or none.
+A `Multi` does several operations on nodes at once, or none of them.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ NO_CHILDREN_FOR_EPHEMERALS = -108
 NODE_EXISTS = -110
 NOT_EMPTY = -111
 INVALID_ACL = -114
-"""Error codes of answers. Source: KeeperException.Code."""
+"""Error codes of ZooKeeper's answers. Source: KeeperException.Code."""
 
 
 class NodeError(Exception):
-    """The server's answer to one request, as its code."""
+    """The server answered one request with the error `code`."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)
@@ -38,7 +38,7 @@ class NodeError(Exception):
 
 
 class MultiRefusedError(NodeError):
-    """Nothing was done, because of the operation at `index`."""
+    """The server did nothing, because the operation at `index` failed."""
 
     def __init__(self, index: int, code: int) -> None:
         super().__init__(code)
@@ -63,31 +63,31 @@ class _OfPath:
 
 
 class Exists(_OfPath):
-    """The stat of a node, or None."""
+    """Ask for the stat of a node; the answer is None if there is no node."""
 
     _call = "exists_async"
 
 
 class GetData(_OfPath):
-    """The data and stat of a node."""
+    """Ask for the data and stat of a node."""
 
     _call = "get_async"
 
 
 class GetChildren(_OfPath):
-    """The names one level below a node."""
+    """Ask for the names one level below a node."""
 
     _call = "get_children_async"
 
 
 class GetACL(_OfPath):
-    """The access control list and stat of a node."""
+    """Ask for the access control list and stat of a node."""
 
     _call = "get_acls_async"
 
 
 class Sync(_OfPath):
-    """Bring the server that we are connected to up to its leader."""
+    """Let the server that we are connected to catch up with its leader."""
 
     _call = "sync_async"
 
@@ -106,7 +106,7 @@ class SetACL(NamedTuple):
 
 
 class CreateNode(NamedTuple):
-    """Create a node; answered with its path, which has the number of a sequential one."""
+    """Create a node; the answer is its path, with its number if the node is sequential."""
 
     path: str
     data: bytes
@@ -124,7 +124,7 @@ class CreateNode(NamedTuple):
 
 
 class SetData(NamedTuple):
-    """Write a node of a version, -1 for any; answered with its stat."""
+    """Write the data of a node that has `version` (-1: any); the answer is the node's stat."""
 
     path: str
     data: bytes
@@ -135,14 +135,14 @@ class SetData(NamedTuple):
 
 
 class DeleteNode(NamedTuple):
-    """Delete a node of a version, -1 for any."""
+    """Delete a node that has `version` (-1: any)."""
 
     path: str
     version: int
 
 
 class CheckVersion(NamedTuple):
-    """Demand the version of a node."""
+    """Require that a node has `version`."""
 
     path: str
     version: int
@@ -153,9 +153,9 @@ NodeOperation: TypeAlias = CreateNode | SetData | DeleteNode | CheckVersion
 
 
 class Multi(NamedTuple):
-    """All operations at once, or none.
+    """Do all operations at once, or none of them.
 
-    Answered with one result per operation: the path of a create, the stat of a set, True for a
+    The answer has one result per operation: the path of a create, the stat of a set, True for a
     delete or check.
     """
 
@@ -177,7 +177,7 @@ class Multi(NamedTuple):
 
 
 def answer_of(request: Request, value: Any) -> Any:
-    """The answer in kazoo's value.
+    """Return the answer that kazoo's value contains.
 
     Raises:
         MultiRefusedError: it says that a transaction was refused.

@@ -1,7 +1,7 @@
-"""DIGEST-MD5 as ZooKeeper's SASL speaks it: a server challenges, a client proves its password.
+"""ZooKeeper's form of SASL DIGEST-MD5: the server challenges, the client proves its password.
 
-kazoo uses a library for it that is not maintained any more. Service and host names are constants of
-ZooKeeper, independent of the server.
+For DIGEST-MD5, kazoo uses a library that is not maintained any more. Service and host names are
+constants of ZooKeeper, the same for every server.
 
 Source: RFC 2831; SecurityUtils of ZooKeeper 3.9.
 """
@@ -20,7 +20,7 @@ class SaslRefusedError(Exception):
 
 
 class DigestMd5:
-    """One exchange: `respond` to the challenge, then `check` the server's proof.
+    """One authentication: `respond` to the server's challenge, then `check` the server's proof.
 
     Args:
         user: the name of the user.
@@ -35,7 +35,7 @@ class DigestMd5:
         self._proof = ""
 
     def respond(self, challenge: bytes) -> bytes:
-        """The answer to the server's challenge."""
+        """Return the answer to the server's challenge."""
         found = _directives(challenge)
         realm, nonce = found.get("realm", ""), found.get("nonce", "")
         if not nonce:

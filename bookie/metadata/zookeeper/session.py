@@ -1,11 +1,12 @@
-"""The connection of one store: made, monitored, and usable again after each interruption.
+"""The connection of one store to ZooKeeper: made, monitored, and restored after interruptions.
 
-ZooKeeper forgets the watch with the connection, also within one session. So after each connection
-the link first sets the watch on the scope again. Then the link is usable, and the watches are told
-that changes may have been missed.
+ZooKeeper forgets a watch when the connection ends, even within one session. So after each
+connection the link first sets the watch on the scope again. Only then is the link usable. The
+store's watches are told that changes may have been missed.
 
-`SessionMonitor` decides about the session. Its probe is a sync, which only the leader can answer:
-the leader decides about sessions. A follower that has lost its leader still answers reads.
+`SessionMonitor` decides whether the session lives. Its probe is a sync request, which only the
+leader can answer, because the leader decides about sessions. A follower that has lost its leader
+still answers reads.
 """
 
 from __future__ import annotations
@@ -66,18 +67,17 @@ from bookie.metadata.zookeeper.tree import PARENT
 
 PATIENCE_SHARE = 1 / 3
 PATIENCE_SECONDS_MIN = 2.0
-"""An operation waits this part of the session timeout for a connection and for its answer, and at
-least these seconds."""
+"""Share of the session timeout, and least seconds, to wait for a connection and an answer."""
 
 CONNECT_SECONDS_MAX = 15.0
 """The longest wait for the first connection."""
 
 _DROPS_MAX = 3
-"""After so many connections that ended during the exchange of passwords, the server refuses us."""
+"""After so many connections in a row that ended during authentication, the user is refused."""
 
 
 class ZooKeeperLink:
-    """One session at a time with the ensemble at `hosts`, from entering the context to leaving it.
+    """One session at a time with the ensemble at `hosts`, while the context is open.
 
     Args:
         hosts: ``host:port,host:port``.
@@ -107,9 +107,9 @@ class ZooKeeperLink:
         self.timeout_seconds = session_timeout_seconds
         self.session = 0
         self.losses = 0
-        """Sessions lost so far."""
+        """The number of sessions lost so far."""
         self.connection = 0
-        """The number of the latest connection; facts from an older one may be out of date."""
+        """Number of the latest connection; facts from an older connection may be out of date."""
         self._hosts = hosts
         self._root = root
         self._acl = acl
@@ -131,7 +131,7 @@ class ZooKeeperLink:
         self._final: BookieError | None = None
         self._has_been_up = False
         self._drops = 0
-        """Connections in a row that ended during the exchange of passwords."""
+        """The number of connections in a row that ended during authentication."""
         self._told_at = 0.0
 
     async def __aenter__(self) -> Self:
@@ -170,7 +170,7 @@ class ZooKeeperLink:
         return max(self.timeout_seconds * PATIENCE_SHARE, PATIENCE_SECONDS_MIN)
 
     def deadline(self) -> float:
-        """Time of the loop at which an operation that begins now gives up."""
+        """Return the loop time at which an operation that begins now gives up."""
         return asyncio.get_running_loop().time() + self.patience_seconds
 
     @property
@@ -180,7 +180,7 @@ class ZooKeeperLink:
     # ---- requests
 
     async def usable(self, deadline: float) -> int:
-        """The session, when there is a connection that can be used.
+        """Wait for a usable connection and return the number of its session.
 
         Raises:
             MetadataUnavailableError: there is none until `deadline`, by the loop's clock.
@@ -208,7 +208,7 @@ class ZooKeeperLink:
         return self._bridge.send(request, session, connection)
 
     async def read(self, request: Request, deadline: float) -> Any:
-        """The answer to a request that changes nothing, asked again until there is one.
+        """Send a request that changes nothing until it is answered, and return the answer.
 
         Raises:
             NodeError: the server's answer is an error.
@@ -317,9 +317,10 @@ class ZooKeeperLink:
         self._tell(Connected())
 
     async def _authenticate(self) -> bool:
-        """Exchange passwords if so configured; False if either side refused the other.
+        """Authenticate with SASL if so configured; return False if either side refused the other.
 
-        Some servers close the connection instead of a refusal. A network may close it at any time.
+        Some servers close the connection instead of sending a refusal. A network may also close the
+        connection at any time.
         """
         security = self._security
         if security.sasl_mechanism != "digest-md5":
@@ -350,7 +351,7 @@ class ZooKeeperLink:
             self._bridge.cut()
 
     async def make_root(self) -> None:
-        """Make the scope's own node, and those above it, if they do not exist; raises as `make`."""
+        """Make the missing nodes on the scope's own path; raises the errors of `make`."""
         for path in reversed(ancestors(self._root)):
             await self.make(path, CreateNode(path, PARENT, OPEN_ACL_UNSAFE))
         await self.make(self._root, CreateNode(self._root, PARENT, self._acl))

@@ -1,8 +1,8 @@
 """Records as nodes of ZooKeeper's tree, and transactions as operations on nodes.
 
-A record is a node with its value as data. Its path is the scope's path and the record's key, where
-other tools expect it. ZooKeeper has no virtual parents. The data of a node tells whether it is a
-record:
+A record is a node with the record's value as its data. The node's path is the scope's path and the
+record's key, where other tools expect it. ZooKeeper has no virtual parents. The data of a node
+tells whether the node is a record:
 
 ================= ================================================================================
 data              meaning
@@ -13,8 +13,8 @@ null or `PARENT`  made for what lies below it; goes with the delete of its last 
 anything else     a record
 ================= ================================================================================
 
-Some writes are internal: those of parents, and the two halves of a take-over. A write of the
-scope's own node before and after them, in the same transaction, marks them; see `changes`.
+Some writes are internal: writes of parents, and the two halves of a take-over. The same transaction
+writes the scope's own node before and after internal writes, to mark them; see `changes`.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ from bookie.metadata.zookeeper.requests import (
 
 PARENT = b"\0bookie: parent\0"
 KEPT = b"\0bookie: parent of sequential records\0"
-"""Data of nodes without a record. No record has these values."""
+"""Data of nodes that hold no record; no record may have one of these values."""
 
 HOME = "/.bookie"
-"""All nodes outside of scopes lie below this one."""
+"""All nodes that lie outside of scopes lie below this node."""
 
 REMOVALS = f"{HOME}/removals"
 """Every transaction that ends a parent writes this node: it removes the parent, or puts a record on
@@ -64,40 +64,41 @@ it. It requires the version that this node had before the parent was read. The p
 does not suffice: it begins anew with each life of a node."""
 
 ANY = -1
-"""ZooKeeper's expected version that fits every node."""
+"""The expected version that ZooKeeper accepts for every node."""
 
 REQUEST_BYTES_MAX = 1_000_000
-"""The most bytes of one transaction as it is sent."""
+"""The most bytes of one transaction as sent to ZooKeeper."""
 
 _OVERHEAD_BYTES_MAX = 64
-"""Size of an operation, or of an entry of an access control list, beside its texts and data."""
+"""The most bytes of an operation, or of an access control entry, without its texts and data."""
 
 _DATA_VERSION_BITS = 32
 _DATA_VERSION_MAX = 2**31 - 1
 
 
 def version_of(stat: ZnodeStat) -> int:
-    """The version of a record: the write that created its node, and ZooKeeper's own version of it.
+    """Return a record's version: the write that created its node, and ZooKeeper's node version.
 
-    ZooKeeper compares only its own version. The write tells which life of the record was seen.
+    ZooKeeper compares only its own version. The write that created the node tells which life of the
+    record was seen.
     """
     version: int = (stat.czxid << _DATA_VERSION_BITS) | stat.version
     return version
 
 
 def birth_of(version: int) -> int:
-    """The write that created the node, from a version."""
+    """Return the write (zxid) that created the node, from a record's version."""
     return version >> _DATA_VERSION_BITS
 
 
 def data_version_of(version: int) -> int:
-    """ZooKeeper's version within the node's life; at most the greatest that ZooKeeper accepts."""
+    """Return ZooKeeper's version of the node, at most the greatest that ZooKeeper accepts."""
     found = version & ((1 << _DATA_VERSION_BITS) - 1)
     return min(found, _DATA_VERSION_MAX)
 
 
 def stat_of(key: str, stat: ZnodeStat, session: int) -> Stat:
-    """The state of a record, from its node."""
+    """Return the `Stat` of a record, from the stat of its node."""
     return Stat(
         key=key,
         version=version_of(stat),
@@ -111,10 +112,10 @@ def stat_of(key: str, stat: ZnodeStat, session: int) -> Stat:
 
 
 def overtaken_stat(put: Put, operation: NodeOperation, zxid: int) -> Stat:
-    """The result of a put whose answer was lost and whose record was written again since.
+    """Return the result of a put whose answer was lost and whose record was overwritten since.
 
     The version follows from the expected version, or from the creation of the node. If both are
-    unknown it is 0, which no record has: a comparison with it fails.
+    unknown, the version is 0, which no record has: a comparison with it fails.
     """
     if isinstance(operation, CreateNode):
         version = zxid << _DATA_VERSION_BITS
@@ -135,12 +136,12 @@ def overtaken_stat(put: Put, operation: NodeOperation, zxid: int) -> Stat:
 
 
 def has_no_record(data: bytes | None) -> bool:
-    """True if a node with this data is a parent only."""
+    """True if a node with this data is only a parent, without a record."""
     return data is None or data in (PARENT, KEPT)
 
 
 class Scope:
-    """The paths of a store's keys. `path` and `key` are inverses below the scope.
+    """Converts keys of a store to paths of nodes (`path`) and back (`key`).
 
     Args:
         path: of the scope's own node.
@@ -149,11 +150,11 @@ class Scope:
 
     def __init__(self, path: str, access: Access = "open") -> None:
         self.root = path
-        """The scope's own node."""
+        """The path of the scope's own node."""
         self.acl: Sequence[ACL] = CREATOR_ALL_ACL if access == "user" else OPEN_ACL_UNSAFE
-        """Access control of new nodes."""
+        """The access control list of new nodes."""
         self.mark = SetData(path, PARENT, ANY)
-        """Stands before and after internal writes."""
+        """The operation that stands before and after internal writes."""
 
     def path(self, key: str) -> str:
         return self.root if key == ROOT else self.root + key
@@ -193,7 +194,7 @@ _PERMISSIONS = {"read": 1, "write": 2, "create": 4, "delete": 8, "admin": 16}
 
 
 def to_node_acl(acl: Iterable[Acl]) -> list[ACL]:
-    """Access control for ZooKeeper.
+    """Convert an access control list to ZooKeeper's form.
 
     Raises:
         BadRequestError: the list is empty.
@@ -208,7 +209,7 @@ def to_node_acl(acl: Iterable[Acl]) -> list[ACL]:
 
 
 def from_node_acl(acl: Iterable[ACL]) -> list[Acl]:
-    """Access control from ZooKeeper."""
+    """Convert an access control list from ZooKeeper's form."""
     return [
         Acl(
             one.id.scheme,
@@ -223,12 +224,12 @@ def from_node_acl(acl: Iterable[ACL]) -> list[Acl]:
 
 
 class Node(NamedTuple):
-    """A node as it was read, or as the cache has it."""
+    """The facts known of a node, from a read or from the cache."""
 
     birth: int
     data_version: int
     owner: int
-    """The session of an ephemeral node, else 0."""
+    """The session that owns an ephemeral node; 0 for other nodes."""
 
     is_record: bool
     children: int
@@ -240,13 +241,13 @@ class Node(NamedTuple):
 
 @dataclass(slots=True)
 class View:
-    """Nodes by key; None stands for an absent one. Keys that were not looked at are missing."""
+    """Nodes by key; None stands for a missing node, and a key that was not read has no entry."""
 
     nodes: dict[str, Node | None] = field(default_factory=dict)
     acls: dict[str, tuple[Acl, ...]] = field(default_factory=dict)
-    """Access control of records that may be taken over: a take-over keeps it."""
+    """Access control lists of records that may be taken over; a take-over keeps the list."""
     guard: int = 0
-    """The version of `REMOVALS` before the parents were read; 0 also if there is no such node."""
+    """The version of `REMOVALS`, read before the parents; 0 also if there is no such node."""
 
     def find(self, key: str) -> Stored | None:
         node = self.nodes.get(key)
@@ -265,7 +266,7 @@ class View:
 
 @dataclass(slots=True)
 class Plan:
-    """Operations on nodes, and where the result of each put stands among theirs."""
+    """Operations on nodes, and the index of the operation that gives each put's result."""
 
     operations: list[NodeOperation] = field(default_factory=list)
     results: list[int | None] = field(default_factory=list)
@@ -273,14 +274,15 @@ class Plan:
     """The parents of persistent sequential records."""
 
     creates: list[CreateNode] = field(default_factory=list)
-    """The operations that make records."""
+    """The operations that create the nodes of records."""
 
 
 class Planner:
     """Turns one transaction, evaluated against `view`, into operations on nodes.
 
-    They fail if the view is out of date. A record of the transaction comes before those below it.
-    Missing parents make a create fail; the caller makes them and tries again.
+    The operations fail if the view is out of date. A record of the transaction comes before the
+    records below it. A create fails if its parents are missing; the caller then makes the parents
+    and tries again.
     """
 
     def __init__(
@@ -295,7 +297,7 @@ class Planner:
         self._plan = Plan(results=[None] * len(operations))
 
     def plan(self) -> Plan:
-        """The operations, in an order that ZooKeeper can follow.
+        """Return the plan, with the operations in an order that ZooKeeper can follow.
 
         Raises:
             InvalidKeyError: they are too large for one request.
@@ -342,7 +344,7 @@ class Planner:
             self._plan.results[index] = self._add(SetData(path, put.value, expected))
 
     def _convert(self, index: int, put: Put, path: str, node: Node) -> None:
-        """Put a record on a parent."""
+        """Put a record in place of a parent node."""
         if put.ephemeral or put.acl is not None:
             if node.children:
                 raise UnsupportedError(
@@ -356,10 +358,10 @@ class Planner:
             self._plan.results[index] = self._add(SetData(path, put.value, ANY))
 
     def _take_over(self, index: int, put: Put, path: str, node: Node) -> None:
-        """Delete and create at once: ZooKeeper never changes the owner of a node.
+        """Delete and create the node in one transaction: ZooKeeper never changes a node's owner.
 
         The new node is written again, because a take-over is not a first version. If the old node
-        had the same version, which others may expect, it is written twice.
+        had the same version, which other clients may expect, the new node is written twice.
         """
         if put.acl is None:
             put = replace(put, acl=self._view.acls.get(put.key))
@@ -372,7 +374,7 @@ class Planner:
         self._add(self._scope.mark)
 
     def _end_of_parent(self) -> list[NodeOperation]:
-        """The write of `REMOVALS`: it fails if a parent ended since the view was read."""
+        """Return the write of `REMOVALS`; it fails if a parent ended since the view was read."""
         if self._is_guarded:
             return []
         self._is_guarded = True
@@ -394,7 +396,7 @@ class Planner:
             )
 
     def _missing_above(self, key: str) -> list[str]:
-        """The missing parents of `key`, without those that the transaction creates."""
+        """Return the missing parents of `key`, except those that the transaction creates."""
         made = {one.key for one in self._operations if isinstance(one, Put)}
         nodes = self._view.nodes
         return [
@@ -420,7 +422,7 @@ class Planner:
 
 
 def _require_sendable(operations: Sequence[NodeOperation]) -> None:
-    """A server ends a connection that sends it more than 1 MiB (``jute.maxbuffer``)."""
+    """Refuse requests that are too large: servers disconnect above 1 MiB (``jute.maxbuffer``)."""
     size = 0
     for operation in operations:
         size += _OVERHEAD_BYTES_MAX + len(operation.path.encode())

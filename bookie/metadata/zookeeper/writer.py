@@ -1,6 +1,6 @@
-"""Transactions of the store: tried at once if the cache suffices, else read and evaluated first.
+"""Carry out transactions: send them at once if the cache suffices, else read nodes and evaluate.
 
-A create whose parents are missing is refused; it is tried again after they were made.
+ZooKeeper refuses a create whose parents are missing; the writer makes the parents and tries again.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from bookie.metadata.zookeeper.tree import (
 )
 
 _NO_NUMBER = 10**19
-"""Stands for the number that the server will give; greater than all of its numbers."""
+"""A stand-in for the number that the server will choose, greater than all such numbers."""
 
 _FULL_PARENTS_MAX = 1000
-"""Parents without numbers that are remembered."""
+"""The number of parents that are remembered because they have nearly used up their numbers."""
 
 
 class Writer:
-    """The writes of one open store."""
+    """Writes the transactions of one open store."""
 
     def __init__(
         self,
@@ -62,12 +62,12 @@ class Writer:
         self._receipts = receipts
         self._known = known
         self._full: dict[str, None] = {}
-        """Parents that have nearly used up ZooKeeper's numbers."""
+        """Parents that have nearly used up ZooKeeper's numbers for sequential children."""
 
     async def write(
         self, operations: Sequence[Operation], *, with_parents: bool = False
     ) -> list[Stat | None]:
-        """Do what `MetadataStore.transaction` says, for at least one operation, all representable.
+        """Carry out a `MetadataStore.transaction` of at least one operation, all representable.
 
         Args:
             operations: what to do at once.
@@ -115,7 +115,7 @@ class Writer:
     async def _evaluated(
         self, operations: Sequence[Operation], deadline: float, *, with_parents: bool
     ) -> View:
-        """The nodes as they are now; raises the error of the first operation that fails there."""
+        """Read the nodes as they are now; raise the error of the first operation that fails."""
         try:
             view = await self._nodes.view(operations, deadline)
         except NodeError as error:
@@ -129,7 +129,7 @@ class Writer:
         return view
 
     async def _take_refusal(self, refused: MultiRefusedError | OutdatedError, plan: Plan) -> bool:
-        """Prepare another attempt; True if only parents were missing, which were made."""
+        """Prepare another attempt; return True if it only had to make missing nodes."""
         if isinstance(refused, OutdatedError):
             return False
         operation = plan.operations[refused.index]
