@@ -1,8 +1,8 @@
-"""The root of the command line: the table of groups, and the end of every command.
+"""The root of the command line: the table of command groups, and how every command ends.
 
 The groups are a table of name, module and one line of help. A module is imported when its group is
-named. Printing the root's help or completing a group's name imports none of them, which keeps
-``bookie --help`` under 0.3 s.
+named. Printing the root's help or completing a group's name imports no module, which keeps ``bookie
+--help`` under 0.3 s.
 
 ===========  =====================================================================================
 exit status  meaning
@@ -15,9 +15,9 @@ exit status  meaning
              nothing is printed
 ===========  =====================================================================================
 
-``bookie serve`` adds 3 (the metadata store was away for too long). As in ``sysexits.h``, it also
-uses 74 (a disk failed) and 78 (the configuration is wrong).
-With ``BOOKIE_DEBUG=1`` an error also prints its traceback.
+``bookie serve`` also exits with 3 if the metadata store was away for too long. As in
+``sysexits.h``, ``bookie serve`` exits with 74 if a disk failed, and with 78 if the configuration is
+wrong. With ``BOOKIE_DEBUG=1`` an error also prints its traceback.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class LazyGroup(TyperGroup):
         return list(GROUPS)
 
     def get_command(self, ctx: _click.Context, cmd_name: str) -> _click.Command | None:
-        """Import one group; None for an unknown name."""
+        """Import one command group and return it; return None for an unknown name."""
         found = GROUPS.get(cmd_name)
         if found is None:
             return None
@@ -107,13 +107,13 @@ class LazyGroup(TyperGroup):
     def resolve_command(
         self, ctx: _click.Context, args: list[str]
     ) -> tuple[str | None, _click.Command | None, list[str]]:
-        """As inherited, which suggests names from `commands` when one is mistyped."""
+        """Resolve a command as the base class does, so that it can suggest a similar name."""
         if args[0] not in GROUPS:
             self.commands.update(dict.fromkeys(GROUPS, self))
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: _click.Context, formatter: _click.HelpFormatter) -> None:
-        """Write the table of groups without importing one."""
+        """Write the help's table of command groups without importing any group."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in GROUPS.items()])
 
@@ -192,7 +192,7 @@ def _end(error: BaseException) -> int:
 
 
 def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first error in a group of tasks that failed together; the others follow from it."""
+    """Return the first error of tasks that failed together; their other errors follow from it."""
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
@@ -200,7 +200,7 @@ def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 def main() -> NoReturn:
-    """The console script: `run` on the process's own arguments, then exit."""
+    """Call `run` with the process's own arguments, then exit with the status it returns."""
     # NumPy's linear algebra would start a thread per core; bookie does not use it.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # it is ignored below nohup
@@ -220,9 +220,10 @@ def main() -> NoReturn:
 
 
 def _stand_in_for_closed() -> None:
-    """Give a process without standard streams some that fail when they are used.
+    """Replace the standard streams that are missing by streams that fail when they are used.
 
-    Otherwise the next file to be opened, say a store's, would be the standard output.
+    Without such a replacement the next file that the process opens, say a store's file, would
+    become its standard output.
     """
     names = ("stdin", "r", os.O_WRONLY), ("stdout", "w", os.O_RDONLY), ("stderr", "w", os.O_WRONLY)
     for descriptor, (name, mode, flags) in enumerate(names):
@@ -236,7 +237,7 @@ def _stand_in_for_closed() -> None:
 
 
 def _interrupt(*_signal: object) -> None:
-    """Treat a closed terminal as Ctrl-C. Kernel and shell both tell of it."""
+    """Treat a closed terminal as Ctrl-C; ignore a second SIGHUP: kernel and shell both send one."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.raise_signal(signal.SIGINT)
 
@@ -247,7 +248,7 @@ def _fail(sentence: str, status: int) -> int:
 
 
 def report(sentence: str) -> None:
-    """Print one line on standard error, after the traceback being handled if that is wanted."""
+    """Print one line on standard error; first the current traceback, if BOOKIE_DEBUG is set."""
     if os.environ.get(DEBUG_VARIABLE, "") not in ("", "0"):
         import traceback
 
@@ -256,7 +257,7 @@ def report(sentence: str) -> None:
 
 
 def _fail_usage(error: typer.TyperException) -> int:
-    """Bad usage: the sentence and where to read more; a group without a command prints its help."""
+    """Print what was wrong and where to read more; for a group without a command print its help."""
     sentence = error.format_message()
     if sentence.startswith("Usage:"):
         print(sentence, file=sys.stderr)
@@ -275,5 +276,5 @@ def _describe_os_error(error: OSError) -> str:
 
 
 def _abandon_stdout() -> None:
-    """The reader of our output is gone: make the interpreter's last flush a no-op."""
+    """Make the interpreter's last flush a no-op, because the reader of the output is gone."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

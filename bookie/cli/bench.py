@@ -39,15 +39,15 @@ class Shape:
 
     entry_bytes: int
     batch: int
-    """Entries of one call: 1 calls `append`, more call `append_many`."""
+    """Entries of one call: a call of 1 entry is `append`, a call of more is `append_many`."""
     in_flight: int
-    """Calls at a time, over all ledgers."""
+    """Calls in flight at a time, over all ledgers together."""
     seconds: float
 
 
 @dataclass(slots=True)
 class Measured:
-    """The result of a load. Latencies are those of calls, in seconds."""
+    """The result of a load. Each latency is the duration of one call, in seconds."""
 
     entries: int = 0
     entry_bytes: int = 0
@@ -55,7 +55,7 @@ class Measured:
     latencies: list[float] = field(default_factory=list)
 
     def record(self) -> Record:
-        """The result with units in its names."""
+        """Return the result as a record with units in the names of its values."""
         record: dict[str, int | float] = {
             "entries": self.entries,
             "bytes": self.entry_bytes,
@@ -117,7 +117,7 @@ def write(
 
 
 async def write_load(writers: Sequence[WriterHandle | LogWriter], shape: Shape) -> Measured:
-    """Append through `writers` from `shape.in_flight` callers until the time is over."""
+    """Append through `writers` with `shape.in_flight` concurrent callers for `shape.seconds`."""
     measured = Measured()
     payload = bytes(range(256)) * (shape.entry_bytes // 256 + 1)
     payload = payload[: shape.entry_bytes]
@@ -161,7 +161,7 @@ def read(
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Times to read it.")] = 3,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Read a ledger from its first to its last entry; the latency is that of a batch."""
+    """Read a ledger from first to last entry; print throughput and the latency of a batch."""
 
     async def load(client: BookKeeper) -> Measured:
         if ledger is not None:
@@ -213,10 +213,11 @@ def log(
     keep: Annotated[bool, typer.Option("--keep", help="Do not delete the log.")] = False,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Write a log for a while, read it back, then tail it for as long as it was written.
+    """Write a log for a while, read it back, then follow it for as long as it was written.
 
-    Latencies are those of an append, of a batch that is read, and of a record's way from its
-    append to a reader that follows.
+    The write phase measures the latency of an append. The read phase measures that of reading a
+    batch. The tail phase measures the time from a record's append to its arrival at a reader that
+    follows the log.
     """
     from bookie.log.catalog.log_policy import LogPolicy
 
@@ -233,7 +234,7 @@ def log(
 async def _bench_log(
     bk: BookKeeper, partitions: int, policy: LogPolicy, shape: Shape, *, keep: bool
 ) -> list[Record]:
-    """Make a log, load it, and delete it again unless `keep`; one record for each phase."""
+    """Load a new log and return one record for each phase; delete the log unless `keep`."""
     async with _new_log(bk, partitions, policy, keep=keep) as name:
         async with bk.open_log(name, create=False) as writer:
             written = await write_load([writer], shape)
@@ -259,7 +260,7 @@ async def _new_log(
 
 
 async def _read_load(bk: BookKeeper, name: str, total: int) -> Measured:
-    """Read all records once; the latency is that of a batch."""
+    """Read all records once; a latency is the time until the next batch arrived."""
     measured = Measured()
     clock = asyncio.get_running_loop().time
     reader = await bk.log_reader(name)
@@ -277,7 +278,7 @@ async def _read_load(bk: BookKeeper, name: str, total: int) -> Measured:
 
 
 async def _tail_load(bk: BookKeeper, writer: LogWriter, shape: Shape) -> Measured:
-    """Append one record after another; the latency is from its append to its arrival."""
+    """Append records one by one; a latency is the time from an append to the record's arrival."""
     measured = Measured()
     clock = asyncio.get_running_loop().time
     payload = bytes(shape.entry_bytes)

@@ -1,4 +1,4 @@
-"""``bookie cluster``: initialise a cluster, see its bookies, set what they share, remove it."""
+"""``bookie cluster``: create or remove a cluster, list its bookies, set what they share."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def nuke(
 ) -> None:
     """Delete a cluster's metadata: its ledgers, cookies, namespaces and its identity.
 
-    After that no client can find what its bookies hold. The command refuses while a bookie is
-    registered, or while other keys lie in the same scope.
+    After the deletion no client can find what the cluster's bookies hold. The command refuses while
+    a bookie is registered, or while keys that are not the cluster's lie in the same scope.
     """
     from bookie.ledger.catalog.removal import nuke_cluster
 
@@ -113,13 +113,15 @@ def health(
 ) -> None:
     """Check the cluster as a whole; the exit status is 1 if anything is wrong or unknown.
 
-    It looks for bookies that are missing, read-only or silent. It also looks for ledgers that name
-    an unregistered bookie, are in limbo, or lack copies. For that it asks every registered bookie
-    which ledgers it stores. It lists the entries of a closed ledger or fragment if a bookie has too
-    few of them. --deep lists all entries of all ledgers. That finds a missing entry beside a
-    surplus one, and takes much longer.
+    The command looks for bookies that are missing, read-only or silent. The command also looks for
+    ledgers that name an unregistered bookie, are in limbo, or lack copies. To find missing copies,
+    the command asks every registered bookie which ledgers it stores. If a bookie has too few
+    entries of a closed ledger or fragment, the command lists those that it has. With --deep the
+    command lists all entries of all ledgers. So --deep also finds a missing entry beside a surplus
+    one, and takes much longer.
 
-    It compares only entries of closed fragments. It reads no payloads; `bookie node scrub` does.
+    The command compares only entries of closed fragments. The command reads no payloads; `bookie
+    node scrub` does.
     """
     from bookie.daemon.cluster_health import check_cluster
 
@@ -147,7 +149,7 @@ def bookies(metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
 
 
 def _readable(record: dict[str, str | int | None]) -> dict[str, str | int | None]:
-    """Sizes for people, without the unit in the name."""
+    """Return the record with sizes for people, such as 1.5 GiB, and no ``_bytes`` in its names."""
     return {
         name.removesuffix("_bytes"): format_bytes(value) if isinstance(value, int) else value
         for name, value in record.items()
@@ -186,7 +188,7 @@ async def _bookies(store: MetadataStore) -> list[dict[str, str | int | None]]:
 
 @settings_app.command("list")
 def list_(metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
-    """List the cluster's settings, and whether running bookies take a change of each at once."""
+    """List the cluster's settings, and whether running bookies apply a change of each at once."""
     records = on_store(metadata, _list)
     print_records(records, output, empty="the cluster has no settings; bookies go by the defaults")
 
@@ -220,10 +222,11 @@ def set_(
     ],
     metadata: Metadata,
 ) -> None:
-    """Set settings for all bookies that do not set them by file, variable or flag.
+    """Set settings for all bookies that do not set them by file, environment variable or flag.
 
-    Running bookies take dynamic ones within a second, and log a line; the others count from each
-    bookie's next start. `bookie config default` says which are dynamic.
+    Running bookies apply a dynamic setting within a second, and log a line. Any other setting
+    applies to a bookie from its next start. `bookie config default` says which settings are
+    dynamic.
     """
     from bookie.cluster.cluster_settings import ClusterSettings
     from bookie.cluster.instance import read_instance_id
@@ -244,7 +247,7 @@ def unset(
     ],
     metadata: Metadata,
 ) -> None:
-    """Remove settings: the default counts again."""
+    """Remove settings from the cluster, so that their defaults apply again."""
     from bookie.cluster.cluster_settings import ClusterSettings
 
     on_store(metadata, lambda store: ClusterSettings(store).unset(names))

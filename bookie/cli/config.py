@@ -63,7 +63,8 @@ def show(
 ) -> None:
     """Print the settings in effect: defaults, file, environment, flags (as TOML, or JSON).
 
-    --cluster includes the settings of the cluster, as a bookie that starts now would.
+    With --cluster the output includes the settings of the cluster, as they would apply to a bookie
+    that starts now.
     """
     from bookie.cli.app import report
     from bookie.config import Sources, given_values, render_toml
@@ -91,7 +92,7 @@ def show(
 
 
 def _tell_unknown_variables(sources: Sources) -> None:
-    """Name variables that look like settings but are not."""
+    """Report environment variables that look like settings but are not."""
     from bookie.cli.app import report
 
     for name, right in sources.unknown_variables.items():
@@ -116,7 +117,7 @@ def check(
 ) -> None:
     """Say whether a bookie would accept the settings; exit with 2 and one sentence if not.
 
-    Only with --cluster it connects to the metadata store.
+    The command connects to the metadata store only with --cluster.
     """
     from bookie.config import Sources, require_bookie_id
     from bookie.daemon.live_settings import open_configured

@@ -1,9 +1,9 @@
 """``bookie cookie``: the cookies of a cluster's bookies in its metadata store.
 
 A cookie ties a bookie's id to its directories. ``bookie inspect cookie`` shows the copy in a
-directory. The bookie makes its cookie at its first start. Use these commands after a disk was lost,
-or after a bookie's data moved to other directories. They also help when the metadata store lost a
-cookie that the directories still have.
+directory. The bookie makes its cookie at its first start. Use ``bookie cookie`` after a disk was
+lost, or after a bookie's data moved to other directories. Use it also when the metadata store lost
+a cookie that the directories still have.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ BookieArgument = Annotated[str, typer.Argument(metavar="BOOKIE", help="The booki
 def list_(metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
     """List the cookie of every bookie that ever joined the cluster.
 
-    The list omits damaged cookies; the exit status is then 1.
+    If cookies are damaged, the list omits these cookies and the exit status is 1.
     """
     from bookie.cluster.cookies import CookieManager
 
@@ -93,7 +93,7 @@ async def _read(manager: CookieManager, bookie_id: str) -> Versioned[Cookie]:
 
 @dataclass(frozen=True, slots=True)
 class _Examined:
-    """The facts of the question, which must still hold after the answer yes."""
+    """The facts that the question shows; they must still hold when the user has answered yes."""
 
     version: int
     reliable: frozenset[str]
@@ -111,11 +111,12 @@ def delete(
     yes: Yes = False,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Forget a stopped bookie whose data is lost. Its id can then start on empty directories.
+    """Forget a stopped bookie whose data is lost; its id can then start on empty directories.
 
-    It shows which ledgers name the bookie. It refuses if an entry may have its last copies there.
-    So it counts bookies in doubt, deleted bookies and this one in each write set. As many as the
-    ack quorum are too many. --force deletes nevertheless. Delete one bookie at a time.
+    The command shows which ledgers name the bookie. The command refuses if an entry may have its
+    last copies on this bookie. For each write set that includes this bookie, the command counts the
+    members that are in doubt or deleted, and this bookie. A count as high as the ack quorum makes
+    the command refuse. --force deletes nevertheless. Delete one bookie at a time.
     """
     examined = on_store(metadata, lambda store: _examine(store, bookie))
     found = examined.dependents
@@ -220,8 +221,8 @@ def move(
 
     Stop the bookie, move its journal, its ledgers or both with everything in them, and write the
     new paths into its settings. Then run this command as the bookie's user, with the settings that
-    `bookie serve` gets. It checks that these are the directories of this bookie. If it is
-    interrupted, run it again.
+    `bookie serve` gets. The command checks that the new directories belong to this bookie. If the
+    command is interrupted, run it again.
     """
     from bookie.config import Sources
 
@@ -283,9 +284,9 @@ def restore(
 ) -> None:
     """Put the cookie that stands in a bookie's directories back into the metadata store.
 
-    The directories may be an older state of the bookie. So it starts in doubt: it denies nothing
-    until a check has found all of its entries. All directories must hold the same state; with
-    --in-doubt they may differ.
+    The directories may hold an older state of the bookie. So the bookie starts in doubt: it does
+    not tell a client that an entry is missing until a check has found all of its entries. All
+    directories must hold the same state; with --in-doubt their states may differ.
     """
     from bookie.daemon.inspection import read_cookie
 
@@ -329,9 +330,10 @@ def restore(
 
 
 def _may_be_same_state(cookie: Cookie, oldest: Cookie) -> bool:
-    """True if no state lies between a directory's cookie and the oldest one.
+    """True if no state lies between a directory's cookie and the oldest cookie.
 
-    A crash while the number rises leaves the next one, not settled, in some of the directories.
+    A crash while the state number rises leaves the next number in the cookies of some directories,
+    marked as not settled.
     """
     if cookie.state_number == oldest.state_number:
         return cookie.incarnation == oldest.incarnation

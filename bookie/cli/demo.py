@@ -67,7 +67,7 @@ def demo(
 
 @dataclass(slots=True)
 class Story:
-    """The steps of a run, told as they end."""
+    """The steps of a demonstration; each is recorded when it ends."""
 
     started: float = 0.0
     steps: list[Record] = field(default_factory=list)
@@ -75,7 +75,7 @@ class Story:
     """True if everything that was acknowledged came back identical."""
 
     def tell(self, step: str, **figures: object) -> None:
-        """Add a step that just ended."""
+        """Record a step that just ended, with its figures."""
         said = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in figures.items())
         at = round(asyncio.get_running_loop().time() - self.started, 1)
         self.steps.append({"at_seconds": at, "step": step, "figures": said})
@@ -98,7 +98,7 @@ def make_text(path: Path, size: int) -> int:
 
 
 def entries_of(path: Path) -> Iterator[list[bytes]]:
-    """The file in groups of entries."""
+    """Yield the content of the file as groups of entries."""
     with path.open("rb") as file:
         while data := file.read(ENTRY_BYTES * GROUP_ENTRIES):
             yield [data[at : at + ENTRY_BYTES] for at in range(0, len(data), ENTRY_BYTES)]
@@ -106,17 +106,17 @@ def entries_of(path: Path) -> Iterator[list[bytes]]:
 
 @dataclass(slots=True)
 class Demonstration:
-    """One run in one directory."""
+    """One run of the demonstration, in one directory."""
 
     directory: Path
     size: int
     story: Story = field(default_factory=Story)
     acknowledged: int = 0
-    """Entries acknowledged, all of them from the first on."""
+    """The number of entries acknowledged, without a gap, from the first entry on."""
     ledger_id: int = -1
 
     async def run(self) -> Story:
-        """Do everything, and tell the story."""
+        """Run the whole demonstration and return the story of its steps."""
         from bookie.daemon.local.supervisor import local_cluster, start_all
 
         self.story.started = asyncio.get_running_loop().time()
@@ -135,7 +135,7 @@ class Demonstration:
         return self.story
 
     async def _write(self, cluster: LocalCluster, text: Path, advance: Advance) -> None:
-        """Stream the text until all bookies are dead."""
+        """Append the text to a ledger and kill bookies, until all bookies are dead."""
         from bookie.api import connect
 
         async with connect(cluster.metadata_uri) as client:
@@ -177,12 +177,12 @@ class Demonstration:
         self.story.tell(f"killed {bookie_id} with -9", entries_acknowledged=self.acknowledged)
 
     def _tell_pause(self, appends: _Appends) -> None:
-        """Tell the longest time without an acknowledgement since the last kill."""
+        """Record the longest time without an acknowledgement since the last kill."""
         if appends.is_watching:
             self.story.tell("the writer goes on", longest_pause_ms=round(appends.end_watch() * 1e3))
 
     async def _bring_back(self, cluster: LocalCluster, writer: WriterHandle) -> None:
-        """Start the dead bookies, and wait until the ledger has three copies again."""
+        """Start the dead bookies, and wait until new entries have three copies again."""
         from bookie.daemon.local.supervisor import start_all
 
         await start_all([bookie for bookie in cluster.bookies if bookie.pid is None])
@@ -194,7 +194,7 @@ class Demonstration:
         self.story.tell("started the dead bookies again", copies_of_new_entries=copies)
 
     async def _read_back(self, cluster: LocalCluster, text: Path, advance: Advance) -> None:
-        """Recover, read everything, and compare it with what was acknowledged."""
+        """Recover the ledger, read all its entries, and compare them with the text."""
         from bookie.api import connect
 
         async with connect(cluster.metadata_uri) as client:
@@ -214,7 +214,7 @@ class Demonstration:
         self._judge(text, count, acknowledged, read.hexdigest())
 
     def _judge(self, text: Path, entries: int, acknowledged: str, everything: str) -> None:
-        """The acknowledged part must be there; entries beyond it must be the file's."""
+        """Check that all acknowledged entries came back, and that all entries match the file."""
         wanted = sha256_of(text, self.acknowledged * ENTRY_BYTES)
         self.story.kept = acknowledged == wanted and everything == sha256_of(
             text, entries * ENTRY_BYTES
@@ -242,13 +242,13 @@ def _ports(cluster: LocalCluster) -> str:
 
 
 def _victim(cluster: LocalCluster, writer: WriterHandle) -> str:
-    """A bookie that lives and has the ledger's new entries."""
+    """Return a running bookie that receives the ledger's new entries."""
     bookies = writer.metadata.last_fragment.bookies
     return next(one for one in bookies if cluster.bookie(one).pid is not None)
 
 
 class _Appends:
-    """Appends in flight. The end of the block gives up those without an answer."""
+    """A block of concurrent appends; its end cancels the appends that are not acknowledged yet."""
 
     def __init__(self, run: Demonstration, writer: WriterHandle, advance: Advance) -> None:
         self._run = run
@@ -268,21 +268,21 @@ class _Appends:
 
     @property
     def is_watching(self) -> bool:
-        """True while that time is measured."""
+        """True while the longest time without an acknowledgement is measured."""
         return self._watched_since > 0
 
     @property
     def has_gone_on(self) -> bool:
-        """True once so much was acknowledged that the pause is over."""
+        """True once enough groups were acknowledged since `begin_watch` to end the pause."""
         return self.is_watching and self._answers > 2 * GROUPS_IN_FLIGHT_MAX
 
     def end_watch(self) -> float:
-        """The longest time without an acknowledgement, in seconds."""
+        """End the measurement; return the longest time without an acknowledgement, in seconds."""
         self._watched_since = 0.0
         return self._longest
 
     async def start(self, entries: list[bytes]) -> None:
-        """Begin to append `entries`; waits while too many are in flight."""
+        """Begin to append `entries`; wait first while too many appends are in flight."""
         await self._window.acquire()
         task = self._group.create_task(self._append(entries))
         self._tasks.add(task)

@@ -29,10 +29,10 @@ def doctor(
     ] = 200,
     output: Output = OutputFormat.TABLE,
 ) -> int:
-    """Is this machine fit to run a bookie?
+    """Check whether this machine is fit to run a bookie.
 
-    It measures the sync latency of the given directories, and checks file systems, free space,
-    limits, clock and library versions. Exit status 1 means that a bookie must not run here.
+    The command measures the sync latency of the given directories, and checks file systems, free
+    space, limits, clock and library versions. Exit status 1 means that a bookie must not run here.
     """
     from bookie.daemon.preflight import Severity, check_machine
 

@@ -1,4 +1,4 @@
-"""Copy entries between a file or pipe and a ledger, in batches, many of them in flight."""
+"""Copy entries between a file or pipe and a ledger, with many batches in flight."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ GROUP_BYTES = 1024 * 1024
 """Bytes read from the file and appended at a time: about one request."""
 
 GROUPS_IN_FLIGHT_MAX = 16
-"""Enough to keep every bookie busy, and few enough to hold little in memory."""
+"""Groups appended at a time: enough to keep every bookie busy, few enough to spare memory."""
 
 
 class Cutter:
-    """Cuts a stream of bytes into entries: lines without their end, or pieces of a size.
+    """Cuts a stream of bytes into entries: lines without their line ends, or pieces of one size.
 
     Args:
         chunk_bytes: the size of a piece; 0 means lines.
@@ -34,12 +34,12 @@ class Cutter:
     def __init__(self, chunk_bytes: int) -> None:
         self._chunk_bytes = chunk_bytes
         self._rest: list[bytes] = []
-        """The parts of the entry that is not complete yet."""
+        """The parts of the last entry, which is not complete yet."""
         self._rest_bytes = 0
         self._entries = 0
 
     def cut(self, data: bytes) -> list[bytes]:
-        """The entries that are complete with `data`.
+        """Take the stream's next bytes, `data`, and return the entries that they complete.
 
         Raises:
             BadRequestError: a line is longer than any entry.
@@ -61,11 +61,11 @@ class Cutter:
         return lines
 
     def end(self) -> list[bytes]:
-        """The rest at the end of the stream: a shorter piece, or a line without its end."""
+        """Return the last entry at the end of the stream: a shorter piece, or an unended line."""
         return [b"".join(self._rest)] if self._rest_bytes else []
 
     def _keep(self, rest: list[bytes]) -> None:
-        """Keep the beginning of an entry; refuse one that is too large."""
+        """Keep the beginning of an entry; refuse an entry that is too large."""
         self._rest_bytes = self._rest_bytes + len(rest[-1]) if len(rest) > 1 else len(rest[0])
         self._rest = rest
         if not self._chunk_bytes and self._rest_bytes > ENTRY_SIZE_BYTES_MAX:
@@ -76,9 +76,9 @@ class Cutter:
 
 
 async def entries_in(source: BinaryIO, chunk_bytes: int) -> AsyncGenerator[list[bytes], None]:
-    """Groups of entries of about `GROUP_BYTES`; a pipe's are taken without waiting for more.
+    """Yield groups of entries of about `GROUP_BYTES`; from a pipe, what it has at the moment.
 
-    After a cancellation nothing waits for the pipe any more.
+    After a cancellation nothing waits for data of the pipe any more.
     """
     cutter = Cutter(chunk_bytes)
     loop = asyncio.get_running_loop()
@@ -183,7 +183,7 @@ async def _append_all(
 async def read_range(
     metadata: str, ledger_id: int, first: int, last: int | None, password: bytes
 ) -> AsyncGenerator[Sequence[Entry], None]:
-    """The entries ``first … last`` in batches. None for `last` means the end of the ledger."""
+    """Yield the entries ``first … last`` in batches. None for `last` is the end of the ledger."""
     async with connect(metadata) as client:
         reader = await client.open_ledger(ledger_id, password=password)
         end = reader.last_entry_id if last is None else last
@@ -197,7 +197,7 @@ async def read_range(
 async def read_unconfirmed(
     metadata: str, ledger_id: int, first: int, last: int | None, password: bytes
 ) -> AsyncGenerator[Sequence[Entry], None]:
-    """The entries ``first … last`` that bookies store, confirmed or not. None: all that follow."""
+    """Yield the stored entries ``first … last``, confirmed or not; None for `last` has no limit."""
     async with connect(metadata) as client:
         reader = await client.open_ledger(ledger_id, password=password)
         async with aclosing(reader.read_unconfirmed(first, last)) as entries:
@@ -208,7 +208,7 @@ async def read_unconfirmed(
 async def follow(
     metadata: str, ledger_id: int, start: int | None, password: bytes
 ) -> AsyncGenerator[Sequence[Entry], None]:
-    """The entries from `start` on as they come. None for `start` means the next new one."""
+    """Yield the entries from `start` on as they come. None for `start` is the next new entry."""
     async with connect(metadata) as client:
         reader = await client.open_ledger(ledger_id, password=password)
         begin = reader.last_entry_id + 1 if start is None else start

@@ -52,7 +52,7 @@ def show(
     password_file: PasswordFile = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Show the members of a group, and for each partition who consumes it and how far it is.
+    """Show the members of a group, and the consumer and the progress of each partition.
 
     A member stays listed until its session ends.
     """
@@ -87,7 +87,7 @@ def _summary(found: GroupStatus) -> Record:
 
 
 def _partitions(found: GroupStatus) -> list[Record]:
-    """Every assigned partition; without an offset as long as its member has not begun."""
+    """Return a record for each assigned partition; its offset is None until its member begins."""
     cursors = {str(one.partition): one for one in found.cursors}
     records: list[Record] = []
     for member, partitions in sorted(found.assignment.shares.items()):

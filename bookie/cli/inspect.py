@@ -67,7 +67,7 @@ def index(
     ] = False,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Show the index in a directory of ledgers: the ledgers, or files, or one ledger's entries."""
+    """Show the index in a directory of ledgers: its ledgers, its files, or a ledger's entries."""
     from bookie.daemon.inspection import opened_index
 
     with opened_index(directory) as opened:

@@ -1,12 +1,12 @@
 """``bookie ledger``: create, append to, read, tail, recover, explain and delete ledgers.
 
-A ledger has only one writer, ever; here that is one ``ledger append``. ``create`` makes the ledger
-without a writer. The first ``append`` claims it, writes, and closes it. A compare-and-set decides
-between two appends at once. An ``append`` that dies leaves an open ledger, which ``recover``
-closes.
+A ledger has only one writer, ever; on the command line the writer is one ``ledger append``.
+``create`` makes the ledger without a writer. The first ``append`` claims the ledger, writes to it,
+and closes it. If two appends start at once, a compare-and-set decides which one claims the ledger.
+An ``append`` that dies leaves an open ledger, which ``recover`` closes.
 
-Entries are lines unless ``--raw`` is given: then they are pieces of a file, and ``read --raw``
-gives the same bytes back.
+Entries are lines of text. With ``--raw`` they are pieces of a file, and ``read --raw`` gives the
+same bytes back.
 """
 
 from __future__ import annotations
@@ -81,9 +81,10 @@ def create(
 ) -> None:
     """Make an open ledger without entries and print its id.
 
-    With --allow-degraded an ack quorum of bookies for each entry is enough. Slots without a bookie
-    are named vacant.0, vacant.1, … in the ledger's metadata. Bookies that came since then take them
-    when a writer claims the ledger. `bookie ledger check-placement` finds such ledgers.
+    With --allow-degraded it is enough if there is an ack quorum of bookies for each entry. Slots
+    without a bookie are named vacant.0, vacant.1, … in the ledger's metadata. When a writer claims
+    the ledger, bookies that have come since then take the vacant slots. `bookie ledger
+    check-placement` finds ledgers with vacant slots.
     """
     from bookie.api import UNCLAIMED
 
@@ -122,7 +123,7 @@ def list_ledgers(
 ) -> None:
     """List ledgers by id, with their state and size.
 
-    The list omits ledgers with damaged metadata; the exit status is then 1.
+    If the metadata of ledgers is damaged, the list omits these ledgers and the exit status is 1.
     """
     damaged: list[int] = []
     records = on_store(metadata, lambda store: _list(store, after, limit + 1, damaged.append))
@@ -219,9 +220,10 @@ def check_placement(
 ) -> int:
     """Check that the copies of each entry span the domains that the policy wants.
 
-    Domains are racks, zones or regions: see `placement.policy` in `bookie cluster settings`. They
-    follow from the bookies' labels as they are now. Bookies that lack the label add none. Each
-    fragment with entries is a line; `spans` is the number of domains under its worst-placed entry.
+    Domains are racks, zones or regions: see `placement.policy` in `bookie cluster settings`. A
+    bookie's domain follows from its current label. A bookie that lacks the label adds no domain.
+    Each line of the output is a fragment with entries; `spans` is the number of domains that hold
+    its worst-placed entry.
 
     Exit status 1 means that a fragment spans too few domains, or has vacant slots.
     """
@@ -280,7 +282,7 @@ def append(
 ) -> None:
     """Append lines (or, with --raw, the bytes of a file) as the ledger's one writer; close it.
 
-    Every entry is durable on the ack quorum when this returns.
+    Every entry is durable on the ack quorum when the command returns.
     """
     from bookie.cli.entries import append_stream
     from bookie.daemon.loop import run
@@ -323,7 +325,7 @@ def read(
     password_file: PasswordFile = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Print entries, one a line (or, with --raw, their bytes). Never fences a writer.
+    """Print entries, one a line (or, with --raw, their bytes), without fencing the writer.
 
     With --output json each entry is a JSON object on its own line.
     """
@@ -415,9 +417,9 @@ def recover(
 
 @app.command("explain")
 def explain(ledger: LedgerArgument, metadata: Metadata, output: Output = OutputFormat.TABLE) -> int:
-    """Tell what a recovery would decide now, who is fenced and whose answers are missing.
+    """Show what a recovery would decide now, and which bookies are fenced or did not answer.
 
-    It asks the bookies of the last ensemble. It changes nothing.
+    The command asks the bookies of the ledger's last ensemble, and changes nothing.
 
     Exit status 1 means that a recovery could not decide now.
     """
@@ -427,7 +429,7 @@ def explain(ledger: LedgerArgument, metadata: Metadata, output: Output = OutputF
 
 
 def _print_explanation(found: LedgerExplanation, output: OutputFormat) -> None:
-    """Print the metadata, each bookie's answer, the tail and the verdict."""
+    """Print the metadata, each bookie's answer, the ledger's tail and the recovery's verdict."""
     metadata = found.metadata
     summary: Record = {
         "ledger_id": metadata.ledger_id,

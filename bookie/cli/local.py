@@ -66,8 +66,8 @@ def local(
 ) -> None:
     """Run a whole cluster of bookie processes on this machine until Ctrl-C.
 
-    A closed terminal stops it, too. Started again on the same directory, the cluster comes back
-    with its data and its ports.
+    A closed terminal stops the cluster, too. If the command starts again on the same directory, the
+    cluster comes back with its data and its ports.
     """
     import asyncio
 
@@ -96,7 +96,7 @@ async def _run(
 async def _until_stopped(
     cluster: LocalCluster, stop_requested: asyncio.Event, *, restart: bool
 ) -> None:
-    """Watch the processes until the stop is asked for, or all of them have ended."""
+    """Watch the bookie processes until a stop is requested, or all of them have ended."""
     import asyncio
 
     from bookie.daemon.local.supervisor import watch_processes
@@ -114,7 +114,7 @@ def _note_signal(name: str) -> None:
 
 
 def _report(sentence: str) -> None:
-    """Print a line, also to a terminal or a pipe that may be gone: the cluster goes on."""
+    """Print a line; ignore an error, for the cluster goes on without its terminal or pipe."""
     import contextlib
 
     with contextlib.suppress(OSError):
@@ -156,7 +156,7 @@ Ctrl-C here stops it.""",
 
 
 def _own_command() -> str:
-    """The words that a user must type for this program: as it was started."""
+    """Return the command that a user must type to run this program, as it was run this time."""
     program = Path(sys.argv[0])
     if program.name == "__main__.py":
         return f"{shlex.quote(sys.executable)} -m bookie"

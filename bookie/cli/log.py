@@ -1,10 +1,11 @@
-"""``bookie log``: named logs, which survive their writers: make, append, read, tail, tidy up.
+"""``bookie log``: named logs, which outlive their writers: make, append, read, tail, tidy up.
 
-A log has one owner at a time. ``append`` and ``roll`` take it over, which ends the writer that had
-it. They ask first if the log has an owner. Everything that reads leaves the owner alone.
+A log has one owner at a time. ``append`` and ``roll`` make this process the owner, which ends the
+previous owner's writer. Both ask first if the log has an owner. Commands that only read a log do
+not disturb its owner.
 
 A place in a log is ``earliest``, ``latest``, an offset, or ``LEDGER:ENTRY``. With ``--output json``
-each record tells its offset and its position in these forms.
+each record shows its offset, and its position as ``LEDGER:ENTRY``.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def create(
     decisions: Decisions = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Make a log. What --set leaves open, its namespace decides."""
+    """Make a log; policy values that --set does not give come from the log's namespace."""
     from bookie.log.catalog.log_policy import LogPolicy
 
     changes = parse_pairs(decisions, "--set KEY=VALUE")
@@ -134,10 +135,11 @@ def append(
     yes: Yes = False,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Own the log, append lines as records, and give the log up again.
+    """Become the owner of a log, append lines as records, and give up the ownership.
 
-    Every record is durable on the ack quorum when this returns. Records with a key go to the key's
-    partition, the others to the partitions in turn. If the log has an owner, it asks first.
+    Every record is durable on the ack quorum when the command returns. Records with a key go to the
+    key's partition, the others to the partitions in turn. If the log has an owner, the command asks
+    first.
     """
     from bookie.cli.log_records import append_lines
     from bookie.daemon.loop import run
@@ -164,7 +166,7 @@ def append(
 def _confirm_takeover(
     metadata: str, log: str, partition: int | None, *, yes: bool, question: str, always: bool
 ) -> None:
-    """Ask before a log is taken from its owner; without an owner only if `always`."""
+    """Ask before a log is taken from its owner; if it has no owner, ask only if `always`."""
     from bookie.cli.log_show import owners_of
 
     owners = on_store(metadata, lambda store: owners_of(store, log, partition))
@@ -193,11 +195,11 @@ def read(
     password_file: PasswordFile = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Print records, a value a line. The owner goes on.
+    """Print the values of a log's records, one a line, without disturbing the log's owner.
 
-    Records of several partitions come as they arrive, each partition in its order. With
-    --key-separator a line begins with the key. With --output json each line is an object with key,
-    headers, timestamp, offset, position, partition and value.
+    Records of several partitions are printed as they arrive, those of one partition in their order.
+    With --key-separator a line begins with the record's key. With --output json each line is an
+    object with key, headers, timestamp, offset, position, partition and value.
     """
     _print(log, metadata, start, start_time, end, partition, key_separator, password_file, output)
 
@@ -278,7 +280,7 @@ def list_(
 ) -> None:
     """List logs by name.
 
-    The list omits logs with damaged metadata; the exit status is then 1.
+    If the metadata of logs is damaged, the list omits these logs and the exit status is 1.
     """
     from bookie.cli.log_show import list_all
 
@@ -296,11 +298,11 @@ def show(
     password_file: PasswordFile = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Show what a log is, its whole policy with the origin of each value, and its partitions.
+    """Show a log's definition, its whole policy with the origin of each value, and its partitions.
 
-    `earliest` is the first offset that was not truncated, `end` the offset behind the last record;
-    it is unknown while too few bookies answer. `bytes` counts ledgers that are closed. An owner
-    that crashed is shown until another one opens the log.
+    `earliest` is the first offset that was not truncated. `end` is the offset behind the last
+    record, and unknown while too few bookies answer. `bytes` counts closed ledgers only. An owner
+    that crashed is shown until another writer opens the log.
     """
     from bookie.cli.log_show import describe_log
 
@@ -322,8 +324,9 @@ def roll(
 ) -> None:
     """Take the log over and leave it closed, so that the next writer begins a new ledger.
 
-    Use it to close the ledgers of a writer that crashed, so that they can be truncated. A writer
-    that is alive gets LogTakenOverError; its program has to open the log again. Asks first.
+    The command closes the ledgers of a writer that crashed, so that these ledgers can be truncated.
+    A writer that is alive gets LogTakenOverError; its program has to open the log again. The
+    command asks first.
     """
     password = read_password(password_file)
     _confirm_takeover(
@@ -367,9 +370,9 @@ def truncate(
     yes: Yes = False,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Remove the oldest records; the owner goes on. Asks first.
+    """Remove the oldest records of a log, after a question; the log's owner can go on.
 
-    Ledgers that are open stay: `bookie log roll` closes them. Cursors do not prevent it.
+    Open ledgers stay; `bookie log roll` closes them. Cursors do not prevent a truncation.
     """
     if (before is None) == (before_time is None):
         raise typer.BadParameter("give --before or --before-time")
@@ -402,7 +405,7 @@ def delete(
 ) -> None:
     """Delete a log with all its records, cursors and its policy. Asks first.
 
-    A deletion that was cut off is finished by the next one, or by a sweep.
+    If a deletion was cut off, the next deletion or a sweep finishes it.
     """
     confirm(f"Delete the log {log} with all its records?", yes=yes)
 
@@ -416,7 +419,7 @@ def delete(
 
 @app.command("cursors")
 def cursors(log: LogArgument, metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
-    """List the cursors of a log: how far they have come, and who took them last."""
+    """List the cursors of a log, how far each has come, and who took it last."""
 
     async def run(bk: BookKeeper) -> list[Record]:
         from bookie.env.clock import moment_text
@@ -461,9 +464,9 @@ def reset(
     password_file: PasswordFile = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Move a cursor, forwards or back. A consumer that holds it loses it.
+    """Move a cursor forwards or back; a consumer that holds the cursor loses it.
 
-    Members of a group go on at the new place by themselves.
+    Members of a consumer group go on at the cursor's new place by themselves.
     """
     if (to is None) == (to_time is None):
         raise typer.BadParameter("give --to or --to-time")
@@ -525,9 +528,10 @@ def sweep(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what it would do.")] = False,
     output: Output = OutputFormat.TABLE,
 ) -> int:
-    """Finish what crashed processes left behind in logs, and apply every log's retention.
+    """Finish in all logs what crashed processes left undone, and apply every log's retention.
 
-    Run it once a day. It deletes ledgers of logs that no log names, and continues deletions.
+    Run the sweep once a day. The sweep deletes ledgers of logs that no log names, and continues
+    deletions.
 
     Exit status 1 means that something was left for the next sweep.
     """

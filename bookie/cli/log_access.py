@@ -1,4 +1,4 @@
-"""Operations on logs for commands, besides the verbs of `BookKeeper`."""
+"""Operations on logs that commands need beside those of `BookKeeper`."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 def client_of(bk: BookKeeper) -> LogClient:
-    """The logs of a connected client."""
+    """Return the log client of a connected client."""
     return bk._logs
 
 
 async def partitions_of(
     bk: BookKeeper, log: str, partition: int | None, *places: LogStart
 ) -> tuple[LogDefinition, list[LogPartition]]:
-    """A log, and the one partition that is named or all of them.
+    """Return a log's definition and its partitions, or only the partition that is named.
 
     Raises:
         NoSuchLogError: there is no such log.
@@ -44,9 +44,9 @@ async def partitions_of(
 async def unpublished_hint(
     bk: BookKeeper, partitions: Sequence[LogPartition], definition: LogDefinition, password: bytes
 ) -> str:
-    """A sentence about entries behind the end, and what makes them readable; empty without any.
+    """Return a sentence about entries behind a log's end and how to read them; empty without any.
 
-    It skips a partition that it cannot look at: the command has done its work already.
+    A partition that cannot be read is skipped, because the command's own work is already done.
     """
     client = client_of(bk)
     for partition in partitions:
@@ -72,7 +72,7 @@ async def truncate_partition(
     before_ms: int | None,
     password: bytes = b"",
 ) -> int:
-    """Truncate a partition before a place or a time; its first offset then."""
+    """Truncate a partition before a place or a time, and return its new first offset."""
     log, number = str(partition.name), partition.number
     if before_ms is not None:
         return await bk.truncate_log(log, partition=number, before_time=before_ms)

@@ -1,4 +1,4 @@
-"""Words of ``bookie log``: the names of logs, places and times in them, and spans of time."""
+"""Arguments of ``bookie log``: names of logs, places and times in a log, and spans of time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def complete_log(ctx: typer.Context, incomplete: str) -> list[str]:
-    """The names of logs that begin with what was typed. A shell must never see an error."""
+    """Return the names of logs that begin with `incomplete`; none if the store cannot be read."""
     from bookie.cli.stores import on_store
     from bookie.errors import BookieError
 
@@ -56,7 +56,7 @@ PartitionOption = Annotated[
 
 
 def parse_place(text: str | None, option: str, *, words: bool = True) -> LogStart:
-    """The place that ``earliest``, ``latest``, ``OFFSET`` or ``LEDGER:ENTRY`` names.
+    """Parse ``earliest``, ``latest``, ``OFFSET`` or ``LEDGER:ENTRY`` into a place in a log.
 
     Raises:
         typer.BadParameter: it names none, or a word where `words` are not allowed.
@@ -76,7 +76,7 @@ def parse_place(text: str | None, option: str, *, words: bool = True) -> LogStar
 
 
 def parse_time(text: str | None, option: str) -> int | None:
-    """The ms since 1970 that a number, or ISO 8601 with a time zone, names.
+    """Parse a number of ms since 1970, or an ISO 8601 time with a zone, into ms since 1970.
 
     Raises:
         typer.BadParameter: it names none.
@@ -93,7 +93,7 @@ def parse_time(text: str | None, option: str) -> int | None:
 
 
 def parse_span(text: str, option: str) -> float:
-    """The seconds of a span of time, such as ``90s``, ``15m``, ``24h`` or ``7d``.
+    """Parse a span of time, such as ``90s``, ``15m``, ``24h`` or ``7d``, into seconds.
 
     Raises:
         typer.BadParameter: it is none.
@@ -109,7 +109,7 @@ def parse_span(text: str, option: str) -> float:
 def check_partition(
     name: object, definition: LogDefinition, partition: int | None, *places: LogStart
 ) -> None:
-    """An offset or an entry is a place in one partition, which the command has to name.
+    """Check that `partition` exists, and that it is given if a place is an offset or an entry.
 
     Raises:
         typer.BadParameter: it does not, or the log has no such partition.

@@ -1,4 +1,4 @@
-"""Records between lines and a log: lines become records in batches, records become lines."""
+"""Convert lines into records of a log, in batches, and records into lines."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class Appended:
     log: str
     records: int = 0
     bytes: int = 0
-    """Of keys and values."""
+    """The bytes of the appended keys and values."""
     duplicates: int = 0
-    """Lines that the log had before."""
+    """Lines that were already in the log as records."""
     offsets: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """By partition: the offsets of the first and the last new record."""
+    """The offsets of the first and the last new record, by partition."""
 
     def add(self, positions: LogPositions, begins: dict[int, int]) -> int:
-        """Count records; those before the offsets of `begins` are old. Returns how many are new."""
+        """Count records; those before the offsets in `begins` are old. Return how many are new."""
         new = 0
         for partition, start, last in _spans(positions):
             first = max(start, begins[partition])
@@ -54,7 +54,7 @@ class Appended:
         return new
 
     def record(self) -> Record:
-        """For JSON."""
+        """Return the counts as a record for JSON."""
         return {
             "log": self.log,
             "records": self.records,
@@ -67,7 +67,7 @@ class Appended:
         }
 
     def sentence(self) -> str:
-        """For people."""
+        """Return the counts as a sentence for people."""
         where = ", ".join(
             f"{self.log}#{number} {first}…{last}"
             for number, (first, last) in sorted(self.offsets.items())
@@ -81,7 +81,7 @@ class Appended:
 
 
 def _spans(positions: LogPositions) -> list[tuple[int, int, int]]:
-    """Partition, first and last offset of each run."""
+    """Return the partition, the first and the last offset of each run of positions."""
     return [
         (run.partition, run.first_offset, run.first_offset + run.entries - 1)
         for run in positions.runs
@@ -98,10 +98,11 @@ async def append_lines(
     partition: int | None,
     password: bytes,
 ) -> Appended:
-    """Own the log, append the lines of a file or of standard input, and close the log.
+    """Become the log's owner, append the lines of a file or of standard input, and close the log.
 
-    With `producer`, the number of a line is that of its record. Such lines go one group after
-    another, so a group that the log knows proves that it knows all before.
+    With `producer`, the sequence number of a record is the number of its line. In this case groups
+    of lines are appended one after another. So if the log already has a group, it also has all
+    groups before it.
 
     Raises:
         OSError: the file cannot be read; what was read before is appended.
@@ -123,7 +124,7 @@ async def append_lines(
 
 
 class _Lines:
-    """The lines of one call of ``log append``."""
+    """Appends the lines of one call of ``log append``, and counts them."""
 
     def __init__(
         self,
@@ -260,7 +261,7 @@ async def _batches(
 
 
 def as_json(record: LogRecord) -> bytes:
-    """One record as a line of JSON. `position` and `timestamp` are what ``--start…`` takes."""
+    """Return one record as a line of JSON; ``--start…`` takes its `position` and `timestamp`."""
     fields: dict[str, object] = {
         "partition": record.partition,
         "offset": record.offset,
@@ -283,7 +284,7 @@ def as_json(record: LogRecord) -> bytes:
 
 
 def _text(name: str, value: bytes) -> dict[str, str]:
-    """A field as text, or as NAME_base64 if it is no UTF-8."""
+    """Return a field as text, or under the name NAME_base64 if it is not UTF-8."""
     try:
         return {name: value.decode()}
     except UnicodeDecodeError:

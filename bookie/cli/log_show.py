@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 async def list_all(
     store: MetadataStore, namespace: str | None, on_damaged: Callable[[str], object]
 ) -> list[Record]:
-    """All logs, or those of a namespace; `on_damaged` gets those that cannot be read."""
+    """List all logs, or those of a namespace; `on_damaged` gets the logs that cannot be read."""
     from bookie.cluster.instance import read_instance_id
     from bookie.env.clock import moment_text
     from bookie.errors import FormatError
@@ -53,9 +53,9 @@ async def list_all(
 
 
 async def owners_of(store: MetadataStore, log: str, partition: int | None) -> str:
-    """The owners of a log, in words; empty if it has none.
+    """Return the owners of a log, in words; empty if the log has no owner.
 
-    An owner that crashed is among them: nothing tells it from one that is slow.
+    The result includes an owner that crashed, because it cannot be told from a slow owner.
     """
     from bookie.cli.log_arguments import check_partition
     from bookie.env.clock import moment_text
@@ -108,7 +108,7 @@ async def describe_log(bk: BookKeeper, log: str, password: bytes, output: Output
 
 
 async def _policy(bk: BookKeeper, namespace: str, log: str) -> list[Record]:
-    """Every value of the policy in force for a log, and the level that decided it."""
+    """Return every value of the policy in force for a log, and the level that decided it."""
     from bookie.cli.log_access import client_of
     from bookie.errors import NoSuchKeyError
     from bookie.log.catalog.logs import LogName
@@ -134,7 +134,7 @@ def _origins(policy: dict[str, object], origin: str) -> dict[str, str]:
 async def _extent(
     bk: BookKeeper, partition: LogPartition, definition: LogDefinition, password: bytes
 ) -> LogExtent | None:
-    """The extent of a partition; None if bookies do not tell its end."""
+    """Return the extent of a partition; None if too few bookies answer to know its end."""
     from bookie.cli.log_access import client_of
     from bookie.errors import UnavailableError
     from bookie.log.read.status import log_extent

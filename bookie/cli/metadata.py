@@ -46,7 +46,7 @@ Version = Annotated[
 
 @app.command("get")
 def get(key: Key, metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
-    """Print the value of a record, byte for byte; with --output json what is known of it."""
+    """Print the value of a record, byte for byte; with --output json also version and times."""
     record = on_store(metadata, lambda store: store.get(key))
     if record is None:
         raise NoSuchKeyError(f"there is no record {key}")
@@ -67,7 +67,7 @@ def ls(
     ] = False,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """List the keys below a key, sorted: one level, or all. A slash ends keys without a record."""
+    """List the keys below a key, one level or all; a key without a record ends with a slash."""
     records = on_store(metadata, lambda store: _ls(store, key, recursive=recursive))
     print_records(records, output, empty=f"there is nothing below {key}")
 
@@ -94,7 +94,7 @@ def _row(record: Record) -> Row:
 
 
 def _parent(key: str) -> Row:
-    """A key that has children only."""
+    """Return the row of a key that has children but no record."""
     return {"key": key + "/", "bytes": None, "version": None, "ephemeral": False}
 
 
@@ -118,7 +118,7 @@ def put(
 ) -> None:
     """Write a record and print its new version.
 
-    It asks before it overwrites a cluster's id or layout, a cookie or a ledger's metadata.
+    The command asks before it overwrites a cluster's id or layout, a cookie or a ledger's metadata.
     """
     if (value is None) == (file is None):
         raise typer.BadParameter("give either a VALUE or a --file")
@@ -177,9 +177,9 @@ def watch(
     ] = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Print what changes at and below a key, a line each, until Ctrl-C.
+    """Print each change at and below a key, one a line, until Ctrl-C.
 
-    A line ``resync`` means that changes may be missing before it.
+    A line ``resync`` means that changes before this line may be missing.
     """
     on_store(metadata, lambda store: _watch(store, key, events, output))
 
@@ -222,10 +222,11 @@ def export(
         str, typer.Option("--key", metavar="KEY", help="Only what is at and below this key.")
     ] = "/",
 ) -> None:
-    """Write all records to a file of JSON lines, closed by a line with their number and digest.
+    """Write all records to a file of JSON lines, whose last line has their number and digest.
 
-    The file leaves out what belongs to sessions (registrations, locks) and access control lists.
-    Stop the cluster for a copy of one moment. A file with items of queues cannot be imported.
+    The file omits the records of sessions (registrations, locks) and all access control lists. To
+    copy the state of one moment, stop the cluster first. A file with items of queues cannot be
+    imported.
     """
     on_store(metadata, lambda store: _export(store, file, key))
 
@@ -266,7 +267,7 @@ def import_(
 ) -> None:
     """Write the records of an exported file. Records with the same value stay as they are.
 
-    A file that was cut off or changed, or that holds items of queues, writes nothing.
+    If the file was cut off or changed, or holds items of queues, the command writes nothing.
     """
     from bookie.metadata.export import import_records, parse_export
 
@@ -313,9 +314,10 @@ def migrate(
 ) -> None:
     """Copy a whole scope to another store of any kind, and compare the two.
 
-    The source stays as it is. If the command is interrupted, run it again: it continues.
-    Records that are restricted to some users stay so. Empty all queues first: sequential numbers
-    start again in the target. A migration does not preserve fencing tokens; discard saved ones.
+    The source stays unchanged. If the command is interrupted, run it again, and it continues.
+    Records that are restricted to some users stay restricted. Empty all queues first: sequential
+    numbers start again in the target. A migration does not preserve fencing tokens; discard saved
+    tokens.
     """
     if overwrite and not yes:
         from bookie.cli.metadata_questions import ask, of_migrating
@@ -364,24 +366,24 @@ def bench(
     ] = 256,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Read and write keys of its own for a while, delete them, and print rate and latencies."""
+    """Read and write temporary keys for a while, delete them, and print the rate and latencies."""
     mix = _Mix(callers, reads, size, seconds)
     print_record(on_store(metadata, lambda store: _load(store, mix)), output)
 
 
 @dataclass(frozen=True, slots=True)
 class _Mix:
-    """The operations of the callers."""
+    """The load of a benchmark: callers, reads, bytes and seconds."""
 
     callers: int
-    """Operations at a time; each caller has a key of its own."""
+    """The number of operations at a time; each caller has its own key."""
     reads_percent: float
     value_bytes: int
     seconds: float
 
 
 async def _load(store: MetadataStore, mix: _Mix) -> dict[str, int | float]:
-    """Run the mix below a key of its own and delete it, also when it is interrupted."""
+    """Run a load on keys below a new key, and delete them, even if the load is interrupted."""
     root = f"/bench-{uuid.uuid4().hex[:8]}"
     value = bytes(mix.value_bytes)
     keys = [f"{root}/{number}" for number in range(mix.callers)]
@@ -390,7 +392,7 @@ async def _load(store: MetadataStore, mix: _Mix) -> dict[str, int | float]:
     clock = asyncio.get_running_loop().time
 
     async def repeat(key: str, due: float) -> None:
-        """Read each time when `due`, in percent, has grown by another hundred; else write."""
+        """Read when `due`, the sum of the percentages of reads, reaches 100; write otherwise."""
         while (now := clock()) < began + mix.seconds:
             due += mix.reads_percent
             if due >= 100:
@@ -444,7 +446,7 @@ def _stat(stat: Stat) -> Row:
 
 
 def _value(octets: bytes) -> dict[str, str]:
-    """The value as text if it is some, else in base64."""
+    """Return the value as text if it is UTF-8, else in base64."""
     try:
         return {"value": octets.decode()}
     except UnicodeDecodeError:

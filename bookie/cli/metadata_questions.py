@@ -18,13 +18,13 @@ SHOWN_MAX = 5
 
 
 def ask(question: str | None) -> None:
-    """Go on if there is no question, or if the answer is yes; raises as `confirm` does."""
+    """Return if there is no question or the answer is yes; raise what `confirm` raises."""
     if question is not None:
         confirm(question, yes=False)
 
 
 async def of_overwriting(uri: str, key: str, value: bytes) -> str | None:
-    """Of a put, if the record is essential for a cluster."""
+    """Return the question before a put overwrites a record that a cluster needs; else None."""
     what = essential(key)
     if what is None:
         return None
@@ -34,7 +34,7 @@ async def of_overwriting(uri: str, key: str, value: bytes) -> str | None:
 
 
 async def of_deleting(uri: str, key: str) -> str:
-    """Of one record.
+    """Return the question before one record is deleted.
 
     Raises:
         NoSuchKeyError: there is none.
@@ -47,7 +47,7 @@ async def of_deleting(uri: str, key: str) -> str:
 
 
 async def of_deleting_all(uri: str, key: str) -> str:
-    """Of everything at and below `key`.
+    """Return the question before everything at and below `key` is deleted.
 
     Raises:
         NoSuchKeyError: there is nothing.
@@ -70,7 +70,7 @@ async def of_deleting_all(uri: str, key: str) -> str:
 
 
 async def of_importing(uri: str, records: list[tuple[str, bytes]]) -> str | None:
-    """Of records that get another value from a file."""
+    """Return the question before an import gives records other values; None if there are none."""
     replaced = []
     async with open_metadata(uri, create=True) as store:
         for key, value in records:
@@ -81,7 +81,7 @@ async def of_importing(uri: str, records: list[tuple[str, bytes]]) -> str | None
 
 
 async def of_migrating(source: str, target: str, target_config: Path | None) -> str | None:
-    """Of records of the target that get another value from the source."""
+    """Return the question before a migration gives records of the target other values."""
     async with (
         open_metadata(source) as left,
         open_metadata(target, target_config, create=True) as right,

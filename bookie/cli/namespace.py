@@ -1,8 +1,8 @@
-"""``bookie namespace``: namespaces of logs, and what they decide for the logs in them.
+"""``bookie namespace``: namespaces of logs, and the policies that they set for their logs.
 
-A log's policy is its own, over its namespace's, over the defaults of every cluster. ``show`` prints
-what holds in the end, and which level decided it. Several clusters may share their namespaces: then
-they are in the store of ``metadata.configuration_uri``.
+A log's own policy overrides the policy of its namespace, which overrides the defaults. ``show``
+prints the resulting policy, and the level that decided each value. Several clusters may share their
+namespaces: then these are in the store of ``metadata.configuration_uri``.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def create(name: Name, metadata: Metadata, decisions: Decisions = None) -> None:
 
 @app.command("set")
 def set_(name: Name, metadata: Metadata, decisions: Decisions = None, log: Log = None) -> None:
-    """Set decisions for all logs of a namespace, or for one log. Other decisions stay."""
+    """Set policy values for all logs of a namespace, or for one log; keep the other values."""
     changes = parse_pairs(decisions, "--set KEY=VALUE")
     on_configuration(metadata, lambda store: _set(store, name, log, changes))
 
@@ -80,7 +80,7 @@ async def _set(store: MetadataStore, name: str, log: str | None, changes: dict[s
 
 @app.command("list")
 def list_(metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
-    """List the namespaces with what they decide themselves."""
+    """List the namespaces, each with the policy values that it sets itself."""
     records = on_configuration(metadata, _list)
     print_records(records, output, empty="there are no namespaces")
 
@@ -122,7 +122,7 @@ async def _show(store: MetadataStore, name: str, log: str | None) -> list[Record
 def delete(name: Name, metadata: Metadata, yes: Yes = False) -> None:
     """Delete a namespace that holds no logs.
 
-    Where several clusters share namespaces, only the logs of this cluster are looked for.
+    If several clusters share namespaces, the command looks for logs of this cluster only.
     """
     from bookie.log.catalog.namespaces import NamespaceManager, check_without_logs
 
@@ -136,7 +136,7 @@ def _given(policy: LogPolicy) -> dict[str, int | str]:
 
 
 def changed_policy(policy: LogPolicy, changes: dict[str, str]) -> LogPolicy:
-    """`policy` with `changes`, as words of --set give them."""
+    """Return `policy` with `changes`, which are the KEY=VALUE words of --set."""
     from bookie.log.catalog.log_policy import LogPolicy as Policy
 
     values = asdict(policy)
@@ -150,7 +150,7 @@ def changed_policy(policy: LogPolicy, changes: dict[str, str]) -> LogPolicy:
 
 
 def _decision(key: str, text: str) -> object:
-    """The value of one decision; bytes and seconds may have a unit."""
+    """Parse the value of one policy key; a number of bytes or seconds may have a unit."""
     from bookie.config.quantities import parse_size
 
     if key == "digest":

@@ -1,4 +1,4 @@
-"""``bookie node``: one bookie, running."""
+"""``bookie node``: show, check or change one running bookie."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 TIMEOUT_SECONDS = 5.0
 POLL_SECONDS = 0.3
 MISDIRECTED = 421
-"""HTTP status: the answer is another bookie's."""
+"""The HTTP status of an answer from another bookie than the one that was asked."""
 UNDELETED_AT_ONCE = 100
-"""The most ledgers in one request."""
+"""The most ledgers that one request names."""
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
@@ -30,7 +30,7 @@ BookieArgument = Annotated[str, typer.Argument(metavar="BOOKIE", help="The booki
 
 
 class Switch(enum.StrEnum):
-    """On refuses new entries, off takes them again."""
+    """The value ``on`` makes a bookie refuse new entries, ``off`` makes it accept them again."""
 
     ON = "on"
     OFF = "off"
@@ -38,7 +38,7 @@ class Switch(enum.StrEnum):
 
 @app.command("info")
 def info(bookie: BookieArgument, metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
-    """Show the state of a bookie: version, sizes, read-only or not, space freed."""
+    """Show the state of a bookie: version, sizes, whether it is read-only, the space it freed."""
     _print(asyncio.run(_ask(metadata, bookie, "bookie")), output)
 
 
@@ -49,10 +49,10 @@ def readonly(
     metadata: Metadata,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Make a bookie refuse new entries, or take them again; reads and recovery go on.
+    """Make a bookie refuse new entries, or accept them again; reads and recovery go on.
 
-    The bookie takes this only from its own machine. A full bookie stays read-only until it
-    has room, with or without this command.
+    The bookie accepts this command only from its own machine. A full bookie stays read-only until
+    it has room, with or without this command.
     """
     change = {"read_only": switch is Switch.ON}
     _print(asyncio.run(_ask(metadata, bookie, "read-only", change)), output)
@@ -69,10 +69,11 @@ def check(
 ) -> int:
     """Make a bookie check that it stores all entries it must have, and show what it found.
 
-    Exit status 1 means that something is wrong or unknown. Ledgers are in limbo, entries are
-    missing or unreadable, there is damage, or no check is complete. Whole ledgers leave limbo.
-    The bookie takes this only from its own machine. It also checks by itself, and then trusts
-    counts unless it is in doubt. No check prevents a repair.
+    Exit status 1 means that ledgers are in limbo, entries are missing or unreadable, there is
+    damage, or no check is complete. A ledger leaves limbo if the check finds it whole. The bookie
+    accepts this command only from its own machine. A bookie also checks by itself. A check without
+    this command trusts the counts of entries, unless the bookie is in doubt. A check does not
+    prevent a repair.
     """
     return _upkeep(metadata, bookie, "check", start=True, wait=wait, output=output)
 
@@ -86,10 +87,11 @@ def scrub(
     ] = False,
     output: Output = OutputFormat.TABLE,
 ) -> int:
-    """Show how far a bookie's scrubber is and what it found damaged; exit with 1 if anything is.
+    """Show how far a bookie's scrubber is and the damage that it found; exit with 1 if any.
 
     The scrubber reads all files and the index again and again (storage.scrub_bytes_per_second).
-    With --now, which a bookie takes only from its own machine, it reads them at once and faster.
+    With --now the scrubber reads all of these at once and faster. A bookie accepts --now only from
+    its own machine.
     """
     return _upkeep(metadata, bookie, "scrub", start=now, wait=now, output=output)
 
@@ -97,7 +99,7 @@ def scrub(
 def _upkeep(
     metadata: str, bookie: str, work: str, *, start: bool, wait: bool, output: OutputFormat
 ) -> int:
-    """Start some work in the background, show its status; 1 if the bookie is not sound."""
+    """Start `work` if `start` is set, print its status, and return 1 if the bookie is not sound."""
     status = asyncio.run(_start(metadata, bookie, work, start=start, wait=wait))
     report = status.pop("report") or {}
     # The present status overrides an older report.
@@ -147,18 +149,20 @@ def gc(
     yes: Yes = False,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Make a bookie look for deleted ledgers now and free their space. It also does so by itself.
+    """Make a bookie free the space of deleted ledgers now, as it also does by itself.
 
-    A ledger whose deletion is proven goes at once. A ledger that is merely absent from the metadata
-    store waits for garbage.grace_seconds. While very many are absent, all of them wait.
-    `bookie node info` shows how many wait, and why. --force deletes them all.
+    The bookie deletes a ledger at once if the ledger's deletion is proven. A ledger that is merely
+    absent from the metadata store waits for garbage.grace_seconds. While very many ledgers are
+    absent, all absent ledgers wait. `bookie node info` shows how many ledgers wait, and why.
+    --force deletes all absent ledgers.
 
-    If the metadata store went back in time, or is empty, deletion stops until --confirm-store, even
-    with --force. Restore the newest copy first if there is one. After
-    --confirm-store the ledgers that the store lacks are absent, and wait like others.
+    If the metadata store went back in time, or is empty, the bookie deletes nothing until
+    --confirm-store, even with --force. Before --confirm-store, restore the newest copy of the store
+    if there is one. After --confirm-store, ledgers that the store lacks are absent, and wait like
+    other absent ledgers.
 
-    --undelete gives absent ledgers their whole grace again, some or all of them. The bookie takes
-    all of this only from its own machine. --force and --confirm-store ask first.
+    --undelete gives some or all absent ledgers their whole grace again. The bookie accepts this
+    command only from its own machine. --force and --confirm-store ask first.
     """
     actions = {
         "force": force,
@@ -191,7 +195,7 @@ def gc(
 
 
 async def _undelete(metadata: str, bookie: str, ledgers: list[int]) -> dict[str, Any]:
-    """Some ledgers at a time, or all at once if none is named."""
+    """Send requests to undelete `ledgers`, or one request to undelete all if it is empty."""
     undeleted = 0
     answer: dict[str, Any] = {}
     for start in range(0, max(len(ledgers), 1), UNDELETED_AT_ONCE):
@@ -208,8 +212,8 @@ def compact(
 ) -> None:
     """Make a bookie compact every file that holds dead data; see `bookie node info`.
 
-    By itself it compacts only files that are mostly dead. The bookie takes this only from its own
-    machine.
+    Without this command a bookie compacts only files with mostly dead data. The bookie accepts this
+    command only from its own machine.
     """
     _print(asyncio.run(_ask(metadata, bookie, "compaction", {"action": "run"})), output)
 
@@ -230,8 +234,9 @@ def label(
 ) -> None:
     """Set the placement labels of a bookie; without labels show them.
 
-    The metadata store keeps these labels. They override the bookie's own settings and survive its
-    restart. A running bookie registers them within a second.
+    The metadata store keeps the labels that this command sets. These labels override the bookie's
+    own settings and survive a restart of the bookie. A running bookie registers changed labels
+    within a second.
     """
     labels = parse_pairs(words, "key=value")
     both = labels.keys() & set(remove or [])
@@ -273,7 +278,7 @@ def _print(record: dict[str, Any], output: OutputFormat) -> None:
 async def _ask(
     metadata: str, bookie_id: str, path: str, change: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Ask the bookie's own HTTP server, which its registration names; `change` is a command."""
+    """Send a request to the bookie's HTTP server: a PUT of `change`, or a GET without it."""
     import aiohttp
 
     url, instance_id = await _http_address(metadata, bookie_id)
@@ -298,7 +303,7 @@ async def _ask(
 
 
 async def _http_address(metadata: str, bookie_id: str) -> tuple[str, str]:
-    """The URL of the bookie's HTTP server, and the id of its cluster."""
+    """Return the URL of the bookie's HTTP server, and the id of the bookie's cluster."""
     from bookie.cluster.directory import BookieDirectory
     from bookie.cluster.instance import read_instance_id
 

@@ -23,7 +23,7 @@ class OutputFormat(enum.StrEnum):
 
 
 def _refuse_other_store(context: typer.Context, uri: str) -> str:
-    """Refuse BOOKIE_METADATA beside a BOOKIE_CONFIG that names another store."""
+    """Refuse BOOKIE_METADATA if the settings of BOOKIE_CONFIG name another metadata store."""
     source = context.get_parameter_source("metadata")
     if source is not None and source.name == "ENVIRONMENT" and os.environ.get("BOOKIE_CONFIG"):
         from bookie.config import Sources
@@ -96,7 +96,7 @@ Yes = Annotated[
 
 
 def read_password(path: Path | None) -> bytes:
-    """The password in a file, its trailing newline removed; empty when there is no file.
+    """Return the password in a file without its trailing newline; empty if `path` is None.
 
     Raises:
         OSError: the file cannot be read.
@@ -107,7 +107,7 @@ def read_password(path: Path | None) -> bytes:
 
 
 def parse_pairs(words: Sequence[str] | None, form: str) -> dict[str, str]:
-    """``NAME=VALUE`` words as a mapping; a later word wins.
+    """Parse ``NAME=VALUE`` words into a mapping; of two words with one name the later counts.
 
     Raises:
         typer.BadParameter: a word has no equals sign; the sentence shows `form`.
@@ -122,16 +122,16 @@ def parse_pairs(words: Sequence[str] | None, form: str) -> dict[str, str]:
 
 
 class UnconfirmedError(typer.TyperException):
-    """The command needs a confirmation: a terminal to ask at, or ``--yes``."""
+    """The command needs a confirmation, but has neither a terminal to ask at nor ``--yes``."""
 
     exit_code = 2
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask before something that cannot be undone; `question` names it.
+    """Ask `question` before an action that cannot be undone; return if the answer is yes.
 
-    Without a terminal on standard input only ``--yes`` confirms. A script that forgot it changes
-    nothing.
+    Without a terminal on standard input only ``--yes`` confirms. A script that forgot ``--yes``
+    changes nothing.
 
     Raises:
         UnconfirmedError: there is no terminal.

@@ -1,8 +1,9 @@
 """Results on standard output: aligned columns for people, JSON for programs.
 
-A result is one record (a mapping) or a list of records; a table shows the columns of the first, in
-their order. Tables have no frames and print one record a line, so that ``grep``, ``awk`` and
-``cut`` work on them; JSON keeps numbers as numbers and prints a list even when it holds one record.
+A result is one record (a mapping) or a list of records. A table shows the columns of its first
+record, in their order. Tables have no frames and print one record a line, so that ``grep``, ``awk``
+and ``cut`` work on them. JSON keeps numbers as numbers. A result that is a list stays a JSON list
+even if it holds one record.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def print_records(
     empty: str = "",
     file: TextIO | None = None,
 ) -> None:
-    """Print a list of records. `empty` is the text of a table without rows."""
+    """Print a list of records; print `empty` instead of a table without rows."""
     stream = sys.stdout if file is None else file
     if output is OutputFormat.JSON:
         print(json.dumps([dict(record) for record in records], indent=2), file=stream)
@@ -36,7 +37,7 @@ def print_records(
 
 
 def print_record(record: Record, output: OutputFormat, *, file: TextIO | None = None) -> None:
-    """Print one record: as JSON an object, for people one ``name  value`` a line."""
+    """Print one record: in JSON as an object, for people as lines of ``name  value``."""
     stream = sys.stdout if file is None else file
     if output is OutputFormat.JSON:
         print(json.dumps(dict(record), indent=2), file=stream)
@@ -47,7 +48,7 @@ def print_record(record: Record, output: OutputFormat, *, file: TextIO | None = 
 
 
 def table_lines(records: Sequence[Record]) -> list[str]:
-    """Header and rows, each column as wide as its widest cell, numbers to the right."""
+    """Return a table's header and rows as lines with aligned columns, numbers to the right."""
     names = list(records[0])
     rows = [[_text(record.get(name)) for name in names] for record in records]
     titles = [_title(name).upper() for name in names]
@@ -66,7 +67,7 @@ def table_lines(records: Sequence[Record]) -> list[str]:
 
 
 def format_bytes(count: float) -> str:
-    """A size for people: ``1.5 GiB``."""
+    """Return a size as text for people, such as ``1.5 GiB``."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(count) < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -75,7 +76,7 @@ def format_bytes(count: float) -> str:
 
 
 def format_moment(ms: int) -> str:
-    """A moment for people, to the second, in UTC: "2024-10-04T09:30:00+00:00"."""
+    """Return a moment as text, to the second, in UTC: "2024-10-04T09:30:00+00:00"."""
     from datetime import UTC, datetime
 
     return datetime.fromtimestamp(ms / 1000, UTC).isoformat("T", "seconds")

@@ -1,7 +1,7 @@
 """A progress bar on standard error while something long runs.
 
-It shows only on a terminal that has this command in its foreground. Logs, pipes and the output of
-other commands stay clean, and `rich` stays unloaded.
+The bar shows only on a terminal that has this command in its foreground. Logs, pipes and the output
+of other commands stay clean, and `rich` is not loaded for them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Advance = Callable[[int], None]
 def progress_bar(
     title: str, *, total: int | None, unit: str = "bytes", watched: bool | None = None
 ) -> Iterator[Advance]:
-    """Show a bar until the block ends; the value is the function that advances it.
+    """Show a progress bar until the block ends; yield the function that advances the bar.
 
     Args:
         title: what is being done.
@@ -61,7 +61,7 @@ def progress_bar(
 
 
 def _has_the_terminal() -> bool:
-    """True unless standard error is no terminal, or this is a job in the background of one."""
+    """True if standard error is a terminal and this process is no background job of it."""
     if not sys.stderr.isatty():
         return False
     try:

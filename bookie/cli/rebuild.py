@@ -1,4 +1,4 @@
-"""``bookie rebuild``: make again what can be made from a stopped bookie's files."""
+"""``bookie rebuild``: rebuild a stopped bookie's index from the bookie's other files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=T
 
 @app.callback()
 def _group() -> None:
-    """Keep ``index`` a subcommand although it is the only one."""
+    """Keep ``index`` a subcommand although it is the only subcommand."""
 
 
 @app.command("index")
@@ -33,12 +33,13 @@ def index(
     yes: Yes = False,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Set the index aside and rebuild it from the journal files and entry logs.
+    """Set the index aside and make a new one from the journal files and entry logs.
 
-    Stop the bookie first. Fences that only the old index had are gone. So after its next start all
-    of its ledgers are in limbo until a check has found them whole. Writers of its open ledgers
-    continue with the other bookies. The command keeps the old index; remove it when the bookie is
-    well. It does not read the cluster's settings: name the directories if they come from there.
+    Stop the bookie first. Fences of ledgers that only the old index had are lost. So after the
+    bookie's next start all of its ledgers are in limbo until a check has found them whole. Writers
+    of the bookie's open ledgers continue with the other bookies. The command keeps the old index;
+    remove the old index when the bookie is well. The command does not read the cluster's settings:
+    give the directories as options if the cluster's settings name them.
     """
     from bookie.config import load_settings
     from bookie.daemon.loop import prepare_process

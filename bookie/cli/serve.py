@@ -15,11 +15,11 @@ from bookie.errors import BookieError, ConfigurationError, SessionGivenUpError
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 EXIT_FAILED = 1
-"""It cannot start now: starting again may help, and systemd does."""
+"""The bookie cannot start now: a later start may help, and systemd starts it again."""
 EXIT_SESSION_GIVEN_UP = 3
 """The metadata store was away for longer than `[session]` allows; starting again may help."""
 EXIT_MISCONFIGURED = 78
-"""EX_CONFIG of sysexits.h: starting again helps only after a setting was corrected."""
+"""The status EX_CONFIG of sysexits.h: a new start helps only after a setting was corrected."""
 
 
 @app.command("serve")
@@ -34,13 +34,13 @@ def serve(
 ) -> int:
     """Run one bookie until SIGTERM, which stops it in order.
 
-    Its settings come from the defaults, the cluster (`bookie cluster settings`), the file, the
-    environment and flags; later ones win. A file is optional: --metadata and --set bookie.id
-    suffice if the default directories fit.
+    The bookie's settings come from the defaults, the cluster (`bookie cluster settings`), the file,
+    the environment and the flags. A later source in this list overrides an earlier one. A file is
+    optional: --metadata and --set bookie.id suffice if the default directories fit.
 
-    Exit status 0 means an orderly stop. Status 1 means that it cannot start now: a port is taken,
-    for example, or the metadata store is away. Status 3 means that the store was away for longer
-    than [session] allows. Status 74 means a failed disk, 78 a wrong setting.
+    Exit status 0 means an orderly stop. Status 1 means that the bookie cannot start now: a port is
+    taken, for example, or the metadata store is away. Status 3 means that the metadata store was
+    away for longer than [session] allows. Status 74 means a failed disk, 78 a wrong setting.
     """
     from bookie.config import find_log_format, silence_grpc
     from bookie.daemon import signals
@@ -84,7 +84,7 @@ def serve(
 
 
 def _refuse(sentence: str, status: int, bug: Exception | None = None) -> int:
-    """Print the reason of the end in the format of the log: a line of JSON, or a sentence."""
+    """Print why the process ends, in the log's format (JSON or a sentence); return `status`."""
     from bookie.cli.app import report
     from bookie.telemetry import event_log, writes_json
 

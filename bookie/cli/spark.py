@@ -1,6 +1,7 @@
-"""``bookie spark``: jobs on Spark, in this process or on a cluster of Spark's.
+"""``bookie spark``: run jobs on Spark, in this process or on a Spark cluster.
 
-Each command starts a session on ``--master``, runs one function of `bookie.spark.jobs`, and stops.
+Each command starts a session on ``--master``, runs one function of `bookie.spark.jobs`, and stops
+the session.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
 EXIT_DAMAGED = 1
-"""Damage was found or is left, or not every copy could be judged."""
+"""The exit status if damage was found or is left, or if not every copy could be judged."""
 
 Master = Annotated[
     str,
@@ -125,9 +126,10 @@ TakeOver = Annotated[
 def spark_session(
     name: str, metadata: str, master: str, conf: list[str] | None
 ) -> Iterator[Session]:
-    """A session of Spark for one command on the cluster of `metadata`.
+    """Open a Spark session for one command on the bookies' cluster of `metadata`.
 
-    The cluster is looked for first, because a session takes seconds to start.
+    First the function checks that the bookies' cluster exists, because a Spark session takes
+    seconds to start.
 
     Raises:
         ConfigurationError: pyspark is not installed.
@@ -175,8 +177,8 @@ def audit(
 ) -> int:
     """Read every copy of every entry from its own bookie, and verify its digest.
 
-    Verdicts are written as Parquet to DIR/verdicts. Exit status: 0 if every copy is right, 1 if
-    there is damage, or if a bookie did not answer.
+    Verdicts are written as Parquet to DIR/verdicts. Exit status 0 means that every copy is right.
+    Exit status 1 means that there is damage, or that a bookie did not answer.
     """
     with spark_session("audit", metadata, master, conf) as spark:
         from bookie.spark.jobs.audit import audit as run
@@ -215,11 +217,11 @@ def repair(
     conf: Conf = None,
     output: Output = OutputFormat.TABLE,
 ) -> int:
-    """Copy what an audit found missing, misplaced or corrupt to the bookies that should have it.
+    """Copy entries that an audit found missing, misplaced or corrupt to their proper bookies.
 
     Entries are copied byte for byte from a verified copy. A run may be cut off and repeated.
-    Outcomes are written as Parquet to DIR/repairs. Exit status: 1 if damage is left, or if the
-    audit could not judge a copy.
+    Outcomes are written as Parquet to DIR/repairs. Exit status 1 means that damage is left, or that
+    the audit could not judge a copy.
     """
     with spark_session("repair", metadata, master, conf) as spark:
         from bookie.spark.jobs.repair import repair as run
@@ -255,10 +257,11 @@ def compact(
     conf: Conf = None,
     output: Output = OutputFormat.TABLE,
 ) -> int:
-    """Copy many small ledgers of a log into few, and name those in their place.
+    """Copy many small ledgers of a log into few large ledgers, which replace them in the log.
 
-    Records and offsets stay, and writers and readers go on. A run may be cut off and repeated; two
-    at once do no harm. Exit status: 1 if small ledgers are left that should have been joined.
+    Records and offsets stay the same, and writers and readers go on. A run may be cut off and
+    repeated; two runs at once do no harm. Exit status 1 means that small ledgers are left that
+    should have been joined.
     """
     from bookie.log.compact.plan import CompactionLimits
 
@@ -310,7 +313,7 @@ def stats(
     page: Page = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Sizes, rates and skew; copies by bookie and rack. Reads metadata only."""
+    """Show sizes, rates, skew, and copies by bookie and rack, from the metadata alone."""
     with spark_session("stats", metadata, master, conf) as spark:
         from bookie.spark.jobs.audit import write_page
         from bookie.spark.jobs.stats import stats as run
@@ -346,8 +349,8 @@ def package(
 ) -> None:
     """Write a zip of this package for `spark-submit --py-files`, for machines without the wheel.
 
-    The libraries that it needs have compiled parts. Install them on every machine: the list is
-    printed on standard error.
+    The libraries that the package needs have compiled parts, so the zip does not hold them. Install
+    these libraries on every machine; the command prints their list on standard error.
     """
     _require_spark()
     from bookie.spark.package import requirements, write_package
@@ -396,9 +399,9 @@ def export(
     conf: Conf = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Write what is new in a log as Parquet, each record once.
+    """Write the new records of a log as Parquet, each record once.
 
-    The next run with the same checkpoint goes on where this one ended. DIR belongs to this log and
+    The next run with the same checkpoint goes on where this run ended. DIR belongs to this log and
     this checkpoint. Rows whose value does not fit the schema go to DIR/quarantine.
     """
     with spark_session("export", metadata, master, conf) as spark:
@@ -480,9 +483,9 @@ def ingest(
 ) -> None:
     """Write new files of a directory to a log, each row once.
 
-    The next run with the same checkpoint takes only files that have come since. Lines of text and
-    of JSON are values as they are; rows of CSV and Parquet become JSON, by the names of their
-    columns. Rows that do not fit are set aside, with the reason.
+    The next run with the same checkpoint takes only files that have come since this run. Lines of
+    text and of JSON become values unchanged. Rows of CSV and Parquet become JSON, by the names of
+    their columns. Rows that cannot become records are set aside, with the reason.
     """
     options = parse_pairs(option, "--option KEY=VALUE")
     max_bytes = None
@@ -556,10 +559,11 @@ def migrate_from_kafka(
     conf: Conf = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Write what is new in topics of Kafka to logs, each record once.
+    """Write the new records of Kafka topics to logs, each record once.
 
-    Spark needs its package for Kafka: --conf spark.jars.packages=…; without it the error names it.
-    A header without a value gets an empty one; a second header of one name becomes NAME#2.
+    Spark needs its package for Kafka: --conf spark.jars.packages=…. If the package is missing, the
+    error names it. A header without a value gets an empty value. A second header with the same name
+    becomes NAME#2.
     """
     options = parse_pairs(option, "--option KEY=VALUE")
     with spark_session("migrate-from-kafka", metadata, master, conf) as spark:

@@ -18,10 +18,10 @@ T = TypeVar("T")
 def open_metadata(
     uri: str, config: Path | None = None, *, create: bool = False
 ) -> AbstractAsyncContextManager[MetadataStore]:
-    """The store; TLS and credentials come from the section ``[metadata]`` of the settings.
+    """Open the store of `uri`; TLS and credentials come from the settings' section ``[metadata]``.
 
-    `config` is a file of settings; None takes the one that BOOKIE_CONFIG names, if it names one.
-    Only with `create`, a directory that holds no store gets one.
+    `config` is a file of settings. If `config` is None, the file is that of BOOKIE_CONFIG, if
+    BOOKIE_CONFIG is set. If a directory holds no store, the store is made only with `create`.
 
     Raises:
         ConfigurationError: the URI is wrong, or the settings are.
@@ -41,7 +41,7 @@ def open_metadata(
 def on_store(uri: str, work: Callable[[MetadataStore], Awaitable[T]], *, create: bool = False) -> T:
     """Open a store as `open_metadata` does, await `work` with it and return its result.
 
-    It runs in an event loop of its own. The store is closed when it returns.
+    `work` runs in an event loop of its own. The store is closed when this function returns.
     """
 
     async def run() -> T:
@@ -52,7 +52,7 @@ def on_store(uri: str, work: Callable[[MetadataStore], Awaitable[T]], *, create:
 
 
 def on_cluster(uri: str, work: Callable[[BookKeeper], Awaitable[T]]) -> T:
-    """Connect a client and await `work` with it in a loop of uvloop; returns its result."""
+    """Connect a client, await `work` with it in a loop of uvloop, and return its result."""
     from bookie.api import connect
     from bookie.daemon.loop import run
 
@@ -64,9 +64,10 @@ def on_cluster(uri: str, work: Callable[[BookKeeper], Awaitable[T]]) -> T:
 
 
 def on_configuration(uri: str, work: Callable[[MetadataStore], Awaitable[T]]) -> T:
-    """`on_store` with the store of namespaces: ``metadata.configuration_uri``, else `uri`.
+    """Call `on_store` with the store of namespaces: ``metadata.configuration_uri``, else `uri`.
 
-    Only the first namespace creates the former.
+    If the store of ``metadata.configuration_uri`` does not exist, the first command on namespaces
+    creates it.
     """
     from bookie.config import load_settings
 

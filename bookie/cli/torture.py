@@ -1,8 +1,9 @@
-"""``bookie torture``: a local cluster is broken again and again under a log.
+"""``bookie torture``: break a local cluster again and again while clients use a log.
 
-Bookies are killed, stopped for a while and cut off. One of them loses its disks. Writers are
-killed, or replaced while they are stopped. Meanwhile readers follow, consumers take turns with a
-cursor, and members come to a group and leave it. In the end it is checked what they were told.
+Bookies are killed, stopped for a while and cut off from the network. One of the bookies loses its
+disks. Writers are killed, or replaced while they are stopped. Meanwhile readers follow the log,
+consumers take turns with a cursor, and members join and leave a group. In the end the command
+checks what the clients were told.
 """
 
 from __future__ import annotations
@@ -47,11 +48,12 @@ def torture(
 ) -> int:
     """Break a local cluster under writers and readers of a log, and check that nothing was lost.
 
-    Checked are: no acknowledged record is lost, and none is in the log twice. All readers see one
-    order. Cursors never go back, and what they passed was consumed. After each fault, appends go
-    on. A seed draws the same faults, but not the moments at which they meet the clients.
+    The command checks that no acknowledged record is lost, and that none is in the log twice. The
+    command checks that all readers see one order, and that appends go on after each fault. The
+    command checks that cursors never go back, and that the records before a cursor were consumed. A
+    seed draws the same faults, but not the moments at which the faults meet the clients.
 
-    Exit status 1 means that a promise was broken.
+    Exit status 1 means that one of these checks failed.
     """
     from bookie.testing.torture.run import Torture
 

@@ -5,8 +5,8 @@
     spark.read.format("bookkeeper").option("metadata", "etcd://…").option("log", "orders").load()
 
 Spark calls this package in several processes: planners, the runner of a stream, and workers. The
-driver's script never runs it. So an import starts nothing, and each process makes one client
-(`bookie.sync.shared_client`) at first use.
+driver's script never runs this package's code. So importing the package starts nothing, and each
+process makes one client (`bookie.sync.shared_client`) at first use.
 
 | module | what it holds |
 |---|---|

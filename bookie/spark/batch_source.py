@@ -1,7 +1,7 @@
 """The batch source: logs between two places, or ledgers.
 
-The range is decided once, when Spark plans the frame. It stays the same for each action on that
-frame. Load it again to see later records.
+The range of a read is decided once, when Spark plans the frame. This range stays the same for each
+action on that frame. Load the frame again to see later records.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class LogSplit(InputPartition):
 
     slice: LogSlice
     log_id: str
-    """Of the log that was planned; a later one of its name has other records."""
+    """The id of the log that was planned; a later log of the same name has other records."""
 
 
 @dataclass
@@ -44,13 +44,13 @@ class LedgerSplit(InputPartition):
 
 
 class LogBatchReader(DataSourceReader):
-    """Reads logs. Made in the planner; tasks have a copy."""
+    """Reads logs. The planner makes a reader, and each task gets a copy of it."""
 
     def __init__(self, source: LogSource) -> None:
         self.source = source
 
     def partitions(self) -> Sequence[InputPartition]:
-        """One for each task.
+        """Cut the logs into splits, one for each task.
 
         Raises:
             BadRequestError, LogTruncatedError: a place is wrong.
@@ -65,7 +65,7 @@ class LogBatchReader(DataSourceReader):
         return plan(source, surveys, start, end)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """In a task: the records of a split. Nothing is fenced or written."""
+        """Yield the records of a split, in a task. The read fences no ledger and writes nothing."""
         return read_split(self.source, partition)
 
 
@@ -93,7 +93,7 @@ def plan(source: LogSource, surveys: Surveys, start: LogOffsets, end: LogOffsets
 
 
 def read_split(source: LogSource, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    """The records of a split, in Arrow batches.
+    """Yield the records of a split, in Arrow batches.
 
     Raises:
         LogTruncatedError: they were truncated meanwhile, or their log was deleted, and
@@ -111,7 +111,7 @@ def read_split(source: LogSource, partition: InputPartition) -> Iterator[pa.Reco
 
 
 def _open_reader(source: LogSource, split: LogSplit) -> SyncLogReader | None:
-    """A reader of the log that was planned; None if it is gone and `failOnDataLoss` is not set.
+    """Open a reader of the planned log; None if the log is gone and `failOnDataLoss` is not set.
 
     Raises:
         LogTruncatedError: it is gone.
@@ -144,13 +144,13 @@ def _open_reader(source: LogSource, split: LogSplit) -> SyncLogReader | None:
 
 
 class LedgerBatchReader(DataSourceReader):
-    """Reads ledgers; an open one up to its last confirmed entry as of the planning."""
+    """Reads ledgers; an open ledger up to the entry that was confirmed last at the planning."""
 
     def __init__(self, source: LedgerSource) -> None:
         self.source = source
 
     def partitions(self) -> Sequence[InputPartition]:
-        """One for each task.
+        """Cut the ledgers into splits, one for each task.
 
         Raises:
             NoSuchLedgerError: a ledger that is named alone does not exist.
@@ -167,7 +167,7 @@ class LedgerBatchReader(DataSourceReader):
         ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """In a task: the entries of a split. Nothing is fenced or written."""
+        """Yield the entries of a split, in a task. The read fences no ledger and writes nothing."""
         if not isinstance(partition, LedgerSplit):
             return
         connection = self.source.connection
@@ -185,8 +185,9 @@ class LedgerBatchReader(DataSourceReader):
 def check_exists(source: LogSource | LedgerSource) -> None:
     """Refuse logs and ledgers that do not exist.
 
-    A stream without `failOnDataLoss` may go on without a log that was deleted. So a missing log is
-    told later then: by the first action of a batch, or at the start of a new stream.
+    A stream without `failOnDataLoss` may go on without a log that was deleted. So without this
+    option, an error about a missing log comes later. In a batch it comes from the first action, in
+    a new stream at the start.
 
     Raises:
         NoSuchLogError, NoSuchLedgerError: it does not exist.

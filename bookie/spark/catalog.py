@@ -1,10 +1,11 @@
 """Tables of a catalog: ``CREATE TABLE t USING bookkeeper OPTIONS (…)``.
 
-Spark gives the options of such a table to the source only while the table is made. Later it passes
-the columns alone. So the columns carry the options, as metadata that queries neither show nor use.
+While a table is made, Spark gives the table's options to the source. Later Spark passes the columns
+alone. So the columns carry the options, as metadata that queries neither show nor use.
 
-While the table is made, the options come twice: by their names, and with ``option.`` before them.
-Beside them are Spark's own properties, such as ``owner``, and those of ``TBLPROPERTIES``.
+While the table is made, Spark passes each option twice: under its name, and under its name with
+``option.`` before it. Spark also passes its own properties, such as ``owner``, and those of
+``TBLPROPERTIES``.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from pyspark.sql.types import StructField, StructType
 from bookie.errors import BadRequestError
 
 CARRIED = "bookkeeper.options"
-"""The key in the metadata of a column."""
+"""The key of the table's options in the metadata of a column."""
 
 POSITIONS = ("offset", "ledgerid", "entryid")
-"""Columns of a table that the log fills."""
+"""Columns of a table whose values come from the log's positions, not from the writer."""
 
 _COPY = "option."
 _CONNECTION = ("metadata", "metadataserviceuri", "passwordfile", "log")
@@ -32,11 +33,11 @@ _ALTERNATIVES = (
     {"maxentriespertrigger", "maxoffsetspertrigger"},
     {"minentriespertrigger", "minoffsetspertrigger"},
 )
-"""Options of which a read has one. A query that gives one of them replaces the others."""
+"""Groups of options; a query's option replaces the table's options of the same group."""
 
 
 def options_at_creation(given: Mapping[str, str]) -> dict[str, str] | None:
-    """The options of a table that is being made; None if no table is.
+    """Return the options of a table that Spark is making; None if it is making no table.
 
     Raises:
         BadRequestError: the table has a LOCATION.
@@ -56,7 +57,7 @@ def options_at_creation(given: Mapping[str, str]) -> dict[str, str] | None:
 
 
 def carrying(schema: StructType, options: Mapping[str, str]) -> StructType:
-    """The same columns, each of which carries the options of its table."""
+    """Return the columns, each with the options of its table in its metadata."""
     text = json.dumps({"columns": schema.names, "options": options}, sort_keys=True)
     return StructType(
         [StructField(one.name, one.dataType, one.nullable, {CARRIED: text}) for one in schema]
@@ -64,9 +65,10 @@ def carrying(schema: StructType, options: Mapping[str, str]) -> StructType:
 
 
 def _carried(schema: StructType) -> dict[str, str]:
-    """The options that the columns carry; none unless they are those of one whole table.
+    """Return the options that the columns carry; none unless they are all columns of one table.
 
-    Rows of a query over a table have some of its columns, and may be written elsewhere.
+    A query over a table may return only some of the table's columns, and may be written elsewhere.
+    The options of these columns are not used, because the columns are not the whole table.
     """
     texts = {one.metadata.get(CARRIED, "") for one in schema}
     if len(texts) != 1 or not (text := texts.pop()):
@@ -76,7 +78,7 @@ def _carried(schema: StructType) -> dict[str, str]:
 
 
 def options_of_read(given: Mapping[str, str], schema: StructType) -> dict[str, str]:
-    """The options of a read: those of its table, and those of the query, which win.
+    """Return the options of a read: the table's options, overridden by those of the query.
 
     Raises:
         BadRequestError: the table has no options.
@@ -96,9 +98,9 @@ def options_of_read(given: Mapping[str, str], schema: StructType) -> dict[str, s
 
 
 def options_of_write(given: Mapping[str, str], schema: StructType) -> tuple[dict[str, str], bool]:
-    """The options of a write, and True for an ``INSERT INTO`` a table.
+    """Return the options of a write, and True if the write is an ``INSERT INTO`` a table.
 
-    Options of the table that concern reads alone are left out.
+    The result omits those options of the table that concern only reads.
 
     Raises:
         BadRequestError: nothing is ever written to that table.

@@ -1,7 +1,7 @@
-"""Rows of a frame in the driver, also on a busy machine.
+"""Collect the rows of a frame in the driver, also on a busy machine.
 
 Spark serves the rows on a socket, and gives up if the driver does not connect in time. The error is
-CANNOT_OPEN_SOCKET. PySpark 4.3 hides it behind an UnboundLocalError.
+CANNOT_OPEN_SOCKET. PySpark 4.3 hides this error behind an UnboundLocalError.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _log = event_log(__name__)
 
 
 def collected(frame: DataFrame) -> list[Row]:
-    """All rows of a frame whose tasks may run again; asked for again if no socket was open.
+    """Return all rows of a frame; run the frame's tasks again if the driver got no connection.
 
     Raises:
         Exception: an error of Spark.
@@ -33,7 +33,7 @@ def collected(frame: DataFrame) -> list[Row]:
 
 
 def is_socket_error(error: BaseException | None) -> bool:
-    """True if an error, or one that it hides, says that the driver got no connection."""
+    """True if an error or its cause says that the driver got no connection to Spark's socket."""
     while error is not None:
         if isinstance(error, PySparkException) and error.getCondition() == "CANNOT_OPEN_SOCKET":
             return True

@@ -1,7 +1,7 @@
 """The columns of a read, and Arrow batches of them.
 
-Spark does not tell a Python source which columns a query uses. So the options do it: ``columns``
-and ``includeValue``.
+Spark does not tell a Python source which columns a query uses. So the options ``columns`` and
+``includeValue`` tell it.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from bookie.spark.options import SparkOptions
 S = TypeVar("S")
 
 BATCH_ROWS, BATCH_BYTES = 16384, 4 << 20
-"""Bounds of an Arrow batch; larger ones are slower."""
+"""The most rows and bytes of an Arrow batch; larger batches are slower."""
 
 LARGE_BYTES = BATCH_BYTES // 4
-"""A batch of so many bytes travels alone: putting it together with others would copy it."""
+"""A batch of so many bytes is not joined with others, because joining would copy its bytes."""
 
 HEADERS = ArrayType(
     StructType([StructField("key", StringType()), StructField("value", BinaryType())])
@@ -67,25 +67,25 @@ LEDGER_COLUMNS: dict[str, DataType] = {
 
 @dataclass(frozen=True, slots=True)
 class SourceColumns:
-    """The columns that are read, in order, by the names above."""
+    """The columns that are read, in order, by their names in `LOG_COLUMNS` or `LEDGER_COLUMNS`."""
 
     names: tuple[str, ...]
     log_name: str = "log"
-    """The name of the column with the log's name: ``topic`` for jobs that come from Kafka."""
+    """The name of the column with the log's name; ``topic`` for jobs that were made for Kafka."""
 
     def schema(self) -> StructType:
-        """The columns in Spark's types."""
+        """Return the schema of the columns, in Spark's types."""
         kinds = LOG_COLUMNS | LEDGER_COLUMNS
         renamed = {"log": self.log_name}
         return StructType([StructField(renamed.get(one, one), kinds[one]) for one in self.names])
 
     def arrow_schema(self) -> pa.Schema:
-        """The exact schema that Spark wants."""
+        """Return the exact Arrow schema that Spark wants for the columns."""
         return to_arrow_schema(self.schema(), timezone="UTC")
 
 
 def take_log_columns(options: SparkOptions, *, is_kafkas: bool) -> SourceColumns:
-    """The columns of logs.
+    """Take from the options the columns for a read of logs.
 
     Raises:
         BadRequestError: there is no such column.
@@ -98,7 +98,7 @@ def take_log_columns(options: SparkOptions, *, is_kafkas: bool) -> SourceColumns
 
 
 def take_ledger_columns(options: SparkOptions) -> SourceColumns:
-    """The columns of ledgers.
+    """Take from the options the columns for a read of ledgers.
 
     Raises:
         BadRequestError: there is no such column.
@@ -120,7 +120,7 @@ def _chosen(options: SparkOptions, names: list[str], aliases: dict[str, str]) ->
 
 
 class LogBatches:
-    """Arrow batches of the records of one partition."""
+    """Encodes the records of one partition as Arrow batches."""
 
     def __init__(self, columns: SourceColumns, log: str, partition: int) -> None:
         self._schema = columns.arrow_schema()
@@ -129,7 +129,7 @@ class LogBatches:
         self._partition = partition
 
     def encode(self, records: Sequence[LogRecord]) -> Iterator[pa.RecordBatch]:
-        """The records as one batch or several."""
+        """Yield the records as one or several Arrow batches."""
         if isinstance(records, PlainRecords):
             for part in _plain_parts(records):
                 yield self._batch(_plain_columns(part, self._names), len(part))
@@ -159,7 +159,7 @@ class LogBatches:
 
 
 class LedgerBatches:
-    """Arrow batches of the entries of one ledger."""
+    """Encodes the entries of one ledger as Arrow batches."""
 
     def __init__(self, columns: SourceColumns, ledger_id: int) -> None:
         self._schema = columns.arrow_schema()
@@ -167,7 +167,7 @@ class LedgerBatches:
         self._ledger_id = ledger_id
 
     def encode(self, entries: Sequence[Entry]) -> Iterator[pa.RecordBatch]:
-        """The entries as one batch or several."""
+        """Yield the entries as one or several Arrow batches."""
         whole = Entries.of(entries)
         for some in map(Entries.of, _parts(whole, list(map(len, whole.payloads)))):
             data, starts, ends = some.located()
@@ -184,7 +184,7 @@ class LedgerBatches:
 
 
 def joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows with small batches put together, for each batch costs Spark some work."""
+    """Yield the same rows in fewer, larger batches, because each batch costs Spark some work."""
     waiting: list[pa.RecordBatch] = []
     rows = size_bytes = 0
     for batch in batches:
@@ -207,7 +207,7 @@ def _one_batch(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def _parts(items: Sequence[S], sizes: Sequence[int]) -> Iterator[Sequence[S]]:
-    """Consecutive items within the bounds of a batch; `sizes` are theirs in bytes."""
+    """Cut `items` into runs within the bounds of a batch; `sizes` are the items' bytes."""
     if len(items) <= BATCH_ROWS and sum(sizes) <= BATCH_BYTES:
         yield items
         return
@@ -249,7 +249,7 @@ def _plain_columns(records: PlainRecords, names: Sequence[str]) -> dict[str, Any
 
 
 def _keys_and_values(columns: RecordColumns) -> tuple[pa.Array | None, pa.Array]:
-    """Keys and values, which Arrow copies out of the memory of the records."""
+    """Return the keys and the values; Arrow copies them from the memory of the records."""
     _, _, has_key, _, keys_at, values_at, ends = columns
     strings = _strings(columns.data, keys_at, values_at, ends)
     places = np.arange(2, len(strings), 3)
@@ -258,9 +258,9 @@ def _keys_and_values(columns: RecordColumns) -> tuple[pa.Array | None, pa.Array]
 
 
 def _strings(data: BytesLike, *ends: NDArray[np.int64]) -> pa.Array:
-    """The memory as strings to Arrow, without a copy: for each item as many as there are `ends`.
+    """Return an Arrow array of strings in `data`, without a copy; an item has `len(ends)` strings.
 
-    A string begins where the one before it ends.
+    Each string begins where the string before it ends.
     """
     kinds, count = len(ends), len(ends[0])
     places = np.zeros(kinds * count + 1, np.int32)

@@ -1,4 +1,4 @@
-"""The connection of Spark's processes to the cluster: one client for each process."""
+"""Connect Spark's processes to the cluster, with one client for each process."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from bookie.sync import SyncBookKeeper, shared_client
 
 @dataclass(frozen=True, slots=True)
 class SparkConnection:
-    """The cluster's URI, and what opens its ledgers. It travels to the executors.
+    """The cluster's URI and the secrets that open its ledgers; Spark sends it to the executors.
 
-    Secrets travel as paths of files, which each machine reads for itself.
+    Secrets are sent as paths of files, and each machine reads its own file.
     """
 
     metadata_uri: str
     password_file: str = ""
     version: str = bookie.__version__
-    """The package that planned the query. A task of another one refuses it."""
+    """The version of bookie that planned the query; a task with another version refuses to run."""
 
     def client(self) -> SyncBookKeeper:
-        """The client that this process shares.
+        """Return the client that all users in this process share.
 
         Raises:
             ConfigurationError: the package here has another version than the one that planned.
@@ -39,7 +39,7 @@ class SparkConnection:
         return shared_client(self.metadata_uri)
 
     def password(self) -> bytes:
-        """The password of the ledgers, as this machine's file says.
+        """Return the password of the ledgers, read from a file of this machine.
 
         Raises:
             BadRequestError: the file cannot be read.
@@ -56,7 +56,7 @@ class SparkConnection:
 
 
 def take_connection(options: SparkOptions) -> SparkConnection:
-    """The options that each use of the source has.
+    """Take from the options how to connect; each read and each write has these options.
 
     Raises:
         BadRequestError, ConfigurationError: one is missing or wrong.
@@ -71,7 +71,7 @@ def take_connection(options: SparkOptions) -> SparkConnection:
 
 
 def package_differs(where: str, found: str, wanted: str) -> str:
-    """A sentence about a process that has another version of the package than the driver."""
+    """Return the message that a process has another version of the package than the driver."""
     return (
         f"{where} has bookie {found}, and the driver has {wanted}; install one version "
         "everywhere, or pass --py-files with the zip of `bookie spark package`"

@@ -1,4 +1,4 @@
-"""Questions to the executors before a job starts: their cores, and their version of bookie."""
+"""Check the executors before a job starts: count their cores, compare their version of bookie."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bookie.spark.connecting import package_differs
 
 
 def cores(spark: SparkSession) -> int:
-    """The tasks that Spark runs at the same time, as far as it says; Connect does not say."""
+    """Return how many tasks Spark runs at the same time; 2 if it does not say, as with Connect."""
     try:
         return spark.sparkContext.defaultParallelism
     except Exception:  # noqa: BLE001  (Connect raises one of several kinds)
@@ -23,10 +23,10 @@ def cores(spark: SparkSession) -> int:
 
 
 def check_executors(spark: SparkSession) -> None:
-    """Ask the executors which package they have, by one task for each core.
+    """Check which version of the package each executor has, by one task for each core.
 
-    It starts a job of Spark's, which takes a second or so. An executor that comes later is not
-    asked. Its first task then says the same.
+    The check starts a Spark job, which takes about a second. The check does not ask an executor
+    that joins later. If such an executor lacks the package, its first task raises the same error.
 
     Raises:
         ConfigurationError: an executor has no package bookie, another version of it, or lacks a
@@ -48,7 +48,7 @@ def check_executors(spark: SparkSession) -> None:
 
 
 def package_problem(where: str, problem: str) -> str:
-    """A sentence about a process that cannot load the package; `problem` is Python's error."""
+    """Return the message that a process cannot load the package; `problem` is Python's error."""
     if "'bookie'" in problem:
         return (
             f"{where} has no package bookie; pass --py-files with the zip of `bookie spark package`"

@@ -12,7 +12,7 @@ from bookie.spark.stream_offsets import LogOffsets, from_json
 
 @dataclass(frozen=True, slots=True)
 class StreamLag:
-    """Offsets between the reads of a query and the ends of its partitions."""
+    """The numbers of records that a query has yet to read before the ends of its partitions."""
 
     min_offsets_behind_latest: int
     max_offsets_behind_latest: int
@@ -21,10 +21,10 @@ class StreamLag:
 
 
 def stream_lag(progress: Any, source: int = 0) -> StreamLag | None:
-    """The lag of a query: ``stream_lag(query.lastProgress)``; None if it is not known yet.
+    """Return the lag of a query: ``stream_lag(query.lastProgress)``; None if it is not known yet.
 
     `progress` is a ``StreamingQueryProgress`` or its dict; `source` is the number of the source in
-    the query. The figures have the meaning of those of Kafka's source.
+    the query. The figures have the same meaning as those of Spark's source for Kafka.
     """
     given = json.loads(progress.json) if hasattr(progress, "json") else progress
     if not given:
@@ -39,11 +39,11 @@ def stream_lag(progress: Any, source: int = 0) -> StreamLag | None:
 
 
 def rows_read(query: Any) -> int:
-    """The rows that a query has read, over the batches that Spark remembers."""
+    """Return how many rows a query has read, over the batches that Spark remembers."""
     # The item of the same name is empty in Spark Connect; the property is not.
     return sum(int(one.numInputRows) for one in query.recentProgress)
 
 
 def _offsets(given: Any) -> LogOffsets:
-    """Offsets, which Spark gives as text or as parsed JSON."""
+    """Parse offsets, which Spark gives as text or as parsed JSON."""
     return from_json(json.loads(given) if isinstance(given, str) else given or {}).offsets

@@ -1,4 +1,4 @@
-"""The ledgers of a selection, and their sizes."""
+"""Find the ledgers of a selection, and their sizes."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from bookie.spark.selection import CALLS_AT_A_TIME, LedgerSelection
 from bookie.sync import SyncBookKeeper, SyncReader
 
 SAMPLE_ENTRIES = 64
-"""So many entries tell the mean size of those in a ledger that is still open."""
+"""The number of entries from which the mean entry size of an open ledger is estimated."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundLedger:
-    """A ledger with entries."""
+    """A ledger that has entries."""
 
     ledger_id: int
     last_entry_id: int
     size_bytes: int
-    """Payload bytes; an estimate if the ledger is open."""
+    """The ledger's payload bytes; an estimate if the ledger is open."""
 
 
 def find_ledgers(
     client: SyncBookKeeper, selection: LedgerSelection, password: bytes
 ) -> list[FoundLedger]:
-    """The ledgers of a selection, without empty ones, by id. Nothing is fenced.
+    """Return the ledgers of a selection in the order of their ids, without empty ones; fence none.
 
     Raises:
         NoSuchLedgerError: one that is named alone does not exist.
@@ -50,7 +50,7 @@ def find_ledgers(
 
 
 def require_named(client: SyncBookKeeper, selection: LedgerSelection) -> None:
-    """Refuse ledgers that are named alone and do not exist.
+    """Refuse a ledger that the selection names by its single id and that does not exist.
 
     Raises:
         NoSuchLedgerError: there is one.
@@ -60,12 +60,12 @@ def require_named(client: SyncBookKeeper, selection: LedgerSelection) -> None:
 
 
 def _named(selection: LedgerSelection) -> set[int]:
-    """The ids that stand alone; those of ranges need not exist."""
+    """Return the ids that are named singly; the ledgers of wider ranges need not exist."""
     return {first for first, last in selection.ranges if first == last}
 
 
 def _ids(client: SyncBookKeeper, selection: LedgerSelection, named: set[int]) -> list[int]:
-    """Ranges may be wide, so the cluster is listed once for all of them."""
+    """Return the ids of a selection; one listing of the cluster serves all ranges."""
     wide = [one for one in selection.ranges if one[0] < one[1]]
     found = set(named)
     if wide:

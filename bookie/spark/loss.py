@@ -1,6 +1,7 @@
-"""Lost records that a query was to read: an error, or a line in the log of events.
+"""Report that records are lost which a query was to read: raise an error, or log a line.
 
-The option ``failOnDataLoss`` decides. The errors say how to go on.
+The option ``failOnDataLoss`` decides between error and log line. The error messages say how to go
+on.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def lose_deleted(source: LogSource, log: str) -> None:
 
 
 def lose_made_anew(source: LogSource, what: str) -> None:
-    """Report a log that was replaced by another one of its name; `what` says so.
+    """Report a log that was replaced by another log of the same name; `what` says so.
 
     Raises:
         LogTruncatedError: ``failOnDataLoss`` is set.
@@ -53,7 +54,7 @@ def lose_made_anew(source: LogSource, what: str) -> None:
 
 @contextmanager
 def telling_of_loss() -> Iterator[None]:
-    """Lost records are an error, which says how to go on without them."""
+    """Add to an error about lost records how the query can go on without these records."""
     try:
         yield
     except LogTruncatedError as error:

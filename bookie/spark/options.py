@@ -1,7 +1,8 @@
-"""Options as Spark passes them: text by names in any case; checked, each used once.
+"""Check options that Spark passes as text; their names may be in any case.
 
-Spark lowers the case of names. Errors come when the frame is made, and name the option as the
-documentation spells it. An unknown option is an error, which names the nearest known one.
+Spark lowers the case of option names. Errors come when the frame is made, and name the option as
+the documentation spells it. An unknown option is an error, which names the most similar known
+option.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ _SECOND_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d"
 
 
 class SparkOptions:
-    """Options by name; each `take` remembers that its names are known.
+    """Options by name; each `take` method also notes the name that it asks for as known.
 
-    A name may have aliases, which are Kafka's where the meaning is the same. Giving an option twice
-    under two of its names is an error.
+    A name may have aliases, which are Kafka's names where the meaning is the same. An option that
+    is given under two of its names is an error.
     """
 
     def __init__(self, given: Mapping[str, str]) -> None:
@@ -36,7 +37,7 @@ class SparkOptions:
         self._known: list[str] = []
 
     def take(self, name: str, *aliases: str) -> str | None:
-        """The text of an option; None if it is not given."""
+        """Return the text of an option; None if the option is not given."""
         names = (name, *aliases)
         self._known += names
         found = [one for one in names if one.lower() in self._given]
@@ -45,7 +46,7 @@ class SparkOptions:
         return self._given[found[0].lower()] if found else None
 
     def take_choice(self, name: str, choices: Sequence[str], default: str) -> str:
-        """One of `choices`, in any case."""
+        """Return the option's value, which is one of `choices`, in any case."""
         text = self.take(name)
         if text is None:
             return default
@@ -54,11 +55,11 @@ class SparkOptions:
         return text.lower()
 
     def take_flag(self, name: str, default: bool) -> bool:
-        """``true`` or ``false``."""
+        """Return the value of an option that is ``true`` or ``false``."""
         return self.take_choice(name, ("true", "false"), str(default).lower()) == "true"
 
     def take_count(self, name: str, *aliases: str, least: int = 1) -> int | None:
-        """A whole number of at least `least`."""
+        """Return the value of an option that is a whole number of at least `least`."""
         text = self.take(name, *aliases)
         if text is None:
             return None
@@ -67,7 +68,7 @@ class SparkOptions:
         return int(text)
 
     def take_bytes(self, name: str, *aliases: str) -> int | None:
-        """A number of bytes, also as ``64m`` or ``1GiB``."""
+        """Return the value of an option in bytes; its text may be ``64m`` or ``1GiB``."""
         text = self.take(name, *aliases)
         if text is None:
             return None
@@ -78,7 +79,7 @@ class SparkOptions:
         return int(number) * unit
 
     def take_seconds(self, name: str) -> float | None:
-        """A length of time with its unit, such as ``30s`` or ``15m``, in seconds."""
+        """Return the value of a time option, such as ``30s`` or ``15m``, in seconds."""
         text = self.take(name)
         if text is None:
             return None
@@ -89,7 +90,7 @@ class SparkOptions:
         return int(number) * unit
 
     def take_names(self, name: str, *aliases: str) -> list[str] | None:
-        """Names with commas between them."""
+        """Return the names in an option, which have commas between them."""
         text = self.take(name, *aliases)
         if text is None:
             return None
@@ -99,7 +100,7 @@ class SparkOptions:
         return names
 
     def take_one(self, names: Iterable[str]) -> str | None:
-        """The one option of several that is given; None if none is.
+        """Return the one option of `names` that is given; None if none is given.
 
         Raises:
             BadRequestError: two are.
@@ -110,7 +111,7 @@ class SparkOptions:
         return given[0] if given else None
 
     def refuse_others(self) -> None:
-        """Refuse options that no `take` has asked for.
+        """Refuse options for which no `take` method has asked.
 
         Raises:
             BadRequestError: there is such an option.

@@ -1,4 +1,4 @@
-"""The package as a zip for ``--py-files``: for clusters whose machines lack the wheel."""
+"""Write the package as a zip for ``--py-files``, for clusters whose machines lack the wheel."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import bookie
 import pyspark_bookkeeper
 
 MOMENT = (1980, 1, 1, 0, 0, 0)
-"""The time of all members, so that equal packages are equal files."""
+"""The time of all files in the zip, so that equal packages are equal zips."""
 
 
 def write_package(directory: Path) -> Path:
@@ -30,6 +30,6 @@ def write_package(directory: Path) -> Path:
 
 
 def requirements() -> list[str]:
-    """Libraries that pip installs on every executor: a zip cannot hold compiled ones."""
+    """Return the libraries that executors must install by pip: a zip holds no compiled ones."""
     declared = [one for one in requires("bookie") or () if "extra ==" not in one]
     return sorted([*declared, "pyarrow>=18"])

@@ -1,4 +1,4 @@
-"""Waiting out errors that may pass, because one error of a source ends Spark's query."""
+"""Wait until temporary errors are over, because one error of a source ends Spark's query."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from bookie.telemetry import event_log
 T = TypeVar("T")
 
 OUTAGE_SECONDS_MAX = 300.0
-"""A stream lives through outages of bookies and of the metadata store of this length."""
+"""A stream survives outages of bookies and of the metadata store that last so many seconds."""
 
 PAUSE_SECONDS = 1.0
-"""Between two tries."""
+"""The pause between two tries, in seconds."""
 
 _log = event_log(__name__)
 
 
 def pause(seconds: float) -> None:
-    """Do nothing for a while."""
+    """Sleep for `seconds`."""
     threading.Event().wait(seconds)
 
 
@@ -32,7 +32,7 @@ def patiently(
     sleep: Callable[[float], object] = pause,
     now: Callable[[], float] = SystemClock.monotonic,
 ) -> T:
-    """The result of `look`. Errors that may pass are logged, and it is called again.
+    """Return the result of `look`; log its temporary errors and call it again.
 
     Raises:
         BookieError: an error of `look` that cannot pass, or that lasts too long.

@@ -35,18 +35,18 @@ ENDING_BY_TIME = "endingOffsetsByTimestamp"
 
 @dataclass(frozen=True, slots=True)
 class ReadPlace:
-    """A place in every partition. One of the fields is set."""
+    """A place in every partition, given by exactly one of the fields."""
 
     option: str
     everywhere: int | None = None
-    """`EARLIEST` or `LATEST`."""
+    """Either `EARLIEST` or `LATEST`."""
     offsets: StreamOffset | None = None
     time: Moment | None = None
     times: Mapping[tuple[str, int], Moment] | None = None
 
 
 def take_start(options: SparkOptions, default: int) -> ReadPlace:
-    """The begin of a read.
+    """Take from the options the place where a read begins.
 
     Raises:
         BadRequestError: that is no place.
@@ -56,7 +56,7 @@ def take_start(options: SparkOptions, default: int) -> ReadPlace:
 
 
 def take_end(options: SparkOptions) -> ReadPlace:
-    """The end of a batch read.
+    """Take from the options the place where a batch read ends.
 
     Raises:
         BadRequestError: that is no place, or a batch cannot end there.
@@ -71,7 +71,7 @@ def take_end(options: SparkOptions) -> ReadPlace:
 
 
 def refuse_end(options: SparkOptions) -> None:
-    """A stream has no end.
+    """Refuse options for an end, because a stream has no end.
 
     Raises:
         BadRequestError: one is given.
@@ -115,7 +115,7 @@ def _moment(option: str, text: str) -> Moment:
 
 
 def _parse_times(option: str, text: str) -> dict[tuple[str, int], Moment]:
-    """Times by log and partition, each in ms since 1970 or in ISO 8601."""
+    """Parse times by log and partition, each in ms since 1970 or in ISO 8601."""
     wrong = BadRequestError(
         f'the option {option} is a time or JSON such as {{"orders": {{"0": 1700000000000}}}}'
     )
@@ -135,7 +135,7 @@ def _parse_times(option: str, text: str) -> dict[tuple[str, int], Moment]:
 
 
 def resolve(place: ReadPlace, surveys: Surveys) -> LogOffsets:
-    """The offset of a place in every selected partition.
+    """Return the offset of a place in every selected partition.
 
     Raises:
         BadRequestError: the option leaves a partition out, or names one that is not read. Or it has
@@ -169,7 +169,7 @@ def resolve(place: ReadPlace, surveys: Surveys) -> LogOffsets:
 
 
 def _require_all(place: ReadPlace, surveys: Surveys) -> None:
-    """Refuse offsets or times that are not those of exactly the partitions that are read.
+    """Refuse offsets or times unless they name exactly the partitions that are read.
 
     Raises:
         BadRequestError: one is missing, or one is too many.

@@ -8,11 +8,11 @@ from importlib.util import find_spec
 from bookie.errors import ConfigurationError
 
 PYSPARK_LEAST = (4, 3)
-"""The first version that gives streams their limits, and the end of ``availableNow``."""
+"""The first PySpark whose Python streams have limits, and can end with ``availableNow``."""
 
 
 def require_spark() -> None:
-    """Refuse a machine without Spark's libraries, and a PySpark that is too old.
+    """Refuse a machine that lacks Spark's libraries, or has a PySpark that is too old.
 
     Raises:
         ModuleNotFoundError: a library is missing; the message says how to install it.

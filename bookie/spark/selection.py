@@ -1,4 +1,4 @@
-"""The selection of a read: logs by name or pattern, some of their partitions, or ledgers.
+"""The selection of a read: logs by name or pattern, some partitions of logs, or ledgers.
 
 ====================== ========================== ==================================================
 option                 Kafka's name               what it selects
@@ -10,7 +10,7 @@ option                 Kafka's name               what it selects
 ``ledgers``                                       ledgers by id: ``1,2,10-20``
 ====================== ========================== ==================================================
 
-With one of Kafka's names the column with the name of the log is called ``topic``.
+If a name of Kafka's is used, the column with the name of the log is called ``topic``.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from bookie.sync import SyncBookKeeper, SyncLogSurvey
 
 LOG_OPTIONS = ("log", "logs", "subscribe", "logPattern", "subscribePattern", "partitions", "assign")
 CALLS_AT_A_TIME = 16
-"""Logs or ledgers that a planner looks at together."""
+"""The number of logs or ledgers that a planner looks at concurrently."""
 
 KAFKAS = ("subscribe", "subscribePattern", "assign")
 
 
 @dataclass(frozen=True, slots=True)
 class LogSelection:
-    """Logs. Either names or a pattern."""
+    """A selection of logs, by names or by a pattern."""
 
     names: tuple[str, ...] = ()
     pattern: str = ""
     partitions: Mapping[str, tuple[int, ...]] | None = None
-    """By log: only these partitions; None for all of them."""
+    """The partitions to read, by log; None for all partitions of all logs."""
     is_kafkas: bool = False
     """True if one of Kafka's options selected them."""
 
@@ -54,7 +54,7 @@ class LogSelection:
 
 @dataclass(frozen=True, slots=True)
 class LedgerSelection:
-    """Ledgers: ranges of ids, each with both ends."""
+    """A selection of ledgers: ranges of ids, with both ends included."""
 
     ranges: tuple[tuple[int, int], ...]
 
@@ -64,16 +64,16 @@ class LedgerSelection:
 
 @dataclass(frozen=True, slots=True)
 class Surveys:
-    """The selected logs as of now."""
+    """The state of the selected logs when they were looked at."""
 
     by_log: Mapping[str, SyncLogSurvey]
     selection: LogSelection
     missing: Mapping[str, NoSuchLogError] = field(default_factory=dict)
-    """By log: why it is not there; of a pattern, those that were deleted since they were listed."""
+    """The error of each log that does not exist, by log; with a pattern, of logs just deleted."""
     _bounds: dict[str, Sequence[tuple[int, int]]] = field(default_factory=dict)
 
     def bounds(self) -> Mapping[tuple[str, int], tuple[int, int]]:
-        """By log and partition: the earliest offset and the end; asked for once.
+        """Return the earliest offset and the end by log and partition; ask for them only once.
 
         Raises:
             BadRequestError: a partition that is named does not exist.
@@ -91,11 +91,11 @@ class Surveys:
         }
 
     def log_ids(self) -> dict[str, str]:
-        """Ids by log. A later log of the same name has another id."""
+        """Return the ids of the logs by name. A later log of the same name has another id."""
         return {log: one.definition.log_id for log, one in self.by_log.items()}
 
     def require_named(self) -> None:
-        """Refuse a log or a partition that the options name and that does not exist.
+        """Refuse a log or a partition that the options name but that does not exist.
 
         Raises:
             NoSuchLogError: a log does not exist.
@@ -107,7 +107,7 @@ class Surveys:
         self.check_partitions()
 
     def check_partitions(self) -> None:
-        """Refuse numbers of partitions that do not exist.
+        """Refuse partition numbers that the options name but that do not exist.
 
         Raises:
             BadRequestError: there is one.
@@ -121,14 +121,14 @@ class Surveys:
                     raise BadRequestError(f"the log {name} has {count} partitions, and no {number}")
 
     def partitions(self, log: str) -> Sequence[int]:
-        """The partitions of a log that are read."""
+        """Return the numbers of a log's partitions that are read."""
         if self.selection.partitions is not None:
             return self.selection.partitions[log]
         return range(self.by_log[log].definition.partitions)
 
 
 def take_selection(options: SparkOptions) -> LogSelection | LedgerSelection:
-    """The selection that the options describe.
+    """Take from the options the selection of logs or ledgers.
 
     Raises:
         BadRequestError: nothing, or not one thing.
@@ -163,7 +163,7 @@ def take_selection(options: SparkOptions) -> LogSelection | LedgerSelection:
 
 
 def survey(client: SyncBookKeeper, selection: LogSelection, password: bytes) -> Surveys:
-    """Look at the selected logs that exist now; `Surveys.require_named` refuses to miss one."""
+    """Look at the selected logs that exist now; `Surveys.require_named` refuses missing ones."""
     names = selection.names
     if selection.pattern:
         names = tuple(filter(selection.has, client.list_logs()))
@@ -186,7 +186,7 @@ def survey(client: SyncBookKeeper, selection: LogSelection, password: bytes) -> 
 
 
 def parse_ledgers(text: str) -> tuple[tuple[int, int], ...]:
-    """Ranges of ids, ascending, from ``1,2,10-20``.
+    """Parse ranges of ids, such as ``1,2,10-20``, in ascending order.
 
     Raises:
         BadRequestError: it is no such list.
@@ -222,7 +222,7 @@ def _parse_partitions(option: str, text: str) -> dict[str, tuple[int, ...]]:
 
 
 def _checked(log: str) -> str:
-    """The name as the cluster lists it.
+    """Return the name of a log in the form in which the cluster lists it.
 
     Raises:
         BadRequestError: it is no name of a log.

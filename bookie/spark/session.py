@@ -1,4 +1,4 @@
-"""Sessions of Spark for jobs that the command line starts."""
+"""Open sessions of Spark for jobs that the command line starts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bookie.spark.executors import check_executors, package_problem
 from bookie.spark.source import BookKeeperSource
 
 Session = SparkSession
-"""For those who may not import pyspark themselves."""
+"""The type `SparkSession`, for modules that may not import pyspark themselves."""
 
 RECOMMENDED = {
     "spark.python.unix.domain.socket.enabled": "true",
@@ -32,7 +32,7 @@ RECOMMENDED = {
     # Jobs count the rows of all their batches; by default only the last 100 are remembered.
     "spark.sql.streaming.numRecentProgressUpdates": "100000",
 }
-"""Spark's settings for jobs, unless ``--conf`` gives others."""
+"""Spark's settings for jobs; ``--conf`` overrides them."""
 
 LOCAL = {
     # Nothing listens for others.
@@ -44,16 +44,16 @@ LOCAL = {
     # A shuffle of a job has a row for each bookie, log or damaged ledger.
     "spark.sql.shuffle.partitions": "8",
 }
-"""Spark's settings in one process, unless ``--conf`` gives others."""
+"""Spark's settings for a session in this process; ``--conf`` overrides them."""
 
 JAVA_LEAST = 17
 
 
 def open_session(name: str, master: str, conf: Mapping[str, str]) -> SparkSession:
-    """A session on `master`, which finds the format ``bookkeeper``; stop it at the end.
+    """Open a session on `master` that knows the format ``bookkeeper``; the caller stops it.
 
-    A master ``sc://HOST:PORT`` is a Spark Connect server. Another one than ``local`` is asked
-    whether its executors have this package.
+    A master ``sc://HOST:PORT`` is a Spark Connect server. Unless the master is ``local``, the
+    session checks that its executors have this package.
 
     Raises:
         CannotStartError: Spark does not start; most often Java is missing.
@@ -105,7 +105,7 @@ def _open_remote(url: str, conf: Mapping[str, str]) -> SparkSession:
 
 
 def java_problem(reason: str) -> str:
-    """The reason why Spark did not start, as one sentence; `reason` is Spark's error."""
+    """Return, in one sentence, why Spark did not start; `reason` is Spark's error."""
     needed = f"it needs Java {JAVA_LEAST} or newer, found by JAVA_HOME or the path"
     home = os.environ.get("JAVA_HOME")
     java = os.path.join(home, "bin", "java") if home else "java"
@@ -124,9 +124,9 @@ _MISSING = re.compile(r"ModuleNotFoundError: (No module named .+)")
 
 
 def plain_error(error: Exception) -> BookieError | None:
-    """An error of Spark in one sentence; None if it is not Spark's.
+    """Return an error of Spark as a one-sentence error; None if the error is not Spark's.
 
-    An error of ours in another process arrives as the last line of a traceback.
+    An error of bookie in another process arrives as the last line of a traceback.
     """
     if is_socket_error(error):
         return BookieError("Spark's driver got no connection: the machine is busy; run it again")

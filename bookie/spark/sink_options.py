@@ -1,4 +1,4 @@
-"""The options and columns of a writing query, checked when the frame is made.
+"""The options and columns of a query that writes, checked when the frame is made.
 
 ================ ============================= =====================================================
 column           type                          meaning
@@ -38,15 +38,15 @@ COLUMN_TYPES = {
     "log": ("string",),
     "partition": ("int",),
 }
-"""The columns that the sink takes; any other one is an error."""
+"""The columns that the sink takes; any other column is an error."""
 
 ALIASES = {"topic": "log"}
-"""Kafka's names."""
+"""Kafka's names of columns, with the sink's own names for them."""
 
 
 @dataclass(frozen=True, slots=True)
 class SinkColumns:
-    """The index of each column in a row; None if it is missing."""
+    """The index of each column in a row; None if the column is missing."""
 
     value: int
     key: int | None = None
@@ -55,24 +55,24 @@ class SinkColumns:
     log: int | None = None
     partition: int | None = None
     filled_by_log: tuple[tuple[str, int], ...] = ()
-    """Columns of a table that no row may fill, and where they stand."""
+    """The names and indices of columns that must be empty, because the log fills them."""
 
 
 @dataclass(frozen=True, slots=True)
 class SinkSettings:
-    """All that a task or a commit needs to know; it travels to both."""
+    """The settings that a task or a commit needs; they are sent to both."""
 
     connection: SparkConnection
     columns: SinkColumns
     log: str | None
-    """The log of all rows; None if the column says it."""
+    """The log of all rows; None if each row names its log in the column ``log``."""
     creates_logs: bool = False
     partitions: int | None = None
-    """Their number for a log that is made; None leaves it to the policy."""
+    """The number of partitions of a log that is made; None leaves it to the log's policy."""
     application: str | None = None
-    """The id whose batches are published once each; None leaves it to the query or the write."""
+    """The id under which each batch is published once; None means the query's or a new id."""
     version: int | None = None
-    """The number of the batch; None leaves it to the query."""
+    """The number of the batch; None means the number that the query gives."""
 
 
 def take_sink(
@@ -83,9 +83,10 @@ def take_sink(
     is_stream: bool,
     filled_by_log: Collection[str] = (),
 ) -> SinkSettings:
-    """The write that the options and the columns of a frame describe.
+    """Take the settings of a write from the options and the columns of a frame.
 
-    The columns `filled_by_log`, in lower case, are there and must be empty.
+    The columns in `filled_by_log`, which are lower-case names, exist in the frame and must be
+    empty.
 
     Raises:
         BadRequestError, ConfigurationError: something is wrong; the message says what to write.

@@ -1,7 +1,8 @@
-"""The driver's part of a write: it publishes the ranges of all tasks, or deletes their ledgers.
+"""The driver's part of a write: publish the ranges of all tasks, or delete their ledgers.
 
-Each log is published by a transaction of its own, under the same number. If the driver dies between
-two logs, the batch comes again: the first log drops it, and the second one publishes it.
+Each log is published by a transaction of its own, under the same batch number. If the driver dies
+between two logs, Spark repeats the batch: the first log drops the batch, and the second log
+publishes it.
 """
 
 from __future__ import annotations
@@ -23,20 +24,20 @@ _log = event_log(__name__)
 
 @dataclass(frozen=True)
 class WrittenRanges(WriterCommitMessage):
-    """The ranges that a task has written. It has numbers and names only."""
+    """The ranges that a task has written, as numbers and names only."""
 
     application: str
     ranges: LogRanges
 
 
 Messages = Iterable[WriterCommitMessage | None]
-"""Those of the tasks, in the order of their partitions; None for a task that failed."""
+"""The messages of the tasks, in the order of Spark's partitions; None for a failed task."""
 
 
 def publish_batch(settings: SinkSettings, batch: int, messages: Messages) -> list[str]:
-    """Publish the ranges of all tasks, once; a repeated batch is dropped.
+    """Publish the ranges of all tasks, once; a log drops a batch that it already has.
 
-    Returns the logs that were written to.
+    The function returns the logs that were written to.
 
     Raises:
         BookieError: some log has not published its part. Publish the same batch again.
@@ -55,9 +56,9 @@ def publish_batch(settings: SinkSettings, batch: int, messages: Messages) -> lis
 
 
 def forget_application(settings: SinkSettings, application: str, logs: Iterable[str]) -> None:
-    """Delete the logs' records of an application that publishes nothing more.
+    """Delete an application's records in logs, when it publishes nothing more.
 
-    A record that stays does no harm, so an error is only logged.
+    A record that is left over does no harm, so an error is only logged.
     """
     client = settings.connection.client()
     for log in logs:
@@ -68,9 +69,9 @@ def forget_application(settings: SinkSettings, application: str, logs: Iterable[
 
 
 def abort_batch(settings: SinkSettings, messages: Messages) -> None:
-    """Delete the ledgers of a batch that failed, unless something in them is published.
+    """Delete the ledgers of a batch that failed, except ledgers with published records.
 
-    Spark also calls this for a batch whose publication succeeded, if anything failed after it.
+    Spark also calls this function for a published batch, if anything failed after the publication.
     """
     client = settings.connection.client()
     for (log, _), ranges in sorted(_by_log(messages).items()):

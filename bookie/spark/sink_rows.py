@@ -1,7 +1,7 @@
-"""Arrow batches → the payloads of log records, mostly without Python work per row.
+"""Convert Arrow batches to payloads of log records, mostly without Python work per row.
 
-Arrow joins the parts of all records in C. Rows with headers cost Python, and so do keys in logs of
-several partitions, whose CRC32C is taken one by one.
+Arrow joins the parts of all records in C. Rows with headers need Python code. So do keys in logs of
+several partitions, because the CRC32C of each key is computed one by one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _HEADERS_MAX = 2**16 - 1
 
 @dataclass(frozen=True, slots=True)
 class SinkRows:
-    """Rows of one Arrow batch, in columns; columns that are missing are None."""
+    """The rows of one Arrow batch, as columns; a missing column is None."""
 
     value: pa.Array
     key: pa.Array | None = None
@@ -39,12 +39,12 @@ class SinkRows:
     """The number of each row in its batch, for errors."""
 
     def take(self, places: NDArray[np.int64]) -> SinkRows:
-        """The rows at these places, in this order."""
+        """Return the rows at these places, in the order of `places`."""
         some = pa.array(places)
         return SinkRows(*(None if one is None else one.take(some) for one in self._columns()))
 
     def pieces(self, rows: int) -> Iterator[SinkRows]:
-        """The same rows, at most so many at once."""
+        """Yield the same rows in pieces of at most `rows` rows."""
         if len(self.value) <= rows:
             yield self
             return
@@ -57,7 +57,7 @@ class SinkRows:
         return (*known, self.place)
 
     def groups(self, codes: NDArray[np.int64]) -> Iterator[tuple[int, SinkRows]]:
-        """The rows by their codes, one of which each row has; the order within a code stays."""
+        """Yield the rows grouped by `codes`, one code per row; a group keeps the rows' order."""
         first = int(codes[0])
         if (codes == first).all():
             yield first, self
@@ -69,7 +69,7 @@ class SinkRows:
 
 
 def read_rows(batch: pa.RecordBatch, columns: SinkColumns) -> SinkRows:
-    """The rows of a batch.
+    """Take the columns of the sink from an Arrow batch.
 
     Raises:
         BadRequestError: a value is null, or a column that the log fills is not.
@@ -102,7 +102,7 @@ def read_rows(batch: pa.RecordBatch, columns: SinkColumns) -> SinkRows:
 
 
 def by_log(rows: SinkRows) -> Iterator[tuple[str, SinkRows]]:
-    """The rows by the column log.
+    """Yield the rows grouped by the column log.
 
     Raises:
         BadRequestError: it is null in a row.
@@ -119,7 +119,7 @@ def by_log(rows: SinkRows) -> Iterator[tuple[str, SinkRows]]:
 
 
 def choose_partitions(rows: SinkRows, partitions: int, turn: int) -> NDArray[np.int64]:
-    """The partition of each row, by its column or its key. The others take `turn`.
+    """Return each row's partition: from its column, else from its key, else the partition `turn`.
 
     Raises:
         BadRequestError: the column names a partition that the log does not have.
@@ -142,7 +142,7 @@ def choose_partitions(rows: SinkRows, partitions: int, turn: int) -> NDArray[np.
 
 
 def encode_rows(rows: SinkRows, now_ms: int, greatest_ms: int) -> tuple[list[bytes], int]:
-    """The payloads of the records, and the greatest timestamp up to the last one.
+    """Return the payloads of the records, and the greatest timestamp up to the last record.
 
     Raises:
         BadRequestError: the headers of a row cannot be written.
@@ -172,7 +172,7 @@ def encode_rows(rows: SinkRows, now_ms: int, greatest_ms: int) -> tuple[list[byt
 
 
 def _nothing() -> pa.Scalar:
-    """Empty bytes. Arrow imports pandas for its first value, so no import makes one."""
+    """Return an empty bytes scalar, made on use: Arrow imports pandas for its first value."""
     return pa.scalar(b"", pa.binary())
 
 
@@ -185,7 +185,7 @@ def _join(*parts: Any) -> list[bytes]:
 
 
 def _as_binary(column: pa.Array) -> pa.Array:
-    """Text as its UTF-8 bytes, which costs nothing."""
+    """Return text as its UTF-8 bytes; Arrow need not copy the text for this."""
     return column if column.type == pa.binary() else column.cast(pa.binary())
 
 
@@ -201,7 +201,7 @@ def _lengths(column: pa.Array) -> NDArray[np.int64]:
 
 
 def latest_row(rows: SinkRows) -> int | None:
-    """The row with the greatest timestamp; None if no row has one."""
+    """Return the index of the row with the greatest timestamp; None if no row has one."""
     if rows.timestamp is None or rows.timestamp.null_count == len(rows.timestamp):
         return None
     found: int = pc.index(rows.timestamp, pc.max(rows.timestamp)).as_py()
@@ -217,7 +217,7 @@ def _milliseconds(rows: SinkRows, now_ms: int) -> NDArray[np.int64]:
 
 
 def _pack_headers(column: pa.Array) -> tuple[NDArray[np.int64], pa.Array]:
-    """The number of headers of each row, and their bytes."""
+    """Return the number of headers of each row, and each row's encoded headers."""
     given = column.to_pylist()
     counts = np.array([len(one or ()) for one in given], np.int64)
     return counts, pa.array(list(map(_packed, given)), pa.binary())

@@ -1,7 +1,7 @@
-"""One attempt of a task of the sink: rows → ranges that no reader sees yet.
+"""One attempt of a sink's task: it writes rows into ranges that no reader sees yet.
 
-All that an attempt writes is in ranges of its own. An attempt that fails leaves records behind that
-no range names, so a second attempt doubles nothing.
+An attempt writes only into ranges of its own. An attempt that fails leaves records that no
+published range names, so a second attempt duplicates no record.
 """
 
 from __future__ import annotations
@@ -35,27 +35,28 @@ from bookie.spark.task_writers import TaskWriters, WriterKey, close_quietly
 from bookie.sync import SyncBookKeeper, SyncRangeWriter
 
 UNDER_WAY_BYTES_MAX = 16 << 20
-"""Unconfirmed records of a task; enough for all bookies to be busy."""
+"""The most unconfirmed bytes of a task; so many keep all bookies busy."""
 
 PIECE_ROWS = 4096
-"""Rows that are encoded and sent at once, so that encoding and sending overlap."""
+"""The most rows that are encoded and sent at once, so that encoding and sending overlap."""
 
 PIECE_BYTES = 900 << 10
-"""The bytes of their values: with its headers a piece fits into one batch of a ledger."""
+"""The most value bytes of a piece of rows; with headers it fits into one batch of a ledger."""
 
 TASK_RANGES_MAX = 256
-"""Each has a ledger that is open at the same time."""
+"""The most ranges that a task writes at the same time; each has an open ledger."""
 
 LogRanges = dict[str, list[PendingRange]]
-"""The ranges that were written, by log."""
+"""The ranges that were written, by the name of the log."""
 
 
 def find_log(
     client: SyncBookKeeper, name: str, *, creates: bool, partitions: int | None = None
 ) -> LogDefinition:
-    """The definition of a transactional log. The log is made if it is missing and `creates` is set.
+    """Return the definition of a transactional log; make a missing log if `creates` is set.
 
-    `partitions` is how many it gets then; None leaves it to the policy.
+    `partitions` is the number of partitions of a log that is made; None leaves it to the log's
+    policy.
 
     Raises:
         NoSuchLogError: there is no such log.
@@ -79,7 +80,7 @@ def find_log(
 
 @dataclass(slots=True)
 class _OpenRange:
-    """The range of one partition that rows are added to."""
+    """The range of one partition to which rows are being added."""
 
     key: WriterKey
     writer: SyncRangeWriter
@@ -87,7 +88,7 @@ class _OpenRange:
 
 
 class SinkTask:
-    """Writes the rows of one attempt. It ends with `finish`, or with `fail` after any error."""
+    """Writes the rows of one attempt; call `finish` at the end, or `fail` after an error."""
 
     def __init__(
         self,
@@ -106,13 +107,13 @@ class SinkTask:
         self._logs: dict[str, LogDefinition] = {}
         self._bounds: dict[str, RecordBounds] = {}
         self._rows = 0
-        """Rows of the earlier batches."""
+        """The number of rows in the batches before the current one."""
         self._ranges: dict[tuple[str, int], _OpenRange] = {}
         self._under_way: deque[tuple[Future[None], int]] = deque()
         self._under_way_bytes = 0
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Write the rows of a batch. They may be on their way when it returns."""
+        """Write the rows of a batch; some may still be unconfirmed when the method returns."""
         if not batch.num_rows:
             return
         rows = read_rows(batch, self._settings.columns)
@@ -127,7 +128,7 @@ class SinkTask:
         self._rows += batch.num_rows
 
     def finish(self) -> LogRanges:
-        """The ranges, when all of them are durable."""
+        """Wait until all records are durable, then return the ranges."""
         while self._under_way:
             self._settle()
         cut: LogRanges = {}
@@ -140,7 +141,7 @@ class SinkTask:
         return cut
 
     def fail(self) -> None:
-        """Drop the written records. No later range may begin among the last entries."""
+        """Drop the records and close their ledgers, so that no later range begins behind them."""
         for one in self._ranges.values():
             close_quietly(one.writer)
         self._ranges.clear()
@@ -189,7 +190,7 @@ class SinkTask:
     def _check(
         self, rows: SinkRows, payloads: list[bytes], to: _OpenRange, log: str, now_ms: int
     ) -> None:
-        """Refuse a row that no record can hold, by its place.
+        """Refuse a row that no record can hold, and name the row's place.
 
         Raises:
             BadRequestError: it is too large, or its time is too far ahead.
@@ -215,7 +216,7 @@ class SinkTask:
             )
 
     def _named(self, rows: SinkRows, place: int, to: _OpenRange, log: str) -> str:
-        """The place of a row, as errors name it; rows of a task count from 1."""
+        """Return the place of a row as error messages name it; a task counts its rows from 1."""
         assert rows.place is not None
         number = self._rows + rows.place[place].as_py() + 1
         key = None if rows.key is None else rows.key[place].as_py()
@@ -223,14 +224,14 @@ class SinkTask:
         return f"the row {number} of its task (log {log}, partition {to.key.partition}{with_key})"
 
     def _settle(self) -> None:
-        """Wait for the oldest write; raises its error."""
+        """Wait for the oldest write, and raise its error if it failed."""
         sent, size_bytes = self._under_way.popleft()
         self._under_way_bytes -= size_bytes
         sent.result()
 
 
 def write_rows(task: SinkTask, batches: Iterator[Any]) -> LogRanges:
-    """All of an attempt."""
+    """Write all rows of an attempt and return the ranges; on an error drop the records."""
     try:
         for batch in batches:
             task.add(batch)

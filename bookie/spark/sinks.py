@@ -1,8 +1,9 @@
 """The sinks of plain writes and of streams.
 
-With `txnAppId` and `txnVersion` a plain write happens once, however often it is repeated. This is
-for `foreachBatch` and for jobs that may run again. A stream publishes each micro-batch once, under
-the id of the query. Spark does not tell `write` which batch it writes; the task's properties do.
+With `txnAppId` and `txnVersion` a plain write happens once, however often it is repeated. The
+options `txnAppId` and `txnVersion` are for `foreachBatch` and for jobs that may run again. A stream
+publishes each micro-batch once, under the id of the query. Spark does not pass the batch number to
+`write`; the task's properties hold it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ BATCH_PROPERTY = "streaming.sql.batchId"
 
 
 class BatchSink(DataSourceArrowWriter):
-    """Writes one frame. The same object, pickled, serves tasks and commit."""
+    """Writes one frame. Tasks and commit use the same object, which Spark pickles."""
 
     def __init__(self, settings: SinkSettings) -> None:
         self.settings = settings
@@ -55,7 +56,7 @@ class BatchSink(DataSourceArrowWriter):
 
 
 class StreamSink(DataSourceStreamArrowWriter):
-    """Writes the micro-batches of one query. Spark makes one in each process that needs it."""
+    """Writes the micro-batches of one query. Each process of Spark makes its own object."""
 
     def __init__(self, settings: SinkSettings) -> None:
         self.settings = settings
@@ -70,7 +71,7 @@ class StreamSink(DataSourceStreamArrowWriter):
         return WrittenRanges(application, write_rows(task, iterator))
 
     def commit(self, messages: Messages, batchId: int) -> None:
-        """Publish a batch, in a process of the driver; Spark repeats it after a crash."""
+        """Publish a batch, in a process of the driver; after a crash Spark calls this again."""
         publish_batch(self.settings, batchId, messages)
 
     def abort(self, messages: Messages, batchId: int) -> None:
@@ -78,7 +79,7 @@ class StreamSink(DataSourceStreamArrowWriter):
 
 
 def task_context() -> TaskContext:
-    """The context of the running task."""
+    """Return the context of the running task."""
     context = TaskContext.get()
     assert context is not None, "Spark calls this in a task"
     return context

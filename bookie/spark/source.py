@@ -24,16 +24,17 @@ from bookie.spark.tables.reading import TableReader, take_table
 
 
 class BookKeeperSource(DataSource):
-    """``format("bookkeeper")``. Making one does nothing; Spark makes it several times."""
+    """The source ``format("bookkeeper")``. Making one does nothing; Spark makes several."""
 
     @classmethod
     def name(cls) -> str:
         return "bookkeeper"
 
     def schema(self) -> StructType:
-        """The columns that the options ask for.
+        """Return the columns that the options ask for.
 
-        Spark asks when the frame is made. A missing log or ledger is an error then.
+        Spark asks for the columns when the frame is made. If a log or ledger is missing, the error
+        comes then.
         """
         kept = options_at_creation(self.options)
         options = self.options if kept is None else kept

@@ -1,4 +1,4 @@
-"""The options of a reading query, checked when the frame is made; they travel to the tasks."""
+"""The options of a query that reads, checked when the frame is made and sent to the tasks."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from bookie.spark.selection import LedgerSelection, LogSelection, take_selection
 from bookie.spark.stream_offsets import EARLIEST, LATEST
 
 SPLIT_BYTES = 64 << 20
-"""A task reads so much at most, by default."""
+"""The most bytes that a task reads, by default."""
 
 READ_SECONDS_MAX = 120.0
-"""A task that gets no record for so long fails. Spark tries it again."""
+"""A task that gets no record for so many seconds fails, and Spark runs it again."""
 
 
 DELAY_SECONDS = 900.0
-"""Records wait so long for others by default, as in Kafka's source."""
+"""The longest time that a batch waits for more records by default, as in Kafka's source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,21 +30,21 @@ class BatchLimits:
     rows_max: int | None = None
     bytes_max: int | None = None
     rows_min: int | None = None
-    """A batch waits until so many records are there."""
+    """A batch waits until at least so many records are there."""
     delay_seconds: float = DELAY_SECONDS
-    """It waits no longer than this."""
+    """A batch waits no longer than so many seconds, even with fewer than `rows_min` records."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogSource:
-    """A query that reads logs."""
+    """The options of a query that reads logs."""
 
     connection: SparkConnection
     selection: LogSelection
     columns: SourceColumns
     start: ReadPlace
     end: ReadPlace | None
-    """None for a stream."""
+    """The place where a batch read ends; None for a stream."""
     fail_on_data_loss: bool
     split_bytes: int
     tasks_min: int | None
@@ -53,7 +53,7 @@ class LogSource:
 
 @dataclass(frozen=True, slots=True)
 class LedgerSource:
-    """A query that reads ledgers."""
+    """The options of a query that reads ledgers."""
 
     connection: SparkConnection
     selection: LedgerSelection
@@ -63,7 +63,7 @@ class LedgerSource:
 
 
 def take_source(options: SparkOptions, *, is_stream: bool) -> LogSource | LedgerSource:
-    """The query that the options describe.
+    """Take from the options the query that reads logs or ledgers.
 
     Raises:
         BadRequestError, ConfigurationError: something is wrong; the message says what to write.

@@ -1,7 +1,7 @@
-"""Cut a read into tasks: few, large, and of about the same size.
+"""Cut a read into few large tasks of about the same size.
 
-A task costs Spark some 50 ms, so one should have at least a second of work. Too few leave cores
-idle.
+A task costs Spark some 50 ms, so a task should have at least a second of work. But with too few
+tasks, cores are idle.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ class LogSlice:
     partition: int
     start: int
     end: int
-    """The record at this offset is not read."""
+    """The offset behind the last record of the slice."""
 
 
 def task_bytes(total_bytes: int, bytes_max: int, tasks_min: int | None) -> int:
-    """The bytes of a task; at most `bytes_max`.
+    """Return the bytes that one task reads; at most `bytes_max`.
 
-    With `tasks_min` there are at least so many tasks, however little they read. Without it there
-    are as few as possible, all of about the same size.
+    With `tasks_min` there are at least so many tasks, however little they read. Without `tasks_min`
+    there are as few tasks as possible, all of about the same size.
     """
     tasks = tasks_min or -(-total_bytes // bytes_max)
     share = -(-total_bytes // max(1, tasks))
@@ -37,7 +37,7 @@ def task_bytes(total_bytes: int, bytes_max: int, tasks_min: int | None) -> int:
 
 
 def cut(log: str, partition: int, spans: Sequence[LogSpan], size_bytes: int) -> list[LogSlice]:
-    """Cut the spans of a partition, which follow each other, into slices of about `size_bytes`."""
+    """Cut the consecutive spans of a partition into slices of about `size_bytes`."""
     if not spans:
         return []
     found: list[LogSlice] = []

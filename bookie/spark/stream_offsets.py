@@ -1,8 +1,8 @@
 """Offsets in one textual form: ``{"orders": {"0": 17, "1": 4, "id": "…"}}``.
 
-An offset is that of the next record to read. The id is the log's, and tells it from a later log of
-its name. Spark compares offsets as text. So the same offsets always have the same order: logs by
-name, partitions by number, the id last.
+An offset in this form is the offset of the next record to read. The id is the log's id, which
+differs from that of a later log with the same name. Spark compares offsets as text. So the same
+offsets always have the same order: logs by name, partitions by number, the id last.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ LogOffsets = dict[tuple[str, int], int]
 """(log, partition) → the offset of the next record."""
 
 EARLIEST, LATEST = -2, -1
-"""As Kafka writes them."""
+"""The numbers that mean the earliest and the latest offset, as in Kafka."""
 
 
 ID = "id"
-"""A key among the partitions of a log in Spark's form; no partition."""
+"""The key of a log's id in Spark's form; it stands beside the keys of the partitions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +32,17 @@ class StreamOffset:
 
     offsets: LogOffsets
     log_ids: Mapping[str, str] = field(default_factory=dict)
-    """By log: `LogDefinition.log_id`; offsets of older versions have none."""
+    """The `LogDefinition.log_id` of each log, by name; offsets of older versions have none."""
 
     def logs(self) -> list[str]:
-        """The names of the logs, in order."""
+        """Return the names of the logs, sorted."""
         return sorted({log for log, _ in self.offsets})
 
     def is_other(self, log: str, definition: LogDefinition) -> bool:
-        """True if the log of this definition is another one, of the same name.
+        """True if `definition` belongs to another log with the same name.
 
-        Without an id only a missing partition tells: a log keeps its partitions.
+        If the log's id is not known, only a missing partition proves this: a log keeps its
+        partitions.
         """
         known = self.log_ids.get(log)
         if known is not None:
@@ -50,7 +51,7 @@ class StreamOffset:
 
 
 def as_json(at: StreamOffset) -> dict[str, dict[str, int | str]]:
-    """The form that Spark keeps."""
+    """Return the offsets and ids in the JSON form that Spark keeps."""
     found: dict[str, dict[str, int | str]] = {}
     for (log, partition), offset in sorted(at.offsets.items()):
         found.setdefault(log, {})[str(partition)] = offset
@@ -61,7 +62,7 @@ def as_json(at: StreamOffset) -> dict[str, dict[str, int | str]]:
 
 
 def from_json(given: Any) -> StreamOffset:
-    """Offsets in Spark's form.
+    """Parse offsets in the JSON form that Spark keeps.
 
     Raises:
         BadRequestError: they are none.
@@ -86,7 +87,7 @@ def from_json(given: Any) -> StreamOffset:
 
 
 def parse_offsets(option: str, text: str) -> StreamOffset:
-    """Offsets that a user wrote.
+    """Parse offsets that a user gave as an option.
 
     Raises:
         BadRequestError: they are none.
@@ -100,11 +101,11 @@ def parse_offsets(option: str, text: str) -> StreamOffset:
 
 
 def begins_of(start: StreamOffset, end: StreamOffset) -> LogOffsets:
-    """The offsets where a batch goes on, by partition. Others begin at their earliest record.
+    """Return the offsets where a batch goes on; other partitions begin at their earliest record.
 
-    These are partitions that were not known at its start, and those of a log that was deleted and
-    made anew before its end. If `start` has no id of a log, a partition tells: it is missing from
-    `end`, or ends before the records that were read.
+    The other partitions were not known at `start`, or their log was deleted and made anew before
+    `end`. If `start` has no id of a log, its partitions prove that the log is new. One of them is
+    missing from `end`, or ends before the records that were read.
     """
     return {
         key: offset
@@ -125,13 +126,15 @@ def _is_anew(log: str, start: StreamOffset, end: StreamOffset) -> bool:
 def limited(
     start: Mapping[tuple[str, int], int], end: Mapping[tuple[str, int], int], rows: int
 ) -> LogOffsets:
-    """Offsets with about `rows` records before them, in proportion to the waiting records.
+    """Return an end with about `rows` records before it, in proportion to the waiting records.
 
-    Each partition with records advances by one at least, so a long backlog elsewhere starves none.
-    So there are at most `rows` records, or one for each such partition if those are more.
+    Each partition with waiting records advances by at least one record, so a long backlog elsewhere
+    starves no partition. So a batch has at most `rows` records, or one record for each such
+    partition if there are more such partitions.
 
-    Shares are in proportion, so partitions come to their ends together. Equal shares would read a
-    short partition far ahead of a long one, and the watermark of a query would drop the long one's.
+    The shares are in proportion, so all partitions reach their ends together. Equal shares would
+    read a short partition far ahead of a long one. In that case the watermark of a query would drop
+    records of the long partition.
     """
     waiting = {key: max(0, last - start.get(key, 0)) for key, last in end.items()}
     busy = sum(1 for count in waiting.values() if count)
@@ -145,5 +148,5 @@ def limited(
 
 
 def rows_between(start: Mapping[tuple[str, int], int], end: Mapping[tuple[str, int], int]) -> int:
-    """The number of records between two offsets; a partition not in `start` begins at 0."""
+    """Count the records between two offsets; a partition not in `start` begins at 0."""
     return sum(max(0, last - start.get(key, 0)) for key, last in end.items())

@@ -4,14 +4,14 @@ One process of the driver has one `LogStreamReader` for as long as the query run
 
 **The first batch is pinned.** Spark does not keep the start of a new query. If its first batch
 failed, the query would start again at another ``latest``, and records between the two would be
-lost. So the first offset that this source reports is the start itself. Spark keeps it with an empty
-batch, and all records come in later ones.
+lost. So the first offset that this source reports is the start itself. Spark keeps this offset with
+an empty batch, and all records come in later batches.
 
-**Which log.** An offset has the id of its log. A log that was deleted and made anew is another one,
-although it has the name. A batch that ends in it begins at its earliest record.
+**Which log.** An offset has the id of its log. A log that was deleted and made anew is another log
+with the same name. If a batch ends in the new log, it begins at the new log's earliest record.
 
-**Waiting.** Spark asks for the latest offset again and again. Without a new record the answer waits
-until the bookies or the metadata store tell of one, for two seconds at most.
+**Waiting.** Spark asks for the latest offset again and again. If there is no new record, the answer
+waits for one, for two seconds at most. The bookies or the metadata store tell of the record.
 """
 
 from __future__ import annotations
@@ -53,59 +53,59 @@ T = TypeVar("T")
 
 Given = Mapping[str, Mapping[str, int | str]]
 Kept = dict[str, dict[str, int | str]]
-"""Offsets as Spark keeps them."""
+"""Offsets in the JSON form that Spark keeps."""
 
 POLL_SECONDS = 2.0
-"""A stream waits so long for a record before Spark asks again."""
+"""The seconds for which a stream waits for a new record before Spark asks again."""
 
 GATHER_SECONDS = 0.2
-"""Between two looks while a batch waits for more records."""
+"""The pause between two looks while a batch waits for more records, in seconds."""
 
 PATTERN_SECONDS = 1.0
-"""Between two looks at a pattern that matches nothing yet."""
+"""The pause between two looks while no log matches the pattern, in seconds."""
 
 BEHIND_SECONDS = 60.0
-"""A partition that ends before its read offset for so long has lost records."""
+"""A partition whose end is below the offset read so far for so many seconds has lost records."""
 
 BEHIND_PAUSE_SECONDS = 1.0
-"""Between two looks at such a partition, by a query that would end."""
+"""The pause between two looks at a partition that lost its end, if the query would end else."""
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The logs at one time, as a batch of a stream sees them."""
+    """The state of the logs at one moment, as a batch of a stream sees it."""
 
     surveys: Surveys
     begins: LogOffsets
-    """The begin of the batch; without new partitions, and without those of a log made anew."""
+    """The offsets where the batch begins, without new partitions and without logs made anew."""
     end: StreamOffset
-    """The end of the batch without a limit."""
+    """The offsets where the batch ends if there is no limit."""
 
 
 class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The source of one query."""
+    """The source of one streaming query."""
 
     def __init__(self, source: LogSource) -> None:
         self.source = source
         self._initial: StreamOffset | None = None
         self._is_pinned = False
         self._behind_since: dict[tuple[str, int], float] = {}
-        """By partition: the time when it was first seen to end before its read offset."""
+        """When each partition's end was first seen below the offset read so far, by partition."""
         self._target: StreamOffset | None = None
-        """The end of a query of ``availableNow``."""
+        """The end of a query with the trigger ``availableNow``."""
         self._ends: StreamOffset | None = None
-        """The ends of the partitions at the last look."""
+        """The ends of the partitions when they were last looked at."""
         self._due_at: float | None = SystemClock.monotonic()
         """The time at which waiting records become a batch, however few; None while none waits.
 
-        Records that wait at the start of the query may have waited for long, so they are due at
-        once.
+        Records that wait at the start of the query may have waited for long, so they become a batch
+        at once.
         """
 
     # ---- in the driver
 
     def initialOffset(self) -> Kept:
-        """The begin of a new query; always the same in one run.
+        """Return the offsets where a new query begins; the same at each call of one run.
 
         Raises:
             NoSuchLogError: a log that is named does not exist.
@@ -115,11 +115,11 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return as_json(self._initial)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """End with the records that are there now."""
+        """Make the query end with the records that are there now."""
         self._target = _patiently(lambda: self._look_at_ends(self._survey()))
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """The limit that Spark takes, of those in the options. This source keeps the others."""
+        """Return the one limit that Spark applies; this source applies the other limits itself."""
         limits = self.source.batch_limits
         if limits.rows_max is not None:
             return ReadMaxRows(limits.rows_max)
@@ -128,7 +128,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def latestOffset(self, start: Given, limit: ReadLimit) -> Kept:
-        """The end of the next batch.
+        """Return the offsets where the next batch ends.
 
         Raises:
             LogTruncatedError: a log was deleted, perhaps made anew, and `failOnDataLoss` is set.
@@ -140,13 +140,14 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return as_json(_patiently(lambda: self._end_of_batch(begin, limit)))
 
     def reportLatestOffset(self) -> Kept | None:
-        """The ends of the logs at the last look, for the lag of the query."""
+        """Return the ends of the logs at the last look; Spark shows the query's lag from them."""
         return None if self._ends is None else as_json(self._ends)
 
     def partitions(self, start: Given, end: Given) -> Sequence[InputPartition]:
-        """The tasks of a batch; a batch that is repeated has the same records.
+        """Return the tasks of a batch; a batch that is repeated has the same records.
 
-        The two offsets alone decide, so logs that the options do not name any more are read, too.
+        Only the two offsets decide what is read. So a batch also reads logs that the options do not
+        name any more.
 
         Raises:
             LogTruncatedError: some of them are lost, and `failOnDataLoss` is set.
@@ -159,10 +160,10 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _patiently(lambda: self._tasks(begins, StreamOffset(behind, last.log_ids)))
 
     def commit(self, end: Given) -> None:
-        """Nothing: Spark keeps the offsets."""
+        """Do nothing: Spark keeps the offsets."""
 
     def stop(self) -> None:
-        """Nothing: the client belongs to the process."""
+        """Do nothing: the client belongs to the process."""
 
     # ---- in a task
 
@@ -206,7 +207,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._within(look, limit)
 
     def _is_too_little(self, begin: StreamOffset, look: Look) -> bool:
-        """True if a batch has to wait: it has too few records, and none of them is due."""
+        """True if a batch must wait: it has too few records, and none of them is due."""
         limits, now = self.source.batch_limits, SystemClock.monotonic()
         end = look.end.offsets
         rows = rows_between(_starts(look), end)
@@ -224,7 +225,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return is_whole and rows < limits.rows_min
 
     def _await_records(self, look: Look) -> None:
-        """Wait for a record, or until a waiting one is due. The next look sees new logs."""
+        """Wait for a new record, or until a waiting one is due. Only a new look sees new logs."""
         known = look.surveys.bounds()
         begin = {key: at for key, at in look.end.offsets.items() if key in known}
         if not begin:
@@ -242,7 +243,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             pause(min(seconds, GATHER_SECONDS))
 
     def _look(self, begin: StreamOffset) -> Look:
-        """Look at the logs, and at the end of a batch from `begin` on without a limit."""
+        """Look at the logs, and at the end of an unlimited batch that starts at `begin`."""
         surveys = self._survey()
         begins = self._still_there(begin, surveys)
         if self.source.fail_on_data_loss:
@@ -271,9 +272,10 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._ends
 
     def _still_there(self, at: StreamOffset, surveys: Surveys) -> LogOffsets:
-        """Offsets without those of logs that were deleted, or deleted and made anew.
+        """Return the offsets without those of logs that were deleted, or deleted and made anew.
 
-        Those that the options leave out stay: they go on there if they are selected again.
+        Offsets of logs that the options leave out stay. If such a log is selected again, reading
+        goes on at its offset.
         """
         lost = set()
         for log in filter(surveys.selection.has, at.logs()):
@@ -289,10 +291,11 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _lost_ends(
         self, begin: StreamOffset, begins: LogOffsets, ends: LogOffsets
     ) -> set[tuple[str, int]]:
-        """The partitions that have ended before their read offset for long.
+        """Return the partitions whose end has been below the offset read so far for long.
 
-        The bookies that know an end may be away. If that lasts, the records are lost. Without
-        the id of the log that was read, it counts as another one.
+        The bookies that know the end of a partition may be away. If the end stays too low, the last
+        records are lost. If the id of the log that was read is unknown, the log counts as a new
+        one.
         """
         now, since = SystemClock.monotonic(), self._behind_since
         behind = {key for key, offset in begins.items() if ends.get(key, offset) < offset}
@@ -308,7 +311,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return lost
 
     def _within(self, look: Look, limit: ReadLimit) -> StreamOffset:
-        """The end of a batch that keeps the limits."""
+        """Return the end of a batch within the limits."""
         surveys, end = look.surveys, look.end.offsets
         if isinstance(limit, ReadAllAvailable):
             return look.end
@@ -326,7 +329,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _starts(look: Look) -> LogOffsets:
-    """The begin of a batch; new partitions begin at their earliest record."""
+    """Return the offsets where a batch begins; new partitions begin at their earliest record."""
     return {key: earliest for key, (earliest, _) in look.surveys.bounds().items()} | look.begins
 
 
@@ -341,9 +344,10 @@ def _bytes_between(start: LogOffsets, end: LogOffsets, surveys: Surveys) -> int:
 
 
 def _patiently(look: Callable[[], T]) -> T:
-    """The result of `look`, which is repeated for errors that may pass.
+    """Return the result of `look`; repeat `look` after errors that may pass.
 
-    A log may be deleted between two steps of a look. The next one sees that at its beginning.
+    A log may be deleted while `look` runs. The next run of `look` sees the deletion at its
+    beginning.
 
     Raises:
         BookieError: an error of `look` that does not pass.

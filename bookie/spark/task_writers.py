@@ -1,8 +1,9 @@
-"""The range writers of a worker process, which stay open from one micro-batch to the next.
+"""Keep the range writers of a worker process open from one micro-batch to the next.
 
-Without them each task of each batch would make a ledger. A worker runs one task after the other.
-A task takes the writers that it needs and gives them back. Unused ones are closed after a while.
-Spark ends idle workers after a minute, and does not tell them. So they are closed before.
+Without open writers each task of each batch would make a ledger. A worker runs one task after the
+other. A task takes the writers that it needs and gives them back. Unused writers are closed after a
+while. Spark ends idle workers after a minute, without telling them. So the writers are closed
+before that.
 """
 
 from __future__ import annotations
@@ -19,22 +20,22 @@ from bookie.errors import BookieError
 from bookie.sync import SyncRangeWriter
 
 IDLE_SECONDS_MAX = 40.0
-"""A writer that no task takes for so long is closed."""
+"""A writer that no task takes for so many seconds is closed."""
 
 IDLE_WRITERS_MAX = 256
-"""A process keeps no more; those that were given back first are closed."""
+"""The most idle writers of a process; those that were given back first are closed."""
 
 CLOSE_SECONDS_MAX = 10.0
-"""A ledger that is not closed by then stays open. Its cut ranges may be published."""
+"""A ledger that is not closed after so many seconds stays open; its cut ranges can be published."""
 
 
 class WriterKey(NamedTuple):
-    """Writers of one key serve one another's tasks."""
+    """The key of a writer; tasks with the same key may use the same writer."""
 
     metadata_uri: str
     application: str
     log_id: str
-    """A log that was deleted and made again has another one."""
+    """The id of the log; a log that was deleted and made again has another id."""
     partition: int
 
 
@@ -42,7 +43,7 @@ class ClosesItsLedger(Protocol):
     """The part of a writer that this module needs."""
 
     def close(self, *, timeout: float | None = None) -> None:
-        """Close its ledger; records after the last cut are dropped."""
+        """Close the writer's ledger; records after the last cut are dropped."""
 
 
 @dataclass(slots=True)
@@ -52,7 +53,7 @@ class _Idle:
 
 
 class TaskWriters:
-    """The open writers that no task uses now. Any thread may call it."""
+    """The open writers of a process that no task uses now; thread safe."""
 
     def __init__(
         self,
@@ -68,18 +69,18 @@ class TaskWriters:
         self._monotonic = monotonic or SystemClock().monotonic
         self._make_timer = timer
         self._idle: dict[WriterKey, _Idle] = {}
-        """In the order in which they were given back."""
+        """The idle writers, in the order in which they were given back."""
         self._lock = threading.Lock()
         self._timer: threading.Thread | None = None
 
     def take(self, key: WriterKey) -> SyncRangeWriter | None:
-        """An open writer, which is the caller's until it is given back; None if there is none."""
+        """Hand an open writer over to the caller, until `give_back`; None if there is no writer."""
         with self._lock:
             found = self._idle.pop(key, None)
         return found.writer if found else None
 
     def give_back(self, key: WriterKey, writer: SyncRangeWriter) -> None:
-        """Keep a writer whose range is cut."""
+        """Keep a writer whose range has been cut, for a later task."""
         with self._lock:
             former = self._idle.pop(key, None)
             self._idle[key] = _Idle(writer, self._monotonic())
@@ -112,7 +113,7 @@ class TaskWriters:
 
 
 def close_quietly(writer: ClosesItsLedger) -> None:
-    """Close a writer; if that fails its ledger stays open, and a sweep deletes it if it may."""
+    """Close a writer. If this fails, its ledger stays open until a sweep deletes or keeps it."""
     with suppress(BookieError):
         writer.close(timeout=CLOSE_SECONDS_MAX)
 
@@ -121,7 +122,7 @@ _writers: list[TaskWriters] = []
 
 
 def task_writers() -> TaskWriters:
-    """Those of this process. After a fork they are others."""
+    """Return the idle writers of this process; after a fork the child process has its own."""
     if not _writers or _writers[0].pid != os.getpid():
         _writers[:] = [TaskWriters()]
     return _writers[0]

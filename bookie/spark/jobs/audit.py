@@ -1,7 +1,8 @@
 """Audit: read every copy of every entry from its own bookie, and verify its digest.
 
 The verdicts (see `bookie.ledger.copies.replica_audit`) are written as Parquet below the report's
-directory, and everything else is counted from there. Nothing is fenced or written to the cluster.
+directory. All counts come from these files. An audit fences no ledger and writes nothing to the
+cluster.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from bookie.spark.jobs import pictures
 from bookie.spark.jobs.marks import claim_report
 
 VERDICTS = "verdicts"
-"""The directory of the verdicts, below that of the report."""
+"""The name of the verdicts' directory, below the report's directory."""
 
 DAMAGED_ROWS_SHOWN = 50
-"""Verdicts on the page; all are in the Parquet files."""
+"""The most verdicts other than ``ok`` that the page lists; the Parquet files have them all."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerdictCount:
-    """The copies of one bookie with one verdict."""
+    """The number of copies on one bookie that got one verdict."""
 
     bookie: str
     verdict: str
@@ -39,7 +40,7 @@ class VerdictCount:
 
 @dataclass(frozen=True, slots=True)
 class DamagedCopy:
-    """A verdict other than ``ok``, for people."""
+    """A copy whose verdict is not ``ok``, as it is shown to people."""
 
     ledger_id: int
     bookie: str
@@ -78,21 +79,21 @@ class AuditSummary:
 
     @property
     def verified_entries(self) -> int:
-        """Entries whose digests were right, each copy counted."""
+        """Return the number of copies of entries whose digests were right."""
         return sum(one.entries for one in self.counts if one.verdict == "ok")
 
     @property
     def verified_bytes(self) -> int:
-        """The bytes of their packets."""
+        """Return the bytes of the packets of all copies whose digests were right."""
         return sum(one.packet_bytes for one in self.counts)
 
     def entries(self, verdict: str) -> int:
-        """Entries with a verdict, each copy counted."""
+        """Return the number of copies of entries that have a verdict."""
         return sum(one.entries for one in self.counts if one.verdict == verdict)
 
     @property
     def sentence(self) -> str:
-        """The result in one sentence."""
+        """Return the result in one sentence."""
         checked = (
             f"{self.verified_entries} copies of entries of {self.ledgers} ledgers are right "
             f"({pictures.size_text(self.verified_bytes)})"
@@ -113,7 +114,7 @@ def audit(
     ledgers: str | None = None,
     bytes_of_a_task: str | None = None,
 ) -> AuditSummary:
-    """Audit a cluster and write the report; a former report there is replaced.
+    """Audit a cluster and write the report, in place of a former report in the directory.
 
     Args:
         spark: the session.
@@ -139,7 +140,7 @@ def verdicts(
     ledgers: str | None = None,
     bytes_of_a_task: str | None = None,
 ) -> DataFrame:
-    """The verdicts as a frame. Each action on it audits again: write it first."""
+    """Return the verdicts as a frame. Each action on the frame audits again, so write it first."""
     reader = spark.read.format("bookkeeper").option("metadata", metadata).option("table", "audit")
     if ledgers is not None:
         reader = reader.option("ledgers", ledgers)
@@ -182,7 +183,7 @@ def _ranges_text(ranges: Sequence[tuple[int, int]], shown: int = 6) -> str:
 
 
 def audit_picture(summary: AuditSummary) -> str:
-    """Copies of entries by bookie, as SVG."""
+    """Draw the number of copies of entries by bookie and verdict, as SVG."""
     drawn = []
     for bookie in sorted({one.bookie for one in summary.counts if one.bookie}):
         of_bookie = [one for one in summary.counts if one.bookie == bookie]
@@ -196,7 +197,7 @@ def audit_picture(summary: AuditSummary) -> str:
 
 
 def audit_page(summary: AuditSummary) -> str:
-    """One page of HTML for people."""
+    """Return a report of the audit as one HTML page."""
     counts = [
         (one.bookie or "—", one.verdict, one.ledgers, one.entries, one.packet_bytes)
         for one in summary.counts
@@ -221,7 +222,7 @@ def audit_page(summary: AuditSummary) -> str:
 
 
 def write_page(page: str, report: str, name: str, path: str | None) -> str | None:
-    """Write a page beside its report if that is on this machine, or to `path`; returns where."""
+    """Write a page to `path`, or into its report if that is a local directory; return where."""
     if path is None and "://" in report:
         return None
     target = Path(path) if path is not None else Path(report) / name

@@ -1,9 +1,9 @@
 """Compact: many small ledgers of a log into few, without a change of any record or offset.
 
 The driver chooses runs of small ranges. Each task copies one run into a new ledger. Then the driver
-publishes all copies of a partition in one step and deletes the old ledgers. Partitions are worked
-on a few at a time, so that their old ledgers go before the next ones are copied. A run that was cut
-off is simply repeated: see `bookie.log.compact.compaction`.
+publishes all copies of a partition in one step and deletes the old ledgers. The driver works on a
+few partitions at a time, so that their old ledgers are deleted before the next ones are copied. A
+run of the job that was cut off is simply repeated: see `bookie.log.compact.compaction`.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class CompactionSummary:
     ledgers_before: int
     ledgers_after: int
     joined: int
-    """Runs of ranges that are one range now."""
+    """The number of runs of ranges that are one range now."""
     copied_bytes: int
-    """Payload bytes of these ranges."""
+    """The payload bytes of the ranges that were joined."""
     overtaken: int
-    """Runs that were truncated, or joined by another compaction, meanwhile."""
+    """Runs that a truncation or another compaction changed before they could be joined."""
     left: tuple[str, ...]
-    """The reasons why other small ranges stay as they are."""
+    """The reasons why other small ranges were not joined."""
 
 
 def compact(
@@ -50,7 +50,7 @@ def compact(
     *,
     password_file: str | None = None,
 ) -> CompactionSummary:
-    """Compact a log, each partition by itself.
+    """Compact each partition of a log by itself.
 
     Args:
         spark: the session.
@@ -89,7 +89,7 @@ _Work = tuple[LogPartition, Sequence[CompactionGroup]]
 
 
 def _rounds(work: Sequence[_Work], groups_min: int) -> Iterator[list[_Work]]:
-    """Whole partitions, with enough groups in each round to keep Spark busy."""
+    """Yield rounds of whole partitions, each with enough groups to keep Spark busy."""
     some: list[_Work] = []
     for one in work:
         some.append(one)
@@ -103,7 +103,7 @@ def _rounds(work: Sequence[_Work], groups_min: int) -> Iterator[list[_Work]]:
 def _copy(
     spark: SparkSession, connection: SparkConnection, log: str, groups: Sequence[CompactionGroup]
 ) -> list[CopiedGroup]:
-    """Copy groups, each in a task of its own; one result for each of them."""
+    """Copy each group in a task of its own, and return one result for each group."""
     rows = [
         (at, one.partition.number, one.log_id, encode_log_chunk(LogChunk(0, one.ranges)))
         for at, one in enumerate(groups)
@@ -118,7 +118,7 @@ def _copy(
 def _copying(
     connection: SparkConnection, log: str
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """The function that each task runs. It travels to the executors."""
+    """Return the function that each task runs; Spark sends it to the executors."""
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         maintenance = connection.client().maintenance()

@@ -1,12 +1,13 @@
-"""Export: the records of a log as Parquet, each once, and only what is new.
+"""Export the records of a log as Parquet, each record once; a run exports only new records.
 
-A checkpoint keeps the progress of the export. Each run reads the records since then, as
-batches, and ends. A batch is written below ``data/batch=N``, and a batch that is repeated replaces
-its own directory. So a run that was cut off leaves nothing double and nothing out. This holds for
-one log, one checkpoint and one target: see `bookie.spark.jobs.export_target`.
+A checkpoint keeps the progress of the export. Each run reads the records that the log got since the
+last run, as batches, and ends. A batch is written below ``data/batch=N``. If a batch is repeated,
+it replaces its own directory. So a run that was cut off neither repeats nor omits a record. This
+guarantee holds for one log, one checkpoint and one target: see `bookie.spark.jobs.export_target`.
 
-Values become columns in one of three ways. Rows whose value does not fit go to
-``quarantine``, with all columns of the log and the original bytes. The column ``reason`` says why.
+Values become columns in one of three ways. Rows whose value does not fit the schema go to
+``quarantine``, with all columns of the log and the original bytes. The column ``reason`` says why a
+row is there.
 
 ====== ====================================================================================
 format columns
@@ -45,7 +46,7 @@ from bookie.spark.lag import rows_read
 VALUE_FORMATS = ("bytes", "json", "csv")
 
 ORIGIN = ("log", "partition", "offset", "timestamp", "key")
-"""Columns of the source that stand beside parsed ones, with an underscore before them."""
+"""Columns of the source that are written beside parsed columns, with an underscore before them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +54,13 @@ class ExportPlan:
     """The columns, format and target of an export."""
 
     target: str
-    """A directory of any file system that Spark knows: ``data`` and ``quarantine`` are below it."""
+    """The directory that holds ``data`` and ``quarantine``, in any file system that Spark knows."""
     value_format: str = "bytes"
     schema: StructType | None = None
     partition_by: tuple[str, ...] = ()
 
     def validate(self) -> None:
-        """Check it before anything is read.
+        """Check the plan before anything is read.
 
         Raises:
             BadRequestError: something is missing or contradictory.
@@ -83,9 +84,9 @@ def export_log(
     password_file: str | None = None,
     takes_over: bool = False,
 ) -> int:
-    """Export the new records of a log; returns the number of rows that were read.
+    """Export the new records of a log; return the number of rows that were read.
 
-    The target and the checkpoint belong to each other and to the log, from the first run on.
+    From the first run on, the target and the checkpoint belong to each other and to the log.
 
     Args:
         spark: the session.
@@ -122,7 +123,7 @@ def export_log(
 
 
 def quarantined_rows(spark: SparkSession, target: str) -> int:
-    """The rows that the exports into a directory have set aside so far."""
+    """Return the number of rows that the exports into a directory have set aside so far."""
     try:
         return spark.read.parquet(quarantine_of(target)).count()
     except AnalysisException:
@@ -130,12 +131,12 @@ def quarantined_rows(spark: SparkSession, target: str) -> int:
 
 
 def quarantine_of(target: str) -> str:
-    """The directory of the rows that exports into `target` have set aside."""
+    """Return the directory of the rows that exports into `target` have set aside."""
     return f"{target}/quarantine"
 
 
 def parse_schema(text: str) -> StructType:
-    """Columns from text such as ``id BIGINT, name STRING``; needs a session.
+    """Parse a schema from text such as ``id BIGINT, name STRING``; this needs a Spark session.
 
     Raises:
         BadRequestError: Spark does not understand it.
@@ -150,7 +151,7 @@ def parse_schema(text: str) -> StructType:
 
 
 def write_batch(frame: DataFrame, batch: int, plan: ExportPlan) -> None:
-    """Write one batch; writing it again replaces it."""
+    """Write one batch; a batch that is written again replaces its older files."""
     if plan.value_format == "bytes":
         _write(frame, f"{plan.target}/data/batch={batch}", plan.partition_by)
         return
@@ -166,7 +167,7 @@ def write_batch(frame: DataFrame, batch: int, plan: ExportPlan) -> None:
 
 
 def _with_reasons(bad: DataFrame, plan: ExportPlan) -> DataFrame:
-    """Bad rows with the column ``reason``."""
+    """Return the bad rows with an additional column ``reason``."""
     assert plan.schema is not None
     text, parsed, texts = F.col("value").cast("string"), F.col("_parsed"), F.col("_texts")
     if plan.value_format == "json":

@@ -1,11 +1,12 @@
 """The directory of an export, which belongs to one log and to one checkpoint.
 
-A batch replaces the directory of its number. So an export of another log, or with another
-checkpoint, would replace what is there. And a checkpoint that is used for another directory would
-leave out what it has read. The marks of both say what belongs together.
+A batch replaces the directory with its number. So an export of another log, or with another
+checkpoint, would replace batches of the first export. And a checkpoint that is used for another
+directory would omit the records that it has already read. The marks in a directory and in a
+checkpoint say whether they belong together.
 
-Older versions wrote no marks. A directory and a checkpoint without them belong together if the
-records of each batch are those that the checkpoint says it has read.
+Older versions wrote no marks. A directory and a checkpoint without marks belong together if each
+batch holds the records that the checkpoint says it has read.
 
 ================ ====================== ===========================================================
 mark of target   mark of checkpoint     what happens
@@ -37,7 +38,7 @@ from bookie.spark.jobs.marks import (
 from bookie.spark.jobs.small_files import SmallFiles, load_if_there, small_files
 
 DIRECTORIES = ("data", "quarantine")
-"""The directory of an export's data, below its target."""
+"""The directories of an export's data, below the export's target."""
 
 ENDING = ".parquet"
 
@@ -54,9 +55,9 @@ class WrittenOffsets:
 
 
 def claim_target(spark: SparkSession, mark: JobMark, *, takes_over: bool = False) -> None:
-    """Mark the target and the checkpoint of an export, or see that they are marked for it.
+    """Mark the target and the checkpoint of an export, or check that they have the export's marks.
 
-    The checkpoint comes first. So a target with a mark has always had a checkpoint with it.
+    The checkpoint is marked first. So if a target has a mark, its checkpoint has had one, too.
 
     Args:
         spark: the session.
@@ -89,7 +90,7 @@ def claim_target(spark: SparkSession, mark: JobMark, *, takes_over: bool = False
 def is_written_by(progress: Progress, log: str, written: list[WrittenOffsets]) -> bool:
     """True if each batch of a target has the records that the checkpoint names.
 
-    Spark forgets the offsets of old batches; one at least must be known.
+    Spark forgets the offsets of old batches; the offsets of at least one batch must be known.
     """
     known = 0
     for one in written:
@@ -141,7 +142,7 @@ def _check_log(mark: JobMark, found: JobMark, where: str) -> None:
 
 
 def _check_new(files: SmallFiles, mark: JobMark) -> None:
-    """Refuse a target with records for a checkpoint that was never started."""
+    """Refuse a target that holds records if its checkpoint was never started."""
     if any(files.has_any(f"{mark.target}/{one}", ENDING) for one in DIRECTORIES):
         raise BadRequestError(
             f"{mark.target} holds records, and the checkpoint {mark.checkpoint} is new; use the "
@@ -152,7 +153,7 @@ def _check_new(files: SmallFiles, mark: JobMark) -> None:
 def _check_used(
     spark: SparkSession, mark: JobMark, checkpoint: JobMark | None, progress: Progress
 ) -> None:
-    """Refuse a target without a mark for a checkpoint that was used, unless it wrote the target."""
+    """Refuse an unmarked target if the checkpoint was used, unless that use wrote the target."""
     if checkpoint is not None:
         raise BadRequestError(
             f"the checkpoint {mark.checkpoint} belongs to {checkpoint.target}, and {mark.target} "
@@ -174,7 +175,7 @@ def _check_used(
 
 
 def _written(spark: SparkSession, target: str) -> list[WrittenOffsets]:
-    """The records in the batches of a target, by the columns of their origin."""
+    """Return the offsets that each batch of a target holds, by the columns of a row's origin."""
     found: list[WrittenOffsets] = []
     for directory in DIRECTORIES:
         frame = load_if_there(spark, f"{target}/{directory}", "parquet", ENDING)
@@ -193,12 +194,12 @@ def _written(spark: SparkSession, target: str) -> list[WrittenOffsets]:
 
 
 def _number(text: int | str) -> int:
-    """Of a batch or a partition; -1 if nothing tells it."""
+    """Parse the number of a batch or a partition; return -1 for an empty text."""
     return -1 if text == "" else int(text)
 
 
 def _origin(frame: DataFrame, name: str) -> Column:
-    """A row's origin: a column of the export, or a directory of ``--partition-by``."""
+    """Return a row's log, partition, offset or batch: from a column, or from its file's path."""
     for one in (f"_{name}", name):
         if one in frame.columns:
             return frame[one]

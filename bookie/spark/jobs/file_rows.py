@@ -1,4 +1,4 @@
-"""The rows of files, each file by its own header or schema, and why a row may not go.
+"""The rows of files, each file read by its own header or schema, and why a row may not go.
 
 ========== ======================================================================================
 format     value
@@ -10,7 +10,7 @@ csv        a JSON object: the header's names, in their order
 parquet    a JSON object: the file's columns, in their order
 ========== ======================================================================================
 
-Directories ``name=value`` below the root are columns too, except of text and binary files.
+Directories ``name=value`` below the root become columns, too, except with text and binary files.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from bookie.spark.jobs.reasons import (
 )
 
 ROW = "row"
-"""The kind of rows that do not fit: no JSON, no number where there should be one, …"""
+"""The kind of bad rows whose content does not fit: no JSON object, a text instead of a number."""
 
 _PATH = "_metadata.file_path"
 
@@ -51,7 +51,7 @@ _AS_JSON = {
 _NOT_BLANK = r"[^\x00-\x20]"
 
 _MANY_DIGITS = r"[0-9][0-9.]{38,}|[0-9][0-9.]{15,}[eE]"
-"""A number that may lose digits when its text is written anew."""
+"""A number that may lose digits when it is parsed and written as text again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +61,17 @@ class _Source:
     spark: SparkSession
     plan: IngestPlan
     partitions: tuple[str, ...]
-    """Columns that stand in the paths."""
+    """The names of columns whose values stand in the files' paths."""
     size_bytes_max: int
 
     def reader(self, **options: str) -> DataFrameReader:
-        """A reader of exactly the files that it is given."""
+        """Return a reader that takes paths as they are, without patterns."""
         reader = self.spark.read.options(**options).option("__globPaths__", "false")
         root = root_of(self.plan.files)
         return reader.option("basePath", root) if self.partitions else reader
 
     def schema(self, fields: Iterable[StructField]) -> StructType:
-        """Columns of files, and those of their paths as text: Spark would guess their types."""
+        """Return the files' fields, and the paths' columns as text; Spark would guess types."""
         return StructType([*fields, *(StructField(one, StringType()) for one in self.partitions)])
 
     def judged(
@@ -82,7 +82,7 @@ class _Source:
         verdicts: Mapping[str, Column],
         key: Column | None = None,
     ) -> DataFrame:
-        """Rows as `moving.judged` returns them; `raw` is set aside for a bad row."""
+        """Return rows as `moving.judged` does; a bad row is set aside with its content `raw`."""
         row = {"value": value.cast("binary")}
         if key is not None:
             row["key"] = key.cast("string").cast("binary")
@@ -95,9 +95,9 @@ class _Source:
 def rows_of_files(
     spark: SparkSession, paths: Sequence[str], plan: IngestPlan, size_bytes_max: int
 ) -> DataFrame | None:
-    """The rows of these files, as `bookie.spark.jobs.moving.judged` returns them.
+    """Return the rows of these files, as `bookie.spark.jobs.moving.judged` returns them.
 
-    None if there are none.
+    The result is None if there are no files or rows.
     """
     if not paths:
         return None
@@ -118,7 +118,7 @@ def rows_of_files(
 
 
 def root_of(files: str) -> str:
-    """The directory that all files of a pattern are below."""
+    """Return the directory below which all files of a pattern are."""
     if not (glob := re.search(r"[*?\[{\\]", files)):
         return files
     return files[: glob.start()].rpartition("/")[0] or "/"
@@ -127,7 +127,7 @@ def root_of(files: str) -> str:
 def _partition_columns(
     spark: SparkSession, paths: Sequence[str], plan: IngestPlan
 ) -> tuple[str, ...]:
-    """Columns that stand in the paths, such as ``day`` in ``root/day=1/file``."""
+    """Return the columns that stand in the paths, such as ``day`` in ``root/day=1/file``."""
     is_flat = plan.finding().get("recursiveFileLookup", "false").lower() == "true"
     if is_flat or not any("=" in path for path in paths):
         return ()
@@ -141,7 +141,7 @@ def _partition_columns(
 
 
 def header_problem(names: Sequence[str], partitions: Sequence[str], plan: IngestPlan) -> str | None:
-    """The reason why a file with these columns may not go; None if it may."""
+    """Return the reason why a file with these columns is refused; None if it is accepted."""
     folded = [name.lower() for name in (*names, *partitions)]
     for name in names:
         if not name:
@@ -167,7 +167,7 @@ def _list(names: Sequence[str]) -> str:
 
 
 def _csv_headers(source: _Source, paths: Sequence[str]) -> dict[tuple[str, ...], list[str]]:
-    """The files by their headers. Those without any line have no rows, and are left out."""
+    """Return the files grouped by header. Files without any line have no rows, and are left out."""
     found: dict[tuple[str, ...], list[str]] = {}
     options = {**source.plan.reading(), "header": "false"}
     for some in _alike(source, paths):
@@ -180,7 +180,7 @@ def _csv_headers(source: _Source, paths: Sequence[str]) -> dict[tuple[str, ...],
 
 
 def _alike(source: _Source, paths: Sequence[str]) -> list[list[str]]:
-    """The files in groups of one first line, so that only one header of a group is parsed."""
+    """Group files with the same first line, so that only one header of a group is parsed."""
     plan = source.plan
     options = plan.reading()
     if len(paths) == 1 or plan.is_multiline or {"encoding", "charset"} & options.keys():
@@ -237,7 +237,7 @@ def _csv_reader(source: _Source) -> DataFrameReader:
 
 
 def _refused_csv(source: _Source, paths: Sequence[str], problem: str) -> DataFrame:
-    """Rows of files with a wrong header, as they stand in the file."""
+    """Return the rows of files with a wrong header, each with its text as it stands in the file."""
     # A row of several columns does not fit into one. So Spark tells its text.
     fields = [StructField("__bookie_only", StringType()), StructField(CORRUPT, StringType())]
     frame = _csv_reader(source).schema(source.schema(fields)).csv(list(paths))
@@ -366,7 +366,7 @@ def _json_rows(source: _Source, paths: Sequence[str]) -> DataFrame:
 
 
 def _elements(frame: DataFrame) -> DataFrame:
-    """The objects of files that are one document each: an array of objects, or one object."""
+    """Return a row for each object of files that hold an array of objects, or one object."""
     document = F.expr("try_parse_json(value)")
     is_array = F.expr("schema_of_variant(__bookie_document) LIKE 'ARRAY%'")
     parts = F.when(is_array, F.expr("try_variant_get(__bookie_document, '$', 'array<variant>')"))
@@ -379,7 +379,7 @@ def _elements(frame: DataFrame) -> DataFrame:
 
 
 def _with_partitions(partitions: Sequence[str], keys: Column) -> Column:
-    """The object with the columns of its path before its own fields, whose text stays."""
+    """Return the text of the object with the columns of its path inserted before its own fields."""
     added = _object({name: quoted(name) for name in partitions})
     comma = F.when(F.size(keys) > 0, F.lit(",")).otherwise(F.lit(""))
     rest = F.substr(F.ltrim("value"), F.lit(2))
@@ -387,7 +387,7 @@ def _with_partitions(partitions: Sequence[str], keys: Column) -> Column:
 
 
 def _json_key(name: str, partitions: Sequence[str]) -> tuple[Column, Column]:
-    """The key of an object, and why it has none that is exact."""
+    """Return an object's key, and the reason why the key is not exact, or null."""
     if name in partitions:
         return quoted(name), F.lit(None).cast("string")
     quote = '"' if "'" in name else "'"

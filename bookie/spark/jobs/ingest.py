@@ -1,7 +1,8 @@
-"""Ingest: files into a transactional log, each row once.
+"""Ingest files into a transactional log, each row once.
 
-Spark's stream of files only finds them: a checkpoint keeps which were taken. Each batch reads its
-files by itself (`bookie.spark.jobs.file_rows`), so each file is read by its own header or schema.
+Spark's stream of files only finds the files; its checkpoint keeps which files were taken. Each
+batch reads its files by itself (`bookie.spark.jobs.file_rows`), so each file is read by its own
+header or schema.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from bookie.spark.jobs.moving import (
 )
 
 FOUND = "path STRING, modificationTime TIMESTAMP, length BIGINT, content BINARY"
-"""Spark's column about a file. Only its path is asked for, so no content is read."""
+"""The columns of Spark's source of files. The job uses only the path, so no content is read."""
 
 
 def ingest_files(spark: SparkSession, plan: IngestPlan, target: MoveTarget) -> Moved:
     """Write the new files of a directory to a log.
 
-    Lines of text, whole binary files and lines of JSON become values as they are. A row of CSV or
+    Lines of text, whole binary files and lines of JSON become values unchanged. A row of CSV or
     Parquet becomes a JSON object.
 
     Raises:

@@ -17,10 +17,10 @@ FILE_FORMATS = ("text", "json", "csv", "parquet", "binaryFile")
 HEADER_CHECKS = (*ON_BAD, "any")
 
 HEADER = "header"
-"""The kind of rows whose file, or object, has other columns than it should."""
+"""The kind of bad rows whose file, or JSON object, has other columns than it should."""
 
 BATCH_BYTES = 1 << 30
-"""A batch reads so much by default; a larger file is a batch of its own."""
+"""The bytes that a batch reads by default; a larger file is a batch of its own."""
 
 _FINDING = [
     "maxFilesPerTrigger",
@@ -34,7 +34,7 @@ _FINDING = [
     "pathGlobFilter",
     "recursiveFileLookup",
 ]
-"""Options of Spark's that say which files are taken, for all formats."""
+"""Spark's options that say which files are taken, for all formats."""
 
 _TIMES = ["dateFormat", "timestampFormat", "timestampNTZFormat", "locale", "timeZone"]
 
@@ -53,7 +53,7 @@ _READING: dict[str, list[str]] = {
     "parquet": ["datetimeRebaseMode", "int96RebaseMode"],
     "binaryFile": [],
 }
-"""Options of Spark's that say how a file is read. Those that drop or guess are not among them."""
+"""Spark's options that say how a file is read, without those that drop or guess data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,20 +63,20 @@ class IngestPlan:
     files: str
     """A directory or pattern of any file system that Spark knows."""
     file_format: str
-    """One of `FILE_FORMATS`."""
+    """The format of the files, one of `FILE_FORMATS`."""
     key: str | None = None
-    """A column whose text is the key."""
+    """The name of the column whose text is a record's key."""
     schema: StructType | None = None
-    """The columns that files must have, by their names; None takes those of each file."""
+    """The columns that all files must have, by name; None takes each file's own columns."""
     header_check: str = "fail"
-    """Of `HEADER_CHECKS`: the choice for files that have other columns."""
+    """One of `HEADER_CHECKS`: what happens to files that have other columns."""
     options: Mapping[str, str] = field(default_factory=dict)
-    """Spark's, for this format."""
+    """Spark's options for files of this format."""
     max_bytes: int | None = None
-    """A batch reads so much; None is `BATCH_BYTES`."""
+    """The bytes that a batch reads; None means `BATCH_BYTES`."""
 
     def validate(self) -> None:
-        """Check it before anything is read.
+        """Check the plan before anything is read.
 
         Raises:
             BadRequestError: something is wrong.
@@ -118,7 +118,7 @@ class IngestPlan:
         return self.reading().get("multiLine", "false").lower() == "true"
 
     def finding(self) -> dict[str, str]:
-        """Options for the stream that finds files."""
+        """Return the options for the stream that finds files."""
         given = self._given(_FINDING)
         # Spark takes no file that is older than the newest one by a week, and says nothing.
         found = {"maxFileAge": "36500d"}
@@ -127,11 +127,11 @@ class IngestPlan:
         return found | given
 
     def reading(self) -> dict[str, str]:
-        """Options for reading the files of a batch."""
+        """Return the options for reading the files of a batch."""
         return self._given(_READING[self.file_format])
 
     def _given(self, names: Sequence[str]) -> dict[str, str]:
-        """The options of these names, as Spark spells them."""
+        """Return the given options with these names, spelled as Spark spells them."""
         known = {name.lower(): name for name in names}
         return {
             known[name.lower()]: value

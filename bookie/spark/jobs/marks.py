@@ -1,10 +1,11 @@
-"""The owner of a directory: a small file in a job's target, and in its checkpoint.
+"""Mark which job a directory belongs to, by a small file in a job's target and checkpoint.
 
-Spark binds neither to anything. A job with the directory of another one would replace its batches.
-A job with the checkpoint of another one would leave out the rows of that one. So a job marks its
-directories before it writes a row, and refuses those of others.
+Spark binds neither a target nor a checkpoint to a job. A job with another job's target directory
+would replace the other job's batches. A job with another job's checkpoint would omit the rows that
+the other job has read. So a job marks its directories before it writes a row, and refuses
+directories with another job's mark.
 
-A mark is one line of JSON below ``_bookie``. Readers of data ignore such names.
+A mark is one line of JSON in a file below ``_bookie``. Readers of data ignore such names.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from bookie.spark.connecting import SparkConnection
 from bookie.spark.jobs.small_files import SmallFiles, small_files
 
 MARK = "_bookie"
-"""The directory of the mark, below the one that it marks."""
+"""The name of the mark's directory, below the directory that is marked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,36 +31,36 @@ class JobMark:
     """The job that a directory belongs to."""
 
     job: str
-    """The command: ``export``, ``ingest``, …"""
+    """The job's command: ``export``, ``ingest``, …"""
     id: str
-    """Random: the same in the checkpoint and in the target of one job."""
+    """A random id, the same in the checkpoint and in the target of one job."""
     target: str = ""
-    """The job's target, for people: a directory or a log; empty for a log for each topic."""
+    """The job's target, for people: a directory or a log; empty if each topic has its own log."""
     checkpoint: str = ""
-    """Its checkpoint, for people."""
+    """The job's checkpoint directory, for people."""
     logs: Mapping[str, str] = field(default_factory=dict)
-    """By log: the id, which a later log of its name does not have."""
+    """The id of each log, by the log's name; a later log of the same name has another id."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Spark's files in a checkpoint."""
+    """The progress of a query, as Spark's files in a checkpoint tell it."""
 
     query_id: str | None
-    """None before the first start."""
+    """The id of the query; None before its first start."""
     offsets: Mapping[int, Any]
-    """By batch: the offset of the only source at its end. Spark forgets old ones."""
+    """The offset of the only source at each batch's end, by batch; Spark forgets old batches."""
     last_commit: int
-    """The last batch that was finished; -1 before any."""
+    """The number of the last finished batch; -1 if no batch was finished."""
 
 
 def new_mark(job: str, target: str, checkpoint: str, logs: Mapping[str, str]) -> JobMark:
-    """The mark of a job that may be new."""
+    """Return a mark with a new random id, for a job that may be new."""
     return JobMark(job, str(uuid.uuid4()), target, checkpoint, logs)
 
 
 def read_mark(files: SmallFiles, directory: str) -> JobMark | None:
-    """The mark of a directory; None without one.
+    """Return the mark of a directory; None if the directory has none.
 
     Raises:
         BadRequestError: the mark cannot be read.
@@ -77,7 +78,7 @@ def read_mark(files: SmallFiles, directory: str) -> JobMark | None:
 
 
 def write_mark(files: SmallFiles, directory: str, mark: JobMark, *, replaces: bool = False) -> None:
-    """Mark a directory, which is made if it does not exist.
+    """Mark a directory; make the directory if it does not exist.
 
     Raises:
         BadRequestError: another job has marked it at the same time.
@@ -92,7 +93,7 @@ def write_mark(files: SmallFiles, directory: str, mark: JobMark, *, replaces: bo
 
 
 def read_progress(files: SmallFiles, checkpoint: str) -> Progress:
-    """The query of a checkpoint, as its files describe it."""
+    """Return the progress of the query of a checkpoint, from the checkpoint's files."""
     ids = [json.loads(text)["id"] for text in files.texts(f"{checkpoint}/metadata").values()]
     if not ids:
         return Progress(None, {}, -1)
@@ -108,7 +109,7 @@ def read_progress(files: SmallFiles, checkpoint: str) -> Progress:
 def claim_checkpoint(
     files: SmallFiles, mark: JobMark, *, is_proven: bool, takes_over: bool = False
 ) -> None:
-    """Mark a checkpoint for a job that writes to logs, or see that it is marked for it.
+    """Mark a checkpoint for a job that writes to logs, or check that it has the job's mark.
 
     Args:
         files: of the session.
@@ -147,7 +148,7 @@ def claim_checkpoint(
 
 
 def claim_report(spark: SparkSession, metadata: str, report: str, *, writes: bool) -> None:
-    """See that a report is one of this cluster; mark it if `writes` says that it is made now.
+    """Check that a report belongs to this cluster; mark a new report if `writes` is set.
 
     Reports of older versions have no marks.
 
@@ -165,7 +166,7 @@ def claim_report(spark: SparkSession, metadata: str, report: str, *, writes: boo
 
 
 def require_same_job(found: JobMark, mark: JobMark) -> None:
-    """Refuse the checkpoint of another command.
+    """Refuse a checkpoint that another command has marked.
 
     Raises:
         BadRequestError: it is one.
@@ -182,7 +183,7 @@ def _target_of(mark: JobMark) -> str:
 
 
 def _only_offset(text: str) -> Any:
-    """The offset in a file of Spark's: a version, a line about the batch, and one per source."""
+    """Return the offset in a file of Spark: a version, a line about the batch, and the offset."""
     lines = text.splitlines()
     try:
         return json.loads(lines[2]) if len(lines) == 3 else None

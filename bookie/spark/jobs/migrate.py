@@ -1,4 +1,4 @@
-"""Migrate: topics of Kafka into transactional logs, each record once.
+"""Migrate topics of Kafka into transactional logs, each record once.
 
 Keys, values, headers and timestamps are kept. Three things that Kafka has are not in a log:
 
@@ -43,10 +43,10 @@ KAFKA_PACKAGE = "org.apache.spark:spark-sql-kafka-0-10_{scala}:{version}"
 TOMBSTONES = ("fail", "skip", "empty")
 
 OFFSETS = "1000000"
-"""Records that a batch reads by default."""
+"""The number of records that a batch reads by default."""
 
 TOMBSTONE, AHEAD, ROW = "tombstone", "ahead", "row"
-"""Kinds of records that may not go as they are."""
+"""Kinds of records that cannot be written as they are."""
 
 _TAKEN = ("key", "value", "headers", "timestamp", "topic", "partition", "offset")
 
@@ -60,20 +60,20 @@ class MigratePlan:
     """The topics, the target and the rules of a migration."""
 
     brokers: str
-    """``HOST:PORT,…``."""
+    """The addresses of Kafka's brokers, ``HOST:PORT,…``."""
     topics: str
-    """Names with commas between them."""
+    """The names of the topics, with commas between them."""
     keeps_partitions: bool = False
-    """A record keeps the number of its partition, which the log must have."""
+    """True if each record keeps the number of its partition; the log must have this partition."""
     tombstones: str = "fail"
-    """Of `TOMBSTONES`: the choice for records whose value is null."""
+    """One of `TOMBSTONES`: what happens to records whose value is null."""
     times_ahead: str = "fail"
-    """Of `ON_BAD`: the choice for records whose time is further ahead than the log allows."""
+    """One of `ON_BAD`: what happens to records whose time is further ahead than the log allows."""
     options: Mapping[str, str] = field(default_factory=dict)
-    """Of Spark's source for Kafka, such as ``kafka.security.protocol``."""
+    """Options of Spark's source for Kafka, such as ``kafka.security.protocol``."""
 
     def validate(self) -> None:
-        """Check it before anything is read.
+        """Check the plan before anything is read.
 
         Raises:
             BadRequestError: something is wrong.
@@ -86,10 +86,10 @@ class MigratePlan:
 
 
 def migrate_from_kafka(spark: SparkSession, plan: MigratePlan, target: MoveTarget) -> Moved:
-    """Write the new records of Kafka's topics to logs. Offsets begin at 0 in the log.
+    """Write the new records of Kafka's topics to logs. Offsets in a new log begin at 0.
 
-    `spark` is a session with Kafka's package. With `target.log` of None, each topic has a log of
-    its name.
+    `spark` is a session with Kafka's package. If `target.log` is None, each topic has a log of the
+    topic's name.
 
     Raises:
         ConfigurationError: Spark has no source for Kafka; the message names the package.
@@ -128,7 +128,7 @@ def _package(spark: SparkSession) -> str:
 
 
 def migrate_batch(records: DataFrame, batch: int, plan: MigratePlan, target: MoveTarget) -> None:
-    """Migrate a batch of records, which have the columns of Spark's source for Kafka.
+    """Migrate a batch of records with the columns of Spark's source for Kafka.
 
     Raises:
         BadRequestError: a record cannot go, and the plan says that this fails.
@@ -154,7 +154,7 @@ def _fatal(plan: MigratePlan, target: MoveTarget) -> dict[str, str]:
 
 
 def records_of(records: DataFrame, plan: MigratePlan, target: MoveTarget) -> DataFrame:
-    """The records as `bookie.spark.jobs.moving.judged` returns them."""
+    """Return the records as `bookie.spark.jobs.moving.judged` returns them."""
     topics = [one.strip() for one in plan.topics.split(",")]
     to = {topic: target.log or topic for topic in topics}
     bounds = bounds_of(target, sorted(set(to.values())))
@@ -192,7 +192,7 @@ def records_of(records: DataFrame, plan: MigratePlan, target: MoveTarget) -> Dat
 
 
 def _by_topic(values: Mapping[str, int | None]) -> Column:
-    """The value for the topic of a row."""
+    """Return a column with the value in `values` for the topic of each row."""
     if len(set(values.values())) == 1:
         return F.lit(next(iter(values.values()))).cast("bigint")
     found = [F.when(F.col("topic") == topic, F.lit(one)) for topic, one in values.items()]
@@ -200,7 +200,7 @@ def _by_topic(values: Mapping[str, int | None]) -> Column:
 
 
 def _ahead_verdict(latest_ms: Column) -> Column:
-    """Null also if every time is allowed: then `latest_ms` is null."""
+    """Return why a record's time is refused, or null; a null `latest_ms` allows every time."""
     at_ms = F.unix_millis("timestamp")
     says = F.concat(
         F.lit("the time "),
@@ -211,7 +211,7 @@ def _ahead_verdict(latest_ms: Column) -> Column:
 
 
 def distinct_headers(headers: Column) -> Column:
-    """Headers of distinct names without nulls: a repeated name gets ``#2``, ``#3`` and so on."""
+    """Return headers with distinct names and no nulls: a repeated name gets ``#2``, ``#3``, …."""
 
     def renamed(header: Column, at: Column) -> Column:
         before = F.slice(headers, 1, at + 1)

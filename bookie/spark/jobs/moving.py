@@ -1,7 +1,7 @@
-"""Rows on their way into logs: each is published once, or set aside with a reason.
+"""Move rows into logs: publish each row once, or set it aside with a reason.
 
-A job judges the rows of a batch: `judged` makes a frame of rows that may go, and of rows that may
-not. `run_moves` runs the batches of a stream up to now. Each batch does this, in order:
+A job judges the rows of a batch: `judged` returns a frame of rows that may go, and of rows that may
+not. `run_moves` runs all batches that a stream has now. Each batch does this, in order:
 
 1. It counts the rows of each kind. A kind that is fatal fails the run, and nothing is written.
 2. It writes the bad rows below ``QUARANTINE/batch=N``. A batch that is repeated replaces them.
@@ -29,7 +29,7 @@ from bookie.spark.jobs.small_files import small_files
 from bookie.spark.sink_task import find_log
 
 TASKS_MAX = 32
-"""Tasks that write a batch: each makes a range in each partition, and some 4000 fit into one."""
+"""The most tasks that write a batch. Each task makes a range in each partition it writes to."""
 
 PLAIN_HEADER_BYTES = 16
 LATE_BYTES = 8
@@ -37,45 +37,45 @@ HEADERS_BYTES, HEADER_BYTES = 4, 6
 """Bytes of a record besides its key, headers and value (`bookie.log.record.log_record`)."""
 
 OURS = "__bookie_"
-"""Prefix of columns that stand beside those of files for a while."""
+"""The prefix of temporary columns, which stand beside the columns of files."""
 
 SKIPPED = "skipped"
-"""The kind of rows that are counted, and neither published nor set aside."""
+"""The kind of rows that are only counted, neither published nor set aside."""
 TOO_LARGE = "too large"
-"""The kind of rows that no record can hold."""
+"""The kind of rows that are larger than any record may be."""
 
 ON_BAD = ("fail", "quarantine")
-"""The choices for bad rows of a kind."""
+"""The choices for a kind of bad rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class MoveTarget:
-    """The target of rows."""
+    """The logs that rows are written to, and the rules for this."""
 
     metadata: str
     """The URI of the metadata store, as the executors reach it."""
     log: str | None
-    """None if the column ``log`` of the rows says it."""
+    """The log of all rows; None if the rows have a column ``log``."""
     checkpoint: str
-    """A directory that belongs to this job alone."""
+    """The checkpoint directory, which belongs to this job alone."""
     create: bool = False
-    """Make logs that do not exist."""
+    """True to make logs that do not exist."""
     partitions: int | None = None
-    """Their number for a log that is made; None leaves it to the policy."""
+    """The number of partitions of a log that is made; None leaves it to the log's policy."""
     quarantine: str | None = None
-    """A directory for bad rows; None for one below the checkpoint."""
+    """The directory for bad rows; None means a directory below the checkpoint."""
     too_large: str = "fail"
-    """Of `ON_BAD`: the choice for rows that no record can hold."""
+    """One of `ON_BAD`: what happens to rows that no record can hold."""
     takes_over: bool = False
-    """Go on with a checkpoint that was used for another log, or a former one."""
+    """True to go on with a checkpoint of another log, or of a deleted log of the same name."""
 
     @property
     def aside(self) -> str:
-        """The directory for bad rows."""
+        """Return the directory for bad rows."""
         return self.quarantine or f"{self.checkpoint.rstrip('/')}/quarantine"
 
     def validate(self) -> None:
-        """Check it before anything is read.
+        """Check the target before anything is read.
 
         Raises:
             BadRequestError: something is wrong.
@@ -91,16 +91,16 @@ class MoveTarget:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """The outcome of a run, over the batches that Spark remembers."""
+    """The outcome of a run, counted over the batches that Spark remembers."""
 
     rows: int
-    """Published."""
+    """The number of rows that were published."""
     quarantined: int = 0
-    """Set aside."""
+    """The number of rows that were set aside."""
     skipped: int = 0
-    """Neither, because the job was told so."""
+    """The number of rows that were neither published nor set aside, as the job was told."""
     quarantine: str = ""
-    """The directory of those that were set aside."""
+    """The directory of the rows that were set aside."""
 
 
 def check_choice(option: str, given: str, choices: tuple[str, ...]) -> None:
@@ -114,12 +114,12 @@ def check_choice(option: str, given: str, choices: tuple[str, ...]) -> None:
 
 
 def quoted(name: str) -> Column:
-    """A column by its exact name, which may have dots."""
+    """Return a column by its exact name, which may contain dots."""
     return F.col(f"`{name.replace('`', '``')}`")
 
 
 def first_of(*reasons: Column) -> Column:
-    """The first that is not null."""
+    """Return the first of the reasons that is not null."""
     return F.coalesce(*reasons, F.lit(None).cast("string"))
 
 
@@ -130,7 +130,7 @@ def judged(
     place: Column,
     verdicts: Mapping[str, Column],
 ) -> DataFrame:
-    """Rows with a verdict on each.
+    """Return the rows, each with a verdict that says whether it may go.
 
     Args:
         frame: the rows.
@@ -155,7 +155,7 @@ def judged(
 
 
 def size_verdict(row: Mapping[str, Column], size_bytes_max: Column, *, may_be_late: bool) -> Column:
-    """The reason why a row is larger than a record may be; null if it is not.
+    """Return the reason why a row is larger than a record may be; null if it is not.
 
     Args:
         row: the columns of the sink.
@@ -185,11 +185,12 @@ def size_verdict(row: Mapping[str, Column], size_bytes_max: Column, *, may_be_la
 
 
 def claim_moves(spark: SparkSession, job: str, names: Sequence[str], target: MoveTarget) -> None:
-    """Mark the checkpoint for a job that writes to these logs, or see that it is marked for it.
+    """Mark the checkpoint for a job that writes to these logs, or check that it has the job's mark.
 
-    A checkpoint belongs to the logs that it has written to: for another log, or one that was made
-    anew, it would leave rows out (`bookie.spark.jobs.marks`). Older versions wrote no mark. Then a
-    log knows the query that has published to it. Missing logs are made, if the target says so.
+    A checkpoint belongs to the logs that it has written to. For another log, or a log that was made
+    anew, the checkpoint would omit rows (`bookie.spark.jobs.marks`). Older versions wrote no mark.
+    Without a mark, a log knows whether the checkpoint's query has published to it. Missing logs are
+    made, if the target says so.
 
     Raises:
         NoSuchLogError, BadRequestError: a log is missing, or no job can write to it.
@@ -213,7 +214,7 @@ def claim_moves(spark: SparkSession, job: str, names: Sequence[str], target: Mov
 
 
 def bounds_of(target: MoveTarget, logs: list[str]) -> dict[str, RecordBounds]:
-    """The bounds of records of these logs; called in a process of the driver."""
+    """Return the bounds of records of these logs; call it in a process of the driver."""
     client = SparkConnection(target.metadata).client()
     return {log: client.publisher(log).bounds() for log in logs}
 
@@ -221,7 +222,7 @@ def bounds_of(target: MoveTarget, logs: list[str]) -> dict[str, RecordBounds]:
 def run_moves(
     frame: DataFrame, move: Callable[[DataFrame, int], None], target: MoveTarget
 ) -> Moved:
-    """Move a stream's rows up to now; `move` is called with the rows and number of each batch."""
+    """Run all batches that a stream has now; call `move` with the rows and number of each batch."""
     query = (
         frame.writeStream.foreachBatch(move)
         .option("checkpointLocation", target.checkpoint)
@@ -288,7 +289,7 @@ def note_batch(
     quarantined: int = 0,
     skipped: int = 0,
 ) -> None:
-    """Keep the counts of a batch, for the process that started the query."""
+    """Write down the counts of a batch, for the process that started the query."""
     counts = {"rows": rows, "quarantined": quarantined, "skipped": skipped}
     note = spark.range(1).select(*(F.lit(count).alias(name) for name, count in counts.items()))
     note.coalesce(1).write.mode("overwrite").json(f"{_notes(target)}/batch={batch}")
@@ -306,7 +307,7 @@ def _set_aside(rows: DataFrame, count: int, path: str) -> None:
 
 
 def publish(rows: DataFrame, batch: int, target: MoveTarget) -> None:
-    """Publish rows under the id of the query; a repeated batch is dropped."""
+    """Publish rows under the query's id; the log drops a batch that it already has."""
     options = {
         "metadata": target.metadata,
         "txnAppId": query_id(rows.sparkSession, target.checkpoint),
@@ -321,11 +322,11 @@ def publish(rows: DataFrame, batch: int, target: MoveTarget) -> None:
 
 
 def query_id(spark: SparkSession, checkpoint: str) -> str:
-    """The id that Spark gave the query of a checkpoint, under which a stream publishes."""
+    """Return the id that Spark gave the query of a checkpoint; batches are published under it."""
     [row] = spark.read.text(f"{checkpoint.rstrip('/')}/metadata").collect()
     return str(json.loads(row["value"])["id"])
 
 
 def union(frames: list[DataFrame]) -> DataFrame:
-    """All rows of frames of equal columns."""
+    """Return all rows of several frames with equal columns."""
     return reduce(DataFrame.union, frames)

@@ -1,4 +1,4 @@
-"""One-page reports: HTML with pictures drawn as SVG. Pure, without any library."""
+"""Make one-page reports: HTML with pictures drawn as SVG, without any library."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ BAD = "#c92a2a"
 OPEN = "#e67700"
 
 Part = tuple[float, str]
-"""The length of a part of a bar, and its colour."""
+"""The length of one part of a bar, and the part's colour."""
 
 Bar = tuple[str, Sequence[Part], str]
-"""The label of a bar, its parts, and the text behind it."""
+"""The label of a bar, its parts, and the text to the right of the bar."""
 
 _STYLE = (
     "body{font-family:sans-serif;margin:2em;max-width:60em}"
@@ -28,7 +28,7 @@ _STYLE = (
 
 
 def bars(rows: Sequence[Bar]) -> str:
-    """Bars below each other, the longest as long as there is room."""
+    """Draw bars below each other, as SVG; the longest bar fills the width."""
     longest = max((sum(size for size, _ in parts) for _, parts, _ in rows), default=0) or 1
     height = (BAR_HEIGHT + 6) * len(rows) + 6
     width = LABEL_WIDTH + BARS_WIDTH + 160
@@ -58,14 +58,14 @@ def bars(rows: Sequence[Bar]) -> str:
 
 
 def table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A table; numbers to the right."""
+    """Return an HTML table with numbers to the right."""
     head = "".join(f"<th>{escape(title)}</th>" for title in titles)
     body = "".join("<tr>" + "".join(map(_cell, row)) + "</tr>" for row in rows)
     return f"<table><tr>{head}</tr>{body}</table>"
 
 
 def page(title: str, parts: Sequence[str]) -> str:
-    """A whole page."""
+    """Return a whole HTML page."""
     return (
         "<!DOCTYPE html><html><head><meta charset='utf-8'>"
         f"<title>{escape(title)}</title><style>{_STYLE}</style></head>"
@@ -74,17 +74,17 @@ def page(title: str, parts: Sequence[str]) -> str:
 
 
 def sentence(text: str, kind: str = "") -> str:
-    """A paragraph; `kind` is ``good``, ``bad`` or nothing."""
+    """Return an HTML paragraph; its class `kind` is ``good``, ``bad`` or empty."""
     return f"<p class='{kind}'>{escape(text)}</p>"
 
 
 def heading(text: str) -> str:
-    """A title within a page."""
+    """Return an HTML heading within a page."""
     return f"<h2>{escape(text)}</h2>"
 
 
 def size_text(count: float) -> str:
-    """A size for people: ``1.5 GiB``."""
+    """Return a size as text for people, such as ``1.5 GiB``."""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if abs(count) < 1024 or unit == "TiB":
             return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"

@@ -1,4 +1,4 @@
-"""Reasons why a text does not fit a schema, each one sentence for a row in the quarantine."""
+"""Reasons why a text does not fit a schema, one sentence for each row in the quarantine."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ CORRUPT = "_corrupt_record"
 """The column that Spark's parsers fill if a text does not fit the schema."""
 
 _SHOWN = 60
-"""Letters of a text that a reason shows."""
+"""The most letters of a text that a reason shows."""
 
 _OPTIONS = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
 
 
 def ddl(fields: Sequence[StructField]) -> str:
-    """The columns as text that Spark parses."""
+    """Return the columns in the text form that Spark parses."""
     return ", ".join(
         f"`{one.name.replace('`', '``')}` {one.dataType.simpleString()}" for one in fields
     )
 
 
 def csv_texts(text: Column, fields: Sequence[StructField], options: Mapping[str, str]) -> Column:
-    """The columns of a text of CSV as texts; make it a column of a frame, for it is costly."""
+    """Parse a CSV text into text columns; store the result in a frame's column, as it is costly."""
     plain = {name: one for name, one in options.items() if name.lower() not in _OF_FILES}
     texts = [StructField(one.name, StringType()) for one in fields]
     columns = ddl([*texts, StructField(CORRUPT, StringType())])
@@ -35,7 +35,7 @@ def csv_texts(text: Column, fields: Sequence[StructField], options: Mapping[str,
 def csv_misfit(
     text: Column, texts: Column, fields: Sequence[StructField], value: Callable[[str], Column]
 ) -> Column:
-    """The reason why a text of CSV does not fit; null if the text is null.
+    """Return the reason why a CSV text does not fit the schema; null if the text is null.
 
     Args:
         text: the text of a row that did not fit, else null.
@@ -60,7 +60,7 @@ _OF_FILES = ("header", "multiline", "encoding", "charset", "linesep")
 def json_parts(
     text: Column, schema: StructType, options: Mapping[str, str]
 ) -> tuple[Column, Column]:
-    """The columns of a text of JSON as they should be, and as texts; each is costly."""
+    """Parse a JSON text with the schema's types, and again with text columns; each is costly."""
     plain = {name: one for name, one in options.items() if name.lower() not in _OF_FILES}
     corrupt = StructField(CORRUPT, StringType())
     found = F.from_json(text, StructType([*schema.fields, corrupt]), {**plain, **_OPTIONS})
@@ -69,16 +69,16 @@ def json_parts(
 
 
 def is_one_value(text: Column) -> Column:
-    """True if a text is one value of JSON, with nothing behind it."""
+    """True if a text is exactly one JSON value, with nothing after it."""
     # Spark's parsers do not look behind the first value.
     count = F.json_array_length(F.concat(F.lit("["), text, F.lit("]")))
     return F.coalesce(count == 1, F.lit(False))
 
 
 def json_misfit(text: Column, found: Column, texts: Column, schema: StructType) -> Column:
-    """The reason why a text of JSON does not fit; null if it fits.
+    """Return the reason why a JSON text does not fit the schema; null if it fits.
 
-    `json_parts` has found the other arguments.
+    The arguments `found` and `texts` are results of `json_parts`.
     """
     return F.when(
         found.isNull() | found.getField(CORRUPT).isNotNull(),
@@ -95,7 +95,7 @@ def json_misfit(text: Column, found: Column, texts: Column, schema: StructType) 
 
 
 def decimal_misfit(text: Column, name: str, kind: DecimalType) -> Column:
-    """The reason why a text is no exact decimal of this type; null if it is one, or is null."""
+    """Return the reason why a text is no exact decimal of type `kind`; null if there is none."""
     fraction = F.regexp_extract(text, r"\.([0-9]*?)0*\s*$", 1)
     says = F.lit(f"{name} has more digits than {kind.simpleString()}: ")
     shown = F.substr(text, F.lit(1), F.lit(_SHOWN))

@@ -1,8 +1,8 @@
 """Repair: give bookies the entries that an audit found missing, misplaced or corrupt.
 
-Each task repairs some ledgers, one after the other, under the lock that repair workers share.
-Copies that were mended meanwhile are left alone. So simply repeat a run that was cut off; two runs
-at once do no harm. Lost bookies are not replaced, because that would change ensembles.
+Each task repairs some ledgers, one after the other, under the lock that all repair workers share. A
+task leaves copies alone that were mended meanwhile. So simply repeat a run that was cut off; two
+runs at once do no harm. Lost bookies are not replaced, because that would change ensembles.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from bookie.spark.jobs.audit import VERDICTS
 from bookie.spark.jobs.marks import claim_report
 
 REPAIRS = "repairs"
-"""The directory of the outcomes, below that of the report."""
+"""The name of the outcomes' directory, below the report's directory."""
 
 LEDGERS_OF_A_TASK = 100
-"""About how many damaged ledgers one task repairs."""
+"""The approximate number of damaged ledgers that one task repairs."""
 
 _DONE = frozenset({"repaired", "was-fine", "deleted"})
-"""Outcomes after which nothing is left to do."""
+"""Outcomes of a copy for which nothing is left to do."""
 
 OUTCOMES = (
     "ledgerId BIGINT, bookie STRING, outcome STRING, entries BIGINT, bytes BIGINT, detail STRING"
@@ -43,20 +43,20 @@ class RepairSummary:
     """The outcome of a repair."""
 
     copies: Mapping[str, int]
-    """Copies by outcome: see `RepairOutcome`."""
+    """The number of copies with each outcome of `RepairOutcome`."""
     entries: int
     packet_bytes: int
     left: Mapping[str, int] = field(default_factory=dict)
-    """The number of each verdict that no copy mends, such as ``unreachable``."""
+    """The number of copies with each verdict that no repair mends, such as ``unreachable``."""
 
     @property
     def is_whole(self) -> bool:
-        """True if every copy that the report names is whole now, and none is unknown."""
+        """True if every copy that the report names is whole now, and no copy is in doubt."""
         return not self.left and not self.copies.keys() - _DONE
 
     @property
     def sentence(self) -> str:
-        """The damage that is left, in one sentence; empty if there is none."""
+        """Return the damage that is left, in one sentence; empty if none is left."""
         if self.is_whole:
             return ""
         unlike = {name: count for name, count in self.copies.items() if name not in _DONE}
@@ -65,7 +65,7 @@ class RepairSummary:
 
 
 def repair(spark: SparkSession, metadata: str, report: str) -> RepairSummary:
-    """Repair the damage in the report of an audit; the outcomes replace those of a former run.
+    """Repair the damage that an audit reports; the outcomes replace those of a former run.
 
     Raises:
         BadRequestError: an operator has disabled repairs, or the report is of another cluster.
@@ -96,7 +96,7 @@ def repair(spark: SparkSession, metadata: str, report: str) -> RepairSummary:
 
 
 def damages_of(rows: Sequence[Mapping[str, Any]]) -> list[CopyDamage]:
-    """The damage of one ledger by bookie, from its verdicts."""
+    """Return the damage of one ledger, one item for each bookie, from the ledger's verdicts."""
     by_bookie: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
         by_bookie.setdefault(row["bookie"], []).append(row)
@@ -113,7 +113,7 @@ def damages_of(rows: Sequence[Mapping[str, Any]]) -> list[CopyDamage]:
 def _repairing(
     connection: SparkConnection,
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """The function that each task runs. It travels to the executors."""
+    """Return the function that each task runs; Spark sends it to the executors."""
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         maintenance = connection.client().maintenance()

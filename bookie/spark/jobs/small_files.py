@@ -1,7 +1,8 @@
-"""Small text files on the file systems of Spark: `s3a:`, `hdfs:`, directories of this machine.
+"""Small text files on Spark's file systems: `s3a:`, `hdfs:`, directories of this machine.
 
-A session in this process asks Hadoop's file system, which takes milliseconds. A client of Spark
-Connect has no such way. It reads and writes them as frames, which takes about a second each.
+A session in this process uses Hadoop's file system, which takes milliseconds. A client of Spark
+Connect cannot do so. A client of Spark Connect reads and writes the files as frames, which takes
+about a second each.
 """
 
 from __future__ import annotations
@@ -15,19 +16,19 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the field's name for it)
 
 _NOT_THERE = ("PATH_NOT_FOUND", "UNABLE_TO_INFER_SCHEMA")
-"""Spark's names of the error that a directory is missing or empty."""
+"""Spark's names of the errors for a missing or an empty directory."""
 
 
 class SmallFiles(ABC):
-    """Reads and writes them; made by `small_files`."""
+    """Reads and writes small files; `small_files` makes one for a session."""
 
     @abstractmethod
     def texts(self, path: str) -> dict[str, str]:
-        """By name: the texts of the files in a directory, or of one file; empty without any."""
+        """Return, by name, the texts of the files in a directory or of one file; {} without any."""
 
     @abstractmethod
     def has_any(self, path: str, ending: str) -> bool:
-        """True if a directory has files whose names end so, at any depth."""
+        """True if a directory has, at any depth, a file whose name ends with `ending`."""
 
     @abstractmethod
     def write(self, path: str, text: str, *, replaces: bool = False) -> None:
@@ -39,14 +40,14 @@ class SmallFiles(ABC):
 
 
 def small_files(spark: SparkSession) -> SmallFiles:
-    """For a session, which may be one of Spark Connect."""
+    """Return the reader and writer of small files for a session, also for Spark Connect."""
     return _HadoopFiles(spark) if hasattr(spark, "_jsparkSession") else FrameFiles(spark)
 
 
 def load_if_there(
     spark: SparkSession, path: str, file_format: str, ending: str
 ) -> DataFrame | None:
-    """The files at any depth of a directory whose names end so; None without any."""
+    """Return a frame of the files below a directory that end with `ending`; None without any."""
     reader = spark.read.option("recursiveFileLookup", "true").option("pathGlobFilter", f"*{ending}")
     try:
         frame = reader.format(file_format).load(path)
@@ -59,7 +60,7 @@ def load_if_there(
 
 
 class FrameFiles(SmallFiles):
-    """As frames, which works in every session."""
+    """Reads and writes small files as frames, which works in every session."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
@@ -89,7 +90,7 @@ class FrameFiles(SmallFiles):
 
 
 class _HadoopFiles(SmallFiles):
-    """By the file system of the session's JVM."""
+    """Reads and writes small files by Hadoop's file system in the session's JVM."""
 
     def __init__(self, spark: SparkSession) -> None:
         session: Any = spark
@@ -139,7 +140,7 @@ class _HadoopFiles(SmallFiles):
 
 
 def _below(files: Any, at: Any) -> Iterator[Any]:
-    """The files at any depth of a directory; none if it does not exist."""
+    """Yield the files at any depth of a directory; none if the directory does not exist."""
     if not files.exists(at):
         return
     found = files.listFiles(at, True)

@@ -1,4 +1,4 @@
-"""Statistics: sizes, rates, skew, and copies by bookie and rack. Metadata only; no bookie is asked.
+"""Statistics from metadata only: sizes, rates, skew, and copies by bookie and rack.
 
 Bytes are payload bytes of closed ledgers. The metadata store does not know the size
 of open ledgers.
@@ -16,28 +16,28 @@ from bookie.spark.collecting import collected
 from bookie.spark.jobs import pictures
 
 DAYS_SHOWN = 30
-"""Days of the rates, the newest ones."""
+"""The number of the newest days for which rates are shown."""
 
 LOGS_SHOWN = 30
-"""The largest logs."""
+"""The number of the largest logs that are shown."""
 
 
 @dataclass(frozen=True, slots=True)
 class BookieShare:
-    """The share of one bookie, by the metadata."""
+    """The copies and bytes that the metadata assigns to one bookie."""
 
     bookie: str
     state: str
     rack: str
     copies: int
-    """Fragments of which it should have a copy."""
+    """The number of fragments of which the bookie should have a copy."""
     stored_bytes: int
     free_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class LogShare:
-    """The ledgers of one log; an empty name stands for ledgers of no log."""
+    """The ledgers of one log; an empty log name stands for ledgers of no log."""
 
     log: str
     ledgers: int
@@ -63,7 +63,7 @@ class ClusterStats:
     entries: int
     payload_bytes: int
     median_bytes: int
-    """Of closed ledgers, and their 95th percentile and greatest size."""
+    """The median size of closed ledgers; then their 95th percentile and greatest size."""
     p95_bytes: int
     largest_bytes: int
     bookies: tuple[BookieShare, ...]
@@ -72,12 +72,12 @@ class ClusterStats:
 
     @property
     def skew(self) -> float:
-        """The fullest bookie's bytes as a multiple of the mean; 1 is even."""
+        """Return the fullest bookie's bytes as a multiple of the mean; 1 means an even spread."""
         return skew_of([one.stored_bytes for one in self.bookies])
 
     @property
     def racks(self) -> dict[str, int]:
-        """Stored bytes by rack."""
+        """Return the stored bytes of each rack."""
         found: dict[str, int] = {}
         for one in self.bookies:
             found[one.rack] = found.get(one.rack, 0) + one.stored_bytes
@@ -85,13 +85,13 @@ class ClusterStats:
 
 
 def skew_of(sizes: Sequence[int]) -> float:
-    """The greatest as a multiple of the mean; 1 if there is nothing."""
+    """Return the greatest size as a multiple of the mean; 1 if there are no bytes."""
     whole = sum(sizes)
     return max(sizes) * len(sizes) / whole if whole else 1.0
 
 
 def stats(spark: SparkSession, metadata: str) -> ClusterStats:
-    """Count the contents of the cluster."""
+    """Count the ledgers, entries and bytes of the cluster."""
     ledgers = _table(spark, metadata, "ledgers").cache()
     closed = ledgers.where("length IS NOT NULL")
     sizes = ledgers.agg(
@@ -129,7 +129,7 @@ def stats(spark: SparkSession, metadata: str) -> ClusterStats:
 
 
 def _shares(spark: SparkSession, metadata: str) -> tuple[BookieShare, ...]:
-    """Every bookie that is registered, or that a ledger names."""
+    """Return a share for every bookie that is registered, or that a ledger names."""
     stored = (
         _table(spark, metadata, "replicas")
         .groupBy("bookie")
@@ -156,7 +156,7 @@ def _table(spark: SparkSession, metadata: str, table: str) -> DataFrame:
 
 
 def stats_page(found: ClusterStats) -> str:
-    """One page of HTML for people."""
+    """Return a report of the statistics as one HTML page."""
     size = pictures.size_text
     summary = (
         f"{found.ledgers} ledgers ({found.open_ledgers} open) hold {found.entries} entries and "

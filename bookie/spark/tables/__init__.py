@@ -1,8 +1,8 @@
 """Tables about the cluster: ``option("table", …)``.
 
-The planner lists the metadata store once, and the rows travel in a few partitions. No bookie is
-asked, but for ``audit``. A frame shows the cluster as of its first action; load it again to see
-changes.
+The planner lists the metadata store once, and passes the rows to the tasks in a few partitions.
+Only the table ``audit`` asks bookies. A frame shows the cluster as of its first action; load the
+frame again to see changes.
 
 | module | what it holds |
 |---|---|

@@ -1,7 +1,7 @@
-"""The columns of each table, in Spark's words for types.
+"""The columns of each table, with their types in Spark's words.
 
-Spark's own parser of such text needs a JVM, which a planner has not. So the few types that tables
-have are known here.
+Spark's own parser of column types needs a JVM, which a planner does not have. So this module parses
+the few types that the tables have.
 """
 
 from __future__ import annotations
@@ -69,11 +69,11 @@ TABLES: dict[str, str] = {
         verdict STRING, entries BIGINT, bytes BIGINT, ranges {_RANGES}, foundOn ARRAY<STRING>,
         detail STRING""",
 }
-"""DDL by the name of the table."""
+"""The columns of each table as DDL, by the table's name."""
 
 
 def table_schema(table: str) -> StructType:
-    """The columns of a table."""
+    """Return the columns of a table as Spark's schema."""
     # A comma inside <> belongs to a type.
     columns = re.split(r",\s+(?![^<]*>)", " ".join(TABLES[table].split()))
     named = (column.split(" ", 1) for column in columns)

@@ -21,13 +21,13 @@ from bookie.spark.tables.columns import TABLES, table_schema
 from bookie.spark.tables.rows import Row
 
 ROWS_OF_A_PARTITION = 20_000
-"""Rows that one task turns into Arrow. A task costs as much as these."""
+"""The rows that one task converts to Arrow; starting a task costs as much as so many rows."""
 
 BYTES_OF_A_PARTITION = 256 * 1024 * 1024
-"""A task of an audit reads so much, all copies together."""
+"""The bytes that one task of an audit reads, all copies together."""
 
 ITEMS_AT_ONCE = 512
-"""Items of an audit whose verdicts are made into one batch."""
+"""The most items of an audit whose verdicts go into one batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +38,19 @@ class TableOptions:
     table: str
     log: str | None
     ledgers: tuple[tuple[int, int], ...] | None
-    """Ranges of ledger ids; None for all."""
+    """The ranges of ledger ids to read; None for all ledgers."""
     bytes_of_a_partition: int
     partitions_min: int
 
     def wants(self, ledger_id: int) -> bool:
-        """True if a ledger is asked for."""
+        """True if the options ask for this ledger."""
         if self.ledgers is None:
             return True
         return any(first <= ledger_id <= last for first, last in self.ledgers)
 
 
 def take_table(options: SparkOptions) -> TableOptions | None:
-    """The table that the options ask for; None if they ask for entries or records.
+    """Take from the options the table to read; None if they ask for entries or records.
 
     Raises:
         BadRequestError: an option is wrong.
@@ -84,28 +84,28 @@ def _ids(text: str) -> tuple[int, int]:
 
 @dataclass
 class RowsPartition(InputPartition):
-    """Rows that the planner has listed."""
+    """The rows that one task returns; the planner has listed them."""
 
     rows: list[Row]
 
 
 @dataclass
 class AuditPartition(InputPartition):
-    """Copies that one task reads and verifies."""
+    """The copies that one task of an audit reads and verifies."""
 
     items: list[AuditItem]
     damaged: list[int]
-    """Ledgers whose metadata is damaged."""
+    """The ids of ledgers whose metadata is damaged."""
 
 
 class TableReader(DataSourceReader):
-    """Lists in the planner; tasks only make Arrow of the rows, or audit."""
+    """Lists the rows in the planner; its tasks only convert the rows to Arrow, or audit copies."""
 
     def __init__(self, options: TableOptions) -> None:
         self._options = options
 
     def partitions(self) -> Sequence[InputPartition]:
-        """The listing, in a few parts."""
+        """List the table's rows and divide them into a few parts."""
         if self._options.table == "audit":
             return self._audit_partitions()
         found = list(_LISTINGS[self._options.table](self._options))
@@ -124,7 +124,7 @@ class TableReader(DataSourceReader):
         return [*parts, AuditPartition([], damaged)] if damaged or not parts else parts
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one partition."""
+        """Yield the rows of one part as Arrow batches."""
         schema = table_schema(self._options.table)
         if isinstance(partition, RowsPartition):
             yield _batch(partition.rows, schema)

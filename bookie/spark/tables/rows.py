@@ -1,6 +1,6 @@
-"""Rows of the tables, from records of the metadata store. Pure; a row is a tuple by column.
+"""Make rows of the tables from records of the metadata store; a row is a tuple of columns.
 
-Moments are microseconds since 1970, as Arrow takes them.
+Moments are in microseconds since 1970, as Arrow takes them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ UNREADABLE = "UNREADABLE"
 
 
 def ledger_row(metadata: LedgerMetadata) -> Row:
-    """One row of ``ledgers``."""
+    """Return the row of a ledger in the table ``ledgers``."""
     closed = metadata.is_closed
     return (
         metadata.ledger_id,
@@ -48,12 +48,12 @@ def ledger_row(metadata: LedgerMetadata) -> Row:
 
 
 def unreadable_row(ledger_id: int) -> Row:
-    """The row of a ledger whose metadata is damaged."""
+    """Return the row of a ledger whose metadata is damaged."""
     return (ledger_id, UNREADABLE, *[None] * 11, [])
 
 
 def log_of(metadata: LedgerMetadata) -> str | None:
-    """The log that a ledger was made for; None without one."""
+    """Return the name of the log that a ledger was made for; None if there is no log."""
     tag = metadata.custom_metadata.get(LOG_TAG)
     if tag is None:
         return None
@@ -65,14 +65,14 @@ def log_of(metadata: LedgerMetadata) -> str | None:
 
 
 def fragment_rows(metadata: LedgerMetadata) -> Iterator[Row]:
-    """Rows of ``fragments``: one for each fragment that has entries, or is written."""
+    """Yield the rows of ``fragments``, one per fragment that has entries or is being written."""
     for first, bookies, last in fragment_ends(metadata):
         entries = None if last is None else last - first + 1
         yield (metadata.ledger_id, first, last, entries, list(bookies))
 
 
 def replica_rows(metadata: LedgerMetadata, states: Mapping[str, str]) -> Iterator[Row]:
-    """Rows of ``replicas``: one for each bookie of each fragment. Bytes follow from the mean."""
+    """Yield the rows of ``replicas``, one per fragment and bookie; bytes are an estimate."""
     quorum = quorum_of(metadata)
     mean = 0.0
     if metadata.is_closed and metadata.last_entry_id >= 0:
@@ -86,7 +86,7 @@ def replica_rows(metadata: LedgerMetadata, states: Mapping[str, str]) -> Iterato
 
 
 def stripe_count(stripe: Stripe, first: int, last: int) -> int:
-    """The number of ids of a stripe from `first` to `last`, both included."""
+    """Return how many ids of a stripe lie between `first` and `last`, both included."""
     if last < first:
         return 0
     if stripe.modulus == 0:
@@ -95,13 +95,13 @@ def stripe_count(stripe: Stripe, first: int, last: int) -> int:
 
 
 def _below(stripe: Stripe, end: int) -> int:
-    """Ids of the stripe from `first_residue` - `modulus` up to `end`, which is not included."""
+    """Count the stripe's ids below `end`, from one `modulus` before `first_residue` on."""
     whole, rest = divmod(end - stripe.first_residue + stripe.modulus, stripe.modulus)
     return whole * stripe.count + min(rest, stripe.count)
 
 
 def bookie_row(registration: Registration, state: str) -> Row:
-    """One row of ``bookies``."""
+    """Return the row of a bookie in the table ``bookies``."""
     endpoint = registration.endpoint("bookie")
     address = None if endpoint is None else endpoint.address
     labels = registration.labels
@@ -119,7 +119,7 @@ def bookie_row(registration: Registration, state: str) -> Row:
 
 
 def log_row(listed: ListedPartition) -> Row:
-    """One row of ``logs``: a partition. The end is unknown while the last ledger is open."""
+    """Return a partition's row in ``logs``; its end is unknown while the last ledger is open."""
     head, owner = listed.head, listed.head.owner
     end = head.ranges[-1].end_offset if head.ranges else head.start_offset
     return (
@@ -142,7 +142,7 @@ def log_row(listed: ListedPartition) -> Row:
 
 
 def cursor_row(listed: ListedCursor) -> Row:
-    """One row of ``cursors``."""
+    """Return the row of a cursor in the table ``cursors``."""
     cursor = listed.cursor
     return (
         listed.log,
@@ -157,7 +157,7 @@ def cursor_row(listed: ListedCursor) -> Row:
 
 
 def history_rows(log: str, ranges: Iterable[tuple[int, LogRange]]) -> Iterator[Row]:
-    """Rows of ``history``: the ranges of each partition, numbered in order."""
+    """Yield the rows of ``history``: the ranges of each partition, numbered in order."""
     numbers: dict[int, int] = {}
     for partition, one in ranges:
         number = numbers.get(partition, 0)
@@ -178,7 +178,7 @@ def history_rows(log: str, ranges: Iterable[tuple[int, LogRange]]) -> Iterator[R
 
 
 def verdict_row(verdict: ReplicaVerdict) -> Row:
-    """One row of ``audit``."""
+    """Return the row of a verdict in the table ``audit``."""
     return (
         verdict.ledger_id,
         verdict.fragment,
@@ -195,7 +195,7 @@ def verdict_row(verdict: ReplicaVerdict) -> Row:
 
 
 def in_parts(rows: Sequence[Row], size: int) -> list[list[Row]]:
-    """Rows in parts of at most `size`; one empty part without rows."""
+    """Divide the rows into parts of at most `size`; without rows return one empty part."""
     return [list(rows[start : start + size]) for start in range(0, max(len(rows), 1), size)]
 
 
