@@ -1,7 +1,7 @@
 """bookie: a storage node for replicated logs, and the client that replicates them.
 
 Importing `bookie` has no side effects. A public name is loaded at its first use (PEP 562), so a
-command line pays only for what it uses.
+command loads only what it uses.
 """
 
 from __future__ import annotations
@@ -47,5 +47,5 @@ else:  # or a misspelt name would be one to a type checker
 
 
 def __dir__() -> list[str]:
-    """What exists already, and the public names."""
+    """Return the names that exist already, and the public names."""
     return sorted({*globals(), *__all__})

@@ -1,7 +1,7 @@
 """Addresses as text: ``HOST:PORT``, with brackets around an IPv6 address.
 
-A host is a name or an address, always without brackets. Every address of the tree is built and
-split here.
+A host is a name or an address, always without brackets. This module builds and splits every address
+of the program.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ _ADDRESS = re.compile(r"(?:\[(?P<bracketed>[^\]]*)\]|(?P<name>[^:]*))(?::(?P<por
 
 
 def join_address(host: str, port: int) -> str:
-    """``HOST:PORT`` as URLs, gRPC and kazoo take it."""
+    """Return ``HOST:PORT`` as URLs, gRPC and kazoo take it."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def split_address(text: str, default_port: int | None = None) -> tuple[str, int]:
-    """Host and port (1 … 65535) of ``HOST:PORT``, or of ``HOST`` if there is a default port.
+    """Return host and port (1 … 65535) of ``HOST:PORT``, or of ``HOST`` with a default port.
 
     Raises:
         ValueError: the text is no address.
@@ -39,12 +39,12 @@ def split_address(text: str, default_port: int | None = None) -> tuple[str, int]
 
 
 def is_host(text: str) -> bool:
-    """Whether this is a host as settings and records hold it: without brackets and port."""
+    """True if `text` is a host as settings and records hold it: without brackets and port."""
     return _is_ipv6(text) if ":" in text else _NAME.fullmatch(text) is not None
 
 
 def is_wildcard(host: str) -> bool:
-    """Whether a server that listens on this host listens on every address of its machine."""
+    """True if a server that listens on `host` listens on every address of its machine."""
     try:
         return ipaddress.ip_address(host).is_unspecified
     except ValueError:

@@ -75,12 +75,13 @@ from bookie.ids import Status
 
 
 class BookieError(Exception):
-    """Root of the tree. ``str(error)`` is one sentence that a user can act on."""
+    """The root of the tree of errors; ``str(error)`` is one sentence that a user can act on."""
 
     retryable: bool = False
-    """Whether the same request may succeed later without a change by the caller.
+    """True if the same request may succeed later without a change by the caller.
 
-    A fact of the class, except for a writer that has ended: its errors are never retryable.
+    `retryable` is a fact of the class, with one exception: the errors of a writer that has ended
+    are never retryable.
     """
 
     status: ClassVar[Status] = Status.IO_ERROR
@@ -185,13 +186,13 @@ class LogTakenOverError(LogError):
     def __init__(self, message: str, *, owner: str = "", since_ms: int = 0) -> None:
         super().__init__(message)
         self.owner = owner
-        """Who took it over."""
+        """The process that took the partition over."""
         self.since_ms = since_ms
-        """When, in ms since 1970, by the new owner's clock."""
+        """The time of the take-over in ms since 1970, by the new owner's clock."""
 
 
 class LogTruncatedError(LogError):
-    """Entries from this position on were truncated."""
+    """The entries at the requested position were truncated."""
 
     def __init__(self, message: str, *, earliest_offset: int = 0) -> None:
         super().__init__(message)
@@ -208,7 +209,7 @@ class LogClosedError(LogError):
 
 
 class DuplicateRecordError(LogError):
-    """A sequence number is too old to tell where its record is; nothing was appended."""
+    """The sequence number of a record is too old to find the record; nothing was appended."""
 
 
 class NoSuchCursorError(LogError):
@@ -258,7 +259,7 @@ class UnknownLedgerStateError(UnavailableError):
 
 
 class WrongBookieError(UnavailableError):
-    """Another bookie answers at the address, and cannot speak for the one that is meant."""
+    """Another bookie answers at the address, and cannot speak for the bookie that is meant."""
 
 
 class WrongIncarnationError(UnavailableError):
@@ -268,7 +269,7 @@ class WrongIncarnationError(UnavailableError):
 
 
 class LedgerRecoveryError(UnavailableError):
-    """Too few bookies answered to decide where the ledger ends; it stays IN_RECOVERY."""
+    """Too few bookies answered to decide where the ledger ends; the ledger stays IN_RECOVERY."""
 
 
 class DiskFullError(UnavailableError):
@@ -282,7 +283,7 @@ class CannotStartError(UnavailableError):
 
 
 class ClockError(UnavailableError):
-    """The clock of this machine contradicts all bookies: nothing gets its time."""
+    """The clock of this machine contradicts all bookies, so no record may get its time."""
 
 
 class OperationTimeoutError(UnavailableError):
@@ -308,7 +309,7 @@ class NewerFormatError(FormatError):
 
 
 class StorageFailedError(BookieError):
-    """A write or sync of committed structure failed: the process must end with exit code 74."""
+    """A disk or the index failed: the process must end with exit code 74."""
 
 
 class IdentityError(BookieError):
@@ -328,7 +329,7 @@ class MetadataError(BookieError):
 
 
 class BadVersionError(MetadataError):
-    """Compare-and-set lost: the key has another version than expected."""
+    """A compare-and-set failed: the key has another version than expected."""
 
 
 class KeyExistsError(BadVersionError):
@@ -352,7 +353,7 @@ class InvalidKeyError(MetadataError):
 
 
 class StoreWentBackError(MetadataError):
-    """The metadata store is an older state than a bookie knows: it would use ids again."""
+    """The metadata store has an older state than a bookie knows, and would use ids again."""
 
 
 class ClusterInUseError(MetadataError):
@@ -412,5 +413,5 @@ _BY_STATUS: dict[Status, type[BookieError]] = {
 
 
 def error_for_status(status: Status, message: str) -> BookieError:
-    """The error that a client raises for a bookie's answer other than OK."""
+    """Return the error that a client raises for a bookie's answer other than OK."""
     return _BY_STATUS[status](message)

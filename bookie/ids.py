@@ -1,8 +1,8 @@
-"""The nouns that travel between floors: ids, their bounds, and the status of a request.
+"""The words that all layers share: ids, their bounds, and the status of a request.
 
-Ids are plain integers at run time. They are 63-bit: every id that is stored or sent lies in
-``0 … MAX_ID``; ``NO_ENTRY`` (-1) stands for "none yet" wherever an entry id or a last add confirmed
-(LAC) may be absent.
+Ids are plain integers at run time. Ids have 63 bits: every id that is stored or sent lies in ``0 …
+MAX_ID``. ``NO_ENTRY`` (-1) stands for "none yet" wherever an entry id or a last add confirmed (LAC)
+may be absent.
 """
 
 from __future__ import annotations
@@ -19,26 +19,25 @@ MAX_ID = 2**63 - 1
 """The largest ledger or entry id (inclusive)."""
 
 NO_ENTRY = -1
-"""Stands for a missing entry id, or a missing last add confirmed."""
+"""The value for a missing entry id, or for a missing last add confirmed (LAC)."""
 
 ENTRY_SIZE_BYTES_MAX = 4 * 1024 * 1024
-"""The largest entry packet, header and digest included."""
+"""The largest entry packet in bytes, header and digest included."""
 
 BATCH_SIZE_BYTES_MAX = 1024 * 1024
-"""The largest payload of a batch of two or more entries; a batch of one may fill an entry."""
+"""The largest payload of a batch of several entries; a batch of one may be as large as an entry."""
 
 JOINED_MESSAGES_METADATA = ("bookie-joined-messages", "2")
-"""What a bookie says first on a stream of adds if it takes several requests in one message, of up
-to 2 MiB together."""
+"""A bookie's first metadata on an add stream: a message may join requests, up to 2 MiB together."""
 
 INSTANCE_ID_METADATA_KEY = "bookie-instance-id"
 """The call-metadata key that carries the cluster's instance id."""
 
 BOOKIE_ID_METADATA_KEY = "bookie-id"
-"""With each call: the bookie that the client means. On a stream of adds also the one that it is."""
+"""The id of the bookie that a call is for; on an add stream also the answering bookie's own id."""
 
 INCARNATION_METADATA_KEY = "bookie-incarnation"
-"""The incarnation that a client means; on a stream of adds also the one that the bookie has."""
+"""The incarnation that a client expects; on an add stream also the answering bookie's own."""
 
 LIFE_METADATA_KEY = "bookie-life"
 """A random id of one life of a bookie's process: on a stream of adds the one that takes them, with
@@ -50,7 +49,7 @@ _BOOKIE_IDS_RESERVED = frozenset({"readonly", "readwrite", ".", ".."})
 
 
 class Status(enum.IntEnum):
-    """What a bookie answers in band; the numbers are those of ``proto/bookie/v1/bookie.proto``."""
+    """The status in a bookie's answer; numbers are as in ``proto/bookie/v1/bookie.proto``."""
 
     OK = 0
     NO_SUCH_LEDGER = 1
@@ -70,20 +69,20 @@ class Status(enum.IntEnum):
 
     @property
     def is_definite_negative(self) -> bool:
-        """Whether recovery may count the answer as "this bookie does not have the entry"."""
+        """True if recovery may count the answer as "this bookie does not have the entry"."""
         return self in (Status.NO_SUCH_ENTRY, Status.NO_SUCH_LEDGER)
 
 
 def is_valid_bookie_id(text: str) -> bool:
-    """Whether `text` may name a bookie: letters, digits, ``. _ : -``, at most 128, not reserved."""
+    """True if `text` may name a bookie: letters, digits, ``. _ : -``, at most 128, not reserved."""
     return _BOOKIE_ID.fullmatch(text) is not None and text not in _BOOKIE_IDS_RESERVED
 
 
 def vacancy(slot: int) -> str:
-    """What an ensemble names in a slot that has no bookie yet."""
+    """Return the id that an ensemble names in a slot that has no bookie yet."""
     return f"{_VACANT_PREFIX}{slot}"
 
 
 def is_vacant(bookie_id: str) -> bool:
-    """Whether an ensemble names this where a slot has no bookie yet. No bookie may take the id."""
+    """True if the id marks an ensemble's slot that has no bookie yet; no bookie may take the id."""
     return bookie_id.startswith(_VACANT_PREFIX)

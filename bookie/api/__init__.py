@@ -1,4 +1,4 @@
-"""The public surface: connect to a cluster, create, open, list and delete ledgers; coordinate.
+"""The public API: connect to a cluster, use its ledgers and logs, coordinate a service.
 
 ::
 
@@ -16,8 +16,8 @@ store, with a scope of their own::
         async with await LockManager(me).acquire("/locks/billing") as lock:
             ...
 
-Everything runs in the event loop that entered `connect` or `coordinate`. Any loop will do; uvloop
-is faster.
+Everything runs in the event loop that entered `connect` or `coordinate`. Any event loop will do;
+uvloop is faster.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""The client of a cluster: ledgers and logs.
+"""`BookKeeper`, the client of a cluster, for ledgers and logs.
 
-Its methods check arguments and state the promises. `bookie.ledger` and `bookie.log` do the work.
+The methods of `BookKeeper` check arguments, and their docstrings state the guarantees.
+`bookie.ledger` and `bookie.log` do the work.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ class BookKeeper(ClusterConnection):
     """A client of one cluster: an async context manager, made by `connect`.
 
     The end of the context, or `aclose`, closes all connections and abandons writers that are still
-    open. Their ledgers stay open until a recovery. Appends that still wait raise ClientClosedError;
-    their outcome is unknown.
+    open. The ledgers of these writers stay open until a recovery. Appends that still wait raise
+    ClientClosedError; their outcome is unknown.
     """
 
     @creating
@@ -76,8 +77,8 @@ class BookKeeper(ClusterConnection):
     ) -> WriterHandle:
         """Create a ledger and return its writer, the only one it will ever have.
 
-        Await it, or enter it: ``async with bk.create_ledger() as writer`` closes the ledger at the
-        end of the block.
+        Await the call, or enter it: ``async with bk.create_ledger() as writer`` closes the ledger
+        at the end of the block.
 
         Args:
             ensemble_size: bookies that the ledger is spread over.
@@ -116,11 +117,12 @@ class BookKeeper(ClusterConnection):
     async def claim_ledger(self, ledger_id: int, *, password: bytes = b"") -> WriterHandle:
         """Become the writer of a ledger that another client created without writing it.
 
-        Await it, or enter it, as `create_ledger`.
+        Await the call, or enter it, as with `create_ledger`.
 
-        Such a ledger has the key `UNCLAIMED` in its custom metadata, and no entry. Of several
-        claims at once one wins: the key is removed by compare-and-set. The same step gives slots
-        that were left vacant (`allow_degraded`) to bookies that have come since.
+        A ledger that can be claimed has the key `UNCLAIMED` in its custom metadata, and no entry.
+        If several clients claim the ledger at once, only one succeeds, because a compare-and-set
+        removes the key. The same step gives slots that were left vacant (`allow_degraded`) to
+        bookies that have come since.
 
         Raises:
             NoSuchLedgerError: it does not exist.
@@ -136,9 +138,9 @@ class BookKeeper(ClusterConnection):
     ) -> ReaderHandle:
         """Open a ledger for reading.
 
-        Without `recover` the writer goes on. An open ledger is read up to its last add confirmed,
-        and can be followed. With `recover` the ledger is taken from its writer and closed. Every
-        acknowledged entry is in it, and the writer gets LedgerFencedError.
+        Without `recover` the writer goes on. A reader reads an open ledger up to its last add
+        confirmed, and can follow it. With `recover` the ledger is taken from its writer and closed.
+        The closed ledger has every acknowledged entry, and the writer gets LedgerFencedError.
 
         Raises:
             NoSuchLedgerError: it does not exist.
@@ -151,12 +153,12 @@ class BookKeeper(ClusterConnection):
 
     @checked
     async def delete_ledger(self, ledger_id: int) -> None:
-        """Delete a ledger: it can never be opened again, and bookies give its space back later.
+        """Delete a ledger: nobody can open it again, and bookies free its space later.
 
-        A writer or reader that has it open is not warned. Bookies learn of deletions by listing
-        the cluster's ledgers, in seconds or, in a large cluster, minutes. Until then such a writer
-        may still be acknowledged; afterwards it is refused as if the ledger were fenced. Its
-        `close` says that the ledger is gone.
+        A writer or reader that has the ledger open is not warned. Bookies learn of deletions by
+        listing the cluster's ledgers, within seconds or, in a large cluster, minutes. Until then
+        appends to the deleted ledger may still be acknowledged. Afterwards they are refused as if
+        the ledger were fenced. The writer's `close` says that the ledger is gone.
 
         Raises:
             NoSuchLedgerError: it does not exist.
@@ -166,7 +168,7 @@ class BookKeeper(ClusterConnection):
 
     @checked
     async def list_ledgers(self, *, after: int = -1) -> AsyncIterator[int]:
-        """The ids above `after` of all ledgers, ascending; complete, or it raises.
+        """Yield the ids above `after` of all ledgers, ascending; raise if some cannot be listed.
 
         Raises:
             MetadataError: the metadata store failed.
@@ -176,7 +178,7 @@ class BookKeeper(ClusterConnection):
 
     @checked
     async def ledger_metadata(self, ledger_id: int) -> LedgerMetadata:
-        """The metadata of a ledger as of now.
+        """Return the present metadata of a ledger.
 
         Raises:
             NoSuchLedgerError: it does not exist.
@@ -186,9 +188,9 @@ class BookKeeper(ClusterConnection):
 
     @checked
     async def explain_ledger(self, ledger_id: int) -> LedgerExplanation:
-        """Explain the decision of a recovery of the ledger now. Nothing is fenced or written.
+        """Explain what a recovery of the ledger would decide now; fence and write nothing.
 
-        It asks the bookies of the last ensemble, and shows each answer.
+        The call asks the bookies of the ledger's last ensemble, and shows each answer.
 
         Raises:
             NoSuchLedgerError: it does not exist.
@@ -209,7 +211,7 @@ class BookKeeper(ClusterConnection):
         transactional: bool = False,
         policy: LogPolicy | None = None,
     ) -> None:
-        """Make a log.
+        """Make a log with its partitions.
 
         Args:
             name: ``log``, or ``namespace/log``.
@@ -239,10 +241,10 @@ class BookKeeper(ClusterConnection):
         patience_seconds: float = 30.0,
         create: bool = True,
     ) -> LogWriter:
-        """Own a log, and return its writer. The former owner gets LogTakenOverError.
+        """Become the owner of a log and return its writer; the former owner gets LogTakenOverError.
 
-        Await it, or enter it: ``async with bk.open_log("orders") as log`` closes the log at the end
-        of the block.
+        Await the call, or enter it: ``async with bk.open_log("orders") as log`` closes the log at
+        the end of the block.
 
         Args:
             name: ``log``, or ``namespace/log``.
@@ -283,10 +285,10 @@ class BookKeeper(ClusterConnection):
         password: bytes = b"",
         on_truncated: OnTruncated = "raise",
     ) -> LogReader | PartitionsReader:
-        """A reader of a log: iterate it, or its `batches`; it can `seek` and tell its `lag`.
+        """Return a reader of a log: iterate it, or its `batches`; it can `seek` and tell its `lag`.
 
-        It never fences or writes. A reader of several partitions merges them as records arrive;
-        each partition stays in its order.
+        A reader never fences or writes. A reader of several partitions returns their records as
+        they arrive; records of one partition stay in order.
 
         Args:
             name: ``log``, or ``namespace/log``.
@@ -332,9 +334,9 @@ class BookKeeper(ClusterConnection):
         password: bytes = b"",
         on_truncated: OnTruncated = "raise",
     ) -> AsyncGenerator[LogRecord, None]:
-        """The records of a log, one by one, in their order. See `log_reader`.
+        """Yield the records of a log, one by one, in their order. See `log_reader`.
 
-        Leave the loop, or close the generator, to stop.
+        To stop reading, leave the loop or close the generator.
 
         Raises:
             LogTruncatedError: the next record was truncated; the error names the earliest one.
@@ -369,11 +371,11 @@ class BookKeeper(ClusterConnection):
         password: bytes = b"",
         on_truncated: OnTruncated = "raise",
     ) -> LogConsumer:
-        """A consumer of one partition; enter it to hold the cursor, and iterate it.
+        """Return a consumer of one partition; enter it to hold the cursor, then iterate it.
 
-        ``async with bk.consume("orders", cursor="billing") as consumer``: it begins where the
-        cursor is. `LogConsumer.commit` moves the cursor behind the records that were handed out.
-        Another consumer of the cursor waits until this one ends. A consumer that was stopped for
+        ``async with bk.consume("orders", cursor="billing") as consumer`` begins where the cursor
+        is. `LogConsumer.commit` moves the cursor behind the records that were handed out. Another
+        consumer of the same cursor waits until this consumer ends. A consumer that was stopped for
         too long cannot move the cursor: it gets CursorLostError.
 
         Args:
@@ -418,10 +420,10 @@ class BookKeeper(ClusterConnection):
         password: bytes = b"",
         on_truncated: OnTruncated = "raise",
     ) -> GroupMember:
-        """A member of a group that shares logs; enter it to belong to the group, and iterate it.
+        """Return a member of a group that shares logs; enter it to join the group, then iterate it.
 
-        Each partition has one member at a time. When members come and go, as few partitions as
-        possible change hands. The group's cursors have its name.
+        Each partition has one member at a time. When members join or leave, as few partitions as
+        possible change their member. The group's cursors have the group's name.
 
         Args:
             group: its name.
@@ -455,12 +457,12 @@ class BookKeeper(ClusterConnection):
 
     @checked
     def cursors(self, name: str, *, password: bytes = b"") -> Cursors:
-        """The cursors of a log: create, reset, delete them, see their lag."""
+        """Return the cursors of a log, to create, reset or delete them, or to see their lag."""
         return Cursors(self._logs, LogName.parse(name), LogReading(self._logs, password))
 
     @checked
     async def group_status(self, group: str, *, password: bytes = b"") -> GroupStatus:
-        """The state of a group: its members, their partitions and their lag.
+        """Return the state of a group: its members, their partitions and their lag.
 
         Raises:
             NoSuchKeyError: there never was such a group.
@@ -469,12 +471,12 @@ class BookKeeper(ClusterConnection):
         return await group_status(self._logs_here, group, LogReading(self._logs_here, password))
 
     async def list_groups(self) -> Sequence[str]:
-        """The names of all groups that ever had a member."""
+        """Return the names of all groups that ever had a member."""
         return await list_groups(self._logs_here.store)
 
     @checked
     async def list_logs(self, namespace: str | None = None) -> AsyncIterator[str]:
-        """The names of all logs, or of those of a namespace."""
+        """Yield the names of all logs, or of the logs of a namespace."""
         async for name in self._logs_here.logs.list_logs(namespace):
             yield str(name)
 
@@ -482,17 +484,17 @@ class BookKeeper(ClusterConnection):
 
     @checked
     def publisher(self, name: str) -> LogPublisher:
-        """A publisher of batches to a transactional log, each once."""
+        """Return a publisher, which publishes each batch to a transactional log once."""
         return LogPublisher(self._logs, LogName.parse(name))
 
     @checked
     async def open_range_writer(
         self, name: str, application: str, *, partition: int = 0, password: bytes = b""
     ) -> RangeWriter:
-        """A writer of records of one partition, for a later `publisher.publish`.
+        """Return a writer of records of one partition, which `publisher.publish` publishes later.
 
-        The log is transactional. Readers see the records after the publication. Enter the writer
-        to close its ledger at the end of the block.
+        The log must be transactional. Readers see the records after their publication. Enter the
+        writer to close its ledger at the end of the block.
 
         Args:
             name: ``log``, or ``namespace/log``.
@@ -510,12 +512,12 @@ class BookKeeper(ClusterConnection):
     # -- keeping house -----------------------------------------------------------------------------
 
     def maintenance(self) -> Maintenance:
-        """Lists of all ledgers and logs, audits and repairs of copies."""
+        """Return the object that lists ledgers and logs, and audits and repairs copies."""
         return Maintenance(self._logs)
 
     @checked
     async def log_status(self, name: str, *, password: bytes = b"") -> LogStatus:
-        """A log's definition, and the ends of its partitions as of now.
+        """Return a log's definition, and the present ends of its partitions.
 
         Raises:
             NoSuchLogError: there is no such log.
@@ -525,7 +527,7 @@ class BookKeeper(ClusterConnection):
 
     @checked
     async def survey_log(self, name: str, *, password: bytes = b"") -> LogSurvey:
-        """The places of a log's records, for readers that split the work.
+        """Return where the records of a log are, for readers that split the work.
 
         Raises:
             NoSuchLogError: there is no such log.
@@ -540,9 +542,10 @@ class BookKeeper(ClusterConnection):
         password: bytes = b"",
         timeout_seconds: float,
     ) -> bool:
-        """Wait for a record at the offset of some (log, partition), or behind it.
+        """Wait until one of the partitions has a record at its offset in `offsets`, or behind it.
 
-        Returns whether there is one; False after the timeout. Nothing is fenced or written.
+        The call returns True if there is such a record, and False after the timeout. The call
+        fences and writes nothing.
 
         Raises:
             NoSuchLogError: a log does not exist.
@@ -561,10 +564,11 @@ class BookKeeper(ClusterConnection):
         before: int | LogPosition | None = None,
         before_time: Moment | None = None,
     ) -> int:
-        """Truncate a partition before an offset, a position or a time; returns its first offset.
+        """Truncate a partition before an offset, a position or a time; return its first offset.
 
-        Readers of earlier records get LogTruncatedError. A writer goes on. With `before_time`, all
-        ledgers at the beginning go of which every record is older.
+        Readers of earlier records get LogTruncatedError. A writer goes on. With `before_time`,
+        ledgers are removed from the beginning of the partition, as long as all records of a ledger
+        are older.
 
         Raises:
             NoSuchLogError: there is no such log.
@@ -578,9 +582,9 @@ class BookKeeper(ClusterConnection):
 
     @checked
     async def delete_log(self, name: str) -> None:
-        """Delete a log with all its ledgers and cursors. A call that was cut off may be repeated.
+        """Delete a log with all its ledgers and cursors; repeat the call if it was cut off.
 
-        Its writer and its readers get NoSuchLogError.
+        The log's writer and its readers get NoSuchLogError.
 
         Raises:
             NoSuchLogError: there is no such log.
@@ -594,8 +598,8 @@ class BookKeeper(ClusterConnection):
     ) -> LogSweep:
         """Delete ledgers of logs that no log names, and apply retention to all logs.
 
-        Run it once a day. Ledgers younger than `older_than_seconds` stay: their writers may be
-        about to add or to publish them. With `dry_run` nothing is deleted.
+        Run the sweep once a day. Ledgers younger than `older_than_seconds` stay, because their
+        writers may be about to add or publish them. With `dry_run` nothing is deleted.
 
         Raises:
             MetadataError: the logs or the ledgers cannot be listed.

@@ -1,4 +1,4 @@
-"""Connect to a cluster; take part in the coordination of a service."""
+"""Connect to a cluster of bookies, or take part in the coordination of a service."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bookie.metadata.security import security_of
 
 
 class ClientOptions(TypedDict, total=False):
-    """Keywords of `connect`: the settings of the section ``[client]``."""
+    """Keyword arguments of `connect`: the settings of the section ``[client]``."""
 
     add_timeout_seconds: float
     replace_after_seconds: float
@@ -37,7 +37,7 @@ def connect(
     rpc: RpcSettings | None = None,
     **settings: Unpack[ClientOptions],
 ) -> BookKeeper:
-    """A client of the cluster whose metadata is at `metadata_uri`; enter it to connect.
+    """Return a client of the cluster whose metadata is at `metadata_uri`; enter it to connect.
 
     Args:
         metadata_uri: ``local:///directory``, ``zk://host:2181/scope``, ``etcd://host:2379/scope``
@@ -70,12 +70,12 @@ def connect(
 async def coordinate(
     metadata_uri: str, *, session_timeout_seconds: float = SESSION_TIMEOUT_SECONDS
 ) -> AsyncIterator[Participant]:
-    """This process's part in a service's coordination; every recipe is made with it.
+    """Take part in a service's coordination; locks and all other recipes use the participant.
 
-    It has a session of its own. At the end of the block, or of the session, it releases everything:
-    locks, leadership, memberships, and items that are not done. A stopped process learns late that
-    it has lost a lock. So guard what the lock protects: by `Lock.token`, or by `Lock.check` in a
-    transaction of `Participant.store`.
+    The participant has a session of its own. At the end of the block, or of the session, it
+    releases everything: locks, leadership, memberships, and items that are not done. A process that
+    was stopped for a while learns late that it has lost a lock. So guard what the lock protects: by
+    `Lock.token`, or by `Lock.check` in a transaction of `Participant.store`.
 
     Args:
         metadata_uri: as for `connect`, but with a scope that no cluster of bookies uses. Foreign

@@ -1,4 +1,4 @@
-"""The life of a client: its parts from connect to close."""
+"""Connect and close a client: make its parts, and end them in order."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from bookie.metadata.security import MetadataSecurity
 
 
 class ClusterConnection:
-    """The part of `BookKeeper` that connects when entered, and ends when left or `aclose`d."""
+    """The part of `BookKeeper` that connects when entered, and closes when left or by `aclose`."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class ClusterConnection:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """End as the context does. It has no effect before the client is connected."""
+        """Close the client, as leaving its block does; do nothing if it is not connected."""
         entered, self._entered = self._entered, None
         if entered is None:
             return
@@ -122,7 +122,7 @@ class ClusterConnection:
         return self._connected.instance_id
 
     def bookies(self) -> Mapping[str, Registration]:
-        """The registered bookies by id, read-only ones included, as of now."""
+        """Return the registered bookies of this moment by id, read-only bookies included."""
         return self._connected.directory.all()
 
     @property
@@ -135,7 +135,7 @@ class ClusterConnection:
 
     @property
     def _logs_here(self) -> LogClient:
-        """The logs, for calls that await: only in the event loop of the client."""
+        """Return the log client for calls that await; only in the client's event loop."""
         logs = self._logs
         logs.require_here()
         return logs

@@ -1,6 +1,6 @@
-"""Maintenance of a cluster: lists, audits, repairs and compactions. For jobs and tools.
+"""Maintenance of a cluster, for jobs and tools: lists, audits, repairs and compactions.
 
-Listings read metadata only, and ask no bookie. `BookKeeper.maintenance` makes one.
+Listings read metadata only, and ask no bookie. `BookKeeper.maintenance` returns a `Maintenance`.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from bookie.log.tidy.unnamed_ledgers import read_chain
 from bookie.metadata.versioned import Versioned
 
 READS_AT_ONCE = 64
-"""Records of the metadata store that are read at the same time."""
+"""The number of records of the metadata store that are read at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListedPartition:
-    """A partition of a log as the metadata store has it; nothing is asked about open ledgers."""
+    """A partition of a log in the metadata store; bookies are not asked about its open ledgers."""
 
     name: str
     definition: LogDefinition
@@ -70,12 +70,12 @@ class Maintenance:
     async def ledgers(
         self, on_damaged: Callable[[int], object]
     ) -> AsyncIterator[Versioned[LedgerMetadata]]:
-        """All ledgers by id; calls `on_damaged` for those whose metadata is damaged."""
+        """Yield all ledgers by id; call `on_damaged` for those with damaged metadata."""
         async for found in self._client.ledgers.ledgers.list_readable(on_damaged):
             yield found
 
     async def partitions(self) -> list[ListedPartition]:
-        """All partitions of all logs, but of those that are being deleted."""
+        """Return all partitions of all logs, except of logs that are being deleted."""
         logs = self._client.logs
         names = [name async for name in logs.list_logs()]
         found: list[ListedPartition] = []
@@ -102,7 +102,7 @@ class Maintenance:
             return []  # it was deleted meanwhile
 
     async def cursors(self) -> list[ListedCursor]:
-        """All cursors of all logs."""
+        """Return all cursors of all logs."""
         return [
             ListedCursor(one.name, one.number, name, cursor.value)
             for one in await self.partitions()
@@ -113,7 +113,7 @@ class Maintenance:
 
     @checked
     async def history(self, log: str) -> list[tuple[int, LogRange]]:
-        """All ranges of a log that still exist, by partition and in order.
+        """Return all ranges of a log that still exist, by partition and in order.
 
         Raises:
             NoSuchLogError: there is no such log.
@@ -130,26 +130,26 @@ class Maintenance:
 
     @checked
     async def applications(self, log: str) -> Mapping[str, int]:
-        """The last batch of each application that published to a log."""
+        """Return the last batch of each application that published to a log."""
         return await self._client.logs.applications(LogName.parse(log))
 
     # -- compaction --------------------------------------------------------------------------------
 
     @checked
     async def plan_compaction(self, log: str, limits: CompactionLimits) -> CompactionPlan:
-        """The ranges of a log that are worth joining; see `bookie.log.compact.compaction`."""
+        """Return the ranges of a log worth joining; see `bookie.log.compact.compaction`."""
         return await plan_compaction(self._client, LogName.parse(log), limits)
 
     @checked
     async def copy_group(self, group: CompactionGroup, password: bytes = b"") -> CopiedGroup:
-        """Copy ranges into a new ledger; also in another process than the one that planned."""
+        """Copy a group of ranges into a new ledger; any process can do this."""
         return await copy_group(self._client, group, password)
 
     @checked
     async def publish_compaction(
         self, partition: LogPartition, copies: Sequence[CopiedGroup]
     ) -> PublishedCompaction:
-        """Name the new ledgers of a partition in place of the old ones, which are deleted."""
+        """Put the new ledgers in place of a partition's old ledgers, and delete the old ones."""
         return await publish_compaction(self._client, partition, copies)
 
     # -- audits and repairs ------------------------------------------------------------------------
@@ -158,7 +158,7 @@ class Maintenance:
     async def plan(
         self, item_bytes: int, wanted: Callable[[int], bool], on_damaged: Callable[[int], object]
     ) -> list[AuditItem]:
-        """The work of an audit of the `wanted` ledgers; asks no bookie."""
+        """Return the work items of an audit of the `wanted` ledgers, without asking bookies."""
         items: list[AuditItem] = []
         async for found in self.ledgers(lambda one: on_damaged(one) if wanted(one) else None):
             if wanted(found.value.ledger_id):
@@ -172,7 +172,7 @@ class Maintenance:
         return await ReplicaAudit(self._client.ledgers).run(items)
 
     async def require_repairs_enabled(self) -> None:
-        """Refuse if an operator has disabled repairs.
+        """Raise an error if an operator has disabled repairs.
 
         Raises:
             BadRequestError: they are disabled.

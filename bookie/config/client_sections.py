@@ -119,8 +119,8 @@ class PlacementSettings(Section):
 class ClientSettings(Section):
     """Timeouts of a client for one batch, and bounds on what it has in flight for one ledger.
 
-    `connect` in Python, `bookie ledger` and `bookie bench` read it from the file that BOOKIE_CONFIG
-    names, and from BOOKIE_CLIENT__KEY. Bookies ignore it.
+    `connect` in Python, `bookie ledger` and `bookie bench` read this section from the file that
+    BOOKIE_CONFIG names, and from BOOKIE_CLIENT__KEY. Bookies ignore this section.
     """
 
     own: ClassVar[bool] = True

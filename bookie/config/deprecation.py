@@ -8,10 +8,10 @@ from functools import cache
 
 @cache  # one warning a process
 def warn_deprecated(what: str, *, since: str, removal: str, instead: str) -> None:
-    """Warn that `what` was used, once for the same arguments.
+    """Warn that the deprecated spelling `what` was used; equal arguments warn only once.
 
-    The function that calls this one is the deprecated one, or reads the deprecated spelling: the
-    warning points at its caller.
+    The caller of this function is the deprecated function, or reads the deprecated spelling: the
+    warning points at the caller of that caller.
 
     Args:
         what: The old spelling, as its user writes it.

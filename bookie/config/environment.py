@@ -1,9 +1,10 @@
 """Names of environment variables: ours, those of other programs, and mistakes.
 
-A variable ``BOOKIE_SECTION__KEY`` sets a setting; `load` checks those. A name with a single
-underscore is refused if it spells a setting: it would be ignored. All other names that begin with
-``BOOKIE_`` may belong to another program, so they are only reported. Kubernetes sets such variables
-in each container, for every service whose name begins with bookie.
+A variable ``BOOKIE_SECTION__KEY`` sets a setting; `load` checks these variables. A name with a
+single underscore between section and key is refused if it spells a setting, because it would be
+ignored. All other names that begin with ``BOOKIE_`` may belong to another program, so they are only
+reported. Kubernetes sets such variables in each container, for every service whose name begins with
+bookie.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ _OF_SERVICES = re.compile(
     r"BOOKIE_(.*_)?(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
 )
 _ADDRESS = re.compile(r"(tcp|udp|sctp)://")
-"""The value of a variable ``BOOKIE_…PORT`` of Kubernetes. A port of ours is a number."""
+"""Matches the value of Kubernetes' ``BOOKIE_…PORT`` variables; our own port is a number."""
 
 
 def check_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """The unknown variables that look like ours: name → the likely right name, or empty.
+    """Return the unknown variables that look like ours: name → the likely right name, or empty.
 
     Raises:
         ConfigurationError: a variable spells a setting with a single underscore.

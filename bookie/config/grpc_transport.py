@@ -1,13 +1,14 @@
-"""gRPC's own variables, read as it loads: how it waits for its sockets, and its log lines.
+"""gRPC's own environment variables, read when it loads: polling of sockets, and log lines.
 
-gRPC for Python has two ways. The older one polls the sockets in the thread that waits for
-completions. The event engine, the default of recent versions, has threads of its own: each message
-wakes two or three more of them on either side. This was measured with version 1.85 between a bookie
-and a client on two cores. A single append takes 562 to 760 us with the older way, and 761 to 1061
-us with the event engine. Batches of small entries are 3 to 11 % faster with the older way. With 200
-or 1000 channels both are equally fast, also after an outage.
+gRPC for Python can wait for its sockets in two ways. The older way polls the sockets in the thread
+that waits for completions. The newer way is the event engine, the default of recent versions, which
+has threads of its own: each message wakes two or three more threads on either side. Both ways were
+measured with version 1.85 between a bookie and a client on two cores. A single append takes 562 to
+760 us with the older way, and 761 to 1061 us with the event engine. Batches of small entries are 3
+to 11 % faster with the older way. With 200 or 1000 channels both ways are equally fast, also after
+an outage.
 
-gRPC does not promise the variable, so it is set only for the versions that were measured.
+gRPC does not promise to keep this variable, so it is set only for the versions that were measured.
 """
 
 from __future__ import annotations
@@ -26,14 +27,15 @@ VERBOSITY_VARIABLE: Final = "GRPC_VERBOSITY"
 POLLING: Final = "-event_engine_client,-event_engine_listener"
 
 _VERSIONS: Final = ("1.85.",)
-"""Other versions may not know the names, and would print an error to stderr."""
+"""The measured versions; others may not know the names, and would print an error to stderr."""
 
 
 @contextmanager
 def grpc_polling(environment: MutableMapping[str, str] | None = None) -> Iterator[None]:
-    """While the block loads gRPC, tell it to poll, unless the user has set the variable.
+    """Let gRPC poll if the block loads it, unless the user has set the variable.
 
-    Children of this process do not inherit it. If gRPC is loaded already, this changes nothing.
+    Child processes do not inherit the variable. If gRPC is loaded already, this call changes
+    nothing.
     """
     variables = os.environ if environment is None else environment
     is_chosen = GRPC_VARIABLE in variables or (environment is None and "grpc" in sys.modules)
@@ -49,9 +51,10 @@ def grpc_polling(environment: MutableMapping[str, str] | None = None) -> Iterato
 
 
 def silence_grpc(environment: MutableMapping[str, str] | None = None) -> None:
-    """Keep gRPC's own lines out of a log of JSON, unless the user has set the variable.
+    """Keep gRPC's own log lines out of a JSON log, unless the user has set the variable.
 
-    For the daemon, before gRPC is loaded. Errors of calls tell the same.
+    Call this in the daemon, before gRPC is loaded. The errors of calls say the same as gRPC's own
+    lines.
     """
     variables = os.environ if environment is None else environment
     variables.setdefault(VERBOSITY_VARIABLE, "NONE")

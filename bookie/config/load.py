@@ -1,10 +1,11 @@
-"""Settings from defaults < cluster < TOML file < environment < flags; an error is one sentence.
+"""Load settings: defaults < cluster < TOML file < environment < flags; an error is one sentence.
 
 A file holds one table per section. The variable ``BOOKIE_STORAGE__READ_THREADS`` sets the key
-``storage.read_threads``. ``BOOKIE_CONFIG`` is the file to read when the caller names none.
-``BOOKIE_METADATA`` is the store of a shell's commands. It ranks below the file, and a bookie
-refuses it beside a file that names another store. `environment` judges all other names. Flags are
-the `overrides` of the caller. Cluster settings come as a mapping; the caller fetches them.
+``storage.read_threads``. ``BOOKIE_CONFIG`` names the file to read when the caller names none.
+``BOOKIE_METADATA`` names the metadata store for the commands of a shell. This variable ranks below
+the file, and a bookie refuses it beside a file that names another store. `environment` judges all
+other names of variables. Flags are the `overrides` of the caller. Cluster settings come as a
+mapping; the caller fetches them from the store.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ _FORMAT_VARIABLE = PREFIX + "LOG" + DELIMITER + "FORMAT"
 NO_CLUSTER: Mapping[str, str] = {}
 
 _Problem: TypeAlias = Mapping[str, Any]
-"""One wrong value as pydantic reports it: `loc` is its place, `msg` the sentence."""
+"""One wrong value as pydantic reports it: `loc` is its place, `msg` the error sentence."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """One value that was set, and where, as an error names it."""
+    """One value that was set, and the place where it was set, as an error names it."""
 
     section: str
     key: str
@@ -63,8 +64,9 @@ _AllGiven: TypeAlias = Mapping[tuple[str, str], _Given]
 class Sources:
     """The values from a file, the environment and flags of one process, read once.
 
-    The settings of its cluster, which rank between the defaults and the file, change while the
-    process runs. Each call of `settings` merges them with the other sources as of the start.
+    The settings of the cluster rank between the defaults and the file, and change while the process
+    runs. Each call of `settings` merges them with the other sources, which stay as they were at the
+    start.
     """
 
     def __init__(
@@ -76,7 +78,7 @@ class Sources:
         self._given = given
         self._short_uri = short_uri
         self.unknown_variables = dict(unknown_variables or {})
-        """Variables that look like ours and are not: name → the likely right name, or empty."""
+        """Unknown variables that look like ours: name → the likely right name, or empty."""
 
     @classmethod
     def read(
@@ -99,7 +101,7 @@ class Sources:
         return cls(given, variables.get(METADATA_VARIABLE), check_variables(variables))
 
     def settings(self, cluster: Mapping[str, str] = NO_CLUSTER) -> Settings:
-        """Merge and check the settings.
+        """Merge the settings of all sources and check them.
 
         Args:
             cluster: Cluster settings, `section.key` → text. Everything else wins over them.
@@ -114,10 +116,11 @@ class Sources:
             raise ConfigurationError(_sentence(_problems(error)[0], given)) from None
 
     def first_settings(self) -> Settings:
-        """The settings without those of the cluster, to find the cluster with.
+        """Return the settings without those of the cluster; they suffice to find the cluster.
 
         Two settings may contradict each other in a way that a cluster setting can correct. Then
-        they have their defaults here.
+        only the sections ``bookie``, ``metadata`` and ``log`` are taken as given, and all others
+        have their defaults.
 
         Raises:
             ConfigurationError: there is an error that a cluster setting cannot correct.
@@ -133,7 +136,7 @@ class Sources:
         return Settings.model_validate(_tables(sound))
 
     def require_one_store(self) -> None:
-        """Refuse BOOKIE_METADATA beside a file that names another store.
+        """Refuse the variable BOOKIE_METADATA if the file names another store.
 
         Raises:
             ConfigurationError: they differ, and neither a flag nor the long variable decides. The
@@ -149,7 +152,7 @@ class Sources:
             )
 
     def origins(self, cluster: Mapping[str, str] = NO_CLUSTER) -> dict[str, str]:
-        """The source of each given value: `section.key` → a file, variable, flag or the cluster."""
+        """Return the source of each given value: `section.key` → file, variable, flag, cluster."""
         return {item.name: item.origin for item in self._with(cluster).values()}
 
     def _with(self, cluster: Mapping[str, str]) -> _AllGiven:
@@ -160,7 +163,7 @@ _FIRST_SECTIONS = ("bookie", "metadata", "log")
 
 
 def _last_of(*sources: Iterator[_Given]) -> _AllGiven:
-    """The values of several sources, each of which wins over those before it."""
+    """Merge the values of several sources; each source wins over the sources before it."""
     given: dict[tuple[str, str], _Given] = {}
     for source in sources:
         for item in source:
@@ -179,11 +182,11 @@ def _last_of(*sources: Iterator[_Given]) -> _AllGiven:
 
 
 def _absolute(item: _Given) -> object:
-    """The path that a text names: from the folder of its file, else from the working directory.
+    """Return a value's absolute path: from the folder of its file, else the working directory.
 
-    So a bookie is the same one wherever it is started. Earlier versions took the working directory
-    in any case: a bookie's directory that lies there, and not beside the file, is still its own.
-    That is deprecated, and warns.
+    So a bookie is the same bookie wherever it is started. Earlier versions took the working
+    directory in any case: a bookie's directory that lies there, and not beside the file, is still
+    used. That use is deprecated, and gives a warning.
     """
     text = item.value
     if not isinstance(text, str) or not text:
@@ -238,7 +241,7 @@ def find_log_format(
     *,
     environment: Mapping[str, str] | None = None,
 ) -> LogFormat:
-    """``log.format`` as far as it can be read, for a refusal of settings that are wrong.
+    """Return ``log.format`` as far as it can be read, to report wrong settings in that format.
 
     The arguments are those of `load_settings`. Wrong values count as absent.
     """
@@ -253,7 +256,7 @@ def find_log_format(
 
 
 def check_cluster_settings(cluster: Mapping[str, str]) -> None:
-    """Refuse cluster settings that would keep a bookie with defaults from starting.
+    """Refuse cluster settings that would keep a bookie with default settings from starting.
 
     Raises:
         ConfigurationError: one sentence that names one of them.
@@ -262,7 +265,7 @@ def check_cluster_settings(cluster: Mapping[str, str]) -> None:
 
 
 def require_bookie_id(settings: Settings) -> None:
-    """Refuse settings that suffice for a client but not for a bookie.
+    """Refuse settings without a bookie id, which suffice for a client but not for a bookie.
 
     Raises:
         ConfigurationError: the bookie has no id.
@@ -332,7 +335,7 @@ def _field_of(item: _Given) -> FieldInfo:
 
 
 def section_type(name: str) -> type[Section]:
-    """The class of the section called `name`."""
+    """Return the class of the section called `name`."""
     annotation = Settings.model_fields[name].annotation
     assert isinstance(annotation, type)
     assert issubclass(annotation, Section)
@@ -340,7 +343,7 @@ def section_type(name: str) -> type[Section]:
 
 
 def _refuse_flag_for_number(item: _Given, field: FieldInfo) -> None:
-    """``port = true`` would otherwise become port 1."""
+    """Refuse true or false for a setting of another type: ``port = true`` would become port 1."""
     if isinstance(item.value, bool) and field.annotation is not bool:
         raise ConfigurationError(
             f"{item.origin}: {item.section}.{item.key} must not be true or false"
@@ -353,7 +356,7 @@ def _hint(name: str, known: list[str]) -> str:
 
 
 def _is_mendable(problem: _Problem) -> bool:
-    """True if cluster settings can correct it: a relation between values that they may set."""
+    """True if cluster settings can correct the error: a relation between values they may set."""
     place = problem["loc"]
     return not place or (len(place) == 1 and not section_type(str(place[0])).own)
 
@@ -363,7 +366,7 @@ def _problems(error: ValidationError) -> list[_Problem]:
 
 
 def _sentence(problem: _Problem, given: _AllGiven) -> str:
-    """The error as a sentence, with the key and the place where its value was set."""
+    """Return the error as a sentence, with the key and the place where its value was set."""
     text: str = problem["msg"].removeprefix("Value error, ")
     text = text[:1].lower() + text[1:]
     match problem["loc"]:
@@ -377,7 +380,7 @@ def _sentence(problem: _Problem, given: _AllGiven) -> str:
 
 
 def _part_of_cluster(text: str, given: _AllGiven, section: str = "") -> str:
-    """Name the cluster settings of a relation: the bookie's own file does not show them."""
+    """Name the cluster settings in a failed relation: the bookie's own file does not show them."""
     words = set(text.replace(",", " ").split())
     found = [
         item.origin

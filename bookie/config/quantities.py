@@ -1,4 +1,4 @@
-"""Values of settings with a spelling of their own: sizes in bytes and sets of labels.
+"""Setting values with a spelling of their own: sizes in bytes and sets of labels.
 
 Sizes are plain integers in code. In a file or variable they may also be written with a binary unit:
 ``"256MiB"``. Labels may also be written as text: ``"zone=a,rack=r1"``.
@@ -29,7 +29,7 @@ def parse_size(value: object) -> object:
 
 
 def format_size(size: int) -> str:
-    """The shortest exact spelling, ``8MiB`` for 8388608."""
+    """Return the shortest exact spelling of a size: ``8MiB`` for 8388608."""
     unit = "B"
     for name, factor in UNITS.items():
         if size and size % factor == 0:
@@ -52,12 +52,12 @@ def parse_labels(value: object) -> object:
 
 
 def format_labels(labels: Mapping[str, str]) -> str:
-    """The spelling of labels that `parse_labels` reads, ``rack=r1,zone=a``, sorted by name."""
+    """Return labels in the spelling of `parse_labels`, ``rack=r1,zone=a``, sorted by name."""
     return ",".join(f"{name}={labels[name]}" for name in sorted(labels))
 
 
 Size = Annotated[int, BeforeValidator(parse_size)]
-"""A number of bytes."""
+"""A number of bytes, also accepted as text such as ``8MiB``."""
 
 Labels = Annotated[Mapping[str, str], BeforeValidator(parse_labels)]
-"""Name → value, both of letters, digits and ``._/-``, at most 63 characters."""
+"""Labels: name → value, each of letters, digits and ``._/-``, at most 63 characters."""

@@ -1,4 +1,4 @@
-"""Settings as a TOML file that explains itself; `load_settings` reads the same settings back."""
+"""Render settings as a TOML file with explanations, which `load_settings` can read back."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ DEFAULTS_HEAD = (
 
 
 def render_toml(settings: Settings) -> str:
-    """All sections with every key, each below a comment with its meaning and default.
+    """Return all sections with every key, each below a comment with its meaning and default.
 
     Secrets, should a section have any, are not written out.
     """
@@ -45,21 +45,21 @@ def render_toml(settings: Settings) -> str:
 
 
 def render_defaults() -> str:
-    """A file to begin with: as `render_toml`, and each key is commented out with its default."""
+    """Return a file to start from: `render_toml` of the defaults, with each key commented out."""
     return _render(Settings(), DEFAULTS_HEAD, "#")
 
 
 @dataclass(frozen=True, slots=True)
 class SettingFact:
-    """The default of one setting, and whether it is dynamic."""
+    """Two facts about a setting: its default, and whether a running bookie takes a new value."""
 
     default: str
-    """As it is written in a file."""
+    """The default as it is written in a file."""
     dynamic: bool
 
 
 def find_setting(name: str) -> SettingFact | None:
-    """The setting ``section.key``, or None."""
+    """Return the facts about the setting ``section.key``, or None if there is no such setting."""
     section, _, key = name.partition(".")
     if section not in Settings.model_fields:
         return None
@@ -68,7 +68,7 @@ def find_setting(name: str) -> SettingFact | None:
 
 
 def given_values(settings: Settings, names: Iterable[str]) -> dict[str, str]:
-    """The values of some settings: ``section.key`` → as it is written in a file."""
+    """Return the values of some settings as a file spells them: ``section.key`` → text."""
     values = {}
     for name in names:
         section, _, key = name.partition(".")

@@ -1,7 +1,7 @@
-"""The base class of all sections, and the marks of a setting.
+"""The base class of all sections of settings, and the marks of a setting.
 
-A setting is *dynamic* if a running bookie takes a new value without a restart. It is a bookie's
-*own* if it cannot be a cluster setting.
+A setting is *dynamic* if a running bookie takes a new value without a restart. A setting is a
+bookie's *own* if it cannot be a cluster setting.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
 
 DYNAMIC: JsonDict = {"dynamic": True}
-"""For `Field(json_schema_extra=…)`: the component reads its section in each round."""
+"""Mark for `Field(json_schema_extra=…)`: the component reads the setting in each round of work."""
 
 OWN: JsonDict = {"own": True}
-"""For `Field(json_schema_extra=…)`: it cannot be a cluster setting."""
+"""Mark for `Field(json_schema_extra=…)`: the setting cannot be a cluster setting."""
 
 
 class Section(BaseModel):
-    """The base of all sections: frozen, and an unknown key is an error."""
+    """The base class of all sections: immutable, and an unknown key is an error."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False
@@ -36,12 +36,12 @@ class Section(BaseModel):
 
 
 def is_dynamic(field: FieldInfo) -> bool:
-    """True if a running bookie takes a new value."""
+    """True if a running bookie takes a new value of the setting."""
     return _says(field, "dynamic")
 
 
 def is_own(field: FieldInfo) -> bool:
-    """True if each bookie has a value of its own."""
+    """True if each bookie has its own value of the setting."""
     return _says(field, "own")
 
 

@@ -1,8 +1,8 @@
 """Every setting with its default, range and meaning; `conf/bookie.toml` is rendered from here.
 
-A name ends with its unit. A section checks the relations between its own values. `Settings` checks
-the relations between sections. So a test may build one section with values that are too small for a
-whole server.
+The name of a setting ends with its unit. A section checks the relations between its own values.
+`Settings` checks the relations between sections. So a test may build one section with values that
+are too small for a whole server.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from bookie.ids import ENTRY_SIZE_BYTES_MAX, is_vacant, is_valid_bookie_id
 KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
 
 RECORD_OVERHEAD_BYTES = 4 * KIB
-"""More than any header around one entry, in a message or in a block."""
+"""Upper bound on the header bytes around one entry, in a message or in a block."""
 
 ENTRY_OVERHEAD_BYTES = 12
-"""Bytes that each entry adds to an answer besides its own: its step (8) and its size (4)."""
+"""Bytes per entry in an answer, besides the entry itself: its id step (8) and its size (4)."""
 
 
 class BookieSettings(Section):
@@ -88,7 +88,7 @@ class ListenSettings(Section):
 class SessionSettings(Section):
     """The conduct of a bookie while the metadata store is away.
 
-    It continues to serve. When it gives up, it exits with status 3.
+    The bookie continues to serve. When the bookie gives up, it exits with status 3.
     """
 
     policy: Literal["reconnect", "shutdown"] = Field(
@@ -344,7 +344,7 @@ class NodeSettings(Section):
 
 
 class GarbageSettings(Section):
-    """The deletion of ledgers here that were deleted in the metadata store."""
+    """The deletion of a bookie's copies of ledgers that were deleted in the metadata store."""
 
     interval_seconds: float = Field(
         default=10.0,
@@ -458,7 +458,7 @@ class LogSettings(Section):
 
 
 class Settings(Section):
-    """All sections. Pass a component its section, not this."""
+    """All sections of the settings; pass a component only its own section."""
 
     bookie: BookieSettings = BookieSettings()
     listen: ListenSettings = ListenSettings()
@@ -475,7 +475,7 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _relations(self) -> Self:
-        """A server must be able to take, store and return the largest entry."""
+        """Check that a server can take, store and return the largest entry."""
         room = ENTRY_SIZE_BYTES_MAX + RECORD_OVERHEAD_BYTES
         for name, value in (
             ("storage.block_bytes_max", self.storage.block_bytes_max),

@@ -1,7 +1,7 @@
-"""Variables that the parent process gives the daemon, beside settings.
+"""Environment variables, other than settings, that the parent process gives the daemon.
 
-A service manager names its notification socket, as `sd_notify(3)` defines it. A crash test names
-the place where the process is killed.
+A service manager names its notification socket in a variable, as `sd_notify(3)` defines it. A crash
+test names the place where the process is killed.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Supervision:
 def read_supervision(
     pid: int | None = None, environment: Mapping[str, str] | None = None
 ) -> Supervision:
-    """Read NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID; what is malformed counts as absent.
+    """Read NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID; malformed values count as absent.
 
-    A watchdog for another process counts as absent: `pid` differs from WATCHDOG_PID.
+    If WATCHDOG_PID differs from `pid`, the watchdog is for another process and counts as absent.
     """
     variables = os.environ if environment is None else environment
     microseconds = variables.get("WATCHDOG_USEC", "")
@@ -43,6 +43,6 @@ def read_supervision(
 
 
 def read_failpoints(environment: Mapping[str, str] | None = None) -> str:
-    """The failpoints to arm (``name:nth``, comma separated); empty, as always outside tests."""
+    """Return the failpoints to arm (``name:nth``, comma separated); always empty outside tests."""
     variables = os.environ if environment is None else environment
     return variables.get(FAILPOINT_VARIABLE, "")

@@ -1,1 +1,1 @@
-"""The daemon: the floors below put together, and what a running bookie shows of itself."""
+"""The daemon: a bookie put together from its layers, and what it shows of itself."""

@@ -1,15 +1,16 @@
 """Compare the metadata of all ledgers with the copies that registered bookies store.
 
-It walks over all ledgers, in step with a listing of the ledgers on every bookie. Both ascend, so
-memory holds one page of each. First it looks at the row of a copy (`_Bookie.lacks`). If the row has
-too few entries, it lists the copy's entries. For that it reads the metadata once more, because the
-row may be old, or the ledger deleted meanwhile.
+The comparison walks over all ledgers, in step with a listing of the ledgers on every bookie. Both
+are in ascending order, so memory holds one page of each. First the comparison looks at the bookie's
+row of a ledger (`_Bookie.lacks`). If the row counts too few entries, the bookie's entries of the
+ledger are listed. Before this listing the metadata is read again, because the row may be old, or
+the ledger deleted meanwhile.
 
-A row only counts entries. A missing entry beside a surplus one leaves the count right; a deep
-comparison finds it, because it lists every entry.
+A row only counts entries. A missing entry beside a surplus one leaves the count right. A deep
+comparison finds the missing entry, because it lists every entry.
 
-If a bookie does not answer in time, or answers with an error, all facts that only it can tell are
-unknown.
+If a bookie does not answer in time, or answers with an error, all facts that only this bookie can
+tell are unknown.
 """
 
 from __future__ import annotations
@@ -32,16 +33,16 @@ from bookie.wire.commands import LedgerRow
 from bookie.wire.grpc.client.channel import BookieChannel, Ranges
 
 EXAMPLES_MAX = 5
-"""Ledgers that a finding names."""
+"""The most ledgers that a finding names."""
 
 LISTINGS_AT_ONCE = 16
 COPIES_AT_ONCE = 1024
-"""Copies, over all bookies, that are collected before they are listed."""
+"""The number of copies, over all bookies, that are collected before they are listed."""
 
 
 @dataclass(frozen=True, slots=True)
 class HealthCheck:
-    """One fact about a cluster. `count` is None if it is unknown."""
+    """One fact about a cluster; `count` is None if the fact is unknown."""
 
     name: str
     healthy: bool
@@ -51,7 +52,7 @@ class HealthCheck:
 
 @dataclass(slots=True)
 class _Finding:
-    """Ledgers with one thing in common, on one bookie or on all."""
+    """Ledgers with the same problem, on one bookie or on all bookies."""
 
     ledgers: int = 0
     entries: int = 0
@@ -77,7 +78,7 @@ class _Bookie:
         self._channel = channel
         self._seconds = seconds
         self.problem = "" if channel is not None else "its registration names no address"
-        """The reason why it does not tell its ledgers; empty while it does."""
+        """The reason why the bookie's listing failed; empty if the listing has not failed."""
         self.limbo, self.missing = _Finding(), _Finding()
         self._rows: list[LedgerRow] = []
         self._at = 0
@@ -85,7 +86,7 @@ class _Bookie:
 
     @asynccontextmanager
     async def listing(self) -> AsyncIterator[None]:
-        """List its ledgers for the duration of the block."""
+        """List the bookie's ledgers for the duration of the block."""
         if self._channel is None:
             yield
             return
@@ -94,7 +95,7 @@ class _Bookie:
             yield
 
     async def next_page(self) -> None:
-        """Fetch some rows; none at the end of the listing, or once there is a problem."""
+        """Fetch the next rows; none at the end of the listing, or after a problem."""
         pages, self._pages = self._pages, None
         self._rows, self._at = [], 0
         if self.problem or pages is None:
@@ -110,7 +111,7 @@ class _Bookie:
             self._pages = pages
 
     async def row(self, ledger_id: int) -> LedgerRow | None:
-        """Its row of a ledger. Call it with rising ids."""
+        """Return the bookie's row of a ledger; call this with ascending ids."""
         while True:
             while self._at < len(self._rows):
                 row = self._rows[self._at]
@@ -122,7 +123,7 @@ class _Bookie:
             await self.next_page()
 
     async def lacks(self, metadata: LedgerMetadata) -> bool:
-        """True if its row leaves doubt that it has all its entries of `metadata`; notes limbo."""
+        """True if the bookie's row counts fewer entries than `metadata` demands; notes limbo."""
         row = await self.row(metadata.ledger_id)
         if row is not None and row.key_tag not in (b"", key_tag(metadata.password_key)):
             row = None  # of another ledger of this id; an older version does not tell
@@ -134,7 +135,7 @@ class _Bookie:
         return wanted > (0 if row is None else row.entries)
 
     async def compare(self, metadata: LedgerMetadata) -> int:
-        """List its entries of a ledger and note the missing ones; returns their number."""
+        """List the bookie's entries of a ledger, and note and count the missing ones."""
         missing = Missing()
         try:
             for holding in holdings(metadata, self.bookie_id):
@@ -186,7 +187,7 @@ class _Comparison:
         self._copies = 0
 
     async def run(self) -> None:
-        """Compare all ledgers.
+        """Compare the metadata of all ledgers with the copies on the bookies.
 
         Raises:
             MetadataError, FormatError: the listing of the ledgers is not complete. Ledgers whose
@@ -241,7 +242,7 @@ class _Comparison:
 async def check_cluster(
     store: MetadataStore, *, is_deep: bool, answer_seconds: float
 ) -> list[HealthCheck]:
-    """Look at a cluster as a whole: its bookies, and every copy that metadata promises.
+    """Check a cluster as a whole: its bookies, and every copy that metadata promises.
 
     Args:
         store: the cluster's metadata.
@@ -304,7 +305,7 @@ def _checks_of_bookies(status: ClusterStatus, registered: Iterable[str]) -> list
 def _unless_unknown(
     name: str, count: int, found: Mapping[str, str], silent: Mapping[str, str]
 ) -> HealthCheck:
-    """A check that needs the answers of all bookies; it fails while one is silent."""
+    """Make a check that needs the answers of all bookies; it fails while one is silent."""
     sentence, unknown = _by_bookie(found), ", ".join(sorted(silent))
     if unknown:
         sentence += f"; unknown on {unknown}"
@@ -322,7 +323,7 @@ async def _bookies(
     instance_id: str,
     answer_seconds: float,
 ) -> AsyncIterator[dict[str, _Bookie]]:
-    """The registered bookies, each with a listing of its ledgers under way."""
+    """Yield the registered bookies, each with a listing of its ledgers under way."""
     async with asyncio.TaskGroup() as tasks, AsyncExitStack() as stack:
         bookies: dict[str, _Bookie] = {}
         for name in sorted(names):

@@ -10,7 +10,7 @@ The order of shutdown is the nesting of this file, inside out::
     registration    made last, deleted first: clients find only a bookie that serves
 
 SIGTERM and SIGINT end the innermost block. A failed disk ends the process at once with status 74.
-After it the process must not answer, sync or tidy up.
+After the failure the process must not answer, sync or tidy up.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from bookie.telemetry import Metrics, configure_logging, event_log, set_log_leve
 from bookie.wire.grpc.server.grpc_server import hold_port
 
 EXIT_DISK_FAILED = 74
-"""EX_IOERR of sysexits.h: the engine could not write or sync. Only a new process may go on."""
+"""EX_IOERR of sysexits.h: the engine could not write or sync; only a new process may go on."""
 
 _log = event_log(__name__)
 
@@ -62,8 +62,8 @@ _log = event_log(__name__)
 async def run_daemon(sources: Sources, supervision: Supervision, failpoints: str = "") -> None:
     """Run one bookie until SIGTERM or SIGINT, then stop it in order.
 
-    It first fetches the cluster's settings and merges them with `sources`. A failed disk ends the
-    process with status 74; then this does not return.
+    The function first fetches the cluster's settings and merges them with `sources`. If a disk
+    fails, the process ends with status 74, and the function does not return.
 
     Args:
         sources: the values from file, environment and flags.
@@ -189,7 +189,7 @@ async def _run(
 def _signs_of_life(
     metrics: Metrics, manager: ServiceManager, supervision: Supervision
 ) -> list[Coroutine[object, object, NoReturn]]:
-    """Tasks that show that the event loop runs: its lag, and signs of life for the manager."""
+    """Return tasks that measure the event loop's lag and send signs of life to the manager."""
     lag = observe_loop_lag(metrics.loop_lag_seconds.observe)
     if supervision.watchdog_seconds is None:
         return [lag]
@@ -203,7 +203,7 @@ def _followers(
     started: StartedBookie,
     updater: RegistrationUpdater,
 ) -> list[Coroutine[object, object, None]]:
-    """Tasks that apply the cluster's settings and labels."""
+    """Return tasks that apply changes of the cluster's settings and labels."""
 
     def apply(settings: Settings) -> None:
         set_log_level(settings.log.level)
@@ -223,7 +223,7 @@ def _followers(
 
 
 async def _until_stopped(stop_requested: asyncio.Event, started: StartedBookie) -> None:
-    """Wait for the request to stop. A cancellation means that another part failed."""
+    """Wait for the request to stop. If another part failed, this task is cancelled instead."""
     try:
         await stop_requested.wait()
     except asyncio.CancelledError:
@@ -235,7 +235,7 @@ async def _until_stopped(stop_requested: asyncio.Event, started: StartedBookie) 
 
 
 def endpoints_of(settings: Settings, port: int, http_port: int) -> tuple[Endpoint, ...]:
-    """The addresses of this bookie, for its registration."""
+    """Return the addresses of this bookie, for its registration."""
     listen, http_host = settings.listen, settings.http.host
     host = listen.advertised_host or listen.host
     if is_wildcard(host):
@@ -251,7 +251,7 @@ def endpoints_of(settings: Settings, port: int, http_port: int) -> tuple[Endpoin
 
 
 def _first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first error in a tree of groups; a failed disk comes before all others."""
+    """Return the first error in a tree of groups; a failed disk comes before all other errors."""
     found: list[BaseException] = []
 
     def collect(error: BaseException) -> None:
@@ -275,12 +275,12 @@ def _note_signal(name: str) -> None:
 
 
 def _note(error: BaseException) -> None:
-    """Log what ended the daemon. An unexpected error comes with its traceback."""
+    """Log the error that ended the daemon, with its traceback, unless it is a `BookieError`."""
     if not isinstance(error, BookieError):
         _log.error("crashed", error)
 
 
 def _die(error: BookieError) -> NoReturn:
-    """End the process now, without handlers or flushes. Only the log is written."""
+    """Log the error, then end the process at once, without handlers or flushes."""
     _log.error("disk_failed", error, exit_status=EXIT_DISK_FAILED)
     os._exit(EXIT_DISK_FAILED)

@@ -1,7 +1,8 @@
-"""File descriptors: how many a bookie needs, how many it has, and whether they run out.
+"""File descriptors: how many a bookie needs, how many it has, and whether it runs out of them.
 
-A bookie that is out of descriptors accepts no connections. It also cannot create the next journal
-file, which ends the process. So it reports that it is not ready while some are still free.
+A bookie that is out of descriptors accepts no connections. Without a free descriptor it also cannot
+create the next journal file, which ends the process. So a bookie reports that it is not ready while
+some descriptors are still free.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from bookie.telemetry import event_log
 _log = event_log(__name__)
 
 RESERVED = 64
-"""Descriptors that connections should leave to journals, logs and directories."""
+"""Descriptors that clients' connections should leave free for journals, logs and directories."""
 
 PROCESS = 64
 """Descriptors of a bookie without data and clients: the index, sockets and wake-ups of its threads,
 measured at 35."""
 
 CONNECTIONS_MIN = 128
-"""A client takes two of a bookie, and so does each scrape or probe for a moment."""
+"""Descriptors for connections. A client takes two, and each scrape or probe two for a moment."""
 
 DESCRIPTORS_MIN = PROCESS + OPEN_FILES_MAX + CONNECTIONS_MIN + RESERVED
 """The lowest limit with which a bookie can do its work."""
@@ -59,7 +60,7 @@ def _number(word: str) -> int:
 
 
 def raise_limit() -> int:
-    """Raise the soft limit to the hard one, as any process may; returns the limit in force."""
+    """Raise the soft limit to the hard one, as any process may; return the limit in force."""
     soft, hard = limits()
     if soft != hard:
         with suppress(OSError, ValueError):
@@ -69,7 +70,7 @@ def raise_limit() -> int:
 
 
 def require_descriptors() -> int:
-    """Raise the limit of descriptors as far as this process may; returns the limit.
+    """Raise the limit of descriptors as far as this process may, and return the limit.
 
     Raises:
         ConfigurationError: these are too few for a bookie.
@@ -84,7 +85,7 @@ def require_descriptors() -> int:
 
 
 def in_use() -> int:
-    """The number of descriptors that this process has open.
+    """Return the number of descriptors that this process has open.
 
     Raises:
         OSError: none is left to look (before Linux 6.2).
@@ -94,7 +95,7 @@ def in_use() -> int:
 
 
 async def watch_descriptors(readiness: Readiness) -> NoReturn:
-    """Keep the readiness true about descriptors, until cancelled."""
+    """Report not ready while descriptors are about to run out; runs until cancelled."""
     is_short = False
     while True:
         limit, _ = limits()

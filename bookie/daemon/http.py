@@ -1,4 +1,4 @@
-"""HTTP of a bookie: metrics, liveness, readiness, and the commands of an operator.
+"""The HTTP server of a bookie: metrics, liveness, readiness, and an operator's commands.
 
 ==================  ======================================================================
 ``/metrics``        Prometheus text
@@ -17,13 +17,14 @@
 ``GET /scrub``      the scrubber's progress, and damage; ``PUT``: read everything now
 ==================  ======================================================================
 
-It listens on loopback unless the configuration says otherwise. It always takes changes only from
-processes of the same machine, and only as JSON, so that a web page cannot send them. Kubernetes and
-systemd ask ``/healthz`` and ``/readyz``.
+The server listens on loopback unless the configuration says otherwise. The server accepts changes
+only from processes of the same machine, and only as JSON, so that a web page cannot send them.
+Kubernetes and systemd ask ``/healthz`` and ``/readyz``.
 
 An address may lead to another bookie than the caller means: every machine has a 127.0.0.1. So a
-change names its bookie in the header ``Bookie-Id``. Other requests may. ``Bookie-Instance-Id`` may
-name the cluster. A request that names somebody else is refused with 421.
+change must name its bookie in the header ``Bookie-Id``. Other requests may name their bookie.
+``Bookie-Instance-Id`` may name the cluster. A request that names another bookie or cluster is
+refused with 421.
 """
 
 from __future__ import annotations
@@ -50,76 +51,76 @@ from bookie.telemetry import Metrics
 from bookie.wire.commands import Info
 
 REQUEST_BYTES_MAX = 4096
-"""Requests need small bodies only."""
+"""The most bytes of a request; requests need small bodies only."""
 
 CONNECTIONS_MAX = 256
-"""Probes, scrapes and commands need few. Beyond it the oldest connection is closed."""
+"""The most connections; with one more, the oldest is closed. Probes and commands need few."""
 
 IDLE_SECONDS_MAX = 75.0
 """A connection is closed after so long without a whole header, from its start or its last request.
 It is longer than the usual interval of scrapes."""
 
 BODY_SECONDS_MAX = 10.0
-"""Time for the body of a change to arrive."""
+"""The time within which the body of a change must arrive."""
 
 SHUTDOWN_SECONDS = 1.0
-"""A scrape in flight may end; a kept-alive connection is not waited for."""
+"""The time for a scrape in flight to end at a stop; idle connections are closed at once."""
 
 
 _GARBAGE_ACTIONS = ("run", "force", "confirm-store", "undelete", "suspend", "resume")
 
 
 class Administered(Protocol):
-    """A running bookie for the commands of an operator."""
+    """A running bookie, as an operator's commands see it."""
 
     @property
     def read_only(self) -> bool:
-        """True while new entries are refused."""
+        """True while the bookie refuses new entries."""
 
     def read_only_reasons(self) -> list[str]:
-        """The reasons for that; empty while it takes entries."""
+        """Return why new entries are refused; empty while the bookie takes entries."""
 
     def set_read_only(self, reason: str, *, read_only: bool) -> None:
         """Refuse new entries for `reason`, or drop that reason."""
 
     async def info(self) -> Info:
-        """The bookie as it describes itself."""
+        """Return the bookie's description of itself."""
 
 
 class Upkeep(Protocol):
     """Work of a bookie on its own data that goes on in the background."""
 
     def start(self) -> None:
-        """Start it now."""
+        """Start the work now."""
 
     def status(self) -> dict[str, object]:
-        """Its state (needed, running) and its last result."""
+        """Return the work's state (needed, running) and its last result."""
 
 
 class Reclaiming(Protocol):
     """The garbage collection and the compaction of a running bookie."""
 
     def status(self) -> GarbageStatus:
-        """The present state of both."""
+        """Return the present state of garbage collection and compaction."""
 
     def wake(self, *, force: bool = False) -> None:
-        """Make a round now; BadRequestError if it cannot be forced."""
+        """Start a collection now; raise BadRequestError if it cannot be forced."""
 
     async def confirm_store(self) -> None:
-        """Trust the metadata store as it is now; BookieError says why that fails."""
+        """Trust the metadata store as it is now; BookieError says why this fails."""
 
     async def keep(self, ledger_ids: Iterable[int] = ()) -> int:
-        """Restart the grace of absent ledgers, these or all; returns their number."""
+        """Restart the grace of these absent ledgers, or of all; return their number."""
 
     def suspend(self, *, suspended: bool) -> None:
-        """Suspend rounds and compactions, or continue them."""
+        """Suspend garbage collection and compaction, or continue them."""
 
     def compact(self) -> None:
-        """Compact every file that holds anything dead."""
+        """Compact every file that holds dead data."""
 
 
 class Administration:
-    """The bookie that commands are for. It is unset while the process starts or stops.
+    """The bookie that executes commands; None while the process starts or stops.
 
     Args:
         bookie_id: the bookie of this process, set at all times.
@@ -128,10 +129,10 @@ class Administration:
     def __init__(self, bookie_id: str) -> None:
         self.bookie_id = bookie_id
         self.instance_id = ""
-        """The id of the cluster; empty until the metadata store has told it."""
+        """The id of the cluster; empty until it was read from the metadata store."""
         self.bookie: Administered | None = None
         self.upkeep: dict[str, Upkeep] = {}
-        """Work by the last part of its URL."""
+        """Background work, by the last part of the work's URL."""
         self.reclaiming: Reclaiming | None = None
 
 
@@ -186,7 +187,7 @@ class _Handlers:
         return await self._report({})
 
     async def _report(self, done: dict[str, object]) -> web.Response:
-        """The bookie's own description, and the result of a command."""
+        """Return the bookie's description of itself, together with the result of a command."""
         bookie = self._administration.bookie
         if bookie is None:
             return _error(503, "the bookie does not serve now")
@@ -251,7 +252,7 @@ class _Handlers:
 async def _wanted(
     request: web.Request, key: str, allowed: tuple[bool | str, ...]
 ) -> bool | str | web.Response:
-    """The value that the body of a change asks for, or the answer that refuses it."""
+    """Return the value that a change's body asks for, or an answer that refuses the change."""
     if not _is_command(request):
         return _refused()
     try:
@@ -290,9 +291,9 @@ def _error(status: int, sentence: str) -> web.Response:
 
 
 def is_same_machine(peer: str | None, own: str | None) -> bool:
-    """True if one machine has both ends of a connection; `own` is the address that was reached.
+    """True if both ends of a connection are on one machine; `own` is the address that was reached.
 
-    A process that connects to an address of its own machine comes from that same address.
+    A process that connects to an address of its own machine has that same address as its source.
     """
     try:
         theirs, ours = (_address(one or "") for one in (peer, own))
@@ -302,7 +303,7 @@ def is_same_machine(peer: str | None, own: str | None) -> bool:
 
 
 def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """An address; of IPv4 even if a socket of both families wrote it as IPv6."""
+    """Parse an address; an IPv4 address that a socket wrote as IPv6 becomes IPv4 again."""
     found = ipaddress.ip_address(text)
     return getattr(found, "ipv4_mapped", None) or found
 
@@ -316,7 +317,7 @@ async def serve_http(
     host: str,
     port: int,
 ) -> AsyncIterator[int]:
-    """Serve until the block ends; the value is the port, which matters when `port` is 0.
+    """Serve HTTP until the block ends; yield the port, which is chosen if `port` is 0.
 
     Raises:
         CannotStartError: the address cannot be listened on now.
@@ -359,7 +360,7 @@ async def serve_http(
 
 
 async def _listen(server: web.Server, host: str, port: int) -> asyncio.Server:
-    """Accept connections for `server`, and close the oldest ones when there are too many.
+    """Accept connections for `server`; close the oldest connections when there are too many.
 
     Raises:
         CannotStartError: the address cannot be listened on now.

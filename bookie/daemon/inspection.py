@@ -1,7 +1,8 @@
 """Read a stopped bookie's directories without changing anything.
 
-It tells an operator the content of a file, its end and the reason of that end. It repairs nothing.
-Only a start decides whether an end is torn or corrupt, because it sees all files.
+The inspection tells an operator the content of a file, its end and the reason of that end. The
+inspection repairs nothing. Only a bookie's start decides whether an end is torn or corrupt, because
+the start sees all files.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from bookie.node.engine.index.entry_index import TABLES, Index
 from bookie.node.engine.scan import ScannedBlock, blocks, later_headers
 
 INDEX_MAP_BYTES = 1 << 40
-"""Address space for reading an index of any size; it costs nothing."""
+"""The address space reserved to read an index of any size; reserving it costs no memory."""
 
 COOKIE_BYTES_MAX = 64 * 1024
 LEDGERS_PER_READ = 1024
@@ -43,7 +44,7 @@ LEDGERS_PER_READ = 1024
 
 @dataclass(frozen=True, slots=True)
 class BlockSummary:
-    """One valid block: where it is and what it carries."""
+    """One valid block: its place in the file and its records."""
 
     offset: int
     end: int
@@ -55,7 +56,7 @@ class BlockSummary:
 
 @dataclass(frozen=True, slots=True)
 class FileSummary:
-    """One file of blocks."""
+    """The content of one file of blocks."""
 
     path: str
     kind: str
@@ -64,9 +65,9 @@ class FileSummary:
     size_bytes: int
     blocks: tuple[BlockSummary, ...]
     end: int
-    """The offset at which the last block that reads in order ends."""
+    """The offset where the last block ends that can be read in order from the file's start."""
     blocks_beyond: int
-    """Valid block headers after `end`; any of them means a hole."""
+    """The number of valid block headers after `end`; any such header means a hole."""
 
     @property
     def entries(self) -> int:
@@ -74,7 +75,7 @@ class FileSummary:
 
 
 def inspect_file(path: Path) -> FileSummary:
-    """Read one journal file or entry log from its start to the first block that does not validate.
+    """Read a journal file or entry log from its start to the first block that is not valid.
 
     Raises:
         FormatError: it is no such file, or of a newer version.
@@ -116,7 +117,7 @@ def _summarize(block: ScannedBlock) -> BlockSummary:
 
 
 def describe_record(record: Record) -> str:
-    """One record as one short line."""
+    """Return one record as one short line of text."""
     match record:
         case EntriesRecord():
             batch = record.batch
@@ -146,7 +147,7 @@ def _keyed(key: bytes) -> str:
 
 
 def files_in(path: Path, kind: FileKind) -> list[Path]:
-    """The files of one kind at `path`: itself, or those in it (or in its ``logs/``), by number.
+    """Return the files of one kind by number: `path` itself, or those in it or in its ``logs/``.
 
     Raises:
         ConfigurationError: `path` has no such file.
@@ -168,7 +169,7 @@ def files_in(path: Path, kind: FileKind) -> list[Path]:
 
 @contextmanager
 def opened_index(ledgers_dir: Path) -> Iterator[Index]:
-    """The index in a stopped bookie's directory of ledgers.
+    """Open the index in a stopped bookie's directory of ledgers for the duration of the block.
 
     Raises:
         ConfigurationError: there is no index.
@@ -192,7 +193,7 @@ def opened_index(ledgers_dir: Path) -> Iterator[Index]:
 
 
 def entry_ranges(index: Index, ledger_id: int) -> Iterator[tuple[int, int]]:
-    """Ascending ranges (first, last) of the ids that the index knows of one ledger."""
+    """Yield ascending ranges (first, last) of one ledger's entry ids in the index."""
     pending: tuple[int, int] | None = None
     following = 0
     while following <= MAX_ID:
@@ -212,7 +213,7 @@ def entry_ranges(index: Index, ledger_id: int) -> Iterator[tuple[int, int]]:
 
 
 def read_cookie(directory: Path) -> Cookie:
-    """The cookie in one directory.
+    """Read the cookie in one directory.
 
     Raises:
         ConfigurationError: it has no cookie.

@@ -1,10 +1,10 @@
-"""The settings of a running bookie, which follow those of its cluster.
+"""The settings of a running bookie, which follow changes of the cluster's settings.
 
 Before its boot a bookie fetches the cluster settings in a short session, as they may name its
-directories and its port. While it serves, it merges each change with file, environment and flags
-as read at the start. Dynamic settings apply at once; for others it logs that they wait for a
-restart. An invalid change is logged and ignored; valid changes made with it apply. At start-up it
-is an error.
+directories and its port. While the bookie serves, it merges each change of them with file,
+environment and flags as read at the start. Dynamic settings apply at once; of other settings the
+bookie logs that they wait for a restart. An invalid change is logged and ignored; valid changes
+made with it apply. At start-up an invalid cluster setting is an error.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _log = event_log(__name__)
 
 
 def open_configured(settings: Settings) -> AbstractAsyncContextManager[MetadataStore]:
-    """The store that `[metadata]` names, with its session timeout, TLS and credentials.
+    """Return the store that `[metadata]` names, with its session timeout, TLS and credentials.
 
     Raises:
         ConfigurationError: the URI or the credentials are wrong.
@@ -42,7 +42,7 @@ def open_configured(settings: Settings) -> AbstractAsyncContextManager[MetadataS
 
 
 async def fetch_cluster_settings(settings: Settings) -> dict[str, str]:
-    """The cluster settings by name, from the store that `[metadata]` names; only known ones.
+    """Return the known cluster settings by name, from the store that `[metadata]` names.
 
     Raises:
         ConfigurationError: there is no such kind of store.
@@ -54,7 +54,7 @@ async def fetch_cluster_settings(settings: Settings) -> dict[str, str]:
 
 
 class LiveSettings:
-    """The settings that one bookie runs with, from its start to its end.
+    """The settings with which one bookie runs, from its start to its end.
 
     Args:
         sources: the values from file, environment and flags at the start.
@@ -73,16 +73,16 @@ class LiveSettings:
 
     @property
     def cluster(self) -> list[str]:
-        """The names of the valid cluster settings, overridden or not."""
+        """Return the names of the valid cluster settings, also of those that are overridden."""
         return sorted(self._cluster)
 
     @property
     def overridden(self) -> list[str]:
-        """The names of cluster settings that the bookie's own settings override."""
+        """Return the names of cluster settings that the bookie's own settings override."""
         return sorted(self._cluster.keys() & self._own.keys())
 
     def take(self, cluster: Mapping[str, str], apply: Callable[[Settings], None]) -> None:
-        """Adopt other cluster settings: log the changes, and `apply` the dynamic ones."""
+        """Adopt new cluster settings: log the changes, and `apply` those of dynamic settings."""
         before, self._cluster = self._cluster, self._acceptable(cluster)
         for name in sorted(self._own.keys() & _differing(before, self._cluster)):
             _log.info("setting_overridden", key=name, by=self._own[name])
@@ -111,7 +111,7 @@ class LiveSettings:
                 )
 
     def _acceptable(self, cluster: Mapping[str, str]) -> dict[str, str]:
-        """All of `cluster` if it is valid, else as many of its changes as possible."""
+        """Return `cluster` if it is valid, else the old settings with all changes that are."""
         taken = dict(self._cluster)
         left = {name: cluster.get(name) for name in _differing(taken, cluster)}
         if self._problem(cluster) is None:
@@ -150,7 +150,7 @@ def _differing(before: Mapping[str, str], after: Mapping[str, str]) -> set[str]:
 
 
 def _with_dynamic(running: Settings, wanted: Settings) -> Settings:
-    """`running` with the dynamic settings of `wanted`."""
+    """Return `running` with the dynamic settings of `wanted`."""
     sections: dict[str, Section] = {}
     for name in Settings.model_fields:
         old, new = getattr(running, name), getattr(wanted, name)
@@ -162,7 +162,7 @@ def _with_dynamic(running: Settings, wanted: Settings) -> Settings:
 
 
 def _values(settings: Settings) -> dict[str, object]:
-    """Every setting by its name, ``section.key``."""
+    """Return every setting by its name, ``section.key``."""
     return {
         f"{section}.{key}": getattr(getattr(settings, section), key)
         for section in Settings.model_fields
@@ -171,7 +171,7 @@ def _values(settings: Settings) -> dict[str, object]:
 
 
 def _text(value: object) -> str | int | float | bool:
-    """A value as a line of the log holds it."""
+    """Return a value in the form in which a line of the log holds it."""
     if isinstance(value, Mapping):
         return format_labels(value)
     return value if isinstance(value, str | int | float) else str(value)

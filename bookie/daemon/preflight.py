@@ -1,8 +1,8 @@
-"""Is this machine fit to run a bookie? Measured facts, each with a severity and an advice.
+"""Check whether this machine is fit to run a bookie; each fact has a severity and an advice.
 
-Every check is a function that returns `Fact` values and leaves nothing behind: the disk check
-writes one unnamed file, which goes with the check. ``warn`` means that a bookie runs less well or
-less safely than it could. ``fail`` means that it must not start.
+Every check is a function that returns `Fact` values and leaves nothing behind. The disk check
+writes one unnamed file, which vanishes when the check ends. ``warn`` means that a bookie runs less
+well or less safely than it could. ``fail`` means that it must not start.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from pathlib import Path
 from bookie.daemon.descriptors import DESCRIPTORS_MIN, limits
 
 FDATASYNC_P99_SECONDS_GOOD = 0.010
-"""Group commit hides a few milliseconds; above that every lone append is felt."""
+"""Group commit hides a sync of a few milliseconds; a longer one delays every lone append."""
 
 FREE_BYTES_MIN = 10 * 1024**3
-"""A few journal files, the index and room to compact."""
+"""Space for a few journal files and the index, and room to compact."""
 
 FILES_MIN = 65536
-"""One descriptor a connection, and some for files; distributions start at 1024."""
+"""One descriptor for each connection, and some for files; distributions often allow 1024."""
 
 PYTHON_MIN = (3, 11)
 
@@ -55,7 +55,7 @@ _LIBRARIES = (
 
 
 class Severity(enum.StrEnum):
-    """The meaning of a fact for a bookie."""
+    """The verdict on a fact: good, a warning, or a reason not to start."""
 
     OK = "ok"
     WARN = "warn"
@@ -64,7 +64,7 @@ class Severity(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One checked fact: its name, what was found, and advice if it is not `Severity.OK`."""
+    """One checked fact: its name, what was found, and advice if the verdict is not ``ok``."""
 
     name: str
     verdict: Severity
@@ -76,7 +76,7 @@ class Fact:
 def check_machine(
     journal_dir: Path | None, ledgers_dir: Path | None, *, syncs: int = 200
 ) -> list[Fact]:
-    """All checks, in the order in which they are shown.
+    """Run all checks, and return the facts in the order in which they are shown.
 
     Args:
         journal_dir: where the journal is or will be; the nearest existing parent is measured.
@@ -189,7 +189,7 @@ def measure_syncs(path: Path, count: int) -> list[float]:
 
 
 def evaluate_syncs(name: str, latencies: Sequence[float]) -> Fact:
-    """Judge measured syncs: warn of slow ones, and of ones too fast for any disk."""
+    """Judge the measured latency of syncs: warn if the 99th percentile is too slow."""
     ordered = sorted(latencies)
     p50, p99 = ordered[len(ordered) // 2], ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)]
     found = f"fdatasync p50 {p50 * 1e6:.0f} µs, p99 {p99 * 1e6:.0f} µs"
@@ -201,7 +201,7 @@ def evaluate_syncs(name: str, latencies: Sequence[float]) -> Fact:
 
 
 def check_devices(journal_dir: Path, ledgers_dir: Path) -> Fact:
-    """Warn of journal and ledgers that compete for one device."""
+    """Warn if the journal and the ledgers share one device."""
     if journal_dir.stat().st_dev == ledgers_dir.stat().st_dev:
         advice = "for lower latency under load give the journal a device of its own"
         return Fact("devices", Severity.WARN, "journal and ledgers share one device", advice)
@@ -248,7 +248,7 @@ def check_clock_synchronised() -> Fact:
 
 
 def nearest_existing(path: Path) -> Path:
-    """`path`, or its nearest parent that exists: where the directory would be made."""
+    """Return `path`, or its nearest existing parent, where the directory would be made."""
     path = path.absolute()
     while not path.exists():
         path = path.parent
@@ -256,7 +256,7 @@ def nearest_existing(path: Path) -> Path:
 
 
 def file_system_of(path: Path, mounts: bytes | None = None) -> tuple[str, str]:
-    """Type and mount point of the file system that holds `path`.
+    """Return the type and the mount point of the file system that holds `path`.
 
     Args:
         path: an existing path.

@@ -1,8 +1,9 @@
-"""Readiness for traffic: each part of the daemon states its own obstacle, and withdraws it.
+"""Readiness for traffic: each part of the daemon states and withdraws its own obstacle.
 
-A bookie is ready when no part holds an obstacle. A remark does not stop traffic. A read-only bookie
-still answers reads, fences and recovery. One that lost its registration still serves the clients
-that know it. If it were not ready, a service would take its name away, and cut these clients off.
+A bookie is ready when no part states an obstacle. A remark does not stop traffic. A read-only
+bookie still answers reads, fences and recovery. A bookie that lost its registration still serves
+the clients that know it. If such a bookie were not ready, a service would take its name away, and
+cut these clients off.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ class Part(enum.StrEnum):
 
 
 class Readiness:
-    """Obstacles and remarks of one bookie. Not thread safe: for the event loop only.
+    """The obstacles and remarks of one bookie. Not thread safe: use it only in the event loop.
 
-    It begins with the obstacle that the bookie is starting; `clear` it when boot has ended.
+    A new object holds the obstacle that the bookie is starting; `clear` this obstacle when the boot
+    has ended.
     """
 
     def __init__(self) -> None:
@@ -34,7 +36,7 @@ class Readiness:
         self._remarks: dict[Part, str] = {}
 
     def block(self, part: Part, reason: str) -> None:
-        """State the obstacle of one part, replacing the one it held."""
+        """State the obstacle of one part, in place of the part's former obstacle."""
         self._obstacles[part] = reason
 
     def clear(self, part: Part) -> None:
@@ -42,16 +44,16 @@ class Readiness:
         self._obstacles.pop(part, None)
 
     def remark(self, part: Part, text: str) -> None:
-        """Replace the remark of one part, which does not stop traffic; empty withdraws it."""
+        """Replace the remark of one part; it stops no traffic, and an empty text removes it."""
         self._remarks[part] = text
 
     @property
     def is_ready(self) -> bool:
-        """True while no part holds an obstacle."""
+        """True while no part states an obstacle."""
         return not self._obstacles
 
     def report(self) -> dict[str, object]:
-        """The answer of ``/readyz``."""
+        """Return the answer for ``/readyz``: ready or not, the obstacles and the remarks."""
         return {
             "ready": self.is_ready,
             "reasons": [f"{part}: {reason}" for part, reason in self._obstacles.items()],

@@ -1,9 +1,9 @@
-"""Rebuild the index of a stopped bookie from its files.
+"""Rebuild the index of a stopped bookie from its journal files and entry logs.
 
-A start does the same work if it finds the index lost or damaged. Here an operator asks for it, sees
-the progress, and reads the result before the bookie starts again. The old index stays beside the
-new one. After an interruption the next start or rebuild begins again: an incomplete index has no
-format.
+A bookie's start does the same work if it finds the index lost or damaged. Here an operator asks for
+the rebuild, sees its progress, and reads the result before the bookie starts again. The old index
+stays beside the new one. After an interruption the next start or rebuild begins again, because an
+incomplete index has no format record.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ class RebuiltIndex:
     seconds: float
     ledgers: int
     entries: int
-    """Entries read. An entry that was added twice counts twice."""
+    """The number of entries read; an entry that was added twice counts twice."""
     damage: tuple[str, ...]
-    """One sentence for each damaged region."""
+    """One sentence for each damaged region of the files."""
 
 
 def size_of_files(settings: StorageSettings) -> int:
-    """Bytes that a rebuild has to read."""
+    """Return how many bytes a rebuild has to read."""
     return sum(size for _, size in _files(Directories(PosixDisk(), settings)))
 
 
 def rebuild_index(settings: StorageSettings, advance: Callable[[int], None]) -> RebuiltIndex:
-    """Set the index aside and make it again; blocking. `advance` gets the number of bytes read.
+    """Set the index aside and make a new one; this blocks. `advance` gets the bytes read so far.
 
-    The bookie's next start finds that its integrity has to be checked. It renews its incarnation
-    and puts every ledger that names it in limbo.
+    At its next start the bookie finds that its integrity has to be checked. Then the bookie renews
+    its incarnation and puts every ledger that names the bookie in limbo.
 
     Raises:
         ConfigurationError: directories, cookies or files are missing, or a device is full.

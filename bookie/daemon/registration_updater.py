@@ -1,8 +1,8 @@
-"""The registration of this bookie, kept up to date while it runs.
+"""Keep the registration of this bookie up to date while the bookie runs.
 
-The registration carries the bookie's addresses and, so that placement can weigh bookies, its free
-space. It is renewed soon after the bookie turns read-only or writable, gets other labels, or
-doubts the metadata store. Otherwise it is renewed rarely.
+The registration carries the bookie's addresses and its free space, by which placement weighs
+bookies. The bookie renews it soon after it turns read-only or writable, gets other labels, or
+doubts the metadata store. Without such a change the bookie renews it rarely.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from bookie.node.bookie import Bookie
 from bookie.telemetry import Metrics, event_log
 
 LOOK_INTERVAL_SECONDS = 1.0
-"""Delay until a change between read-only and writable is registered. A look costs one statvfs."""
+"""The delay until a turn to read-only or back is registered; each look costs one statvfs."""
 
 REFRESH_INTERVAL_SECONDS = 60.0
-"""Free space alone is registered so often. Each time is a write to the store."""
+"""The interval at which free space alone is registered; each time writes to the store."""
 
 TOLD_AT_ONCE = ("read_only", "labels", "store_doubt")
-"""Fields that clients act on; a change is registered at the next look."""
+"""Fields that clients act on; a change of them is registered at the next look."""
 
 _log = event_log(__name__)
 
 
 class RegistrationUpdater:
-    """One bookie as its registration describes it."""
+    """The source of one bookie's registration: its addresses, labels, space and state."""
 
     def __init__(
         self,
@@ -50,20 +50,20 @@ class RegistrationUpdater:
         self._is_in_doubt = is_in_doubt
         self._store_doubt = store_doubt
         self.interval = Pause()
-        """The pause between two looks; a change of labels ends it."""
+        """The pause between two looks; a change of labels ends the pause."""
 
     def set_own_labels(self, labels: Mapping[str, str]) -> None:
-        """Use these labels of the bookie's settings from now on."""
+        """Use these labels from the bookie's own settings from now on."""
         self._own_labels = labels
         self.interval.end()
 
     def set_given_labels(self, labels: Mapping[str, str]) -> None:
-        """Use these labels of an operator. They override the settings, label by label."""
+        """Use these labels of an operator; each overrides the settings' label with its name."""
         self._given_labels = labels
         self.interval.end()
 
     def remarks(self) -> dict[Part, str]:
-        """Remarks for an operator on a bookie that is ready; an empty text withdraws one."""
+        """Return the remarks on the bookie for an operator; an empty text removes a remark."""
         why = ", ".join(self._bookie.read_only_reasons())
         return {
             Part.READ_ONLY: f"read-only ({why}): new entries are refused" if why else "",
@@ -79,7 +79,7 @@ class RegistrationUpdater:
         }
 
     async def registration(self) -> Registration:
-        """The registration as it should be now."""
+        """Return the registration with the bookie's present state."""
         info = await self._bookie.info()
         return Registration(
             bookie_id=info.bookie_id,
@@ -100,7 +100,7 @@ async def keep_registered(
     metrics: Metrics,
     readiness: Readiness,
 ) -> NoReturn:
-    """Keep registration, readiness and gauges of the server up to date, until cancelled.
+    """Keep the server's registration, readiness and gauges up to date, until cancelled.
 
     Raises:
         IdentityError: another process took the bookie's id.

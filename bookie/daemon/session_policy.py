@@ -1,12 +1,12 @@
-"""A bookie without its session with the metadata store: it serves on, and says so.
+"""A bookie that lost its session with the metadata store serves on, and reports the loss.
 
-While the store is away the bookie serves: adds and reads of open ledgers need no metadata. It stays
-ready, because its clients could not reach a bookie that is taken out of a service. A remark and a
-metric tell of the outage.
+While the store is away the bookie serves: adds and reads of open ledgers need no metadata. The
+bookie stays ready, because its clients could not reach a bookie that is taken out of a service. A
+remark and a metric report the outage.
 
-When `[session]` says so, it ends with one sentence and exit status 3. A supervisor or an operator
-then starts it again where the store can be reached. By default it waits for ever: one store that
-is away must not end all bookies of a cluster.
+If `[session]` says so, the bookie ends with one sentence and exit status 3. A supervisor or an
+operator then starts it again where the store can be reached. By default the bookie waits for ever:
+one store that is away must not end all bookies of a cluster.
 
 Source: PIP-57, and the default of its later versions.
 """
@@ -38,7 +38,7 @@ async def obey_session_policy(
     *,
     clock: Callable[[], float] = boot_time_seconds,
 ) -> NoReturn:
-    """Follow the store's session, and show it, until the policy ends the process.
+    """Follow and show the state of the store's session, until the policy ends the process.
 
     Raises:
         SessionGivenUpError: the process must end; the sentence says why.
@@ -64,7 +64,7 @@ async def obey_session_policy(
 
 
 async def after_outages(store: MetadataStore, look: Callable[[], object]) -> None:
-    """Call `look` whenever a session has begun anew: the store may have gone back meanwhile.
+    """Call `look` after each new session, because the store may have gone back meanwhile.
 
     Raises:
         MetadataClosedError: the store was closed.
@@ -78,7 +78,7 @@ async def after_outages(store: MetadataStore, look: Callable[[], object]) -> Non
 async def _next_before(
     events: AsyncIterator[SessionEvent], deadline: float | None, clock: Callable[[], float]
 ) -> SessionEvent | None:
-    """The next event, or None when the deadline came first."""
+    """Return the next event; None if the deadline comes first."""
     try:
         async with asyncio.timeout(None if deadline is None else max(0.0, deadline - clock())):
             return await anext(events)

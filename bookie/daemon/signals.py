@@ -1,8 +1,8 @@
-"""Signals as events in the loop, or as log lines that say that they do nothing.
+"""Turn signals into events of the loop, or into log lines that say that they do nothing.
 
-SIGTERM and SIGINT stop. SIGHUP stops a program in a terminal. A daemon only logs it, because other
-daemons reload or reopen files then. It logs SIGUSR1 and SIGUSR2, too. Without a handler these three
-would kill the process silently.
+SIGTERM and SIGINT stop a program. SIGHUP stops a program in a terminal. A daemon only logs SIGHUP,
+because other daemons reload or reopen files then. A daemon logs SIGUSR1 and SIGUSR2, too. Without a
+handler these three signals would kill the process silently.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _INIT = 1
 
 
 def ignore(*numbers: signal.Signals) -> None:
-    """Ignore signals until a loop notes them. For the main thread."""
+    """Ignore signals until `noting` handles them; call this in the main thread."""
     for number in numbers:
         signal.signal(number, signal.SIG_IGN)
 
 
 @contextmanager
 def noting(*numbers: signal.Signals, note: Callable[[str], None]) -> Iterator[None]:
-    """Call `note` in the loop with the name of each such signal; they are ignored afterwards."""
+    """Call `note` in the loop with the name of each such signal; after the block ignore them."""
     loop = asyncio.get_running_loop()
     for number in numbers:
         loop.add_signal_handler(number, note, number.name)
@@ -47,7 +47,7 @@ def noting(*numbers: signal.Signals, note: Callable[[str], None]) -> Iterator[No
 
 @asynccontextmanager
 async def until_signal(*, hangup: bool = False) -> AsyncIterator[asyncio.Event]:
-    """An event that is set by the first SIGTERM or SIGINT within the block.
+    """Yield an event that is set by the first SIGTERM or SIGINT within the block.
 
     A second signal has its default effect: it ends the process without an orderly stop (SIGINT by
     KeyboardInterrupt).
@@ -80,7 +80,7 @@ async def until_signal(*, hangup: bool = False) -> AsyncIterator[asyncio.Event]:
 
 
 def stop_with_parent() -> None:
-    """Ask the kernel for SIGTERM at the parent's death; at once if it is dead already.
+    """Ask the kernel to send SIGTERM when the parent dies; send it now if the parent is dead.
 
     Source: prctl(2), PR_SET_PDEATHSIG.
     """

@@ -1,7 +1,7 @@
-"""Talk to systemd: ready, stopping, still alive.
+"""Tell systemd that the bookie is ready, stopping or still alive.
 
-The protocol is one datagram of ``NAME=value`` lines to the socket that the manager named. Outside
-a service manager every call does nothing. Source: sd_notify(3), sd_watchdog_enabled(3).
+The protocol is one datagram of ``NAME=value`` lines to the socket that the service manager named.
+Without a service manager every call does nothing. Source: sd_notify(3), sd_watchdog_enabled(3).
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class ServiceManager:
         self._address = "\0" + address[1:] if address.startswith("@") else address
 
     def ready(self, status: str) -> None:
-        """The bookie takes traffic; `status` is shown by ``systemctl status``."""
+        """Tell the manager that the bookie takes traffic; ``systemctl status`` shows `status`."""
         self._send(f"READY=1\nSTATUS={status}")
 
     def stopping(self) -> None:
         self._send("STOPPING=1\nSTATUS=stopping")
 
     def alive(self) -> None:
-        """A sign of life; send one at least every half of the manager's interval."""
+        """Tell the manager that the bookie is alive, at least twice in each watchdog interval."""
         self._send("WATCHDOG=1")
 
     def _send(self, message: str) -> None:

@@ -58,14 +58,14 @@ class Environment:
     disk: Disk
     workers: Workers
     open_kv: Callable[[str, int, tuple[str, ...], bool], KeyValueStore]
-    """Opens the store in a directory: (directory, map size in bytes, table names, trusted).
+    """Opens the key-value store in a directory: (directory, map bytes, table names, trusted).
 
-    A trusted store was closed in order and is unchanged, so it is not read as a whole."""
+    If `trusted`, the store was closed in order and is unchanged, so it is not read as a whole."""
     failpoints: Failpoints
 
 
 def system_environment(workers: Workers, failpoints: Failpoints | None = None) -> Environment:
-    """The real machine."""
+    """Return the environment of the real machine."""
     return Environment(
         clock=SystemClock(),
         disk=PosixDisk(),

@@ -6,17 +6,17 @@ from collections.abc import Callable
 from typing import Final
 
 UP_TO: Final = (0.5, 1.0)
-"""Shares of a delay: from half of it to all of it."""
+"""Range of shares for jitter: from half of a delay to the whole delay."""
 AROUND: Final = (0.5, 1.5)
-"""Shares of a delay: from half of it to one and a half; the mean is the delay."""
+"""Range of shares for jitter: from half of a delay to one and a half; the mean is the delay."""
 FULL: Final = (0.0, 1.0)
-"""Shares of a delay: anything between nothing and all of it."""
+"""Range of shares for jitter: anything between no delay and the whole delay."""
 
 _DOUBLINGS_MAX = 1000
 
 
 class Backoff:
-    """The delays of one caller, which sleeps by itself. It reads no clock.
+    """The delays of one caller, which sleeps by itself; a backoff reads no clock.
 
     Args:
         first_seconds: the first delay, before jitter.
@@ -40,20 +40,20 @@ class Backoff:
         self._jitter = jitter
         self._shares = shares
         self.failures = 0
-        """Delays since the last reset."""
+        """The number of delays since the last reset."""
 
     def next(self) -> float:
-        """Seconds until the next attempt; the following delay is twice as long."""
+        """Return the seconds until the next attempt; the following delay is twice as long."""
         seconds = self.after(self.failures)
         self.failures += 1
         return seconds
 
     def reset(self) -> None:
-        """Begin with the first delay again: an attempt succeeded."""
+        """Begin with the first delay again, because an attempt succeeded."""
         self.failures = 0
 
     def after(self, failures: int) -> float:
-        """Seconds to wait if `failures` delays came before, for a caller that counts itself."""
+        """Return the seconds to wait after `failures` delays, for a caller that counts itself."""
         seconds = min(self._first * 2.0 ** min(failures, _DOUBLINGS_MAX), self._longest)
         if self._jitter is None:
             return seconds

@@ -1,4 +1,4 @@
-"""Bytes in flight: a bound on the memory that a bookie's adds, or its reads, use."""
+"""A limit on bytes in flight: on the memory that a bookie's adds, or its reads, use."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class ByteBudget:
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self.used = 0
-        """Bytes taken and not given back."""
+        """The number of bytes that were taken and not given back yet."""
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     def try_take(self, size: int, beyond: int = 0) -> bool:
-        """Take `size` bytes now if no caller waits, from `beyond` bytes more than there are."""
+        """Take `size` bytes if nobody waits and the budget plus `beyond` has room; else False."""
         used = self.used + size
         if self._waiting or (self.used and used > self._bytes_max + beyond):
             return False
@@ -27,7 +27,7 @@ class ByteBudget:
         return True
 
     async def take(self, size: int) -> None:
-        """Take `size` bytes; waits for earlier callers and for room."""
+        """Take `size` bytes; wait for earlier callers and for room."""
         if self.try_take(size):
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()

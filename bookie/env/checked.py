@@ -1,7 +1,8 @@
 """Public calls whose arguments are compared with their annotations before anything is done.
 
 Python accepts many wrong arguments and fails later, or does something else: ``logs="orders"`` would
-mean six logs. Use `checked` for rare calls; calls made for each record check by themselves.
+mean six logs, one per letter. Use `checked` for rare calls; calls made for each record check their
+arguments themselves.
 """
 
 from __future__ import annotations
@@ -26,24 +27,24 @@ _UNIONS = (typing.Union, types.UnionType)
 
 
 class _WrongError(Exception):
-    """A value is of another kind."""
+    """A value is not of the kind that the annotation demands."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """A kind of values."""
+    """A kind of values that an annotation demands."""
 
     text: str
-    """Description of such a value, for people."""
+    """The description of a value of this kind, for people."""
     take: Callable[[Any], Any]
-    """Returns the value, or a list of what an iterable gives; raises _WrongError for others."""
+    """Returns a value of this kind, or a list of an iterable's items; else raises _WrongError."""
 
 
 def checked(method: Callable[P, T]) -> Callable[P, T]:
     """Let `method` refuse arguments of other types than its annotations say.
 
-    An argument of type ``Iterable[...]`` arrives as a list. Bytes may be any object of bytes. Too
-    many or unknown arguments stay Python's TypeError.
+    An argument of type ``Iterable[...]`` arrives as a list. For bytes, any bytes-like object is
+    accepted. Too many or unknown arguments still raise Python's TypeError.
 
     Raises:
         BadRequestError: (the method) an argument is of another type.
@@ -91,7 +92,7 @@ class _Arguments:
         return kinds
 
     def taken(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """The arguments as the method gets them.
+        """Return the arguments as the method gets them.
 
         Raises:
             BadRequestError: one is of another type.
@@ -116,14 +117,14 @@ class _Arguments:
 
 
 def _described(value: object) -> str:
-    """A value for people: a short text or a number itself, of others the type."""
+    """Describe a value for people: a short text or number as it is, of other values the type."""
     if isinstance(value, str | int | float) and len(repr(value)) < 40:
         return repr(value)
     return type(value).__name__
 
 
 def _kind_of(hint: Any) -> _Kind:
-    """The kind that an annotation names; any value for those that say nothing about it."""
+    """Return the kind that an annotation names, or the kind of any value if it names none."""
     if hint in _PLAIN:
         return _PLAIN[hint]
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
@@ -151,7 +152,7 @@ def _tuple_kind(parts: tuple[Any, ...]) -> _Kind:
 
 
 def _generic_kind(origin: type, parts: tuple[Any, ...]) -> _Kind:
-    """A kind of collections, whose elements count, or of other objects with parameters."""
+    """Return the kind of a collection with checked elements, or of another generic type."""
     if issubclass(origin, Mapping):
         key, value = (_kind_of(part) for part in parts)
         return _Kind(

@@ -21,16 +21,16 @@ class Clock(Protocol):
     """Two clocks, one source of nonces, and the identity of the running kernel."""
 
     def monotonic(self) -> float:
-        """Seconds that never decrease; only differences have a meaning."""
+        """Return seconds that never decrease; only their differences have a meaning."""
 
     def now_ms(self) -> int:
-        """Milliseconds since 1970; for people and retention, never for ordering."""
+        """Return milliseconds since 1970, for people and retention, never for ordering."""
 
     def nonce(self) -> bytes:
-        """16 bytes that no other file has."""
+        """Return 16 bytes that no other file has."""
 
     def boot_id(self) -> str:
-        """Differs after each start of the operating system; empty when unknown."""
+        """Return an id that differs after each start of the operating system; empty if unknown."""
 
 
 class SystemClock:
@@ -40,7 +40,7 @@ class SystemClock:
     """Seconds of CLOCK_MONOTONIC."""
 
     def now_ms(self) -> int:
-        """Milliseconds of CLOCK_REALTIME."""
+        """Return the milliseconds of CLOCK_REALTIME."""
         return time.time_ns() // 1_000_000
 
     def nonce(self) -> bytes:
@@ -54,7 +54,7 @@ class SystemClock:
 
 
 def moment_ms(moment: object) -> int:
-    """The ms since 1970 of a `Moment`. A datetime is rounded up to a whole ms.
+    """Return the ms since 1970 of a `Moment`; a datetime is rounded up to a whole ms.
 
     Raises:
         BadRequestError: another type, or a datetime without a time zone.
@@ -72,7 +72,7 @@ def moment_ms(moment: object) -> int:
 
 
 def parse_moment(text: str) -> int:
-    """The ms since 1970 that `text` names: as a number, or as ISO 8601 with a time zone.
+    """Return the ms since 1970 that `text` names, as a number or as ISO 8601 with a time zone.
 
     Raises:
         BadRequestError: `text` names no time.
@@ -92,7 +92,7 @@ def parse_moment(text: str) -> int:
 
 
 def moment_text(milliseconds: int) -> str:
-    """Ms since 1970 as ISO 8601 text in UTC; as a number beyond the range of the calendar."""
+    """Return ms since 1970 as ISO 8601 text in UTC, or as a number if beyond the calendar."""
     try:
         moment = _EPOCH + timedelta(milliseconds=milliseconds)
     except OverflowError:
@@ -101,15 +101,15 @@ def moment_text(milliseconds: int) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """Whole seconds for people: ``40 days, 0:00:07``."""
+    """Return a duration in whole seconds for people: ``40 days, 0:00:07``."""
     return str(timedelta(seconds=int(seconds)))
 
 
 def boot_time_seconds() -> float:
-    """Seconds since the machine started, suspended time included; equal in all its processes."""
+    """Return seconds since the machine started, suspended time included; equal in all processes."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def jitter() -> float:
-    """A random number in [0, 1), so that many clients do not act at the same moment."""
+    """Return a random number in [0, 1), so that many clients do not act at the same moment."""
     return int.from_bytes(os.urandom(4), "big") / 2**32

@@ -1,6 +1,6 @@
-"""Files and directories, as the engine sees them; the real ones are POSIX calls and nothing else.
+"""Files and directories, as the engine sees them; the real ones are plain POSIX calls.
 
-Errors are the kernel's `OSError`. The engine decides what an error means (fail-stop, read-only).
+Errors are the kernel's `OSError`; the engine decides what an error means (fail-stop, read-only).
 Only a short write or EINTR is retried.
 """
 
@@ -21,24 +21,24 @@ from bookie.errors import DirectoryLockedError, DiskFullError
 Buffer: TypeAlias = bytes | bytearray | memoryview
 _FILLED_BYTES_MAX = 64 * 1024
 IOV_MAX = 1024
-"""Buffers that one pwritev takes on Linux."""
+"""The most buffers that one pwritev takes on Linux."""
 
 WRITEBACK_BYTES = 1024 * 1024
-"""A longer write is split: the device writes the first parts while the kernel copies the others.
+"""A write of more bytes is split: the device writes the first parts while the kernel copies others.
 
-Measured with 8 MiB, each synced: 850 MB/s in one piece, 1500 MB/s in parts of a MiB.
+Measured with writes of 8 MiB, each synced: 850 MB/s in one piece, 1500 MB/s in parts of 1 MiB.
 """
 
 NO_ROOM_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 
 PAGE_BYTES = 4096
-"""Unit in which the page cache writes."""
+"""The size of a page, the unit in which the page cache writes to the device."""
 
 _SYNC_FILE_RANGE_WRITE = 2
 
 
 def is_disk_full(error: Exception) -> bool:
-    """True if an error of a disk, or of a store on it, means that there is no room."""
+    """True if an error of a disk, or of a store on a disk, means that the disk has no room."""
     if isinstance(error, OSError):
         return error.errno in NO_ROOM_ERRNOS
     return isinstance(error, DiskFullError)
@@ -46,7 +46,7 @@ def is_disk_full(error: Exception) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class DiskUsage:
-    """Sizes of the file system of a directory, in bytes. `device` tells file systems apart."""
+    """Sizes of a directory's file system in bytes; `device` tells file systems apart."""
 
     total_bytes: int
     free_bytes: int
@@ -54,111 +54,112 @@ class DiskUsage:
 
 
 class Readable(Protocol):
-    """Bytes that can be read by offset."""
+    """An object whose bytes can be read by offset."""
 
     def pread(self, size: int, offset: int) -> Buffer:
-        """Up to `size` bytes; shorter only at the end."""
+        """Return up to `size` bytes from `offset`; fewer only at the end."""
 
     def size(self) -> int:
-        """Bytes up to the end."""
+        """Return the number of bytes up to the end."""
 
 
 class File(Protocol):
-    """One open file, addressed by offset; no shared position."""
+    """One open file, read and written by offset; there is no shared position."""
 
     def pwritev(self, buffers: Sequence[Buffer], offset: int) -> int:
-        """Write all `buffers` one after the other at `offset`; returns the bytes written.
+        """Write all `buffers` one after the other at `offset`; return the number of bytes written.
 
-        Short writes are continued. Nothing is durable before `fdatasync`, though the device may
-        have some of it.
+        A short write is continued. Nothing is durable before `fdatasync`, although a part of the
+        data may be on the device already.
         """
 
     def pread(self, size: int, offset: int) -> bytes:
-        """Up to `size` bytes; shorter only at the end of the file. May block on the device."""
+        """Return up to `size` bytes, fewer only at the end of the file; may block on the device."""
 
     def pread_cached(self, size: int, offset: int) -> Buffer | None:
-        """Exactly `size` bytes if they are in memory, else None; returns at once."""
+        """Return at once: exactly `size` bytes if they are in memory, else None."""
 
     def prefetch(self, size: int, offset: int) -> None:
         """Let the device read `size` bytes into memory ahead of their use; a hint that never fails.
 
-        Returns when the device was asked, which may take a while if it is busy.
+        The call returns when the device was asked, which may take a while if the device is busy.
         """
 
     def pread_uncached(self, size: int, offset: int) -> Buffer:
-        """Do `pread` from the device, bypassing the page cache where that is possible.
+        """Read like `pread`, but from the device, bypassing the page cache where that is possible.
 
-        `size` and `offset` are multiples of 4096.
+        `size` and `offset` must be multiples of 4096.
         """
 
     def fdatasync(self) -> None:
-        """Make every write so far durable, with the size needed to read it back."""
+        """Make every write so far durable, and the file size that is needed to read it back."""
 
     def size(self) -> int:
-        """Bytes up to the end of the file."""
+        """Return the number of bytes up to the end of the file."""
 
     def allocate(self, offset: int, size: int) -> None:
-        """Reserve `size` bytes at `offset` (not zero-filled); the file then ends there or later.
+        """Reserve `size` bytes at `offset` (not zero-filled); a file that ends before them grows.
 
-        An error may leave some of it reserved; `truncate` gives that back.
+        After an error, a part of the bytes may stay reserved; `truncate` gives this space back.
         """
 
     def truncate(self, size: int) -> None:
-        """Cut the file to `size` bytes, freeing what was allocated beyond; not yet durable."""
+        """Cut the file to `size` bytes and free the space beyond; the cut is not durable yet."""
 
     def drop_cache(self) -> None:
-        """Sync, then drop the kernel's copy, so that reads show what the device has."""
+        """Sync, then drop the kernel's cached copy, so that reads show what the device has."""
 
     def forget(self, offset: int, size: int) -> None:
-        """Free the memory of pages that are durable; a hint, after which reads need the device.
+        """Free the memory of durable pages; this is a hint, after which reads need the device.
 
-        A `size` of 0 means up to the end. Pages with unwritten changes stay.
+        A `size` of 0 means up to the end of the file. Pages with unwritten changes stay in memory.
         """
 
     def close(self) -> None:
-        """Close; further calls are errors."""
+        """Close the file; further calls are errors."""
 
 
 class Disk(Protocol):
     """Directories and the files in them. Paths are absolute."""
 
     def create(self, path: str, allocate_bytes: int) -> File:
-        """A new file with `allocate_bytes` reserved (not zero-filled), open for writing.
+        """Create a file with `allocate_bytes` reserved (not zero-filled), open for writing.
 
-        An existing file of that name is replaced. Content and name are not durable yet.
+        An existing file of that name is replaced. The content and the name of the new file are not
+        durable yet.
         """
 
     def open(self, path: str, *, writable: bool = False) -> File:
-        """An existing file; it is never created."""
+        """Open an existing file; a missing file is not created."""
 
     def names(self, directory: str) -> list[str]:
-        """The names in `directory`, sorted."""
+        """Return the names in `directory`, sorted."""
 
     def rename(self, source: str, target: str) -> None:
-        """Rename within one directory; durable after `sync_directory`."""
+        """Rename a file within one directory; durable after `sync_directory`."""
 
     def unlink(self, path: str) -> None:
-        """Remove a name; durable after `sync_directory`. A missing file is not an error."""
+        """Remove a file's name, durable after `sync_directory`; a missing file is not an error."""
 
     def make_directory(self, path: str) -> None:
         """Create `path` (mode 0700) and its parents if missing, durably."""
 
     def sync_directory(self, path: str) -> None:
-        """Make creations, renames and removals in `path` durable."""
+        """Make all creations, renames and removals in the directory `path` durable."""
 
     def lock(self, path: str) -> File:
-        """Lock the file `path` for this process, creating it; released by closing or death.
+        """Lock the file `path`, created if missing, until it is closed or this process ends.
 
         Raises:
             DirectoryLockedError: another process holds it.
         """
 
     def usage(self, directory: str) -> DiskUsage:
-        """Sizes of the file system that holds `directory`."""
+        """Return the sizes of the file system that holds `directory`."""
 
 
 class PosixFile:
-    """A file descriptor."""
+    """A `File` on a POSIX file descriptor."""
 
     __slots__ = ("_direct", "_fd", "_nowait", "path")
     _fd: int
@@ -186,7 +187,7 @@ class PosixFile:
         return offset - start
 
     def _pwritev_some(self, buffers: Sequence[Buffer], expected: int, offset: int) -> int:
-        """Write `expected` bytes, all that is in `buffers`; returns where they end."""
+        """Write all `expected` bytes of `buffers` at `offset`; return the offset after them."""
         while True:
             written = os.pwritev(self._fd, buffers, offset)
             offset += written
@@ -288,7 +289,7 @@ class PosixFile:
 
 
 def _parts(buffers: Sequence[Buffer]) -> Iterator[list[Buffer]]:
-    """`buffers` in lists that one call takes, of `WRITEBACK_BYTES` or a buffer more."""
+    """Yield `buffers` in lists for one pwritev each, of `WRITEBACK_BYTES` or a buffer more."""
     part: list[Buffer] = []
     size = 0
     for buffer in buffers:
@@ -314,17 +315,17 @@ _sync_file_range = _load_sync_file_range()
 
 
 def _start_writeback(fd: int, offset: int, size: int) -> None:
-    """Let the device begin to write a range; a hint that makes nothing durable.
+    """Let the device begin to write a range of the file; a hint that makes nothing durable.
 
-    The flag does not wait. Other flags would consume an error of the device that the following
-    fdatasync has to report. A file system without this hint ignores it.
+    The flag used here does not wait for the write. Other flags would consume a device error that
+    the following fdatasync has to report. A file system without this hint ignores it.
     """
     if _sync_file_range is not None:
         _sync_file_range(fd, offset, size, _SYNC_FILE_RANGE_WRITE)
 
 
 class PosixDisk:
-    """The real file systems."""
+    """A `Disk` on the real file systems."""
 
     def create(self, path: str, allocate_bytes: int) -> PosixFile:
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -405,7 +406,7 @@ def _buffer(size: int) -> Buffer:
 
 
 def allocate(fd: int, size_bytes: int, offset: int = 0) -> None:
-    """Reserve `size_bytes` of a file from `offset` on; its content stays."""
+    """Reserve `size_bytes` of a file from `offset` on; the content of the file stays."""
     try:
         os.posix_fallocate(fd, offset, size_bytes)
     except OSError as error:

@@ -1,7 +1,7 @@
-"""Named places where a test may kill the process for real.
+"""Named places in the code where a test may kill the process by a real signal.
 
-A failpoint acts only if it was armed by name when the daemon started. The nth pass of an armed one
-kills the process with SIGKILL, before any handler or flush.
+A failpoint acts only if it was armed by name when the daemon started. When the process passes an
+armed failpoint for the nth time, SIGKILL ends the process, before any handler or flush.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ FAILPOINTS = (
     "cookie.before_ready",
     "cookie.after_ready",
 )
-"""Every failpoint, in the order in which a bookie's life passes them."""
+"""Every failpoint, in the order in which a running bookie passes them."""
 
 
 class Failpoints:
-    """Armed failpoints of one process. Without any, `hit` costs one dictionary look-up."""
+    """The armed failpoints of one process; without any, `hit` costs one check of a dictionary."""
 
     def __init__(self, spec: str = "") -> None:
         """Arm the failpoints of `spec`: ``name`` or ``name:nth``, comma separated; nth from 1.

@@ -1,7 +1,7 @@
 """gRPC does not survive a fork: a child that uses it hangs or crashes.
 
-A process that opened a channel may fork as long as the child opens none. A child cannot detect
-this by trying, so this module remembers the use.
+A process that opened a channel may fork as long as the child opens no channel. A child cannot find
+out by trying whether gRPC works, so this module remembers the use of gRPC.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class GrpcUse:
         self._was_used = True
 
     def require_usable(self) -> None:
-        """Refuse work that would hang.
+        """Raise an error if a fork has broken gRPC, because work with gRPC would hang.
 
         Raises:
             ConfigurationError: a process before this one had used gRPC before it was forked.
@@ -44,4 +44,4 @@ class GrpcUse:
 
 
 grpc_use = GrpcUse()
-"""The use in this process."""
+"""The use of gRPC in this process."""

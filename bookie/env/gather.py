@@ -1,4 +1,4 @@
-"""Several calls at once: as if they were one, or beside a block."""
+"""Run several calls at once: as if they were one call, or beside a block."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ T = TypeVar("T")
 
 
 async def gather(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """The results of `calls`, which run at the same time, in their order.
+    """Run `calls` at the same time; return their results in the order of the calls.
 
-    If one fails, the others are cancelled and its error is raised, without a group. If several have
-    failed, it is the first error.
+    If one call fails, the other calls are cancelled and its error is raised, without a group. If
+    several calls have failed, the first error is raised.
 
-    A caller that is cancelled meanwhile gets only the cancellation. A task group would raise the
-    error and lose the cancellation.
+    A caller that is cancelled meanwhile gets only the cancellation, also if a call fails. A task
+    group would raise the error and lose the cancellation.
     """
     begun = list(calls)
     errors: list[Exception] = []
@@ -44,9 +44,9 @@ async def gather(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 @asynccontextmanager
 async def beside(work: Iterable[Coroutine[object, object, object]]) -> AsyncIterator[None]:
-    """Run `work` beside the block, and cancel it at the block's end.
+    """Run the calls of `work` while the ``async with`` block runs; cancel them at the block's end.
 
-    If one call fails, the block is cancelled and the error comes out in a group.
+    If one call fails, the block is cancelled and the error is raised in an exception group.
     """
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(one) for one in work]

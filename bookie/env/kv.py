@@ -1,9 +1,9 @@
 """A sorted, transactional key-value store in a directory; the real one is LMDB.
 
-One writer at a time; any number of readers, each on a snapshot of its begin. A write transaction
-is durable when its `with` block ends. After an error it has changed nothing. LMDB has no checksums.
-A sum over all pairs is stored with them and compared at each opening.
-Source: LMDB's documentation; opened with sync and metasync, without writemap.
+There is one writer at a time, and any number of readers, each on a snapshot of its begin. A write
+transaction is durable when its `with` block ends. After an error, a write transaction has changed
+nothing. LMDB has no checksums, so a sum over all pairs is stored with the pairs and compared at
+each opening. LMDB is opened with sync and metasync, without writemap. Source: LMDB's documentation.
 """
 
 from __future__ import annotations
@@ -49,57 +49,57 @@ _REFUSED_BY_THE_MACHINE = (
     lmdb.DiskError,
     lmdb.InvalidParameterError,
 )
-"""Opening failed for a reason other than the file's content."""
+"""Errors of LMDB when opening fails for a reason other than the file's content."""
 
 _READERS_MAX = 126
 _LOCK_HEADER_BYTES = 192
 _LOCK_READER_BYTES = 64
 
 _CUT_OFF = (*NO_ROOM_ERRNOS, errno.EIO)
-"""Errors that LMDB gives for a write without room; a short write is EIO."""
+"""Error codes of LMDB for a write without room; a short write gives EIO."""
 _ROOM_BYTES = 1024 * 1024
-"""More than LMDB writes at once: with this much room, a write failed for another reason."""
+"""More bytes than LMDB writes at once; if they are free, a write failed for another reason."""
 
 
 class ReadTransaction(Protocol):
-    """A snapshot. Values are valid until the transaction ends."""
+    """A snapshot of the store; values are valid until the transaction ends."""
 
     def get(self, table: str, key: bytes) -> bytes | None:
-        """The value of `key`, or None."""
+        """Return the value of `key`, or None."""
 
     def range(
         self, table: str, start: bytes, stop: bytes, pairs_max: int
     ) -> list[tuple[bytes, bytes]]:
-        """Up to `pairs_max` pairs with ``start <= key < stop``, in key order."""
+        """Return up to `pairs_max` pairs with ``start <= key < stop``, in key order."""
 
     def around(self, table: str, key: bytes) -> list[tuple[bytes, bytes]]:
-        """Up to two pairs: the last one below `key`, and the first one that is not."""
+        """Return up to two pairs: the last one below `key`, and the first one at or above it."""
 
     def count(self, table: str) -> int:
-        """Number of keys."""
+        """Return the number of keys in `table`."""
 
 
 class WriteTransaction(ReadTransaction, Protocol):
-    """A snapshot with changes on top."""
+    """A snapshot of the store, with the transaction's own changes on top."""
 
     def get_many(self, table: str, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The value of each key, or None; for keys that the caller is about to put."""
+        """Return the value of each key, or None, for keys that the caller is about to put."""
 
     def put(self, table: str, key: bytes, value: bytes) -> None:
-        """Set `key`."""
+        """Set the value of `key`."""
 
     def put_many(self, table: str, pairs: Iterable[tuple[bytes, bytes]]) -> None:
-        """Set many keys; fastest when they ascend."""
+        """Set the values of many keys; fastest when the keys ascend."""
 
     def delete(self, table: str, key: bytes) -> bool:
-        """Remove `key`; whether it was there."""
+        """Remove `key`; return True if the key existed."""
 
 
 class KeyValueStore(Protocol):
-    """An open store."""
+    """An open key-value store."""
 
     def read(self) -> AbstractContextManager[ReadTransaction]:
-        """A read transaction. It must not live across an await.
+        """Begin a read transaction, which must not live across an await.
 
         Raises:
             CorruptionError: the store noticed that its file is damaged.
@@ -107,7 +107,7 @@ class KeyValueStore(Protocol):
         """
 
     def write(self) -> AbstractContextManager[WriteTransaction]:
-        """A write transaction, committed and durable at the end of its block.
+        """Begin a write transaction, which is committed and durable at the end of its block.
 
         Raises:
             DiskFullError: the map or the device is full; the transaction changed nothing.
@@ -117,7 +117,7 @@ class KeyValueStore(Protocol):
         """
 
     def close(self) -> None:
-        """Close; no transaction may be open."""
+        """Close the store; no transaction may be open."""
 
 
 class _LmdbTransaction:
@@ -127,9 +127,9 @@ class _LmdbTransaction:
         self._transaction = transaction
         self._tables = tables
         self._delta = 0
-        """The change of the sum over all pairs so far."""
+        """The change so far of the sum over all pairs."""
         self._seen: dict[str, dict[bytes, bytes | None]] = {name: {} for name in tables}
-        """Values that `get_many` found and no put has changed: the sum needs the old values."""
+        """Values that `get_many` found and no put has changed; the sum needs these old values."""
 
     def get(self, table: str, key: bytes) -> bytes | None:
         return cast("bytes | None", self._transaction.get(key, db=self._tables[table]))
@@ -190,7 +190,7 @@ class _LmdbTransaction:
         return bool(self._transaction.delete(key, db=self._tables[table]))
 
     def _count(self, table: str, pairs: dict[bytes, bytes], before: dict[bytes, bytes]) -> None:
-        """Update the sum for `pairs`, which replace `before`."""
+        """Update the sum over all pairs: `pairs` replace the pairs `before`."""
         of_keys = list(map(crc32c, pairs, repeat(seed_of(table))))
         added = sum(map(crc32c, pairs.values(), of_keys))
         removed = 0
@@ -200,7 +200,7 @@ class _LmdbTransaction:
         self._delta += added - removed
 
     def finish(self) -> None:
-        """Bring the sum up to date, at the end of everything else."""
+        """Write the updated sum over all pairs, after all other changes of the transaction."""
         if self._delta:
             handle = self._tables[SUM_TABLE]
             stored = self._transaction.get(SUM_KEY, db=handle)
@@ -222,7 +222,7 @@ class LmdbStore:
         after a failure, so it then tells whether any write was lost."""
 
     def open_tables(self, names: tuple[str, ...]) -> None:
-        """Open the tables, or create them durably, before anything else; raises as `write`."""
+        """Open the tables, or create them durably, first of all; raises the errors of `write`."""
         with self._writing() as transaction:
             for name in names:
                 try:
@@ -274,8 +274,9 @@ class LmdbStore:
         """True if a failed transaction only lacked room for its data pages.
 
         LMDB gives the same errors for data pages, their sync and the meta page. So three conditions
-        must hold. The device is full, or was full before. The environment is intact: a failed write
-        of the meta page would have broken it. The kernel reports that every write-back succeeded.
+        must hold. First, the device is full, or was full before. Second, the environment is intact:
+        a failed write of the meta page would have broken it. Third, the kernel reports that every
+        write-back succeeded.
         """
         try:
             if not was_full and self._has_room():
@@ -288,7 +289,7 @@ class LmdbStore:
         return True
 
     def _has_room(self) -> bool:
-        """True if the device allocates room for an unnamed file; this respects quotas."""
+        """True if the device allocates room for an unnamed file; this test respects quotas."""
         flags = os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC
         try:
             descriptor = os.open(self._directory, flags, 0o600)
@@ -308,11 +309,11 @@ class LmdbStore:
 
 
 def allocate_lock_file(directory: str, readers_max: int) -> None:
-    """Give the lock file of an LMDB environment its blocks, before the environment is opened.
+    """Allocate the disk blocks of an LMDB environment's lock file, before LMDB opens it.
 
-    LMDB maps the file with holes. On a full device, writing into a hole kills the process. The
-    content stays. Do not call this for an environment that this process has open: it would lose its
-    locks.
+    LMDB maps the lock file with holes. On a full device, a write into a hole kills the process. The
+    content of the file stays. Do not call this for an environment that this process has open,
+    because the process would lose its locks.
 
     Raises:
         OSError: the device is full, or the file cannot be opened.
@@ -331,8 +332,8 @@ def open_lmdb(
 ) -> LmdbStore:
     """Open (or create) the LMDB environment in `directory`, which must exist.
 
-    The file is read once and checked, because LMDB trusts its content. For a `trusted` file only
-    the two meta pages are read.
+    The data file is read once and checked, because LMDB trusts its content. Of a `trusted` file
+    only the two meta pages are read.
 
     Raises:
         CorruptionError: the files there are not a readable LMDB environment.

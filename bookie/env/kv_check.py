@@ -1,11 +1,11 @@
 """Check the structure of an LMDB file before LMDB maps it.
 
-LMDB has no checksums and follows every offset. A flipped bit may make it read beyond the mapped
-file, which kills the process (SIGBUS) at every start. Or it misses a stored key, and the caller
+LMDB has no checksums and follows every offset. A flipped bit may make LMDB read beyond the mapped
+file, which kills the process (SIGBUS) at every start. Or LMDB misses a stored key, and the caller
 takes that for a negative answer.
 
-So the file is read once, unless the last stop was in order. Each check here finds damage that no
-other check finds, or finds too late:
+So the file is read once at the start, unless the last stop was in order. Each check here finds
+damage that no other check finds, or that other checks find too late:
 
 - the kind and the bounds of pages and nodes: LMDB would crash;
 - the order of keys, separators included, and the count of entries: LMDB would miss stored keys;
@@ -29,23 +29,23 @@ from bookie.entry.checksum import crc32c
 from bookie.errors import CorruptionError
 
 UNREADABLE_ERRNOS = (errno.EIO, errno.ENODATA, errno.EBADMSG)
-"""A bad sector, as block devices and file systems report it; it stays bad until rewritten."""
+"""Errors of block devices and file systems for a bad sector, which stays bad until rewritten."""
 
 SUM_TABLE = "sum"
-"""The table that holds the sum over all pairs of the other tables, under this name."""
+"""The table with the sum over all pairs of the other tables; its key has the same name."""
 SUM_KEY = SUM_TABLE.encode()
 _PAGE = struct.Struct("<QHHHH")
-"""Page number, unused, flags, end of the offsets of nodes, start of the nodes."""
+"""Page header: page number, unused, flags, end of the offsets of nodes, start of the nodes."""
 _OVERFLOW = struct.Struct("<QHHI")
-"""Page number, unused, flags, number of pages."""
+"""Header of overflow pages: page number, unused, flags, number of pages."""
 _NODE = struct.Struct("<HHHH")
-"""Size of the value in two halves (or the low parts of a page number), flags, size of the key."""
+"""Node header: value size in two halves (or low parts of a page number), flags, key size."""
 _META = struct.Struct("<IIQQ")
-"""Magic, version, address, size of the map."""
+"""Start of the data in a meta page: magic, version, address, size of the map."""
 _DB = struct.Struct("<IHHQQQQQ")
-"""Page size or unused, flags, depth, branch, leaf and overflow pages, entries, root."""
+"""Tree: page size or unused, flags, depth, branch, leaf and overflow pages, entries, root."""
 _META_END = struct.Struct("<QQ")
-"""Last page, transaction."""
+"""End of the data in a meta page: last page, transaction."""
 _U64 = struct.Struct("<Q")
 
 _MAGIC, _VERSION = 0xBEEFC0DE, 1
@@ -63,7 +63,7 @@ _MAP_BYTES_MAX = 2**47
 
 @dataclass(frozen=True, slots=True)
 class _Database:
-    """A tree, as a meta page or a row of the main table describes it."""
+    """The description of a tree in a meta page, or in a row of the main table."""
 
     flags: int
     depth: int
@@ -82,29 +82,29 @@ class _Meta:
 
 
 def seed_of(table: str) -> int:
-    """The seed of the checksums of a table's pairs, so that tables cannot be exchanged."""
+    """Return the checksum seed for a table's pairs, so that tables cannot be exchanged."""
     return crc32c(table.encode())
 
 
 def sum_of_pair(seed: int, key: bytes, value: bytes) -> int:
-    """The summand of one pair."""
+    """Return what one pair adds to the sum over all pairs."""
     return crc32c(value, crc32c(key, seed))
 
 
 def encode_sum(total: int) -> bytes:
-    """The sum as it is stored: 8 bytes, little endian, modulo 2**64."""
+    """Encode the sum as it is stored: 8 bytes, little endian, modulo 2**64."""
     return _U64.pack(total % 2**64)
 
 
 def decode_sum(data: bytes) -> int:
-    """A stored sum."""
+    """Decode a stored sum."""
     return int(_U64.unpack(data)[0])
 
 
 def check_lmdb_file(path: str, tables: tuple[str, ...], *, whole: bool = True) -> None:
     """Read the LMDB file at `path`, if there is one with content, and check it.
 
-    Unless `whole`, only its meta pages are checked.
+    Without `whole`, only the meta pages of the file are checked.
 
     Raises:
         CorruptionError: LMDB must not open this file; the device may have refused to read it.
@@ -134,7 +134,7 @@ def check_lmdb_file(path: str, tables: tuple[str, ...], *, whole: bool = True) -
 
 
 class _DamageError(Exception):
-    """The damage, in words."""
+    """The file is damaged; the message describes the damage."""
 
 
 class _Check:
@@ -148,10 +148,10 @@ class _Check:
         self._used = bytearray()
         """One byte for each page of the file, 1 if a tree reaches it."""
         self._room = 0
-        """Bytes of the nodes of one page."""
+        """The number of bytes that the nodes of the current page fill."""
 
     def newest_meta(self) -> _Meta:
-        """The meta page that counts, once both are checked."""
+        """Check both meta pages and return the newer one."""
         first = self._meta(os.pread(self._descriptor, _META_BYTES, 0), 0)
         self._page_size = first.page_size
         second = self._meta(os.pread(self._descriptor, _META_BYTES, first.page_size), 1)
@@ -165,7 +165,7 @@ class _Check:
         return newest
 
     def run(self, newest: _Meta, tables: set[bytes]) -> None:
-        """Check all pages; there may be no other tables than these."""
+        """Check all pages; the file may have no other tables than `tables`."""
         self._last_page = newest.last_page
         self._used = bytearray(newest.last_page + 1)
         self._used[0] = self._used[1] = 1
@@ -235,9 +235,9 @@ class _Check:
     def _nodes(
         self, database: _Database, *, integers: bool = False
     ) -> Iterator[tuple[bytes, int, bytes]]:
-        """Key, flags and value of every entry of a tree, which are counted at the end.
+        """Yield key, flags and value of every entry of a tree; check the entry count at the end.
 
-        Keys are compared as numbers if they are `integers`.
+        With `integers`, the keys are compared as numbers.
         """
         count, before = 0, b""
         if database.root != _NO_ROOT:
@@ -299,7 +299,7 @@ class _Check:
         return page, flags, offsets
 
     def _check_room(self, page: bytes) -> None:
-        """LMDB leaves no room between nodes: they fill their page from its upper bound on."""
+        """Check that nodes fill their page from its upper bound on: LMDB leaves no gaps."""
         number, _, _, _, upper = _PAGE.unpack_from(page)
         if self._room != self._page_size - upper:
             raise _DamageError(f"the nodes of page {number} do not fill it")
@@ -330,7 +330,7 @@ class _Check:
         return key, flags, self._overflow(_U64.unpack_from(page, value_at)[0], size)
 
     def _overflow(self, number: int, size: int) -> bytes:
-        """The value of `size` bytes that begins in page `number`."""
+        """Return the value of `size` bytes that begins in page `number`."""
         needed = -(-(_HEADER_BYTES + size) // self._page_size)
         at = number * self._page_size
         own, _, flags, count = _OVERFLOW.unpack(os.pread(self._descriptor, _OVERFLOW.size, at))
@@ -360,7 +360,7 @@ def _even(size: int) -> int:
 
 
 def _check_transactions(first: int, second: int) -> None:
-    """The meta pages take turns: the even transactions stand in the first."""
+    """Check that the meta pages take turns: even transactions stand in the first page."""
     newest, oldest = max(first, second), min(first, second)
     if newest == 0:
         return

@@ -1,9 +1,9 @@
-"""A result that comes once and calls back at once.
+"""A result that is set once and then calls its callbacks at once.
 
-A future of asyncio calls back in the next turn of the loop, and wakes a waiting task one turn
-later. That was a fifth of the loop's work between a block's sync and the answers. An `Outcome`
-calls back as soon as it is settled. It can be awaited like a future, but it survives the
-cancellation of a caller that awaits it.
+A future of asyncio runs its callbacks in the next turn of the event loop, and wakes a waiting task
+one turn later. These turns were a fifth of the loop's work between a block's sync and the answers.
+An `Outcome` runs its callbacks as soon as it is settled. An `Outcome` can be awaited like a future,
+but it survives the cancellation of a caller that awaits it.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ T = TypeVar("T")
 
 
 class Outcome(Generic[T]):
-    """A result to come. It belongs to one event loop and never fails."""
+    """A future result, which belongs to one event loop and never fails."""
 
     __slots__ = ("_callbacks", "_results")
 
     def __init__(self) -> None:
         self._results: tuple[T, ...] = ()
-        """The result, once there is one."""
+        """A tuple with the result, empty until there is a result."""
         self._callbacks: list[Callable[[T], None]] = []
 
     @classmethod
     def of(cls, result: T) -> Outcome[T]:
-        """An outcome that is known already."""
+        """Return an outcome whose result is known already."""
         outcome: Outcome[T] = cls()
         outcome._results = (result,)
         return outcome
@@ -49,8 +49,8 @@ class Outcome(Generic[T]):
     def then(self, callback: Callable[[T], None]) -> None:
         """Call `callback` with the result as soon as it is known, which may be now.
 
-        The callback runs inside `settle`. It must not raise. It must settle no other outcome before
-        it returns.
+        The callback runs inside `settle`, or at once if the result is known. The callback must not
+        raise. Before it returns, the callback must settle no other outcome.
         """
         if self._results:
             callback(self._results[0])

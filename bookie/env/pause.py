@@ -1,4 +1,4 @@
-"""A wait between two rounds of work whose length may change while it lasts."""
+"""A wait between two rounds of work; its length may change while the wait lasts."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from contextlib import suppress
 
 
 class Pause:
-    """Waits in the event loop, for one waiter at a time; may be cut short or measured anew.
+    """A wait in the event loop for one waiter at a time; it may be ended early or measured again.
 
-    A component with dynamic settings has a public attribute `settings` and reads it in each round.
-    When it is replaced, the component calls `measure_again`, so that the new setting takes effect
-    at once.
+    A component with dynamic settings has a public attribute `settings` and reads it in each round
+    of work. When `settings` is replaced, the component calls `measure_again`, so that the new
+    setting takes effect at once.
     """
 
     def __init__(self) -> None:
@@ -20,20 +20,20 @@ class Pause:
         self._ended = False
 
     def end(self) -> None:
-        """End the wait now, or the next one if none is under way."""
+        """End the wait now, or the next wait if no wait is under way."""
         self._ended = True
         self._woken.set()
 
     def clear(self) -> None:
-        """Forget an `end` that no wait has seen."""
+        """Forget a call of `end` that no wait has noticed."""
         self._ended = False
 
     def measure_again(self) -> None:
-        """Compute the length again; the wait still counts from its begin."""
+        """Compute the length of the wait again; the wait still counts from its begin."""
         self._woken.set()
 
     async def wait(self, seconds: Callable[[], float]) -> bool:
-        """Wait for `seconds()`, computed again after `measure_again`; True if `end` ended it."""
+        """Wait for `seconds()`, computed again after `measure_again`; True if `end` was called."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         while not self._ended:

@@ -1,4 +1,4 @@
-"""Two requests of a process to its system: keep freed memory, and let me run soon.
+"""Two requests of a process to the system: to keep freed memory, and to run sooner.
 
 **Freed memory.** By default glibc maps each large block anew and unmaps it when it is freed. A
 message of 1 MiB then costs about 160 page faults, more than half of the transport's time. With the
@@ -7,8 +7,8 @@ two thresholds below, a bookie that stores nothing took 930 batches of 1 MiB a s
 each heap.
 
 **Short time slices.** A bookie wakes up often and works briefly. On busy cores, Linux lets a task
-with a shorter time slice run sooner (``sched_setattr`` with a runtime, since Linux 6.12). This
-needs no privilege and leaves the share of processor time as it is.
+with a shorter time slice run sooner (``sched_setattr`` with a runtime, since Linux 6.12). A shorter
+slice needs no privilege and leaves the task's share of processor time as it is.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ import struct
 from typing import Final
 
 KEPT_BYTES: Final = 64 * 1024 * 1024
-"""Freed memory that is kept instead of given back."""
+"""Bytes of freed memory that the process keeps instead of giving them back."""
 
 FROM_HEAP_BYTES_MAX: Final = 32 * 1024 * 1024
-"""Blocks up to this size come from the heap; the most that glibc allows."""
+"""Memory blocks up to this size come from the heap; glibc allows no higher limit."""
 
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 
 SLICE_NANOSECONDS: Final = 100_000
-"""The shortest that Linux accepts; the default is 1.4 ms on two cores, more on more cores."""
+"""The shortest time slice in Linux; the default is 1.4 ms on two cores, more on more cores."""
 
 _SCHED_SETATTR: Final = {"x86_64": 314, "aarch64": 274}
 _SCHED_GETATTR: Final = {"x86_64": 315, "aarch64": 275}
 _ATTRIBUTES: Final = struct.Struct("=IIQiIQQQII")
-"""Size, policy, flags, nice, priority, runtime, deadline, period, and two bounds of utilization."""
+"""Size, policy, flags, nice, priority, runtime, deadline, period, two bounds of utilization."""
 
 
 def keep_freed_memory() -> bool:
-    """Set the thresholds for the rest of the process; False if the allocator has none.
+    """Let the allocator keep freed memory from now on; return False if it has no such setting.
 
-    It affects the whole process: call it in the daemon and the command line only.
+    The setting affects the whole process: call this in the daemon and the command line only.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -52,9 +52,9 @@ def keep_freed_memory() -> bool:
 
 
 def ask_for_short_slices() -> bool:
-    """Set the slice of this thread and of those it will start; True if the system accepted it.
+    """Shorten the time slice of this thread and of those it will start; return True if accepted.
 
-    It affects the process: call it in the daemon only, before it starts a thread.
+    The shorter slice affects the process: call this in the daemon only, before it starts a thread.
     """
     slices = slice_nanoseconds()
     if slices is None:
@@ -65,7 +65,7 @@ def ask_for_short_slices() -> bool:
 
 
 def slice_nanoseconds() -> int | None:
-    """The slice of this thread; None for a task with another policy, or if unknown."""
+    """Return this thread's time slice; None for another scheduling policy, or if unknown."""
     octets = ctypes.create_string_buffer(_ATTRIBUTES.size)
     if not _call(_SCHED_GETATTR, octets, _ATTRIBUTES.size, 0):
         return None
@@ -74,7 +74,7 @@ def slice_nanoseconds() -> int | None:
 
 
 def _call(numbers: dict[str, int], *arguments: bytes | ctypes.Array[ctypes.c_char] | int) -> bool:
-    """A system call about this thread that the C library does not export."""
+    """Make a system call for this thread that the C library lacks; return True on success."""
     number = numbers.get(platform.machine())
     if number is None or platform.system() != "Linux":
         return False

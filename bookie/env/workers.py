@@ -1,7 +1,7 @@
 """Blocking work beside the event loop: one thread per blocking resource.
 
-A simulation runs the same functions on its own loop, at moments that its seed chooses. So product
-code uses only the `Workers` protocol.
+A simulation runs the same functions in its own event loop, at moments that its random seed chooses.
+So product code uses only the `Workers` protocol.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ T_contra = TypeVar("T_contra", contravariant=True)
 
 
 class BatchWorker(Protocol[T_contra]):
-    """A thread that takes everything that is queued at once."""
+    """A thread that takes all queued items at once."""
 
     def submit(self, item: T_contra) -> None:
-        """Queue `item`; never waits. Items are handled in the order of submission.
+        """Queue `item` without waiting; items are handled in the order of submission.
 
-        Called in the event loop. The thread may get the item at the end of the loop's turn.
+        Call this in the event loop. The thread may get the item only at the end of the loop's turn.
         """
 
     def close(self) -> None:
-        """Handle what is queued, then end the thread; waits for it."""
+        """Handle all queued items, then end the thread and wait for its end."""
 
     def abandon(self) -> None:
-        """Stop handling and reporting, without waiting: the thread may hang in a device."""
+        """Stop handling and reporting, without waiting, because the thread may hang in a device."""
 
 
 class Workers(Protocol):
-    """Runs blocking work."""
+    """Runs blocking work on threads beside the event loop."""
 
     def batch_worker(
         self,
@@ -46,16 +46,16 @@ class Workers(Protocol):
         done: Callable[[R], None],
         failed: Callable[[BaseException], None],
     ) -> BatchWorker[T]:
-        """Start a worker that calls ``handle(items, post)`` with all that is queued.
+        """Start a worker that calls ``handle(items, post)`` with all queued items.
 
         Each posted result reaches `done` in the event loop, in order. An exception from `handle`
-        reaches `failed` there, once; the worker then handles nothing more.
+        reaches `failed` in the event loop, once; after that the worker handles nothing more.
         """
 
     async def run(
         self, pool: str, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs
     ) -> R:
-        """Run ``function(*args)`` on a thread of `pool`; the same pool keeps the order.
+        """Run ``function(*args)`` on a thread of `pool`; each pool starts its functions in order.
 
         Cancelling the caller does not stop a function that has begun.
         """
@@ -63,10 +63,10 @@ class Workers(Protocol):
     async def run_through(
         self, pool: str, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs
     ) -> R:
-        """`run` for a function whose result uses memory that the caller accounts for.
+        """Do `run` for a function whose result uses memory that the caller accounts for.
 
-        Cancelled before the function has begun, the caller ends at once. After that it ends with
-        the function, or when it is cancelled once more.
+        A caller that is cancelled before the function has begun ends at once. A caller that is
+        cancelled later ends with the function, or when it is cancelled once more.
         """
 
     async def drained(self) -> None:
@@ -74,14 +74,14 @@ class Workers(Protocol):
 
     @property
     def is_idle(self) -> bool:
-        """True if `drained` would return at once."""
+        """True if no function of any pool is running, so that `drained` would return at once."""
 
 
 class _ThreadBatchWorker(Generic[T, R]):
-    """A thread that gets what was submitted in a turn of the loop at the end of that turn.
+    """A thread that gets the items of one turn of the event loop together, at the turn's end.
 
-    The thread needs the interpreter's lock when it wakes. In the middle of a turn it would only
-    wait for that lock.
+    The thread needs the interpreter's lock when it wakes. If the thread woke in the middle of a
+    turn, it would only wait for that lock.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class _ThreadBatchWorker(Generic[T, R]):
     ) -> None:
         self._loop = loop
         self._gathered: list[T] = []
-        """Items submitted in this turn."""
+        """Items submitted in the present turn of the event loop."""
         self._queue: SimpleQueue[list[T] | None] = SimpleQueue()
         self._handle = handle
         self._done = done
@@ -147,14 +147,14 @@ class _ThreadBatchWorker(Generic[T, R]):
 
 
 class ThreadWorkers:
-    """Real threads around one running event loop. An async context manager."""
+    """`Workers` on real threads around one running event loop; an async context manager."""
 
     def __init__(self, read_threads: int = 4) -> None:
         self._read_threads = read_threads
         self._pools: dict[str, ThreadPoolExecutor] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._running: set[Future[Any]] = set()
-        """Functions in a pool that have not ended, cancelled ones included."""
+        """Functions of the pools that have not ended, also those of cancelled callers."""
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
@@ -182,9 +182,9 @@ class ThreadWorkers:
     async def run(
         self, pool: str, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs
     ) -> R:
-        """The pool named ``read`` has several threads, any other has one.
+        """Run the function; the pool ``read`` has several threads, any other pool has one.
 
-        If the caller is cancelled before the function begins, it does not run.
+        If the caller is cancelled before the function begins, the function does not run.
         """
         return await asyncio.wrap_future(self._submit(pool, function, *args, **kwargs))
 
@@ -222,6 +222,6 @@ class ThreadWorkers:
 
 
 async def _ended(*futures: Future[Any]) -> None:
-    """Wait until functions have ended; their results belong to their callers."""
+    """Wait until functions have ended; their results are left to their callers."""
     for future in (await asyncio.wait([asyncio.wrap_future(one) for one in futures]))[0]:
         _ = future.cancelled() or future.exception()

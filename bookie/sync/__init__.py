@@ -1,4 +1,4 @@
-"""The verbs of `bookie.api` for callers without an event loop: scripts, notebooks, Spark executors.
+"""The API of `bookie.api` for callers without an event loop: scripts, notebooks, Spark executors.
 
 ::
 
@@ -18,26 +18,27 @@
             for record in consumer:
                 consumer.commit()
 
-Each process has one daemon thread with one event loop (uvloop, if it is installed). The first use
-starts it; an import starts nothing. Many threads may use one object.
+Each process has one daemon thread with one event loop (uvloop, if it is installed). The first call
+starts the thread; an import does not start it. Many threads may use one object.
 
-**Waiting.** Ctrl-C in a waiting call cancels the call in the loop and raises KeyboardInterrupt. A
-call with ``timeout=`` (seconds) raises OperationTimeoutError when the time is over. After either,
-the outcome is unknown, as after every error of an append. A thread with a running event loop must
-not wait: every call there raises BadRequestError. The kernel of a notebook is the exception: each
-cell blocks its loop anyway.
+**Waiting.** Ctrl-C during a waiting call cancels the call in the loop and raises KeyboardInterrupt.
+A call with ``timeout=`` (seconds) raises OperationTimeoutError when the time is over. After Ctrl-C
+or a timeout the outcome is unknown, as after every error of an append. A thread with a running
+event loop must not wait, so every call in such a thread raises BadRequestError. The kernel of a
+notebook is the exception: each cell blocks its loop anyway.
 
-**Forks.** Connect after the fork, as the workers of Spark do. The child makes a thread, a loop and
-clients of its own at first use. Objects from before the fork raise ClientClosedError there. If the
-parent had opened any client before, `connect` in the child raises ConfigurationError: gRPC does not
-survive the fork, and would hang. Start such children with spawn.
+**Forks.** Connect after the fork, as the workers of Spark do. At first use, the child process makes
+its own thread, loop and clients. In the child, objects from before the fork raise
+ClientClosedError. If the parent had opened any client before the fork, `connect` in the child
+raises ConfigurationError. The reason is that gRPC does not survive a fork and would hang. Start
+such child processes by spawn.
 
-**Wrapping more.** An async handle becomes a synchronous one as a subclass of `SyncHandle`, which
-keeps it as ``self._handle``. A method that awaits is ``verb = forwarded(Handle.verb)``; with a
-timeout it is ``return self._run(self._handle.verb(...), timeout)``. One that iterates is
-``return self._iterate(self._handle.verb(...), ahead=...)``. An async context manager, such as a
-consumer, is entered and left by a `Resident`. One task of the loop does both, because task groups
-and timeouts inside it need that.
+**How to wrap more.** An async handle becomes synchronous by a subclass of `SyncHandle`, which keeps
+the async handle as ``self._handle``. A method that awaits is written as ``verb =
+forwarded(Handle.verb)``; with a timeout, its body is ``return self._run(self._handle.verb(...),
+timeout)``. The body of a method that iterates is ``return self._iterate(self._handle.verb(...),
+ahead=...)``. An async context manager, such as a consumer, is entered and left by a `Resident`. One
+task of the loop both enters and leaves it, because task groups and timeouts inside it need that.
 
 | module | what it holds |
 |---|---|

@@ -1,4 +1,4 @@
-"""The client without an event loop, and the two ways to get one."""
+"""The client for callers without an event loop, and the two functions that return one."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from bookie.sync.loop_thread import Closing, LoopThread, Resident, check_timeout
 
 
 class SyncMaintenance(SyncHandle):
-    """`bookie.api.maintenance.Maintenance` without an event loop."""
+    """The methods of `bookie.api.maintenance.Maintenance` without an event loop."""
 
     def __init__(self, home: LoopThread, maintenance: Maintenance) -> None:
         super().__init__(home)
@@ -49,7 +49,7 @@ class SyncMaintenance(SyncHandle):
     def ledgers(
         self, on_damaged: Callable[[int], object]
     ) -> SyncIterator[Versioned[LedgerMetadata]]:
-        """All ledgers by id. `on_damaged` is called in the thread of the loop."""
+        """Yield all ledgers by id. `on_damaged` is called in the thread of the event loop."""
         return self._iterate(self._handle.ledgers(on_damaged))
 
     partitions = forwarded(Maintenance.partitions)
@@ -66,7 +66,7 @@ class SyncMaintenance(SyncHandle):
 
 
 class SyncBookKeeper(SyncHandle, Closing):
-    """`bookie.api.BookKeeper` without an event loop; made by `connect`."""
+    """The methods of `bookie.api.BookKeeper` without an event loop. `connect` makes a client."""
 
     def __init__(self, home: LoopThread, client: BookKeeper) -> None:
         super().__init__(home)
@@ -78,14 +78,14 @@ class SyncBookKeeper(SyncHandle, Closing):
 
     @property
     def is_open(self) -> bool:
-        """True while it is connected, in this process."""
+        """True while the client is connected and belongs to this process."""
         return self._resident.is_open
 
     def __enter__(self) -> Self:
         return self.open()
 
     def open(self, *, timeout: float | None = None) -> Self:
-        """Connect, as `with` does. End it with `close`.
+        """Connect, as `with` does. Call `close` to end the connection.
 
         Raises:
             BadRequestError: the client is connected already, or was closed.
@@ -104,7 +104,7 @@ class SyncBookKeeper(SyncHandle, Closing):
         return self._handle.instance_id
 
     def bookies(self) -> Mapping[str, Registration]:
-        """The registered bookies by id, read-only ones included, as of now."""
+        """Return the bookies registered now, read-only ones included, by their ids."""
         return self._handle.bookies()
 
     create_ledger = opened(BookKeeper.create_ledger, SyncWriter)
@@ -127,15 +127,15 @@ class SyncBookKeeper(SyncHandle, Closing):
         self._run(self._handle.delete_ledger(ledger_id), timeout)
 
     def list_ledgers(self, *, after: int = -1, timeout: float | None = None) -> SyncIterator[int]:
-        """The ids above `after` of all ledgers, ascending; see `BookKeeper.list_ledgers`."""
+        """Yield the ids of all ledgers above `after`, ascending; see `BookKeeper.list_ledgers`."""
         return self._iterate(self._handle.list_ledgers(after=after), timeout=timeout)
 
     def ledger_metadata(self, ledger_id: int, *, timeout: float | None = None) -> LedgerMetadata:
-        """The metadata of a ledger as of now; see `BookKeeper.ledger_metadata`."""
+        """Read the present metadata of a ledger; see `BookKeeper.ledger_metadata`."""
         return self._run(self._handle.ledger_metadata(ledger_id), timeout)
 
     def explain_ledger(self, ledger_id: int, *, timeout: float | None = None) -> LedgerExplanation:
-        """The decision of a recovery now; see `BookKeeper.explain_ledger`."""
+        """Explain what a recovery of a ledger would decide now; see `BookKeeper.explain_ledger`."""
         return self._run(self._handle.explain_ledger(ledger_id), timeout)
 
     # -- logs --------------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ class SyncBookKeeper(SyncHandle, Closing):
         timeout: float | None = None,
         **place: Unpack[ReaderKeywords],
     ) -> SyncLogReader:
-        """A reader of a log; see `BookKeeper.log_reader`. `timeout` bounds each of its waits."""
+        """Return a reader of a log; see `BookKeeper.log_reader`. `timeout` limits each wait."""
         check_timeout(timeout)
         opening = self._handle.log_reader(name, partition=partition, **place)
         return SyncLogReader(self._home, self._run(opening, timeout), timeout)
@@ -164,10 +164,10 @@ class SyncBookKeeper(SyncHandle, Closing):
         timeout: float | None = None,
         **place: Unpack[ReaderKeywords],
     ) -> SyncIterator[LogRecord]:
-        """The records of a log; see `BookKeeper.read_log`. They cross the threads in batches.
+        """Yield the records of a log; see `BookKeeper.read_log`. Threads exchange whole batches.
 
-        With a timeout, OperationTimeoutError says that no record came for so long. The next call
-        waits again.
+        With a timeout, OperationTimeoutError means that no record came within that time. The next
+        call waits again.
         """
         pump = self._pump(self._log_batches(name, partition, place), BATCHES_AHEAD, timeout)
         return SyncIterator(pump, chain.from_iterable(pump))
@@ -194,9 +194,9 @@ class SyncBookKeeper(SyncHandle, Closing):
         on_truncated: OnTruncated = "raise",
         timeout: float | None = None,
     ) -> SyncLogConsumer:
-        """A consumer of one partition; enter it with `with`. See `BookKeeper.consume`.
+        """Return a consumer of one partition, to use in a `with` block. See `BookKeeper.consume`.
 
-        `timeout` bounds each wait for records.
+        `timeout` limits each wait for records.
         """
         handle = self._handle.consume(
             name,
@@ -227,10 +227,10 @@ class SyncBookKeeper(SyncHandle, Closing):
         on_truncated: OnTruncated = "raise",
         timeout: float | None = None,
     ) -> SyncGroupMember:
-        """A member of a group; enter it with `with`. See `BookKeeper.join_group`.
+        """Return a member of a group, to use in a `with` block. See `BookKeeper.join_group`.
 
-        `on_change` is called in the thread of the loop, and must not wait. `timeout` bounds each
-        wait for records.
+        `on_change` is called in the thread of the event loop, and must not wait. `timeout` limits
+        each wait for records.
         """
         handle = self._handle.join_group(
             group,
@@ -248,7 +248,7 @@ class SyncBookKeeper(SyncHandle, Closing):
         return SyncGroupMember(self._home, handle, by_record=by_record, timeout=timeout)
 
     def cursors(self, name: str, *, password: bytes = b"") -> SyncCursors:
-        """The cursors of a log: create, reset, delete them, see their lag."""
+        """Return the cursors of a log, to create, reset or delete them, or to see their lag."""
         return SyncCursors(self._home, self._handle.cursors(name, password=password))
 
     group_status = forwarded(BookKeeper.group_status)
@@ -257,23 +257,23 @@ class SyncBookKeeper(SyncHandle, Closing):
     def list_logs(
         self, namespace: str | None = None, *, timeout: float | None = None
     ) -> SyncIterator[str]:
-        """The names of all logs, or of those of a namespace."""
+        """Yield the names of all logs, or of the logs of one namespace."""
         return self._iterate(self._handle.list_logs(namespace), timeout=timeout)
 
     def publisher(self, name: str) -> SyncLogPublisher:
-        """A publisher of batches to a transactional log, each once."""
+        """Return a publisher, which publishes each batch once to a transactional log."""
         return SyncLogPublisher(self._home, self._handle.publisher(name))
 
     open_range_writer = opened(BookKeeper.open_range_writer, SyncRangeWriter)
 
     def maintenance(self) -> SyncMaintenance:
-        """Lists of all ledgers and logs, audits and repairs of copies."""
+        """Return an object that lists all ledgers and logs, and audits and repairs copies."""
         return SyncMaintenance(self._home, self._handle.maintenance())
 
     def log_status(
         self, name: str, *, password: bytes = b"", timeout: float | None = None
     ) -> LogStatus:
-        """A log's definition and the ends of its partitions; see `BookKeeper.log_status`."""
+        """Read a log's definition and its partitions' ends; see `BookKeeper.log_status`."""
         return self._run(self._handle.log_status(name, password=password), timeout)
 
     survey_log = opened(BookKeeper.survey_log, SyncLogSurvey)
@@ -290,9 +290,9 @@ def connect(
     rpc: RpcSettings | None = None,
     **settings: Unpack[ClientOptions],
 ) -> SyncBookKeeper:
-    """A client of the cluster whose metadata is at `metadata_uri`; enter it with `with`.
+    """Return a client of the cluster whose metadata is at `metadata_uri`; use it in `with`.
 
-    Arguments are those of `bookie.api.connect`.
+    The arguments are those of `bookie.api.connect`.
 
     Raises:
         ConfigurationError: a setting or the URI is wrong, or the process was forked after its
@@ -311,11 +311,11 @@ def shared_client(
     rpc: RpcSettings | None = None,
     **settings: Unpack[ClientOptions],
 ) -> SyncBookKeeper:
-    """The connected client that this process shares for these arguments, for executors.
+    """Return the connected client that this process shares for equal arguments, for executors.
 
-    The first call connects. The end of the process closes the client; do not enter or close it
-    yourself. The next call replaces a client that was closed. Arguments and errors are those of
-    `connect`, and of its `with`.
+    The first call connects the client. The end of the process closes the client, so do not enter or
+    close it yourself. If the client was closed, the next call returns a new client. Arguments and
+    errors are those of `connect`, and of entering its client by `with`.
     """
     key = repr((metadata_uri, session_timeout_seconds, rpc, sorted(settings.items())))
     with this_process.lock:

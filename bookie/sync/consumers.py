@@ -1,8 +1,8 @@
-"""Consumers and members of groups without an event loop.
+"""Consumers and members of groups, for callers without an event loop.
 
-Records cross the threads in whole batches. Only records that the caller was given count as given
-out: `commit` commits those. With automatic commits a record is finished when the caller asks for
-the next one, so records cross one by one.
+The loop hands records to the caller's thread in whole batches. Only records that the caller got
+count as given out, and `commit` commits only those. With automatic commits, a record is finished
+when the caller asks for the next one. So in this case the loop hands over one record at a time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ R = TypeVar("R", LogRecord, GroupRecord)
 
 
 class _Consuming(SyncHandle, Closing, Generic[R]):
-    """Base of consumers and members. Use one from one thread at a time."""
+    """Base class of consumers and members. Use an object from one thread at a time."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class _Consuming(SyncHandle, Closing, Generic[R]):
         by_record: bool,
         timeout: float | None,
     ) -> None:
-        """`timeout` bounds each wait for records. With `by_record` they cross one at a time."""
+        """`timeout` limits each wait for records. `by_record` hands over one record at a time."""
         super().__init__(home)
         check_timeout(timeout)
         self._resident = Resident(home, manager)
@@ -43,7 +43,7 @@ class _Consuming(SyncHandle, Closing, Generic[R]):
         self._timeout = timeout
         self._given: GivenRecords[R] = GivenRecords(self._fetch)
         self._arrived: Sequence[R] = ()
-        """Records that the loop has handed over, and this thread has not taken."""
+        """Records that the loop has handed over and that this thread has not taken yet."""
 
     @abstractmethod
     async def _next_record(self) -> R: ...
@@ -55,19 +55,19 @@ class _Consuming(SyncHandle, Closing, Generic[R]):
         return self.open()
 
     def open(self, *, timeout: float | None = None) -> Self:
-        """Enter it, as `with` does. End it with `close`."""
+        """Begin to consume, as entering `with` does. Call `close` to end this."""
         self._resident.open(timeout)
         return self
 
     def close(self, *, timeout: float | None = None) -> None:
-        """Leave it. Twice is no error."""
+        """Stop consuming, as the end of `with` does. A second call is no error."""
         self._resident.close(timeout)
 
     def __iter__(self) -> Iterator[R]:
-        """The records one by one. It waits for them, and ends only with an error.
+        """Yield the records one by one. The iteration waits for records; only an error ends it.
 
-        With a timeout, OperationTimeoutError says that no record came for so long. The next loop
-        waits again.
+        With a timeout, OperationTimeoutError means that no record came within that time. The next
+        loop waits again.
         """
         return iter(self._given)
 
@@ -95,12 +95,12 @@ class SyncLogConsumer(_Consuming[LogRecord]):
 
     @property
     def partition(self) -> LogPartition:
-        """The consumed partition."""
+        """The partition that this consumer consumes."""
         return self._handle.partition
 
     @property
     def token(self) -> int:
-        """The epoch of the cursor: a fencing token, greater than that of every consumer before."""
+        """The epoch of the cursor: a fencing token greater than that of every former consumer."""
         return self._handle.token
 
     @property
@@ -110,12 +110,12 @@ class SyncLogConsumer(_Consuming[LogRecord]):
 
     @property
     def position(self) -> int:
-        """The offset after the last record that was given out; `commit` commits it."""
+        """The offset after the last record that was given out. `commit` stores this offset."""
         last = self._given.last
         return self._handle.committed if last is None else last.offset + 1
 
     def lag(self, *, timeout: float | None = None) -> int:
-        """Entries of the partition that were not given out yet; see `LogConsumer.lag`."""
+        """Count the entries of the partition that were not given out; see `LogConsumer.lag`."""
         return self._run(self._handle.lag(), timeout) + len(self._given.rest)
 
     def commit(
@@ -124,7 +124,7 @@ class SyncLogConsumer(_Consuming[LogRecord]):
         *,
         timeout: float | None = None,
     ) -> None:
-        """Mark records as consumed: all that were given out, or all up to `up_to`, included.
+        """Mark records as consumed: all that were given out, or all up to and including `up_to`.
 
         See `LogConsumer.commit`.
         """
@@ -132,7 +132,7 @@ class SyncLogConsumer(_Consuming[LogRecord]):
         self._run(self._handle.commit(wanted), timeout)
 
     def batches(self) -> Iterator[Sequence[LogRecord]]:
-        """The records in batches, which is faster; no batch is empty."""
+        """Yield batches of records, which is faster than single records. No batch is empty."""
         return self._given.batches()
 
     async def _next_record(self) -> LogRecord:
@@ -151,7 +151,7 @@ class SyncGroupMember(_Consuming[GroupRecord]):
         super().__init__(home, handle, by_record=by_record, timeout=timeout)
         self._handle = handle
         self._uncommitted: dict[LogPartition, GroupRecord] = {}
-        """The last record of each partition that was fetched before the batch in hand."""
+        """For each partition: the last record that was fetched before the present batch."""
 
     @property
     def name(self) -> str:
@@ -165,16 +165,16 @@ class SyncGroupMember(_Consuming[GroupRecord]):
 
     @property
     def generation(self) -> int:
-        """The number of the group's last assignment that this member has seen."""
+        """The number of the newest assignment of the group that this member has seen."""
         return self._handle.generation
 
     @property
     def tokens(self) -> Mapping[LogPartition, int]:
-        """The epoch of each partition's cursor."""
+        """The epoch of the cursor in each partition that this member consumes."""
         return self._handle.tokens
 
     def commit(self, up_to: GroupRecord | None = None, *, timeout: float | None = None) -> None:
-        """Mark records as consumed: all that were given out, or all up to `up_to`, included.
+        """Mark records as consumed: all that were given out, or all up to and including `up_to`.
 
         See `GroupMember.commit`.
         """
@@ -182,7 +182,7 @@ class SyncGroupMember(_Consuming[GroupRecord]):
         self._run(work, timeout)
 
     def batches(self) -> Iterator[Sequence[GroupRecord]]:
-        """The records in batches, each of one partition, which is faster."""
+        """Yield batches of records, each of one partition, which is faster than single records."""
         return self._given.batches()
 
     async def _commit_given(self) -> None:

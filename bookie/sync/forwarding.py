@@ -1,7 +1,7 @@
-"""Verbs of an async handle as verbs of its synchronous one: the same arguments, errors and text.
+"""Make synchronous methods from async methods, with the same arguments, errors and docstrings.
 
-Type checkers and `help` see the arguments. A verb with a ``timeout`` is written by hand, because a
-ParamSpec takes no further keyword.
+Type checkers and `help` see the arguments of the async method. A method with a ``timeout`` is
+written by hand, because a ParamSpec accepts no additional keyword.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ R = TypeVar("R")
 S = TypeVar("S")
 
 _AWAITING = re.compile(r"\n *Await it, or enter it(.+\n)+")
-"""A paragraph for callers with an event loop."""
+"""The paragraph of a docstring that is meant only for callers with an event loop."""
 
 
 def forwarded(
     verb: Callable[Concatenate[H, P], Coroutine[Any, Any, R]],
 ) -> Callable[Concatenate[Any, P], R]:
-    """A method that runs `verb` of ``self._handle`` in the loop and waits for its result."""
+    """Return a method that runs `verb` of ``self._handle`` in the loop and waits for its result."""
     return _method(verb, lambda self, work: self._run(work))
 
 
 def opened(
     verb: Callable[Concatenate[H, P], Coroutine[Any, Any, R]], kind: Callable[[LoopThread, R], S]
 ) -> Callable[Concatenate[Any, P], S]:
-    """A method that runs such a `verb`, and returns a `kind` around the handle that it opens."""
+    """Return a method that runs `verb` in the loop and returns its result, wrapped in a `kind`."""
     method: Any = _method(verb, lambda self, work: kind(self._home, self._run(work)))
     method.__signature__ = signature(verb).replace(return_annotation=kind)
     method.__annotations__ = method.__annotations__ | {"return": kind}

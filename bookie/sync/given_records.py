@@ -1,4 +1,4 @@
-"""Records on their way from batches to a plain loop, at the speed of a list."""
+"""Give out the records of batches one by one to a plain loop, as fast as from a list."""
 
 from __future__ import annotations
 
@@ -11,42 +11,43 @@ R = TypeVar("R")
 
 
 class GivenRecords(Generic[R]):
-    """Gives out the records of batches one by one, and remembers the last one.
+    """Gives out the records of batches one by one, and remembers the last record.
 
-    `fetch` returns the next batch, which is not empty, or raises StopIteration at the end. No other
-    Python runs, and `fetch` runs once for each batch. For one thread at a time.
+    `fetch` returns the next batch, which is not empty, or raises StopIteration at the end. For each
+    batch `fetch` runs once; no other Python code runs between records. Use an object from one
+    thread at a time.
     """
 
     def __init__(self, fetch: Callable[[], Sequence[R]]) -> None:
         self._fetch = fetch
         self._batch: Sequence[R] = ()
         self._rest: Iterator[R] = iter(())
-        """The rest of `_batch`; loops take from it directly."""
+        """The records of `_batch` that are still to be given out. Loops take them from it."""
         self._last: R | None = None
-        """The last record before `_batch`."""
+        """The last record that was given out before `_batch`."""
 
     def __iter__(self) -> Iterator[R]:
-        """The records that follow; a loop that was left goes on in the next one."""
+        """Yield the next records. After a loop was left, the next loop continues there."""
         return chain.from_iterable(chain((self._rest,), iter(self._next_rest, None)))
 
     def batches(self) -> Iterator[Sequence[R]]:
-        """The records in batches; the rest of the current one comes first."""
+        """Yield the records in batches. The rest of the present batch comes first."""
         return iter(self._next_batch, ())
 
     @property
     def last(self) -> R | None:
-        """The record that was given out last; None before the first one."""
+        """The record that was given out last; None before the first record."""
         given = len(self._batch) - length_hint(self._rest)
         return self._batch[given - 1] if given else self._last
 
     @property
     def rest(self) -> Sequence[R]:
-        """Records that were fetched and not given out yet."""
+        """The records that were fetched but not given out yet."""
         left = length_hint(self._rest)
         return self._batch[-left:] if left else ()
 
     def drop_rest(self) -> Sequence[R]:
-        """Drop the rest of the batch; returns it. A loop goes on with the next batch."""
+        """Drop the rest of the present batch and return it. A loop goes on with the next batch."""
         self._last = self.last
         self._batch = ()
         return tuple(self._rest)

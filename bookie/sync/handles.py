@@ -1,4 +1,4 @@
-"""Handles of writers and readers without an event loop, and their base."""
+"""Writers and readers of ledgers for callers without an event loop, and their base class."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from bookie.sync.loop_thread import Closing, LoopThread, check_timeout
 T = TypeVar("T")
 
 BATCHES_AHEAD = 2
-"""Whole batches that are read before they are asked for; the reader itself has more under way."""
+"""The number of batches that are read ahead. The async reader itself reads further ahead."""
 
 ITEMS_AHEAD = 1024
-"""Single entries of a tail, and ledger ids, that are read before they are asked for."""
+"""The number of single entries of a tail, or of ledger ids, that are read ahead."""
 
 
 class SyncHandle:
-    """Base of synchronous handles: it knows the loop in which their async handle lives."""
+    """Base class of synchronous handles. A handle knows the async handle's loop."""
 
     def __init__(self, home: LoopThread) -> None:
         self._home = home
@@ -41,7 +41,7 @@ class SyncHandle:
         ahead: int = ITEMS_AHEAD,
         timeout: float | None = None,
     ) -> SyncIterator[T]:
-        """Iterate over an async generator, at most `ahead` items ahead."""
+        """Iterate over an async generator that runs at most `ahead` items ahead of the caller."""
         pump = self._pump(source, ahead, timeout)
         return SyncIterator(pump, pump)
 
@@ -57,8 +57,8 @@ class SyncHandle:
 class SyncWriter(SyncHandle, Closing):
     """`bookie.api.WriterHandle` without an event loop; made by `SyncBookKeeper.create_ledger`.
 
-    `with` closes the ledger at the end. Errors are those of the async writer. Appends of several
-    threads are ordered as they arrive in the loop.
+    `with` closes the ledger at its end. Errors are those of the async writer. If several threads
+    append, the order of the entries is the order in which the calls arrive in the loop.
     """
 
     def __init__(self, home: LoopThread, handle: WriterHandle) -> None:
@@ -80,17 +80,17 @@ class SyncWriter(SyncHandle, Closing):
 
     @property
     def last_add_confirmed(self) -> int:
-        """The last entry that is durable, and before which all are; -1 if none is."""
+        """The last entry such that this entry and all before it are durable; -1 if none is."""
         return self._handle.last_add_confirmed
 
     @property
     def last_entry_id(self) -> int:
-        """The last entry that was appended, durable or not; -1 if none was."""
+        """The last entry that was appended, durable or not; -1 if there is none."""
         return self._handle.last_entry_id
 
     @property
     def length(self) -> int:
-        """Payload bytes up to the last add confirmed."""
+        """Payload bytes up to and including the last add confirmed."""
         return self._handle.length
 
     @property
@@ -100,18 +100,18 @@ class SyncWriter(SyncHandle, Closing):
 
     @property
     def is_under_replicated(self) -> bool:
-        """True if a bookie of the ensemble is skipped: entries get fewer copies."""
+        """True if a bookie of the ensemble is skipped, so that entries get fewer copies."""
         return self._handle.is_under_replicated
 
     @property
     def failure(self) -> BookieError | None:
-        """The reason why the writer takes no appends, also after `close`; None while it does."""
+        """The reason why the writer takes no appends, even after `close`; None while it does."""
         return self._handle.failure
 
     def append(self, payload: Payload, *, timeout: float | None = None) -> int:
         """Append one entry and return its id; see `WriterHandle.append`.
 
-        A call waits for its entry to be durable: `append_many` is the fast way.
+        A call waits until its entry is durable, so `append_many` is faster for many entries.
         """
         return self._run(self._handle.append(payload), timeout)
 
@@ -151,21 +151,21 @@ class SyncReader(SyncHandle):
 
     @property
     def is_closed(self) -> bool:
-        """True once the ledger's end is decided."""
+        """True once the ledger's end has been decided."""
         return self._handle.is_closed
 
     @property
     def last_add_confirmed(self) -> int:
-        """The last entry that is known to be confirmed; -1 if none is."""
+        """The last entry that is known to be confirmed; -1 if there is none."""
         return self._handle.last_add_confirmed
 
     @property
     def last_entry_id(self) -> int:
-        """The last entry that may be read now; -1 in an empty ledger."""
+        """The last entry that may be read now; -1 if the ledger is empty."""
         return self._handle.last_entry_id
 
     def refresh(self, *, timeout: float | None = None) -> int:
-        """Look for newer metadata and a newer LAC; see `ReaderHandle.refresh`."""
+        """Ask for newer metadata and a newer LAC; see `ReaderHandle.refresh`."""
         return self._run(self._handle.refresh(), timeout)
 
     def read(
@@ -175,7 +175,7 @@ class SyncReader(SyncHandle):
         *,
         timeout: float | None = None,
     ) -> SyncIterator[Entry]:
-        """Entries in order; see `ReaderHandle.read`. They cross the threads in whole batches."""
+        """Yield entries in order; see `ReaderHandle.read`. Threads exchange whole batches."""
         source = self._handle.read_batches(first_entry_id, last_entry_id)
         pump = self._pump(source, BATCHES_AHEAD, timeout)
         return SyncIterator(pump, chain.from_iterable(pump))
@@ -187,14 +187,14 @@ class SyncReader(SyncHandle):
         *,
         timeout: float | None = None,
     ) -> SyncIterator[Sequence[Entry]]:
-        """Entries, some at a time, for speed; see `ReaderHandle.read_batches`."""
+        """Yield batches of entries, which is faster; see `ReaderHandle.read_batches`."""
         source = self._handle.read_batches(first_entry_id, last_entry_id)
         return self._iterate(source, ahead=BATCHES_AHEAD, timeout=timeout)
 
     def read_acknowledged(
         self, first_entry_id: int, last_entry_id: int, *, timeout: float | None = None
     ) -> SyncIterator[Sequence[Entry]]:
-        """Entries that are known to be acknowledged; see `ReaderHandle.read_acknowledged`."""
+        """Yield batches of acknowledged entries; see `ReaderHandle.read_acknowledged`."""
         source = self._handle.read_acknowledged(first_entry_id, last_entry_id)
         return self._iterate(source, ahead=BATCHES_AHEAD, timeout=timeout)
 
@@ -205,14 +205,14 @@ class SyncReader(SyncHandle):
         *,
         timeout: float | None = None,
     ) -> SyncIterator[Entry]:
-        """Entries that bookies store, confirmed or not; see `ReaderHandle.read_unconfirmed`."""
+        """Yield stored entries, confirmed or not; see `ReaderHandle.read_unconfirmed`."""
         source = self._handle.read_unconfirmed(first_entry_id, last_entry_id)
         return self._iterate(source, timeout=timeout)
 
     def tail(self, start: int = 0, *, timeout: float | None = None) -> SyncIterator[Entry]:
-        """Entries from `start` on until the ledger is closed; see `ReaderHandle.tail`.
+        """Yield entries from `start` on until the ledger is closed; see `ReaderHandle.tail`.
 
-        With a timeout, OperationTimeoutError says that no entry came for so long. The next call
-        waits again.
+        With a timeout, OperationTimeoutError means that no entry came within that time. The next
+        call waits again.
         """
         return self._iterate(self._handle.tail(start), timeout=timeout)

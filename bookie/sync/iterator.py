@@ -1,4 +1,4 @@
-"""Async generators as plain iterators: read ahead in the loop, taken in any thread."""
+"""Read async generators as plain iterators: the loop reads ahead, any thread takes the items."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ T = TypeVar("T")
 class Pump(Generic[T]):
     """Moves the items of an async generator into a buffer, from which another thread takes them.
 
-    The buffer holds about `ahead` items. The loop holds no reference to the taker.
+    The buffer holds about `ahead` items. The loop keeps no reference to the object that takes the
+    items.
     """
 
     def __init__(self, home: LoopThread, source: AsyncGenerator[T, None], ahead: int) -> None:
@@ -29,12 +30,12 @@ class Pump(Generic[T]):
         self._ahead = ahead
         self._items: deque[T] = deque()
         self._ready = threading.Event()
-        """Set when there may be an item, or the end."""
+        """Set when an item may be ready, or when the generator may have ended."""
         self._room = asyncio.Event()
         self._is_full = False
         self._is_closed = False
         self.is_spent = False
-        """True once the taker has seen the end of the generator."""
+        """True once the caller has seen the end of the generator."""
         self._error: BaseException | None = None
         self._ended = threading.Event()
         self._task: asyncio.Task[Any] | None = None
@@ -44,7 +45,7 @@ class Pump(Generic[T]):
         return self
 
     def __next__(self) -> T:
-        """The next item.
+        """Wait for the next item and return it.
 
         Raises:
             OperationTimeoutError: none came within the timeout; a later call may get it.
@@ -61,7 +62,7 @@ class Pump(Generic[T]):
             return item
 
     def _wait(self) -> None:
-        """Wait for an item; at the end, raise."""
+        """Wait until an item is ready. At the end, raise the error or StopIteration."""
         if self._ended.is_set():
             if self._items:
                 return
@@ -75,13 +76,13 @@ class Pump(Generic[T]):
             raise late(self.timeout)
 
     def cancel(self) -> None:
-        """End the generator soon; from any thread, without waiting."""
+        """End the generator soon, without waiting. Any thread may call this."""
         self._is_closed = True
         if self.home.pid == os.getpid() and not self._ended.is_set():
             self.home.loop.call_soon_threadsafe(self._cancel_task)
 
     def wait_for_end(self) -> None:
-        """Wait until the generator has ended, then drop the items that are left."""
+        """Wait until the generator has ended, then drop the items that were not taken."""
         if not self.home.is_here:
             self.home.require_caller()
             self._ended.wait()
@@ -89,7 +90,7 @@ class Pump(Generic[T]):
         self._error = None
 
     def stop(self) -> list[T]:
-        """End the generator; returns the items that are left."""
+        """End the generator and return the items that were not taken."""
         self.cancel()
         self.home.require_caller()
         self._ended.wait()
@@ -101,7 +102,7 @@ class Pump(Generic[T]):
 
     @property
     def waiting(self) -> deque[T]:
-        """The items that are left. Call it in the thread of the loop, which adds to them."""
+        """The items that are not taken. Use this in the thread of the loop, which adds items."""
         return self._items.copy()
 
     def _cancel_task(self) -> None:
@@ -138,11 +139,12 @@ class Pump(Generic[T]):
 
 
 class SyncIterator(Iterator[T], Closing):
-    """A plain iterator over an async generator, which reads ahead by a bounded amount.
+    """A plain iterator over an async generator. The generator reads ahead by a bounded amount.
 
-    It ends with `close`, at the end of its `with` block, or when it is dropped; each cancels the
-    generator in the loop. With a timeout, a wait for the next item that takes longer raises
-    OperationTimeoutError, and the iteration may go on.
+    The iteration ends with `close`, at the end of its `with` block, or when the iterator is
+    dropped. Each of these three ways cancels the generator in the loop. With a timeout, a longer
+    wait for the next item raises OperationTimeoutError. The iteration may continue after this
+    error.
     """
 
     def __init__(self, pump: Pump[Any], items: Iterator[T]) -> None:
@@ -158,7 +160,7 @@ class SyncIterator(Iterator[T], Closing):
         return next(self._items)
 
     def close(self) -> None:
-        """Stop reading; afterwards the iteration is over. Closing twice has no effect."""
+        """Stop reading and end the iteration. Closing twice has no effect."""
         self._pump.cancel()
         self._pump.wait_for_end()
         self._items = iter(())

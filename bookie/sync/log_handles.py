@@ -1,4 +1,4 @@
-"""Writers, publishers, cursors and surveys of logs without an event loop."""
+"""Writers, publishers, cursors and surveys of logs, for callers without an event loop."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from bookie.sync.loop_thread import Closing, LoopThread
 class SyncLogWriter(SyncHandle):
     """`bookie.api.LogWriter` without an event loop; made by `SyncBookKeeper.open_log`.
 
-    `with` closes the log at the end. Errors are those of the async writer. Appends of several
-    threads are ordered as they arrive in the loop.
+    `with` closes the log at its end. Errors are those of the async writer. If several threads
+    append, the order of the records is the order in which the calls arrive in the loop.
     """
 
     def __init__(self, home: LoopThread, handle: LogWriter) -> None:
@@ -52,15 +52,15 @@ class SyncLogWriter(SyncHandle):
 
     @property
     def error(self) -> BookieError | None:
-        """The reason why a partition takes no more records; None while all do."""
+        """The reason why a partition takes no more records; None while all partitions do."""
         return self._handle.error
 
     def next_offset(self, partition: int | None = None) -> int:
-        """The offset that the next record of a partition gets, as of now."""
+        """Return the offset that the next record of a partition would get now."""
         return self._handle.next_offset(partition)
 
     def epoch(self, partition: int | None = None) -> int:
-        """The fencing token of this owner: greater than those of all earlier owners."""
+        """Return the fencing token of this owner. Every former owner had a smaller token."""
         return self._handle.epoch(partition)
 
     def append(
@@ -76,7 +76,7 @@ class SyncLogWriter(SyncHandle):
     ) -> LogPosition:
         """Append one record and return its position; see `LogWriter.append`.
 
-        A call waits for its record to be durable: `append_many` is the fast way.
+        A call waits until its record is durable, so `append_many` is faster for many records.
         """
         appending = self._handle.append(
             value,
@@ -104,7 +104,7 @@ class SyncLogWriter(SyncHandle):
         return self._run(appending, timeout)
 
     def roll(self, *, timeout: float | None = None) -> None:
-        """Go on in a new ledger in each partition; see `LogWriter.roll`."""
+        """Continue in a new ledger in each partition; see `LogWriter.roll`."""
         self._run(self._handle.roll(), timeout)
 
     def close(self, *, timeout: float | None = None) -> None:
@@ -126,7 +126,7 @@ class SyncLogWriter(SyncHandle):
 class SyncRangeWriter(SyncHandle, Closing):
     """`bookie.api.RangeWriter` without an event loop; made by `SyncBookKeeper.open_range_writer`.
 
-    `with` closes its ledger at the end. A range that `cut` returned may be published afterwards.
+    `with` closes the ledger at its end. A range that `cut` returned may be published after that.
     """
 
     def __init__(self, home: LoopThread, handle: RangeWriter) -> None:
@@ -155,8 +155,8 @@ class SyncRangeWriter(SyncHandle, Closing):
     def append_encoded(self, payloads: list[bytes], greatest_ms: int) -> Future[None]:
         """Begin to write encoded records; see `RangeWriter.append_encoded`.
 
-        It returns at once. The future ends when they are durable. The caller bounds the number of
-        calls under way; `cut` waits for all of them.
+        The call returns at once. The returned future ends when the records are durable. The caller
+        must limit the number of calls under way. `cut` waits for all calls under way.
         """
         self._home.require_caller()
         appending = self._handle.append_encoded(payloads, greatest_ms)
@@ -167,11 +167,11 @@ class SyncRangeWriter(SyncHandle, Closing):
         return self._run(self._handle.cut(), timeout)
 
     def discard(self) -> None:
-        """Drop the records since the last cut, also after a failure."""
+        """Drop the records since the last `cut`; this also ends the failure of a range."""
         self._handle.discard()
 
     def close(self, *, timeout: float | None = None) -> None:
-        """Close the ledger and drop the records since the last cut. Twice is no error."""
+        """Close the ledger and drop the records since the last `cut`; a second call is no error."""
         self._run(self._handle.aclose(), timeout)
 
 
@@ -188,9 +188,9 @@ class SyncLogPublisher(SyncHandle):
 
     @checked
     def publish(self, application_id: str, batch: int, ranges: Iterable[PendingRange]) -> bool:
-        """Publish a batch, once; see `LogPublisher.publish`.
+        """Publish a batch exactly once; see `LogPublisher.publish`.
 
-        Ctrl-C leaves the outcome unknown. Then publish the same batch again.
+        After Ctrl-C the outcome is unknown: publish the same batch again.
         """
         return self._run(self._handle.publish(application_id, batch, ranges))
 
@@ -220,7 +220,7 @@ class SyncCursors(SyncHandle):
 
 
 class SyncLogSurvey(SyncHandle):
-    """`bookie.log.read.survey.LogSurvey`; made by `SyncBookKeeper.survey_log`."""
+    """`bookie.log.read.survey.LogSurvey` without an event loop; made by `survey_log`."""
 
     def __init__(self, home: LoopThread, handle: LogSurvey) -> None:
         super().__init__(home)
@@ -232,7 +232,7 @@ class SyncLogSurvey(SyncHandle):
         return self._handle.definition
 
     def bounds(self, *, timeout: float | None = None) -> Sequence[tuple[int, int]]:
-        """By partition: the earliest offset and the end; see `LogSurvey.bounds`."""
+        """Return each partition's earliest offset and its end; see `LogSurvey.bounds`."""
         return self._run(self._handle.bounds(), timeout)
 
     locate = forwarded(LogSurvey.locate)

@@ -1,4 +1,4 @@
-"""Readers of logs without an event loop. They read ahead, and know the caller's place."""
+"""Readers of logs for callers without an event loop. A reader reads ahead of its caller."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from bookie.sync.loop_thread import Closing, LoopThread, check_timeout
 class SyncLogReader(SyncHandle, Closing):
     """A reader of a log without an event loop; made by `SyncBookKeeper.log_reader`.
 
-    Iterate it, or its `batches`, in one thread at a time. The next loop begins with the record
-    after the last one, also after an error. Batches are read ahead; `position`, `lag` and `seek`
-    count only records that the caller was given. It ends with `close`, at the end of its `with`
-    block, or when it is dropped.
+    Iterate over the reader, or its `batches`, in one thread at a time. Each loop begins with the
+    record after the last one that was given out, also after an error. Batches are read ahead. But
+    `position`, `lag` and `seek` count only records that the caller was given. Reading ends with
+    `close`, at the end of the `with` block, or when the reader is dropped.
     """
 
     def __init__(
         self, home: LoopThread, reader: LogReader | PartitionsReader, timeout: float | None
     ) -> None:
-        """`timeout` bounds each wait for records."""
+        """`timeout` limits each wait for records."""
         super().__init__(home)
         check_timeout(timeout)
         self._reader = reader
@@ -47,31 +47,31 @@ class SyncLogReader(SyncHandle, Closing):
 
     @property
     def log_id(self) -> str:
-        """The id of the log that it reads."""
+        """The id of the log that this reader reads."""
         return self._reader.log_id
 
     @property
     def position(self) -> LogPosition | None:
-        """The position of the record that was given out last; None before the first one."""
+        """The position of the record that was given out last; None before the first record."""
         last = self._given.last
         return None if last is None else last.position
 
     def __iter__(self) -> Iterator[LogRecord]:
-        """The records one by one; errors are those of `LogReader.batches`.
+        """Yield the records one by one. Errors are those of `LogReader.batches`.
 
-        With a timeout, OperationTimeoutError says that no record came for so long. The next loop
-        waits again.
+        With a timeout, OperationTimeoutError means that no record came within that time. The next
+        loop waits again.
         """
         return iter(self._given)
 
     def batches(self) -> Iterator[Sequence[LogRecord]]:
-        """The records, some at a time, for speed; no batch is empty."""
+        """Yield batches of records, which is faster than single records. No batch is empty."""
         return self._given.batches()
 
     def seek(
         self, to: LogStart = None, *, time: Moment | None = None, partition: int | None = None
     ) -> None:
-        """Go on with the record at `to`, also in a running loop; see `LogReader.seek`.
+        """Continue with the record at `to`, even in a running loop; see `LogReader.seek`.
 
         Raises:
             BadRequestError: `to` is no place in a log, or there is no such partition.
@@ -86,7 +86,7 @@ class SyncLogReader(SyncHandle, Closing):
             raise BadRequestError(f"{self._reader.partition} alone is read, not {partition}")
 
     def lag(self, *, timeout: float | None = None) -> int:
-        """Entries that the caller was not given yet; see `LogReader.lag`."""
+        """Count the entries that were not given to the caller yet; see `LogReader.lag`."""
         return self._run(self._find_lag(), timeout)
 
     async def _find_lag(self) -> int:
@@ -95,7 +95,7 @@ class SyncLogReader(SyncHandle, Closing):
         return behind_read_ahead + sum(map(len, waiting)) + len(self._given.rest)
 
     def close(self) -> None:
-        """Stop reading; loops over it end. Closing twice has no effect."""
+        """Stop reading. Loops over the reader end. Closing twice has no effect."""
         self._is_closed = True
         batches, self._batches = self._batches, None
         if batches is not None:
@@ -115,7 +115,7 @@ class SyncLogReader(SyncHandle, Closing):
                 self._batches = None
 
     def _put_back(self) -> None:
-        """Stop reading ahead, and go back to the caller's place."""
+        """Stop reading ahead, and move the async reader back to the caller's place."""
         batches, self._batches = self._batches, None
         unread = [self._given.drop_rest(), *(() if batches is None else batches.stop())]
         firsts: dict[int, int] = {}

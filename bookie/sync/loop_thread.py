@@ -25,7 +25,7 @@ from bookie.errors import (
 T = TypeVar("T")
 
 END_SECONDS_MAX = 5.0
-"""The end of the process waits so long for shared clients to close."""
+"""The most seconds for which the end of the process waits until shared clients are closed."""
 
 
 class LoopThread:
@@ -44,11 +44,11 @@ class LoopThread:
 
     @property
     def is_here(self) -> bool:
-        """True if the calling thread is this one."""
+        """True if the calling thread is the thread of this loop."""
         return threading.get_ident() == self._thread.ident
 
     def require_caller(self) -> None:
-        """Refuse callers that must not wait for this loop.
+        """Raise an error if the calling thread must not wait for this loop.
 
         Raises:
             BadRequestError: an event loop runs in the calling thread.
@@ -68,7 +68,7 @@ class LoopThread:
             raise ClientClosedError("the process is ending")
 
     def run(self, work: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
-        """Run `work` in the loop and wait for its result.
+        """Run `work` in the loop, wait for its result, and return it.
 
         Raises:
             OperationTimeoutError: it did not end in time; it is cancelled, its outcome is unknown.
@@ -99,7 +99,7 @@ class LoopThread:
 
 
 class Resident(Generic[T]):
-    """An async context manager that lives in a task of its own, which enters it and leaves it."""
+    """Runs an async context manager in its own task, which enters and leaves the manager."""
 
     def __init__(self, home: LoopThread, manager: AbstractAsyncContextManager[T]) -> None:
         self._home = home
@@ -109,12 +109,12 @@ class Resident(Generic[T]):
 
     @property
     def is_open(self) -> bool:
-        """True while it is entered, in this process."""
+        """True while the context manager is entered, in this process."""
         life = self._life
         return life is not None and not life.done() and self._home.pid == os.getpid()
 
     def open(self, timeout: float | None = None) -> T:
-        """Enter it, once; returns its value and raises its error.
+        """Enter the context manager once; return the manager's value, or raise its error.
 
         Raises:
             BadRequestError: it was entered before.
@@ -139,7 +139,7 @@ class Resident(Generic[T]):
             raise
 
     def close(self, timeout: float | None = None) -> None:
-        """Leave it, wait until it is left, and raise the error of leaving. Twice is no error.
+        """Leave the context manager and wait until it is left; raise its error. Twice is no error.
 
         Raises:
             OperationTimeoutError: it took too long, and goes on.
@@ -167,13 +167,13 @@ class Resident(Generic[T]):
 
 
 class Closeable(Protocol):
-    """Closed at the end of the process, within `timeout` seconds."""
+    """An object that is closed at the end of the process, within `timeout` seconds."""
 
     def close(self, *, timeout: float | None = None) -> None: ...
 
 
 class Closing(ABC):
-    """Closed at the end of its `with` block."""
+    """Base class of objects that are closed at the end of their `with` block."""
 
     def __enter__(self) -> Self:
         return self
@@ -186,17 +186,17 @@ class Closing(ABC):
 
 
 class ThisProcess:
-    """The loop and the shared objects of the process that runs now; a fork begins anew."""
+    """The loop and shared objects of the present process. After a fork, both begin empty."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.shared: dict[str, Closeable] = {}
-        """Closed at the end of the process."""
+        """The shared objects, which are closed at the end of the process."""
         self._home: LoopThread | None = None
         self._is_watching = False
 
     def home(self) -> LoopThread:
-        """The loop of this process, which begins with the first call.
+        """Return the loop thread of this process. The first call starts the thread.
 
         Raises:
             ConfigurationError: gRPC did not survive the fork that made this process.
@@ -241,10 +241,11 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 
 def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Log an error of a callback, except for one of gRPC.
+    """Log an error of a callback, except for one error that gRPC causes.
 
-    All loops of a process share its queue of events. An event for a loop that its owner has closed,
-    as `asyncio.run` does, raises in whichever loop takes it. Each other event wakes a loop again.
+    All event loops of a process share gRPC's queue of events. If the owner of a loop has closed it,
+    as `asyncio.run` does, an event for that loop raises an error. The error appears in another
+    loop, which took the event. Each other event wakes a loop again.
     """
     error = context.get("exception")
     if not (isinstance(error, RuntimeError) and str(error) == "Event loop is closed"):
@@ -252,7 +253,7 @@ def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
 
 
 def _has_running_loop() -> bool:
-    """True if waiting here would block an event loop; a notebook's kernel does not count."""
+    """True if waiting here would block an event loop. A notebook's kernel does not count."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -274,7 +275,7 @@ def check_timeout(timeout: Any) -> None:
 
 
 def late(timeout: float | None) -> OperationTimeoutError:
-    """The error of a call that took too long."""
+    """Return the error for a call that took too long."""
     return OperationTimeoutError(
         f"the call did not end within {timeout} seconds; its outcome is unknown"
     )

@@ -1,7 +1,7 @@
 """Telemetry of a bookie: metrics for Prometheus, and one structured line per state change.
 
-The library prometheus-client is imported at the first use. It is slow to import, and a client does
-not need it.
+The library prometheus-client is imported at its first use. The import is slow, and a client does
+not need the library.
 """
 
 from bookie.telemetry.events import (

@@ -1,9 +1,9 @@
-"""Structured log lines, one per state change: a constant name and fields.
+"""Structured log lines, one for each state change: a constant name and fields.
 
-Library code writes them through `event_log`, which uses the standard library's `logging`. A program
-that embeds bookie gets ordinary records and keeps its own configuration. Only the daemon and the
-command line call `configure_logging`. It renders events, and the records of all other libraries, as
-JSON or for a console.
+Library code writes events through `event_log`, which uses the standard library's `logging`. A
+program that embeds bookie gets ordinary log records and keeps its own configuration. Only the
+daemon and the command line call `configure_logging`. This function renders events, and the records
+of all other libraries, as JSON or for a console.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from typing import Any, Literal, TextIO
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["json", "console"]
 FieldValue = str | int | float | bool | None | Sequence[str]
-"""Plain values of a log line's fields; they are rendered only when written."""
+"""The types of a log line's field values; values are rendered only when the line is written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
     """The message of a log record: a constant name and its fields.
 
-    It renders itself, so a program with its own logging configuration prints something readable.
+    An event renders itself, so a program with its own logging configuration prints something
+    readable.
     """
 
     name: str
@@ -39,7 +40,7 @@ class Event:
 
 
 class EventLog:
-    """Writes events to one standard logger; `bind` returns another that adds fields to each.
+    """Writes events to one standard logger; `bind` returns a log that adds fields to each event.
 
     ::
 
@@ -54,23 +55,23 @@ class EventLog:
         self._bound = bound
 
     def bind(self, **fields: FieldValue) -> EventLog:
-        """A log that adds `fields` to every event; the fields of a call win over bound ones."""
+        """Return a log that adds `fields` to every event; the fields of a call override them."""
         return EventLog(self._logger, {**self._bound, **fields})
 
     def debug(self, name: str, /, **fields: FieldValue) -> None:
-        """For a developer who looks for a fault. Do not call it once per entry."""
+        """Write an event for developers who look for a fault; not once for each entry."""
         self._write(logging.DEBUG, name, fields, None)
 
     def info(self, name: str, /, **fields: FieldValue) -> None:
-        """A state changed as it should."""
+        """Write that a state changed as it should."""
         self._write(logging.INFO, name, fields, None)
 
     def warning(self, name: str, /, **fields: FieldValue) -> None:
-        """An operator should look at this; the bookie continues."""
+        """Write what an operator should look at while the bookie continues."""
         self._write(logging.WARNING, name, fields, None)
 
     def error(self, name: str, /, error: BaseException | None = None, **fields: FieldValue) -> None:
-        """A request or the bookie failed; the traceback of `error` is written with it."""
+        """Write that a request or the bookie failed, with the traceback of `error`."""
         self._write(logging.ERROR, name, fields, error)
 
     def _write(
@@ -82,7 +83,7 @@ class EventLog:
 
 
 def event_log(name: str, /, **bound: FieldValue) -> EventLog:
-    """The log of one module (`name` is its `__name__`), with `bound` fields on each event."""
+    """Return the log of the module `name` (its `__name__`), with `bound` fields on each event."""
     return EventLog(logging.getLogger(name), bound)
 
 
@@ -91,8 +92,8 @@ def configure_logging(
 ) -> None:
     """Render every log record of the process to `stream` (standard error), one line each.
 
-    For the daemon and the command line only: it replaces the handlers of the root logger and sends
-    Python's warnings there too.
+    Only the daemon and the command line may call this function, because it replaces the handlers of
+    the root logger. The function also sends Python's warnings to the log.
 
     Args:
         level: The least severe level written.
@@ -119,8 +120,8 @@ def writes_json() -> bool:
 def log_uncaught() -> None:
     """Log uncaught exceptions, instead of printing their tracebacks.
 
-    It covers the main thread, other threads and destructors. For the daemon only, after
-    `configure_logging`. A loop reports its own to `logging`.
+    The function covers the main thread, other threads and destructors. Only the daemon calls it,
+    after `configure_logging`. An event loop reports its own exceptions to `logging`.
     """
     log = event_log(__name__)
 
@@ -141,15 +142,15 @@ def log_uncaught() -> None:
 
 
 def set_log_level(level: LogLevel) -> None:
-    """Change the least severe level that is written, after `configure_logging`."""
+    """Change the least severe level that is written; call this after `configure_logging`."""
     logging.getLogger().setLevel(level.upper())
 
 
 class _LineHandler(logging.StreamHandler[TextIO]):
-    """Writes lines; a record that cannot be rendered becomes a line, too."""
+    """Writes log lines; if a record cannot be rendered, it writes a line that says so."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  (the library's name)
-        """Name the logger whose record is wrong. If nothing can be written, be silent."""
+        """Write which logger's record is wrong; stay silent if nothing can be written."""
         lost = logging.makeLogRecord({"name": record.name, "levelname": "ERROR"})
         lost.msg = Event("log_line_lost", {"reason": repr(sys.exc_info()[1])})
         try:
@@ -170,7 +171,7 @@ class _EventFormatter(logging.Formatter):
         self._render = _render_json if style == "json" else partial(_render_console, colors=colors)
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line (for the console, tracebacks follow on their own lines)."""
+        """Return the record as one line; on a console, a traceback follows on its own lines."""
         line: dict[str, Any] = {
             "timestamp": _timestamp(record),
             "level": record.levelname.lower(),
@@ -194,7 +195,7 @@ _RED = "31"
 
 
 def _render_console(line: dict[str, Any], *, colors: bool) -> str:
-    """Time, level, event, logger and the fields by name; a traceback below."""
+    """Return a line of time, level, event, logger and named fields, and below it a traceback."""
     fields = dict(line)
     when, level, logger, event = (fields.pop(x) for x in ("timestamp", "level", "logger", "event"))
     severity, event = f"{level:<8}", f"{event:<30}"
@@ -208,12 +209,12 @@ def _render_console(line: dict[str, Any], *, colors: bool) -> str:
 
 
 def _plain(value: object) -> str:
-    """A value as it is, or in quotes if its end would not be clear."""
+    """Return a value as text, in quotes if the text has spaces or is empty."""
     text = str(value)
     return repr(text) if not text or any(letter.isspace() for letter in text) else text
 
 
 def _timestamp(record: logging.LogRecord) -> str:
-    """The time in UTC with microseconds, as in RFC 3339."""
+    """Return the record's time in UTC with microseconds, as in RFC 3339."""
     moment = datetime.datetime.fromtimestamp(record.created, tz=datetime.UTC)
     return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -1,7 +1,7 @@
-"""Counters and histograms that every request writes: plain numbers until a scrape.
+"""Counters and histograms that every request writes: plain numbers until Prometheus scrapes.
 
-prometheus-client's counter takes a lock and four calls to add a number; its histogram takes twenty.
-These take one call and no lock. Only the event loop's thread may write them.
+prometheus-client's counter takes a lock and four calls to add a number; its histogram takes twenty
+calls. The classes here take one call and no lock. Only the event loop's thread may write them.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class FastCounter:
         self.value += amount
 
     def describe(self) -> list[Metric]:
-        """The family; the registry calls this at the registration."""
+        """Return the counter's metric family; the registry calls this at the registration."""
         return self.collect()
 
     def collect(self) -> list[Metric]:
-        """The family with its present value."""
+        """Return the counter's metric family with its present value."""
         from prometheus_client.core import CounterMetricFamily
 
         return [CounterMetricFamily(self._name, self._text, value=self.value)]
@@ -55,11 +55,11 @@ class FastHistogram:
         self._sum += amount
 
     def describe(self) -> list[Metric]:
-        """The family; the registry calls this at the registration."""
+        """Return the histogram's metric family; the registry calls this at the registration."""
         return self.collect()
 
     def collect(self) -> list[Metric]:
-        """The family with its present values."""
+        """Return the histogram's metric family with its present values."""
         from prometheus_client.core import HistogramMetricFamily
         from prometheus_client.utils import floatToGoString
 

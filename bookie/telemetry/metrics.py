@@ -1,7 +1,7 @@
 """Every metric of one bookie, for Prometheus.
 
-Each bookie has one object with a registry of its own. So several bookies can share a process, as in
-tests.
+Each bookie has its own `Metrics` object with its own registry. So several bookies can share a
+process, as in tests.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ SECONDS_BUCKETS = (
     *(50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-3),
     *(0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0),
 )
-"""From one sync on a fast device (about 100 µs) to 30 seconds."""
+"""Buckets in seconds: from one sync on a fast device (about 100 µs) to 30 seconds."""
 
 BYTES_BUCKETS = tuple(float(4**power) for power in range(4, 13))
-"""256 B to 16 MiB: from one small entry to more than the largest block."""
+"""Buckets from 256 B to 16 MiB: from one small entry to more than the largest block."""
 
 COUNT_BUCKETS = tuple(float(2**power) for power in range(13))
-"""1 to 4096 requests in one group commit."""
+"""Buckets from 1 to 4096 requests in one group commit."""
 
 READ_SOURCES = ("cache", "journal_file", "thread")
-"""Places in which a read finds its bytes."""
+"""The places where a read may find its bytes."""
 
 GARBAGE_OUTCOMES = ("done", "aborted", "stopped")
-"""Ends of a round of garbage collection."""
+"""The possible ends of a round of garbage collection."""
 
 ERROR_KINDS = (
     "conflict",
@@ -43,16 +43,16 @@ ERROR_KINDS = (
     "storage_failed",
     "unexpected",
 )
-"""Kinds of errors that are not the caller's fault. Counts begin at 0, so a rate shows the first."""
+"""Kinds of errors that no caller caused; counts begin at 0, so a rate shows the first error."""
 
 
 class Metrics:
-    """Every metric of one bookie, over its own registry.
+    """Every metric of one bookie, in a registry of its own.
 
     Most attributes are prometheus-client objects and may be used from any thread. Metrics that
     every request writes are a `FastCounter` or a `FastHistogram`, for the event loop's thread only.
-    Names carry the prefix ``bookie_`` and end in their unit. Label values come from closed sets,
-    never from ledgers or clients.
+    Names of metrics have the prefix ``bookie_`` and end in their unit. Label values come from
+    closed sets, never from ledgers or clients.
     """
 
     def __init__(self) -> None:
@@ -232,9 +232,10 @@ class Metrics:
         )
 
     def exposition(self) -> tuple[bytes, str]:
-        """All metrics in Prometheus text format, and its content type.
+        """Return all metrics in Prometheus's text format, and the content type of this format.
 
-        Collecting reads every metric under its lock: well under a millisecond per hundred series.
+        Collecting reads every metric under its lock, which takes well under a millisecond per
+        hundred series.
         """
         from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
@@ -242,7 +243,7 @@ class Metrics:
 
 
 class _Declare:
-    """Constructs metrics with the house prefix in one registry."""
+    """Makes metrics whose names begin with ``bookie_``, in one registry."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
@@ -278,10 +279,10 @@ class _Declare:
 
 
 class _WithoutCreated:
-    """A registry without the `_created` series.
+    """A view of a registry that omits the `_created` series.
 
-    They double the number of series without a use. The library can omit them only for the whole
-    process, which belongs to the embedding program.
+    The `_created` series are of no use and would double the number of series. The library can omit
+    them only for the whole process, which belongs to the embedding program.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:

@@ -1,4 +1,4 @@
-"""Real bookies for tests of your own code: in this process, ready in a tenth of a second.
+"""Real bookies in your own tests: they run in the test's process, ready in 0.1 s.
 
 ::
 
@@ -13,7 +13,7 @@
 
 Each bookie has the real node, engine and gRPC server, on loopback and in a temporary directory. The
 metadata is in memory. A relay stands for the network of each bookie, and the end of a bookie is
-simulated: see the verbs of `BookieCluster`. `sync_cluster` is the same for `bookie.sync`. With
+simulated: see the methods of `BookieCluster`. `sync_cluster` does the same for `bookie.sync`. For
 pytest there are the fixtures `bookie_cluster` and `sync_bookie_cluster`.
 
 | module | what it holds |
@@ -27,10 +27,11 @@ pytest there are the fixtures `bookie_cluster` and `sync_bookie_cluster`.
 | `torture` | real processes that are broken under a log: ``bookie torture`` |
 | `pytest_plugin` | the fixtures |
 
-`simulate` runs your code in a wholly simulated cluster: in virtual time, with faults that follow
-from a seed.
+`simulate` runs your code in a wholly simulated cluster. The cluster runs in virtual time, with
+faults that follow from a seed.
 
-Names are loaded at their first use, because pytest loads this package in every project.
+Each name of this package is loaded at its first use, because pytest loads the package in every
+project.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ else:
     }
 
     def __getattr__(name: str) -> object:
-        """Load a public name on first use."""
+        """Load a public name of this package at its first use."""
         if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from importlib import import_module

@@ -23,10 +23,11 @@ from bookie.testing.bookie_lives import BookieLives
 
 
 class BookieCluster:
-    """Bookies 0, 1, … and what can happen to them; made by `cluster`.
+    """A cluster of bookies 0, 1, …, with methods that stop or disturb a bookie; see `cluster`.
 
-    Each verb returns when the bookie is in its new state. Clients learn of it as they would of a
-    real one, so tests should wait for a condition, and not for a time.
+    Each method that changes a bookie returns when the bookie is in its new state. Clients notice
+    the change only as they would with a real bookie. So tests should wait for a condition, and not
+    for a time.
 
     Raises:
         BadRequestError: (all verbs) there is no such bookie, or it does not run, or runs already.
@@ -49,19 +50,20 @@ class BookieCluster:
         return tuple(one.bookie_id for one in self._lives)
 
     def is_running(self, number: int) -> bool:
-        """True between a start of the bookie and its end, paused or not."""
+        """True between the start of the bookie and its end, even while it is paused."""
         return self._at(number).is_running
 
     def connect(self, **options: Unpack[ClientOptions]) -> BookKeeper:
-        """A client as of `bookie.connect`, to be entered; short timeouts make short tests."""
+        """Return a client as `bookie.connect` does, to be entered; short timeouts suit tests."""
         return connect_client(self.uri, **options)
 
     async def kill(self, number: int) -> None:
         """End a bookie at once, as SIGKILL does.
 
-        Its connections are reset and no answer leaves any more. Its memory is lost; the bytes in
-        its files stay, synced or not. Its registration goes at once, because its session ends with
-        it. After a real kill it stays until the session times out.
+        The bookie's connections are reset and it sends no more answers. The bookie's memory is
+        lost; the bytes in its files stay, synced or not. The bookie's registration vanishes at
+        once, because its session ends with it. After a real kill the registration would stay until
+        the session times out.
         """
         await self._at(number).kill()
 
@@ -70,9 +72,9 @@ class BookieCluster:
         await self._at(number).stop()
 
     async def restart(self, number: int) -> None:
-        """Start a bookie on the files of its last life. A running one is stopped in order before.
+        """Start a bookie on the files of its last life; stop it in order before if it is running.
 
-        It listens on another port then, as its registration says.
+        After the restart the bookie listens on another port, as its registration says.
         """
         bookie = self._at(number)
         if bookie.is_running:
@@ -80,21 +82,22 @@ class BookieCluster:
         await bookie.start()
 
     async def pause(self, number: int) -> None:
-        """Let a bookie hang, as SIGSTOP does for less than its session's timeout.
+        """Let a bookie hang, as SIGSTOP does for a time shorter than its session timeout.
 
-        Connections stay and are silent, and the bookie stays registered. Entries that it had
-        received may be stored meanwhile; their answers come after `resume`.
+        Connections stay open but silent, and the bookie stays registered. Entries that the bookie
+        had received may be stored during the pause; it answers them after `resume`.
         """
         self._at(number).pause()
 
     async def resume(self, number: int) -> None:
-        """End a pause: requests from meanwhile arrive."""
+        """End a pause; requests that were sent during the pause arrive."""
         self._at(number).resume()
 
     async def partition(self, number: int) -> None:
         """Cut a bookie off from clients and from the metadata store.
 
-        Connections hang as in a pause. Its session ends at once, so that it is not registered.
+        Connections hang as in a pause. The bookie's session ends at once, so it is no longer
+        registered.
         """
         self._at(number).partition()
 
@@ -105,8 +108,8 @@ class BookieCluster:
     async def wipe(self, number: int) -> None:
         """Kill a bookie, replace its disks by empty ones and delete its cookie.
 
-        `restart` begins its next life. It has a new incarnation, and does not deny that its former
-        entries exist.
+        `restart` begins the bookie's next life. In its next life the bookie has a new incarnation,
+        and does not deny that its former entries exist.
         """
         await self._at(number).wipe(self._cookies)
 
@@ -122,10 +125,11 @@ class BookieCluster:
 async def cluster(
     bookies: int = 3, *, fsync: bool = True, directory: Path | None = None
 ) -> AsyncIterator[BookieCluster]:
-    """A new cluster in the running event loop; all bookies are registered when it is entered.
+    """Run a new cluster in the event loop; all bookies are registered when the block begins.
 
-    At the end of the block the bookies stop, and their files and metadata are gone. Close clients
-    before. If a bookie fails by itself, the block is cancelled and the error raised in a group.
+    At the end of the block the bookies stop, and their files and metadata are deleted. Close
+    clients before that. If a bookie fails by itself, the block is cancelled and the error is raised
+    in a group.
 
     Args:
         bookies: how many.

@@ -1,4 +1,4 @@
-"""One bookie of a test, over all of its lives: its start, its orderly stop, its sudden end."""
+"""One bookie of a test, over all its lives: its start, its orderly stop, its sudden end."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from bookie.wire.grpc.server.grpc_server import hold_port
 
 MIB = 1024 * 1024
 _LIMITS = NodeSettings(disk_usage_max=1.0)
-"""A bookie of a test does not turn read-only because the machine's disk is rather full."""
+"""Limits that keep a test's bookie writable although the machine's disk is rather full."""
 _RPC = RpcSettings(drain_seconds=0.5)
 
 
 @cache
 def _metrics() -> Metrics:
-    """Unread metrics that all bookies share: making them takes 50 ms."""
+    """Return metrics that all bookies share and nobody reads, because making them takes 50 ms."""
     return Metrics()
 
 
@@ -57,17 +57,17 @@ class BookieLives:
         self._session: FaultyMemoryStore | None = None
         self._started: StartedBookie | None = None
         self._begun = asyncio.Event()
-        """Set when it serves, or has ended before."""
+        """Set when the bookie serves, or has ended before that."""
         self._stop = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     @property
     def is_running(self) -> bool:
-        """True between a start and its end."""
+        """True between a start of the bookie and its end."""
         return self._task is not None
 
     async def start(self) -> None:
-        """Start it, and return once it is registered.
+        """Start the bookie, and return once it is registered.
 
         Raises:
             BadRequestError: it runs.
@@ -84,7 +84,7 @@ class BookieLives:
             raise CannotStartError(f"{self.bookie_id} did not start")
 
     async def stop(self) -> None:
-        """Stop it in order, as SIGTERM does."""
+        """Stop the bookie in order, as SIGTERM does."""
         task = self._require_running()
         self.resume()
         self._stop.set()
@@ -92,7 +92,7 @@ class BookieLives:
         self._task = None
 
     async def kill(self) -> None:
-        """End it at once, as SIGKILL does; returns when its directories are free again."""
+        """End the bookie at once, as SIGKILL does; return when its directories are unlocked."""
         task = self._require_running()
         assert self._session is not None
         assert self._started is not None
@@ -106,25 +106,25 @@ class BookieLives:
         self._task = None
 
     def pause(self) -> None:
-        """Let nothing in or out, while it stays registered."""
+        """Let nothing in or out of the bookie, which stays registered."""
         self._require_running()
         self._link.silence()
 
     def resume(self) -> None:
-        """End a pause or a partition."""
+        """End a pause or a partition of the bookie."""
         self._require_running()
         if self._session is not None:
             self._session.reconnect()
         self._link.resume()
 
     def partition(self) -> None:
-        """Cut it off from clients and from the metadata store, where its session ends at once."""
+        """Cut the bookie off from clients and metadata store; its session ends at once."""
         self.pause()
         assert self._session is not None
         self._sever(self._session)
 
     async def wipe(self, cookies: CookieManager) -> None:
-        """Replace its disks by empty ones, and delete its cookie as an operator does."""
+        """Replace the bookie's disks by empty ones, and delete its cookie as an operator does."""
         if self.is_running:
             await self.kill()
         cookie = await cookies.read(self.bookie_id)
@@ -143,7 +143,7 @@ class BookieLives:
         session.expire_session()
 
     async def _live(self) -> None:
-        """Live from start to end. The end of a killed bookie is no error."""
+        """Run the bookie from start to end; ignore the error of a bookie that was killed."""
         try:
             await self._serve()
         except BaseException:
@@ -194,7 +194,7 @@ class BookieLives:
                 await self._link.cut()
 
     def _storage(self) -> StorageSettings:
-        """Small files in the bookie's directory, which is made."""
+        """Return settings for small files in the bookie's directory; make the directory."""
         self._directory.mkdir(parents=True, exist_ok=True)
         return StorageSettings(
             journal_dir=self._directory / "journal",

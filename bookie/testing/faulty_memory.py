@@ -1,4 +1,4 @@
-"""The store in memory with faults of servers and networks.
+"""The metadata store in memory, with faults of servers and networks.
 
 ====================== ===========================================================================
 ``expire_session``     the server ends the session at once
@@ -10,7 +10,7 @@
 ``hold_watches``       events stay away (a lagging follower) until ``release_watches``
 ====================== ===========================================================================
 
-All of it runs in the caller's event loop, so a test with virtual time needs no real second.
+The store runs wholly in the caller's event loop, so a test with virtual time needs no real second.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from bookie.metadata.session import (
 
 
 class FaultyMemoryStore(MemoryStore):
-    """A session that a test can disturb.
+    """A session with the store in memory that a test can disturb.
 
     Args:
         name: whose records; the same name is the same store.
@@ -55,7 +55,7 @@ class FaultyMemoryStore(MemoryStore):
         if clock is not None:
             self._tree.clock = clock
         self._outage: SessionMachine | None = None
-        """The session's machine while the connection is cut."""
+        """The state machine of the session while the connection is cut; else None."""
         self._server_deadline = float("inf")
         """The time at which the server ends the session of a cut-off store."""
         self._alarm: asyncio.TimerHandle | None = None
@@ -80,9 +80,9 @@ class FaultyMemoryStore(MemoryStore):
         return stats
 
     def expire_session(self) -> None:
-        """End the session as a server would: ephemeral records vanish, a new session begins.
+        """End the session as a server would: its ephemeral records vanish; a new one begins.
 
-        During an outage no event tells of it, and the new session begins at `reconnect`.
+        During an outage no event reports the end, and the new session begins at `reconnect`.
         """
         with self._tree.lock:
             self._tree.end_session(self._session)
@@ -108,13 +108,13 @@ class FaultyMemoryStore(MemoryStore):
         self._come_back()
 
     def let_time_pass(self) -> None:
-        """Act on the clock's time."""
+        """End sessions whose time is over, and let the outage's timers act on the clock's time."""
         self._end_overdue_sessions()
         if self._outage is not None:
             self._step(Tick())
 
     def hold_watches(self) -> None:
-        """Keep events from the watches, in order, until `release_watches`."""
+        """Hold back events from the watches, in order, until `release_watches`."""
         self._held = [] if self._held is None else self._held
 
     def release_watches(self) -> None:
@@ -133,7 +133,7 @@ class FaultyMemoryStore(MemoryStore):
             super().deliver(commit)
 
     async def _reach(self) -> None:
-        """Take the time of a request, then fail if the store is unreachable."""
+        """Wait as long as a request takes, then fail if the store is unreachable."""
         if self.latency_seconds:
             await asyncio.sleep(self.latency_seconds)
         await super()._reach()
@@ -142,7 +142,7 @@ class FaultyMemoryStore(MemoryStore):
         self._end_overdue_sessions()
 
     def _end_overdue_sessions(self) -> None:
-        """End the sessions of all cut-off stores whose time is over, as the server does."""
+        """End the sessions of all cut-off stores whose timeout is over, as the server does."""
         with self._tree.lock:
             for store in list(self._tree.stores):
                 if isinstance(store, FaultyMemoryStore) and store._is_overdue():
@@ -155,7 +155,7 @@ class FaultyMemoryStore(MemoryStore):
         return SessionMachine(self.session_timeout_seconds, self._clock.monotonic(), lambda: 0.0)
 
     def _come_back(self) -> None:
-        """The server answers again: settle the session, and end the outage."""
+        """Settle the session and end the outage, because the server answers again."""
         assert self._outage is not None
         self._server_deadline = float("inf")
         with self._tree.lock:
@@ -171,7 +171,7 @@ class FaultyMemoryStore(MemoryStore):
         self._set_alarm(None)
 
     def _step(self, event: MonitorEvent) -> None:
-        """Step the machine of an outage with `event`, and set the alarm for its next tick."""
+        """Step the outage's state machine with `event`, and set the alarm for its next tick."""
         machine = self._outage
         assert machine is not None
         now = self._clock.monotonic()

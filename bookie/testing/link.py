@@ -11,9 +11,9 @@ _PIECE_BYTES = 256 * 1024
 class NetworkLink:
     """Listens on a port of the loopback device and relays its connections to a bookie's port.
 
-    While it is silent nothing comes through: open connections hang, and a new one gets no answer.
-    Bytes sent meanwhile arrive afterwards, as TCP would deliver them. Its tasks are those of
-    `tasks`.
+    While the link is silent nothing comes through: open connections hang, and a new connection gets
+    no answer. Bytes sent meanwhile arrive afterwards, as TCP would deliver them. The link runs its
+    tasks in the group `tasks`.
     """
 
     def __init__(self, tasks: asyncio.TaskGroup) -> None:
@@ -26,17 +26,17 @@ class NetworkLink:
         self._connections: set[asyncio.Task[None]] = set()
 
     async def open(self, target_port: int) -> None:
-        """Listen on a free port, which is `port` then, and relay to `target_port`."""
+        """Listen on a free port, store it in `port`, and relay to `target_port`."""
         self._target_port = target_port
         self._server = await asyncio.start_server(self._accept, _HOST, 0)
         self.port = self._server.sockets[0].getsockname()[1]
 
     def silence(self) -> None:
-        """Let nothing through until `resume`."""
+        """Let no bytes through until `resume`."""
         self._flows.clear()
 
     def resume(self) -> None:
-        """Let everything through."""
+        """Let all bytes through again."""
         self._flows.set()
 
     async def cut(self) -> None:

@@ -1,7 +1,7 @@
-"""A disk that a killed bookie cannot reach any more, and that may lie about its syncs.
+"""A disk that a killed bookie can no longer change, and that may skip its syncs.
 
-Bytes from before the kill stay in the files, as the page cache keeps them for a process that died.
-Bytes in the bookie's memory are lost.
+Bytes that were written before the kill stay in the files, as the page cache keeps them for a
+process that died. Bytes in the bookie's memory are lost.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bookie.env import (
 
 
 class Mortality:
-    """The state of one life of a bookie: its end, and if its syncs wait for the device."""
+    """The state of one life of a bookie: whether it has ended, and whether its syncs are real."""
 
     def __init__(self, *, fsync: bool) -> None:
         self.fsync = fsync
@@ -42,7 +42,7 @@ class Mortality:
 
 
 class MortalFile:
-    """An open file of one life."""
+    """An open file in one life of a bookie."""
 
     def __init__(self, file: File, mortality: Mortality) -> None:
         self._file = file
@@ -75,7 +75,7 @@ class MortalFile:
 
 
 class MortalDisk:
-    """The real file systems, for one life."""
+    """The real file systems, as one life of a bookie uses them."""
 
     def __init__(self, mortality: Mortality) -> None:
         self._disk = PosixDisk()
@@ -110,7 +110,7 @@ class MortalDisk:
 
 
 class MortalStore:
-    """The store of the index, for one life: a kill in a transaction undoes it."""
+    """The index's key-value store in one life; a kill undoes an unfinished transaction."""
 
     def __init__(self, store: KeyValueStore, mortality: Mortality) -> None:
         self._store = store
@@ -127,7 +127,7 @@ class MortalStore:
 
 
 def mortal_environment(workers: Workers, mortality: Mortality) -> Environment:
-    """The real machine, for one life."""
+    """Return an environment of the real machine for one life of a bookie."""
 
     def open_kv(
         directory: str, map_bytes: int, tables: tuple[str, ...], trusted: bool

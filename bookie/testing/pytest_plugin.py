@@ -7,7 +7,7 @@
 `sync_bookie_cluster`  three bookies that run, for `bookie.sync`
 ====================== ============================================================================
 
-Nothing of bookie is loaded before a test asks for a fixture.
+No other module of bookie is loaded before a test asks for a fixture.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def bookie_cluster() -> Callable[..., AbstractAsyncContextManager[BookieCluster]]:
-    """The function that makes a cluster of real bookies; see `bookie.testing.cluster`."""
+    """Return the function that makes a cluster of real bookies; see `bookie.testing.cluster`."""
     from bookie.testing import cluster
 
     return cluster
@@ -33,7 +33,7 @@ def bookie_cluster() -> Callable[..., AbstractAsyncContextManager[BookieCluster]
 
 @pytest.fixture
 def sync_bookie_cluster() -> Iterator[SyncBookieCluster]:
-    """Three real bookies, for `bookie.sync`."""
+    """Run three real bookies for tests of `bookie.sync`."""
     from bookie.testing import sync_cluster
 
     with sync_cluster() as running:

@@ -1,4 +1,4 @@
-"""The cluster for tests without an event loop: it runs in the loop of `bookie.sync`."""
+"""A cluster for tests without an event loop; it runs in the event loop of `bookie.sync`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bookie.testing.bookie_cluster import BookieCluster, cluster
 
 
 class SyncBookieCluster(SyncHandle):
-    """`BookieCluster` without an event loop; see its verbs. Made by `sync_cluster`."""
+    """A `BookieCluster` without an event loop; `sync_cluster` makes it."""
 
     def __init__(self, home: LoopThread, handle: BookieCluster) -> None:
         super().__init__(home)
@@ -34,11 +34,11 @@ class SyncBookieCluster(SyncHandle):
         return self._handle.bookie_ids
 
     def is_running(self, number: int) -> bool:
-        """True between a start of the bookie and its end, paused or not."""
+        """True between a start of the bookie and its end, even while it is paused."""
         return self._handle.is_running(number)
 
     def connect(self, **options: Unpack[ClientOptions]) -> SyncBookKeeper:
-        """A client as of `bookie.sync.connect`, to be entered."""
+        """Return a client as `bookie.sync.connect` does, to be entered."""
         return bookie.sync.connect(self.uri, **options)
 
     kill = forwarded(BookieCluster.kill)
@@ -55,7 +55,7 @@ class SyncBookieCluster(SyncHandle):
 def sync_cluster(
     bookies: int = 3, *, fsync: bool = True, directory: Path | None = None
 ) -> Iterator[SyncBookieCluster]:
-    """A new cluster for `bookie.sync`; arguments and promises are those of `cluster`."""
+    """Run a new cluster for `bookie.sync`; for arguments and guarantees see `cluster`."""
     home = this_process.home()
     resident = Resident(home, cluster(bookies, fsync=fsync, directory=directory))
     running = resident.open()

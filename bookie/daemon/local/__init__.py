@@ -8,7 +8,7 @@
                             ``bookie.pid`` (while it runs), ``journal/``, ``ledgers/``
 ==========================  ===================================================================
 
-Each bookie is a child process that runs ``bookie serve``. The supervisor plays the service manager
-of sd_notify(3): it knows that a bookie is ready because the bookie says so, and never polls. The
-kernel sends a child SIGTERM should the supervisor be killed, so nothing is left behind.
+Each bookie is a child process that runs ``bookie serve``. The supervisor acts as the service
+manager of sd_notify(3): each bookie says when it is ready, so the supervisor never polls. If the
+supervisor is killed, the kernel sends each child SIGTERM, so no process is left behind.
 """

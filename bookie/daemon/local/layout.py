@@ -17,7 +17,7 @@ from bookie.errors import ConfigurationError, DirectoryLockedError
 BOOKIES_DEFAULT = 3
 _LAYOUT_VERSION = 1
 _PORTS = range(10_000, 20_000)
-"""The range of chosen ports."""
+"""The range of ports from which free ports are chosen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class LocalBookie:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The facts of a cluster that are kept between runs."""
+    """The facts about a cluster that are kept between its runs."""
 
     metadata_uri: str
     members: tuple[LocalBookie, ...]
@@ -75,7 +75,7 @@ def prepare(
 
 
 def load_layout(directory: Path) -> Layout | None:
-    """The cluster that `directory` holds, or None.
+    """Return the layout of the cluster in `directory`; None if it holds none.
 
     Raises:
         ConfigurationError: the file is not ours, or of a newer version.
@@ -94,7 +94,7 @@ def load_layout(directory: Path) -> Layout | None:
 
 
 def save_layout(directory: Path, layout: Layout) -> None:
-    """Save the layout; an interruption leaves the old one."""
+    """Save the layout; if this is interrupted, the old layout stays."""
     document = {
         "version": _LAYOUT_VERSION,
         "metadata_uri": layout.metadata_uri,
@@ -113,7 +113,7 @@ def plan_layout(
     metadata_uri: str | None,
     base_port: int | None,
 ) -> Layout:
-    """Plan the cluster to run: the known one, grown or moved to other ports on request.
+    """Plan the cluster to run: the existing one, with more bookies or other ports if asked for.
 
     Raises:
         ConfigurationError: fewer bookies or another metadata store than the directory holds.
@@ -138,10 +138,10 @@ def plan_layout(
 
 
 def free_ports(count: int) -> list[int]:
-    """Different ports of the loopback address without a listener.
+    """Return different ports of the loopback address on which nobody listens.
 
-    They lie below those that Linux gives to outgoing connections. So a connection cannot take a
-    port before its bookie listens, or between two runs of the cluster.
+    The ports lie below those that Linux gives to outgoing connections. So no outgoing connection
+    can take a port before its bookie listens, or between two runs of the cluster.
 
     Raises:
         ConfigurationError: not so many are free.
@@ -160,7 +160,7 @@ def free_ports(count: int) -> list[int]:
 
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Hold the directory against a second supervisor.
+    """Lock the directory against a second supervisor, for the duration of the block.
 
     Raises:
         DirectoryLockedError: another one holds it.
@@ -181,7 +181,7 @@ def write_configuration(
     member: LocalBookie,
     settings: Mapping[str, Mapping[str, object]],
 ) -> None:
-    """Write the `bookie.toml` of one bookie; `settings` are more keys, by section."""
+    """Write the `bookie.toml` of one bookie; `settings` are additional keys, by section."""
     home = directory / member.id
     home.mkdir(exist_ok=True, mode=0o700)
     sections: dict[str, dict[str, object]] = {

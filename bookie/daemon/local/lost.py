@@ -1,6 +1,7 @@
-"""Deleted directories of a local cluster: a sentence for each, with the command to type.
+"""Refuse to start if directories of a local cluster were deleted; say which command to type.
 
-It looks before any bookie starts. A bookie alone knows neither the others nor the URI to type.
+The check runs before any bookie starts. A bookie alone knows neither the other bookies nor the URI
+to type.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from bookie.errors import ConfigurationError, CookieError, NoSuchKeyError
 from bookie.metadata.store import MetadataStore
 
 DIRECTORIES = ("journal", "ledgers")
-"""The directories of a bookie, below its home."""
+"""The names of a bookie's directories, below the bookie's home."""
 
 
 async def refuse_lost_metadata(store: MetadataStore, directory: Path, layout: Layout) -> None:
-    """Refuse a store without a cluster while bookies hold data of one.
+    """Refuse a metadata store without a cluster if bookies hold data of a cluster.
 
     Raises:
         ConfigurationError: they do; a new cluster would not know the bookies.
@@ -38,7 +39,7 @@ async def refuse_lost_metadata(store: MetadataStore, directory: Path, layout: La
 
 
 async def refuse_lost_bookies(store: MetadataStore, directory: Path, layout: Layout) -> None:
-    """Refuse bookies that have begun to store entries and whose directories were deleted.
+    """Refuse bookies that have stored entries before and whose directories were deleted.
 
     Raises:
         CookieError: there is one.

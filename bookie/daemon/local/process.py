@@ -18,13 +18,13 @@ from bookie.daemon.local.layout import LocalBookie
 from bookie.errors import OperationTimeoutError, ShuttingDownError
 
 READY_SECONDS_MAX = 60.0
-"""A boot replays at most a few hundred megabytes; anything longer is stuck."""
+"""A boot replays at most a few hundred megabytes; a boot that takes longer than this is stuck."""
 
 STOP_SECONDS_MAX = 30.0
-"""Drain, last checkpoint and clean marker; then the process is killed."""
+"""The time to drain, write the last checkpoint and the clean marker; then the bookie is killed."""
 
 CHILD_VARIABLES = frozenset({"BOOKIE_DEBUG", "BOOKIE_FAILPOINT"})
-"""Variables of this program that are meant for its children too."""
+"""The ``BOOKIE_`` variables of this process that its child processes get, too."""
 
 
 @dataclass(slots=True)
@@ -43,28 +43,28 @@ class BookieProcess:
 
     @property
     def address(self) -> str:
-        """The address for clients."""
+        """Return the address that clients connect to."""
         return join_address("127.0.0.1", self.member.port)
 
     @property
     def log_path(self) -> Path:
-        """The log of all lives of the bookie."""
+        """Return the path of the log file; all lives of the bookie write to it."""
         return self.directory / "bookie.log"
 
     @property
     def pid(self) -> int | None:
-        """The process while it runs."""
+        """Return the id of the running process; None while no process runs."""
         running = self._process is not None and self._process.returncode is None
         return self._process.pid if running and self._process is not None else None
 
     @property
     def exit_status(self) -> int | None:
-        """The exit status of the last process, or minus the signal that killed it."""
+        """Return the last process's exit status, or minus the signal that killed it."""
         return self._process.returncode if self._process is not None else None
 
     @property
     def is_stopping(self) -> bool:
-        """True once the end of the process was asked for."""
+        """True after the end of the process was requested."""
         return self._stopping
 
     async def start(self, environment: Mapping[str, str] | None = None) -> None:
@@ -114,7 +114,7 @@ class BookieProcess:
         return process
 
     async def _wait_ready(self, notify: _NotifySocket, process: asyncio.subprocess.Process) -> None:
-        """Wait until the bookie says that it is ready, or its process ends."""
+        """Wait until the bookie says that it is ready, or until its process ends."""
         async with asyncio.TaskGroup() as group:
             ready = group.create_task(notify.wait_ready())
             ended = group.create_task(process.wait())
@@ -127,18 +127,18 @@ class BookieProcess:
             )
 
     async def wait(self) -> int:
-        """Wait for the end of the process; returns its exit status, or minus the signal."""
+        """Wait for the process's end; return its exit status, or minus the signal."""
         assert self._process is not None, f"{self.id} was never started"
         status = await self._process.wait()
         (self.directory / "bookie.pid").unlink(missing_ok=True)
         return status
 
     async def stop(self) -> int:
-        """Ask the bookie to stop, and kill it if it does not; returns its exit status."""
+        """Ask the bookie to stop, and kill it if it does not stop; return its exit status."""
         return await self._end(signal.SIGTERM)
 
     async def kill(self) -> int:
-        """Kill the process (SIGKILL); returns its exit status."""
+        """Kill the process (SIGKILL), and return its exit status."""
         return await self._end(signal.SIGKILL)
 
     async def _end(self, number: signal.Signals) -> int:
@@ -158,9 +158,9 @@ class BookieProcess:
 
 
 def child_environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """`variables` without settings of a bookie: those of the cluster's own files must hold.
+    """Return `variables` without a bookie's settings, which must come from the cluster's files.
 
-    A shell in which ``BOOKIE_METADATA`` points at another cluster is the usual case.
+    Often ``BOOKIE_METADATA`` in the user's shell points at another cluster.
     """
     return {
         name: value
@@ -170,9 +170,9 @@ def child_environment(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 class _NotifySocket:
-    """The receiving end of sd_notify for one child, in Linux's abstract namespace.
+    """The receiving socket of sd_notify for one child, in Linux's abstract namespace.
 
-    An abstract name needs no file. A deep directory does not make it too long.
+    An abstract name needs no file, and a deep directory does not make the name too long.
     """
 
     def __init__(self, bookie_id: str) -> None:
@@ -196,14 +196,14 @@ class _NotifySocket:
 
 
 def describe_end(status: int, log_path: Path) -> str:
-    """The end of a process in words."""
+    """Describe the end of a process in words."""
     if status < 0:
         return f"was killed by {signal.Signals(-status).name}"
     return f"ended with status {status}: {last_line(log_path)}"
 
 
 def last_line(path: Path) -> str:
-    """The last line of a bookie's log, for people: the reason of its end, if it told one."""
+    """Return the last line of a bookie's log without its JSON: usually the reason of its end."""
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     last = lines[-1] if lines else "it said nothing"
     with contextlib.suppress(ValueError, KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""Start a whole cluster, watch over its processes, stop it."""
+"""Start a whole local cluster, watch over its processes, and stop it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def local_cluster(
     settings: Mapping[str, Mapping[str, object]] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> AsyncIterator[LocalCluster]:
-    """Start every bookie, and stop them all at the end of the block, also after an error.
+    """Start every bookie, and stop all bookies at the end of the block, also after an error.
 
     Args:
         directory: where everything is kept, absolute; made when it does not exist.
@@ -114,10 +114,10 @@ async def stop_all(processes: Sequence[BookieProcess]) -> None:
 async def watch_processes(
     cluster: LocalCluster, report: Callable[[str], None], *, restart: bool
 ) -> None:
-    """Report every bookie that ends unasked, and start it again when `restart`; until cancelled.
+    """Report bookies that end unasked, and start them again if `restart` is set; until cancelled.
 
-    A bookie that dies during such a start is started again, too. Returns when all bookies have
-    ended for good.
+    A bookie that dies during such a start is started again, too. The function returns when all
+    bookies have ended for good.
     """
 
     async def start_again(process: BookieProcess) -> None:
@@ -148,7 +148,7 @@ async def watch_processes(
 
 
 async def _initialize(directory: Path, layout: Layout) -> None:
-    """Make the cluster's instance id when the metadata store is new.
+    """Make the cluster's instance id if the metadata store is new.
 
     Raises:
         ConfigurationError, CookieError: the metadata or a bookie was deleted.

@@ -1,8 +1,8 @@
-"""Whole clusters and their clients in one process and in virtual time, as a seed draws them.
+"""Simulate whole clusters and their clients in one process, in virtual time, from a seed.
 
-Client, wire, node and engine are the real ones. Only gRPC, the metadata server, the clocks and the
-machines are simulated. `simulate` runs a user's own code there; this project's own tests have
-workloads and checkers of their own.
+Client, wire protocol, node and engine are the real ones. Only gRPC, the metadata server, the clocks
+and the machines are simulated. `simulate` runs a user's own code in the simulation. This project's
+own tests have workloads and checkers of their own.
 
 | module | what it holds |
 |---|---|

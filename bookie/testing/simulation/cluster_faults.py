@@ -1,7 +1,7 @@
-"""Faults of a simulated cluster: each begins, lasts, and is healed, whatever ends it.
+"""Faults of a simulated cluster: each fault begins, lasts, and is always healed in the end.
 
-A budget of losses keeps the promise possible: fewer bookies than the smallest ack quorum ever lose
-their data. Everything else may happen at any time, in any number.
+A limit on data losses keeps the cluster's promise possible: fewer bookies than the smallest ack
+quorum ever lose their data. All other faults may happen at any time, in any number.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from bookie.testing.simulation.simulated_cluster import (
 from bookie.testing.simulation.simulated_network import LATE_SECONDS, PROCESS, SimulatedProcess
 
 RESTART_SECONDS = ((0.05, 0.3), (0.1, 4.0), (0.1, 4.0))
-"""Some services start again at once."""
+"""Ranges of seconds until a bookie starts again; in the first range it is almost at once."""
 
 LOST_SHARE = 0.4
-"""Of transactions with the metadata store, while their replies get lost."""
+"""The share of transactions whose replies are lost, during that fault of the metadata store."""
 
 FAULTS = (
     "kill",
@@ -57,11 +57,11 @@ FAULTS = (
     "slow sync",
     "disk error",
 )
-"""Every kind, a method of `ClusterFaults` each; a seed draws some of them."""
+"""Every kind of fault, each a method of `ClusterFaults`; a seed draws some of the kinds."""
 
 
 class ClusterFaults:
-    """The faults of one seed. `run` brings them about until it is cancelled; then all is healed."""
+    """The faults of one seed. `run` makes faults until it is cancelled; `heal` ends them all."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class ClusterFaults:
         losses_max: int,
         on_destroyed: Callable[[SimulatedBookie], None] = lambda _: None,
     ) -> None:
-        """`on_destroyed` is called with each bookie whose promises end with its disks."""
+        """`on_destroyed` is called with each bookie that loses data or goes to an older state."""
         self.cluster = cluster
         self.kinds = kinds
         self.pause_seconds = pause_seconds
@@ -79,14 +79,14 @@ class ClusterFaults:
         self._destroyed = on_destroyed
         self.choose = random.Random(f"faults/{cluster.seed}")
         self.lost: dict[str, None] = {}
-        """Bookies that lost their data, or went back to an older state."""
+        """The bookies that lost their data or returned to an older state, by host."""
         self._under_way: set[asyncio.Task[None]] = set()
         self._keepers: list[asyncio.Task[None]] = []
         self._held: dict[str, asyncio.Event] = {}
-        """Bookies that no supervisor may start now."""
+        """The bookies that no supervisor may start now, by host."""
 
     async def run(self) -> None:
-        """Begin one fault after the other; several may last at the same time."""
+        """Begin one fault after another, until cancelled; several may last at the same time."""
         while True:
             await asyncio.sleep(self.choose.expovariate(1 / self.pause_seconds))
             kind = self.choose.choice(self.kinds)
@@ -96,7 +96,7 @@ class ClusterFaults:
             )
 
     async def heal(self) -> None:
-        """End every fault, in the order in which they began."""
+        """End every fault, in the order in which the faults began."""
         tasks = sorted(self._under_way, key=hash)
         for task in tasks:
             task.cancel()
@@ -104,7 +104,7 @@ class ClusterFaults:
             await asyncio.wait(tasks)
 
     def supervise(self) -> None:
-        """Start each bookie again when its process has ended."""
+        """Start supervisors that start each bookie again when its process has ended."""
         for bookie in self.cluster.bookies:
             name = f"supervisor of {bookie.host}"
             self._keepers.append(self.cluster.loop.create_task(self._supervise(bookie), name=name))
@@ -164,7 +164,7 @@ class ClusterFaults:
         self._cut_all_power(self.cluster.bookies)
 
     async def _next_fenced(self, seconds: float) -> SimulatedBookie:
-        """Wait for the next answer to a fence, and a little longer for its arrival."""
+        """Wait for a bookie's next answer to a fence and, a little longer, for its arrival."""
         fenced: asyncio.Future[SimulatedBookie] = self.cluster.loop.create_future()
         self.cluster.awaited_fences.append(fenced)
         async with asyncio.timeout(seconds):
@@ -209,7 +209,7 @@ class ClusterFaults:
             held.set()
 
     async def _wipe(self, seconds: float) -> None:
-        """Exchange the disks, and delete the bookie's cookie as the operator does."""
+        """Replace the bookie's disks, and delete its cookie as an operator does."""
         bookie = self._bookie()
         if not self._may_lose(bookie):
             return
@@ -232,7 +232,7 @@ class ClusterFaults:
                 self.cluster.count("wiped bookie returned")
 
     async def _forget_cookie(self, bookie_id: str) -> None:
-        """Repeat `bookie cookie delete --force` until it works."""
+        """Repeat what `bookie cookie delete --force` does until it works."""
         admin = SimulatedProcess("admin")
         PROCESS.set(admin)
         while True:
@@ -251,7 +251,7 @@ class ClusterFaults:
                 await asyncio.sleep(0.2)
 
     async def _older(self, seconds: float) -> None:
-        """Copy a stopped bookie, and put the copy back later."""
+        """Copy the state of a stopped bookie, and later put it back to this state."""
         bookie = self._bookie()
         if not bookie.is_serving or not self._may_lose(bookie):
             return
@@ -304,7 +304,7 @@ class ClusterFaults:
                 network.heal(source, target)
 
     async def _pause(self, seconds: float) -> None:
-        """Cut a bookie off from everything, its session included."""
+        """Cut a bookie off from everything, also from the metadata store."""
         bookie = self._bookie()
         self.cluster.note(f"pause {bookie.host} for {seconds:.3f} s")
         others = [host for host in self._hosts() if host != bookie.host]
@@ -343,13 +343,13 @@ class ClusterFaults:
             await asyncio.sleep(seconds)
 
     async def _slow_network(self, seconds: float) -> None:
-        """Slow every link, so that answers come in any order."""
+        """Slow down every link, so that answers arrive in any order."""
         hosts = [bookie.host for bookie in self.cluster.bookies]
         with self.cluster.network.slow(hosts, self.choose.choice((0.1, 0.4))):
             await asyncio.sleep(seconds)
 
     async def _late_requests(self, seconds: float) -> None:
-        """Let clients give up connections with slow requests under way, and connect again."""
+        """Make clients drop their connections while slow requests are under way, and reconnect."""
         bookie = self._bookie()
         process = bookie.process
         with self.cluster.network.slow([bookie.host], 0.2):
@@ -375,7 +375,7 @@ class ClusterFaults:
     # --- the metadata store --------------------------------------------------------------
 
     def _sessions(self) -> list[SimulatedSession]:
-        """The sessions of all living processes."""
+        """Return the metadata sessions of all living processes."""
         bookies = [bookie.session for bookie in self.cluster.bookies if bookie.is_serving]
         clients = [
             session
@@ -436,5 +436,5 @@ class ClusterFaults:
 
 
 def _arm(machine: SimulatedMachine, fault: Fault) -> None:
-    """Arm `fault` before those that always strike."""
+    """Put `fault` before the faults that always strike."""
     machine.disk.faults.insert(0, fault)

@@ -1,8 +1,9 @@
-"""A disk in memory behind `bookie.env.Disk`: page cache, device, locks, room and faults.
+"""A disk in memory that implements `bookie.env.Disk`: page cache, device, locks, room, faults.
 
-It starts from an `Image` and gives one back at any moment. Each call that changes something passes
-`moments` first, where a test looks at the image, and `pause`, where a simulated thread lets others
-run. After `die` every call fails, so the `finally` blocks of dropped tasks change nothing.
+The disk starts from an `Image` and can return one at any moment. Each call that changes something
+first calls `pause`, where a simulated thread lets other threads run. After this the call runs
+`moments`, where a test looks at the image. After `die` every call fails, so the `finally` blocks of
+dropped tasks change nothing.
 """
 
 from __future__ import annotations
@@ -60,11 +61,11 @@ class Inode:
         return self._data
 
     def frozen(self) -> Content:
-        """The file as part of an image."""
+        """Return the file as part of an image."""
         return Content(self.durable, self.base, self.pending, self.tables, self.earlier)
 
     def change(self, operation: Operation, *, forget: bool = False) -> None:
-        """Do `operation` in the cache; the device gets it at the next sync, unless forgotten."""
+        """Do `operation` in the cache; the next sync writes it to the device, unless `forget`."""
         if isinstance(self._data, bytes):
             self._data = bytearray(self._data)
         apply(self._data, operation)
@@ -76,19 +77,19 @@ class Inode:
             self.pending = (*self.pending, operation)
 
     def on_device(self, operation: Operation) -> None:
-        """Do `operation` on the device only: the cache shows something else until it is dropped."""
+        """Do `operation` on the device only; readers do not see it before the cache is dropped."""
         durable = bytearray(self.durable)
         apply(durable, operation)
         self.durable = bytes(durable)
 
     def astray(self, offset: int, data: bytes) -> None:
-        """Take a write that was meant for another place; the file gets no longer."""
+        """Take a write that was meant for another place; the file does not grow."""
         start, stop = max(offset, 0), min(offset + len(data), len(self.durable))
         if start < stop:
             self.on_device(FileWrite(start, data[start - offset : stop - offset]))
 
     def sync(self) -> None:
-        """Everything so far is durable."""
+        """Make all bytes written so far durable."""
         if not self.pending:
             return
         self.earlier = (*self.earlier, self.durable)[-FORMER_MAX:]
@@ -102,7 +103,7 @@ class Inode:
         self.pending = ()
 
     def lose(self, *, revert: bool) -> None:
-        """A sync failed: the pages are clean now, with the new bytes or with the old ones."""
+        """Handle a failed sync: the pages become clean, with the new bytes or the old ones."""
         if revert:
             self._data = self.base = self.durable
         else:
@@ -110,7 +111,7 @@ class Inode:
         self.pending = ()
 
     def drop(self) -> None:
-        """Forget the cache: readers see the device's bytes."""
+        """Drop the cache, so that readers see the device's bytes."""
         self._data = self.base = self.durable
 
 
@@ -157,7 +158,7 @@ class SimulatedFile:
         return bytes(self.inode.data[offset : offset + size])
 
     def pread_cached(self, size: int, offset: int) -> bytes | None:
-        """Read from the cache, if the disk says that it is there."""
+        """Read from the page cache; return None if the bytes are not there."""
         if self._disk.cold():
             return None
         self._disk.look("pread_cached", self.inode.path)
@@ -165,13 +166,13 @@ class SimulatedFile:
         return data if len(data) == size else None
 
     def prefetch(self, size: int, offset: int) -> None:
-        """Do nothing: all bytes are equally near."""
+        """Do nothing: all bytes of this disk are equally near."""
 
     def pread_uncached(self, size: int, offset: int) -> bytes:
         return self.pread(size, offset)
 
     def fdatasync(self) -> None:
-        """Make the bytes and the size durable."""
+        """Make the file's bytes and size durable."""
         inode = self.inode
         fault = self._disk.enter("fdatasync", inode.path)
         if fault is not None:
@@ -180,12 +181,12 @@ class SimulatedFile:
         self._disk.sync_file(inode)
 
     def size(self) -> int:
-        """Bytes up to the end."""
+        """Return the size of the file in bytes."""
         self._disk.look("size", self.inode.path)
         return len(self.inode.data)
 
     def allocate(self, offset: int, size: int) -> None:
-        """Reserve bytes; they are zeros."""
+        """Extend the file with reserved bytes, which are zeros or old bytes."""
         inode = self.inode
         fault = self._disk.enter("allocate", inode.path, f"{offset} {size}")
         if fault is not None:
@@ -198,7 +199,7 @@ class SimulatedFile:
             self._disk.entered(inode)
 
     def truncate(self, size: int) -> None:
-        """Cut, or grow with zeros."""
+        """Cut the file, or extend it with zeros."""
         fault = self._disk.enter("truncate", self.inode.path, str(size))
         if fault is not None:
             raise OSError(fault.errno, os.strerror(fault.errno), self.inode.path)
@@ -206,7 +207,7 @@ class SimulatedFile:
         self._disk.entered(self.inode)
 
     def drop_cache(self) -> None:
-        """Sync, then show the device's bytes."""
+        """Sync the file, then drop its cache, so that readers see the device's bytes."""
         fault = self._disk.enter("drop_cache", self.inode.path)
         if fault is not None:
             self.inode.lose(revert=fault.kind == "revert")
@@ -216,41 +217,41 @@ class SimulatedFile:
             self.inode.drop()
 
     def forget(self, offset: int, size: int) -> None:
-        """Show the device's bytes of a file without unwritten changes."""
+        """Drop the cache of a file without unsynced changes."""
         self._disk.look("forget", self.inode.path)
         if not self.inode.pending:
             self.inode.drop()
 
     def close(self) -> None:
-        """Close; a lock goes with it."""
+        """Close the file, and release its lock if it has one."""
         if self.locked:
             self._disk.locks.discard(self.inode.path)
 
 
 @dataclass(slots=True)
 class SimulatedDisk:
-    """A disk in memory."""
+    """A disk in memory with page cache, device, locks and faults."""
 
     image: Image = field(default_factory=Image)
     rooms: tuple[Room, ...] = (Room(""),)
     moments: Callable[[str, str], None] = _nothing
-    """Called with name and path before each call that changes something."""
+    """Called with the call's name and the path, before each call that changes something."""
     inside: Callable[[str, str, int], None] = _nothing
-    """Called with name, path and inode in the middle of each write."""
+    """Called with the call's name, path and inode in the middle of each write."""
     pause: Callable[[], None] = _nothing
     block: Callable[[float], None] = _nothing
-    """Lets time pass for the calling thread."""
+    """Makes the calling thread wait for so many seconds."""
     note: Callable[[str], None] = _nothing
     lied: Callable[[str], None] = _nothing
     """Called when a write goes wrong without an error."""
     lands_in: Callable[[str], str] = str
     """The file in which a misdirected write to a path lands."""
     old_room: random.Random | None = None
-    """If set, reserved room shows older bytes; else it is zeros."""
+    """If set, reserved room shows older bytes; if None, it shows zeros."""
     refused: int = 0
-    """Number of calls for which the device had no room."""
+    """The number of calls for which the device had no room."""
     cold: Callable[[], bool] = bool
-    """True if a read finds nothing in the page cache."""
+    """Returns True if the next cached read finds nothing in the page cache."""
     faults: list[Fault] = field(default_factory=list)
     sync_files: bool = True
     """False for a device that lies about its syncs."""
@@ -275,7 +276,7 @@ class SimulatedDisk:
     # --- for the simulation --------------------------------------------------------------
 
     def freeze(self) -> Image:
-        """The file system as it is now."""
+        """Return the file system as it is now, as an image."""
         contents = dict(self.image.contents)
         for number, inode in self._inodes.items():
             contents[number] = inode.frozen()
@@ -298,7 +299,7 @@ class SimulatedDisk:
         return fault
 
     def look(self, name: str, path: str) -> None:
-        """Begin a call that changes nothing; it may fail, take time, or find the process dead."""
+        """Begin a call that changes nothing; it may fail or stall, or the process be dead."""
         if self.dead:
             raise OSError(errno.EIO, "the process is dead", path)
         for fault in self.faults:
@@ -309,7 +310,7 @@ class SimulatedDisk:
                     raise OSError(fault.errno, os.strerror(fault.errno), path)
 
     def enter(self, name: str, path: str, detail: str = "") -> Fault | None:
-        """Begin a call that changes something; returns the fault that hits it."""
+        """Begin a call that changes something; return the fault that strikes it, or None."""
         if self.dead:
             raise OSError(errno.EIO, "the process is dead", path)
         self.calls += 1
@@ -326,12 +327,12 @@ class SimulatedDisk:
         return None
 
     def entered(self, inode: Inode) -> None:
-        """The change of a file is in the cache, and the call has not returned yet."""
+        """Run the hooks of a change that is in the cache, before the call returns."""
         self.inside("change", inode.path, inode.number)
         self.pause()
 
     def sync_file(self, inode: Inode) -> None:
-        """The device has the file."""
+        """Put the file's changes on the device."""
         if self.sync_files:
             inode.sync()
         self.pause()
@@ -344,10 +345,10 @@ class SimulatedDisk:
         return fits
 
     def left_in_room(self, owner: Inode, size: int) -> bytes:
-        """The bytes in new room: often those of another file, now or before.
+        """Return the bytes that new room shows: often those of another file, now or before.
 
-        Bytes of `owner` itself are left out. One of its blocks elsewhere in the file would look
-        like a misplaced write, and a start must never take that for a crash.
+        Bytes of the file `owner` are left out. One of its blocks elsewhere in the file would look
+        like a misplaced write, and a start must never take such a write for the result of a crash.
         """
         choose = self.old_room
         if choose is None or choose.random() < 0.3:
@@ -365,7 +366,7 @@ class SimulatedDisk:
         return old[start : start + size]
 
     def inode_of(self, path: str) -> Inode:
-        """The file at `path`.
+        """Return the file at `path`.
 
         Raises:
             FileNotFoundError: there is none.
@@ -377,7 +378,7 @@ class SimulatedDisk:
         return self._inode(number, path)
 
     def paths(self, directory: str = "/") -> list[str]:
-        """Every file below `directory`."""
+        """Return the path of every file below `directory`."""
         found = []
         for name, number in sorted(self._names[self._directory(directory)].items()):
             path = posixpath.join(directory, name)
@@ -385,7 +386,7 @@ class SimulatedDisk:
         return found
 
     def commit(self, inode: Inode, tables: Tables) -> None:
-        """Make a state of a key-value store durable, all of it or, by a crash, nothing."""
+        """Make a state of a key-value store durable; after a crash all or nothing of it is."""
         before = inode.pending
         inode.pending = (*before, TableCommit(tables))
         self.inside("commit", inode.path, inode.number)
@@ -396,7 +397,7 @@ class SimulatedDisk:
         inode.tables = tables
 
     def forgets(self, path: str, operation: Operation) -> None:
-        """Damage the device by `operation`; the cache is cold afterwards."""
+        """Damage the device's bytes of a file by `operation`, and drop the file's cache."""
         inode = self.inode_of(path)
         inode.on_device(operation)
         inode.drop()
@@ -404,7 +405,7 @@ class SimulatedDisk:
     # --- the protocol --------------------------------------------------------------------
 
     def create(self, path: str, allocate_bytes: int) -> SimulatedFile:
-        """A new file; an old one of that name is emptied."""
+        """Create a file; if there is a file of that name, empty it."""
         fault = self.enter("create", path, str(allocate_bytes))
         directory, name = posixpath.split(path)
         parent = self._directory(directory)
@@ -429,17 +430,17 @@ class SimulatedDisk:
         return SimulatedFile(self, inode)
 
     def open(self, path: str, *, writable: bool = False) -> SimulatedFile:
-        """An existing file."""
+        """Open an existing file."""
         self.look("open", path)
         return SimulatedFile(self, self.inode_of(path))
 
     def names(self, directory: str) -> list[str]:
-        """The names in a directory."""
+        """Return the sorted names in a directory."""
         self.look("names", directory)
         return sorted(self._names[self._directory(directory)])
 
     def rename(self, source: str, target: str) -> None:
-        """Rename within one directory."""
+        """Rename a file or directory within one directory."""
         fault = self.enter("rename", target, source)
         if fault is not None:
             raise OSError(fault.errno, os.strerror(fault.errno), target)
@@ -457,7 +458,7 @@ class SimulatedDisk:
         self.pause()
 
     def unlink(self, path: str) -> None:
-        """Remove a name, if it is there."""
+        """Remove a name from its directory, if the name is there."""
         fault = self.enter("unlink", path)
         if fault is not None:
             raise OSError(fault.errno, os.strerror(fault.errno), path)
@@ -514,7 +515,7 @@ class SimulatedDisk:
         return file
 
     def usage(self, directory: str) -> DiskUsage:
-        """The used and free bytes of the device."""
+        """Return the used and the free bytes of the device."""
         self.look("usage", directory)
         room = self._room(directory)
         free = max(0, room.total_bytes - self._used(room))
@@ -572,6 +573,6 @@ class SimulatedDisk:
 
 
 def store_bytes(tables: Tables) -> int:
-    """The approximate bytes of a key-value store's state on the device."""
+    """Return the approximate bytes of a key-value store's state on the device."""
     pairs = [pair for table in tables.values() for pair in table.rows.items()]
     return 32 * 1024 + 2 * sum(len(key) + len(value) for key, value in pairs)

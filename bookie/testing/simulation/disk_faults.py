@@ -35,7 +35,7 @@ class Fault:
     struck: int = 0
 
     def strikes(self, name: str, path: str) -> bool:
-        """True if it hits this call; counts the call."""
+        """True if the fault strikes this call; each matching call is counted."""
         if self.times <= 0 or name != self.name or self.part not in path:
             return False
         if self.passes:
@@ -48,7 +48,7 @@ class Fault:
 
 @dataclass(slots=True)
 class Room:
-    """A device: the directories whose paths begin with `prefix`, and its size."""
+    """A device of limited size; it holds the directories whose paths begin with `prefix`."""
 
     prefix: str
     total_bytes: int = GIB

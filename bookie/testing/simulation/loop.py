@@ -1,9 +1,9 @@
 """An event loop in virtual time that runs ready callbacks in an order of the seed.
 
-It works without selector, threads and signals. When nothing is ready the clock jumps to the next
-timer. Without a timer the simulation is stuck and says where. Callbacks belong to *lanes*: one for
-each task, one for each simulated thread. Within a lane the order is kept, as every asyncio program
-may expect; between lanes it is the seed's, in one of three modes:
+The loop works without selector, threads and signals. When nothing is ready, the clock jumps to the
+next timer. Without a timer the simulation is stuck and says where. Callbacks belong to *lanes*: one
+lane for each task, one for each simulated thread. Within a lane the order of callbacks is kept, as
+every asyncio program may expect. Between lanes the seed decides the order, in one of three modes:
 
 ========  ====================================================================================
 mode      which lane runs next
@@ -15,7 +15,8 @@ PRIORITY  the one with the highest random priority; at a few random steps the ru
 ========  ====================================================================================
 
 The same seed gives the same order of steps, in any process: nothing here depends on addresses or on
-hashes of strings. `trace` is a running checksum of everything that happened, to compare by.
+hashes of strings. `trace` is a running checksum of everything that happened, so that runs can be
+compared.
 
 Source: A randomized scheduler with probabilistic guarantees of finding bugs (Burckhardt et al.).
 """
@@ -39,17 +40,17 @@ _LANE: ContextVar[int] = ContextVar("lane", default=0)
 MAIN_LANE = 0
 
 PRIORITY_CHANGES = 12
-"""Times at which the running lane falls to the lowest priority, within `PRIORITY_SPAN` steps."""
+"""How often the running lane falls to the lowest priority, within `PRIORITY_SPAN` steps."""
 PRIORITY_SPAN = 2000
 PRIORITY_STEPS_MAX = 64
-"""Steps in a row after which a lane falls, so that a spinning lane starves no other."""
+"""A lane with more steps in a row falls, so that an endless lane blocks no other lane."""
 
 STEPS_MAX = 2_000_000
-"""A run with more steps counts as endless."""
+"""A run with more steps than this counts as endless."""
 
 
 class Mode(enum.Enum):
-    """The choice of the next lane."""
+    """The rule by which the loop chooses the next lane."""
 
     FIFO = "fifo"
     UNIFORM = "uniform"
@@ -90,7 +91,7 @@ class _Task(asyncio.Task[T]):
 
 
 def simulated_loop(seed: int = 0, mode: Mode = Mode.FIFO) -> SimulatedLoop:
-    """A loop at virtual time 0."""
+    """Make a loop whose virtual time begins at 0."""
     # Sockets, signals and processes raise NotImplementedError.
     return SimulatedLoop(seed, mode)  # type: ignore[abstract]
 
@@ -112,15 +113,15 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self._same_lane_steps = 0
         self._last_lane = -1
         self._entered: list[int] = []
-        """Lanes within a callback, innermost last."""
+        """The lanes whose callbacks are running, nested, the innermost last."""
         self._running = False
         self._closed = False
         self._tasks: dict[int, asyncio.Task[Any]] = {}
         self.steps = 0
         self.trace = 0
-        """A running checksum of all steps and of all notes (`note`)."""
+        """A running checksum of all steps and of the texts passed to `note`."""
         self.unhandled: list[dict[str, Any]] = []
-        """Contexts that reached the exception handler; `run` raises the first."""
+        """The contexts of unhandled errors; `run` raises the first of these errors."""
 
     # --- for the simulation --------------------------------------------------------------
 
@@ -128,13 +129,13 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self.trace = crc32(text.encode(), self.trace)
 
     def new_lane(self) -> int:
-        """A lane for a simulated thread."""
+        """Make a lane for a simulated thread."""
         self._lanes += 1
         self._priorities[self._lanes] = 1.0 + self._random.random()
         return self._lanes
 
     def call_in_lane(self, lane: int, callback: Callable[..., object], *args: Any) -> None:
-        """Run ``callback(*args)`` on `lane` as soon as it gets its turn."""
+        """Run ``callback(*args)`` in `lane` as soon as the loop chooses this lane."""
         context = copy_context()
         context.run(_LANE.set, lane)
         self.call_soon(callback, *args, context=context)
@@ -142,16 +143,17 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     def call_in_lane_at(
         self, lane: int, when: float, callback: Callable[..., object], *args: Any
     ) -> asyncio.TimerHandle:
-        """Run ``callback(*args)`` on `lane` at a virtual time."""
+        """Run ``callback(*args)`` in `lane` at the virtual time `when`."""
         context = copy_context()
         context.run(_LANE.set, lane)
         return self.call_at(when, callback, *args, context=context)
 
     def step_other(self) -> bool:
-        """Run one ready callback of a lane without a running one, within the running callback.
+        """Run one ready callback of a lane that is not running, inside the running callback.
 
-        So a thread sees the event loop during a system call. Returns True if there was one. Within
-        a task it does nothing, because a task does not block.
+        A callback that runs within a system call shows how the event loop goes on while a thread
+        blocks. The method returns True if there was such a callback. Within a task the method does
+        nothing, because a task does not block.
         """
         candidates = [lane for lane in self._ready if lane not in self._entered]
         if not candidates or asyncio.current_task(self) is not None:
@@ -160,7 +162,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         return True
 
     def block(self, seconds: float) -> None:
-        """Let time pass while the running callback blocks; other lanes go on."""
+        """Let virtual time pass while the running callback blocks; other lanes go on."""
         until = self._now + seconds
         if asyncio.current_task(self) is None:
             while True:
@@ -201,7 +203,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         return task.result()
 
     def unfinished(self) -> list[asyncio.Task[Any]]:
-        """Tasks that did not end, in the order of their creation."""
+        """Return the tasks that did not end, in the order of their creation."""
         return [task for task in self._tasks.values() if not task.done()]
 
     def _turn(self) -> None:
@@ -267,13 +269,13 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     # --- the interface of asyncio --------------------------------------------------------
 
     def time(self) -> float:
-        """Virtual seconds since the loop was made."""
+        """Return the virtual seconds since the loop was made."""
         return self._now
 
     def call_soon(  # type: ignore[override]  # typeshed's overloads bind the arguments
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
-        """Run it when its lane gets its turn."""
+        """Run `callback` when its lane gets its turn."""
         handle = asyncio.Handle(callback, args, self, context)
         self._enqueue(handle)
         return handle
@@ -287,7 +289,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         *args: Any,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
-        """Run it after `delay` virtual seconds."""
+        """Run `callback` after `delay` virtual seconds."""
         return self.call_at(self._now + delay, callback, *args, context=context)
 
     def call_at(  # type: ignore[override]  # as above
@@ -297,7 +299,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         *args: Any,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
-        """Run it at a virtual time."""
+        """Run `callback` at the virtual time `when`."""
         handle = asyncio.TimerHandle(when, callback, args, self, context)
         self._numbers += 1
         heapq.heappush(self._timers, (when, self._numbers, handle))
@@ -317,7 +319,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         name: object = None,
         context: Context | None = None,
     ) -> asyncio.Task[T]:
-        """A task with a lane of its own."""
+        """Make a task with a lane of its own."""
         lane = self.new_lane()
         return self.create_task_in_lane(lane, coro, name or f"lane-{lane}", context)
 
@@ -328,7 +330,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         name: object,
         context: Context | None = None,
     ) -> asyncio.Task[T]:
-        """A task that keeps its place among others of `lane`: first woken, first run."""
+        """Make a task in `lane`; tasks of one lane run in the order in which they were woken."""
         context = copy_context() if context is None else context.copy()
         context.run(_LANE.set, lane)
         self._numbers += 1
@@ -339,7 +341,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         return task
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Remember an unhandled error."""
+        """Remember an unhandled error until `run` raises it."""
         self.unhandled.append(context)
 
     def default_exception_handler(self, context: dict[str, Any]) -> None:
@@ -352,14 +354,14 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         return self._closed
 
     def get_debug(self) -> bool:
-        """False, because asyncio's own checks look at the real clock."""
+        """Return False, because asyncio's own debug checks look at the real clock."""
         return False
 
     def close(self) -> None:
-        """Forget everything that is ready or waits. Unfinished tasks stay unfinished."""
+        """Drop all ready callbacks and timers. Unfinished tasks stay unfinished."""
         self._closed = True
         self._ready.clear()
         self._timers.clear()
 
     async def shutdown_asyncgens(self) -> None:
-        """Do nothing: the loop keeps no list of them."""
+        """Do nothing: the loop keeps no list of asynchronous generators."""

@@ -1,7 +1,8 @@
-"""A simulated machine: loop, clock, disk, key-value store and workers of one life of a process.
+"""One life of a process on a simulated machine: loop, clock, disk, key-value store, workers.
 
-A life begins on an image and ends in order, or by a kill, or by a power cut; the next life is
-another `SimulatedMachine` on the state of the last one. The engine inside is the real one.
+A life begins on an image of the disk. A life ends in order, by a kill, or by a power cut. The next
+life is another `SimulatedMachine` on the state that the last life left. The engine inside is the
+real one.
 """
 
 from __future__ import annotations
@@ -50,12 +51,12 @@ SETTINGS: dict[str, object] = {
     "index_map_bytes": 64 * MIB,
     "read_threads": 1,
 }
-"""Small files, no checkpoint and no idle marker unless the test asks."""
+"""Settings for small files, without checkpoints or idle markers unless a test asks for them."""
 
 
 @contextmanager
 def small_steps() -> Iterator[None]:
-    """Steps of reclaiming that suit files a thousand times smaller than real ones."""
+    """Make the steps of reclaiming suit files a thousand times smaller than real files."""
     before = file_removal.STEP_BYTES, checkpoint.RELOCATED_ENTRIES
     file_removal.STEP_BYTES, checkpoint.RELOCATED_ENTRIES = 16 * KIB, 8
     try:
@@ -65,12 +66,12 @@ def small_steps() -> Iterator[None]:
 
 
 class DiedError(Exception):
-    """The process was killed, or the machine lost its power. No code inside may handle it."""
+    """The process was killed, or the machine lost power. No code of the process may handle this."""
 
 
 @dataclass(slots=True)
 class SimulatedClock:
-    """Virtual time; nonces from the seed; a boot id that changes with the power."""
+    """A clock in virtual time, with nonces from the seed and a boot id for each power-on."""
 
     loop: SimulatedLoop
     choose: random.Random
@@ -79,19 +80,19 @@ class SimulatedClock:
     """The wall clock at the loop's time 0, in seconds since `EPOCH_MS`."""
 
     def monotonic(self) -> float:
-        """Virtual seconds of the loop, which machines may share."""
+        """Return the virtual seconds of the loop, which several machines may share."""
         return self.loop.time()
 
     def now_ms(self) -> int:
-        """Virtual milliseconds since 1970; a jump of the wall clock changes `started`."""
+        """Return virtual milliseconds since 1970; a jump of this clock changes `started`."""
         return EPOCH_MS + round((self.started + self.loop.time()) * 1000)
 
     def nonce(self) -> bytes:
-        """16 bytes of the seed."""
+        """Return 16 random bytes, drawn from the seed."""
         return self.choose.randbytes(16)
 
     def boot_id(self) -> str:
-        """An id that changes only with the power."""
+        """Return an id that changes only when the machine was switched off and on."""
         return self.boot
 
 
@@ -101,12 +102,12 @@ class Left:
 
     image: Image = field(default_factory=Image)
     boots: int = 1
-    """Number of times that the machine was switched on."""
+    """The number of times that the machine was switched on."""
     seconds: float = 0.0
-    """Its running time, all lives together."""
+    """The machine's running time, the sum over all lives."""
     lives: int = 0
     stamped: bool = False
-    """True if the bookie's cookie, which is elsewhere, says that it is ready."""
+    """True if the bookie's cookie, which is in the metadata store, says that it is ready."""
 
     def after_power_cut(self, cut: Cut) -> Left:
         return replace(self, image=power_cut(self.image, cut), boots=self.boots + 1)
@@ -120,7 +121,7 @@ _metrics: list[Metrics] = []
 
 
 def settings_with(**changes: object) -> StorageSettings:
-    """The settings of a small engine; made once for the same changes."""
+    """Return the settings of a small engine with `changes`; the same changes share one object."""
     key = tuple(sorted(changes.items()))
     found = _settings.get(key)
     if found is None:
@@ -129,14 +130,14 @@ def settings_with(**changes: object) -> StorageSettings:
 
 
 def shared_metrics() -> Metrics:
-    """Unread metrics for all machines: making them takes longer than a start."""
+    """Return metrics for all machines that nobody reads: making them takes longer than a start."""
     if not _metrics:
         _metrics.append(Metrics())
     return _metrics[0]
 
 
 class SimulatedMachine:
-    """One life. Everything random comes from `seed`.
+    """One life of a process on a machine. Everything random comes from `seed`.
 
     Machines of one cluster share `loop`; a machine without one makes its own.
     """
@@ -184,7 +185,7 @@ class SimulatedMachine:
 
     @asynccontextmanager
     async def engine(self) -> AsyncIterator[Engine]:
-        """The real engine on this machine; a new bookie gets its index before its cookie."""
+        """Open the real engine on this machine; a new bookie gets its index before its cookie."""
         identity = Identity(BOOKIE_ID, INSTANCE_ID, stamped_before=self.left.stamped)
         with small_steps(), locked_directories(self.disk, self.settings) as directories:
             if not self.stamped:
@@ -197,7 +198,7 @@ class SimulatedMachine:
                 yield engine
 
     def live(self, life: Callable[[Engine], Awaitable[T]]) -> T:
-        """Open the engine, do `life`, stop in order."""
+        """Open the engine, run `life` with it, and stop the engine in order."""
 
         async def main() -> T:
             async with self.engine() as engine:
@@ -209,9 +210,9 @@ class SimulatedMachine:
             self.loop.close()
 
     def die_after(self, life: Callable[[Engine], Awaitable[T]]) -> T:
-        """Open the engine, do `life`, and be killed: nothing after it reaches the disk.
+        """Open the engine, run `life`, then kill the process: no later change reaches the disk.
 
-        An earlier error is raised.
+        An error before the kill is raised.
         """
         results: list[T] = []
 
@@ -231,7 +232,7 @@ class SimulatedMachine:
         return results[0]
 
     def leaves(self) -> Left:
-        """The state for the next life if this one ended now, with all of its page cache."""
+        """Return the state for the next life if this one ended now, with its whole page cache."""
         return Left(
             self.disk.freeze(),
             self.left.boots,

@@ -1,12 +1,12 @@
-"""A simulated device: its contents, its names, and changes that are not durable yet.
+"""A simulated device: file contents, file names, and changes that are not durable yet.
 
-An `Image` is a frozen picture of a whole file system. Of each file it keeps the bytes on the device
-(`durable`) and the operations since the last sync in their order. It also keeps the bytes that the
-page cache started from (`base`); these differ only after a failed sync. Of the directories it keeps
-the durable names and the operations since. Pictures share everything that did not change, so that
-thousands are cheap.
+An `Image` is a frozen picture of a whole file system. An image keeps the bytes of each file on the
+device (`durable`) and, in order, the operations since the last sync. An image also keeps the bytes
+with which the page cache started (`base`), which differ from `durable` only after a failed sync. An
+image keeps the durable names of each directory and the operations since the last sync. Images share
+everything that did not change, so that thousands of images are cheap.
 
-`power_cut` makes the image that a machine may find after it lost its power, by these rules:
+`power_cut` makes an image that a machine may find after it lost its power, by these rules:
 
 * Of the unsynced operations on one file any may have reached the device: the first few, or any
   others. A write may be there in part, in sectors of 512 bytes; its last sector may be torn inside.
@@ -16,7 +16,7 @@ thousands are cheap.
 * Of the unsynced operations on names either the first few are there, as a journaling file system
   writes them in order; or any of them. One that needs another only comes with it.
 
-A *kill* is simpler: it leaves the page cache and all names.
+A *kill* is simpler: it keeps the page cache and all names.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ ROOT = 0
 GARBAGE_BYTES_MAX = 64 * 1024
 
 FORMER_MAX = 8
-"""The device remembers so many deleted files, and older states of a file."""
+"""The number of deleted files, and of older states of a file, that the device remembers."""
 
 
 class Table:
-    """The pairs of one table of a key-value store; never changed once they are committed."""
+    """The pairs of one table of a key-value store; never changed after their commit."""
 
     __slots__ = ("_order", "rows")
 
@@ -46,23 +46,23 @@ class Table:
         self._order: list[bytes] | None = None
 
     def order(self) -> list[bytes]:
-        """The keys, ascending."""
+        """Return the keys in ascending order."""
         if self._order is None or len(self._order) != len(self.rows):
             self._order = sorted(self.rows)
         return self._order
 
     def changed(self) -> None:
-        """Note that the keys have changed."""
+        """Note that the keys have changed, so that `order` sorts them again."""
         self._order = None
 
 
 Tables: TypeAlias = dict[str, Table]
-"""A committed state of a key-value store; never changed once it is one."""
+"""A committed state of a key-value store; it is never changed after the commit."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileWrite:
-    """Bytes at an offset."""
+    """A write of bytes at an offset of a file."""
 
     offset: int
     data: bytes
@@ -70,7 +70,7 @@ class FileWrite:
 
 @dataclass(frozen=True, slots=True)
 class Resize:
-    """A new size, by allocation or truncation; new room is zeros unless it is `filled`."""
+    """A change of size by allocation or truncation; new room shows `filled`, then zeros."""
 
     size: int
     filled: bytes = b""
@@ -78,7 +78,7 @@ class Resize:
 
 @dataclass(frozen=True, slots=True)
 class TableCommit:
-    """A transaction of a key-value store on its way; all of it is there or nothing."""
+    """An unfinished commit of a key-value store; a crash keeps all of it or nothing."""
 
     tables: Tables
 
@@ -88,14 +88,14 @@ Operation: TypeAlias = FileWrite | Resize | TableCommit
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """One file. `tables` is set instead of bytes for the file of a key-value store."""
+    """One file. For the file of a key-value store `tables` is set, and there are no bytes."""
 
     durable: bytes = b""
     base: bytes = b""
     pending: tuple[Operation, ...] = ()
     tables: Tables | None = None
     earlier: tuple[bytes, ...] = ()
-    """Older states on the device, oldest first: a sector may come back from there."""
+    """Older states on the device, oldest first; a damaged sector may show bytes of these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +110,11 @@ class NameChange:
     inode: int | None
     former: str = ""
     moved: int = -1
-    """The inode that a rename moves or a removal frees."""
+    """The inode that a rename moves, or that loses its name by a removal."""
 
 
 Names: TypeAlias = dict[int, dict[str, int]]
-"""Directory → name → inode; a directory is an inode with an entry here."""
+"""The inode of each name, by the directory's inode; each directory has an item here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +124,9 @@ class Image:
     contents: dict[int, Content] = field(default_factory=dict)
     directories: frozenset[int] = frozenset({ROOT})
     names: Names = field(default_factory=lambda: {ROOT: {}})
-    """The durable names."""
+    """The durable names of all directories."""
     changes: tuple[NameChange, ...] = ()
-    """Operations on names since, in order."""
+    """The operations on names since the directories' last syncs, in order."""
     next_inode: int = 1
     former: tuple[bytes, ...] = ()
     """Bytes of deleted files that the device still holds."""
@@ -152,7 +152,7 @@ def apply(data: bytearray, operation: Operation) -> None:
 
 
 def cached(content: Content) -> bytes:
-    """The bytes as the page cache shows them."""
+    """Return the bytes of a file as the page cache shows them."""
     if not content.pending:
         return content.base
     data = bytearray(content.base)
@@ -162,7 +162,7 @@ def cached(content: Content) -> bytes:
 
 
 def rename(names: Names, change: NameChange) -> None:
-    """Apply `change` to `names`, which own their inner dictionaries."""
+    """Apply `change` to `names`, whose inner dictionaries must not be shared with an image."""
     entries = names.setdefault(change.directory, {})
     if change.former:
         entries.pop(change.former, None)
@@ -173,7 +173,7 @@ def rename(names: Names, change: NameChange) -> None:
 
 
 def live_names(image: Image) -> Names:
-    """The names as a running process sees them."""
+    """Return the names as a running process sees them."""
     names = {number: dict(image.names.get(number, {})) for number in sorted(image.directories)}
     for change in image.changes:
         rename(names, change)
@@ -184,9 +184,9 @@ def live_names(image: Image) -> Names:
 
 
 def kill(image: Image, choose: random.Random | None = None) -> Image:
-    """The image that a killed process leaves to the next: everything that it wrote.
+    """Return the image after a kill of the process: it holds everything that the process wrote.
 
-    A commit on its way is kept or not.
+    A commit that was under way at the kill is kept or dropped by chance.
     """
     contents = image.contents
     for number, content in image.contents.items():
@@ -198,7 +198,7 @@ def kill(image: Image, choose: random.Random | None = None) -> Image:
 
 
 def tear_last_write(image: Image, inode: int, share: float) -> Image:
-    """The image with only the first part of the last write to a file: killed inside the call."""
+    """Return the image after a kill within a file's last write: only its first part is there."""
     content = image.contents[inode]
     if not content.pending:
         return image
@@ -217,7 +217,7 @@ class Cut:
     """The decisions of one power cut about unsynced operations."""
 
     def __init__(self, choose: random.Random, kept: str = "any") -> None:
-        """`kept` is ``nothing``, ``everything``, ``prefix``, ``sectors`` or ``any`` of them."""
+        """`kept` is ``nothing``, ``everything``, ``prefix``, ``sectors``, or ``any`` for chance."""
         self.choose = choose
         if kept == "any":
             kept = choose.choice(("prefix", "sectors", "sectors", "nothing", "everything"))
@@ -226,7 +226,7 @@ class Cut:
         self.names_in_order = choose.random() < 0.5
 
     def garbage_of(self, others: Sequence[bytes]) -> bytes:
-        """Garbage in new room of a file: old bytes of `others` from a sector on, or anything."""
+        """Return garbage for a file's new room: bytes of `others` from a sector on, or random."""
         if others and self.choose.random() < 0.7:
             old = self.choose.choice(others)
             start = self.choose.randrange(len(old) // SECTOR) * SECTOR
@@ -234,7 +234,7 @@ class Cut:
         return self.choose.randbytes(SECTOR)
 
     def operations(self, pending: tuple[Operation, ...]) -> Iterator[Operation]:
-        """The part of `pending` that reached the device, in order."""
+        """Yield the part of `pending` that reached the device, in order."""
         choose = self.choose
         if self.kept == "nothing":
             return
@@ -254,7 +254,7 @@ class Cut:
                 yield operation
 
     def _torn(self, write: Operation) -> Iterator[Operation]:
-        """The first part of a write; the device or the file system stopped anywhere."""
+        """Yield the first part of a write, as if device or file system had stopped anywhere."""
         assert isinstance(write, FileWrite)
         length = self.choose.randint(0, len(write.data))
         if self.choose.random() < 0.7:
@@ -265,7 +265,7 @@ class Cut:
             yield _Grow(write.offset + len(write.data))
 
     def _sectors(self, write: FileWrite) -> Iterator[Operation]:
-        """Some sectors of a write, each with its own probability of the write."""
+        """Yield some sectors of a write, each with the same probability, drawn per write."""
         choose = self.choose
         share = choose.choice((0.0, 0.1, 0.5, 0.5, 0.9, 1.0))
         start = write.offset
@@ -280,7 +280,7 @@ class Cut:
             at = following
 
     def changes(self, changes: tuple[NameChange, ...]) -> Iterator[NameChange]:
-        """The operations on names that reached the device."""
+        """Yield the operations on names that reached the device."""
         if self.kept == "nothing":
             return
         if self.kept == "everything":
@@ -304,11 +304,11 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class _Grow(Resize):
-    """A size that came without its bytes; they are zeros or garbage, which begins at a sector."""
+    """A growth of a file whose bytes were lost: room of zeros, or of garbage from a sector on."""
 
 
 def _reached(number: int, image: Image, cut: Cut) -> Content:
-    """One file after the cut."""
+    """Return one file as it is after the power cut."""
     content = image.contents[number]
     if not content.pending:
         return replace(content, base=content.durable)
@@ -333,7 +333,7 @@ def _reached(number: int, image: Image, cut: Cut) -> Content:
 
 
 def _of_others(number: int, image: Image) -> list[bytes]:
-    """The bytes of other files on the device, deleted ones included."""
+    """Return the bytes of other files on the device, also of deleted files."""
     others = [
         content.durable
         for other, content in image.contents.items()
@@ -343,7 +343,7 @@ def _of_others(number: int, image: Image) -> list[bytes]:
 
 
 def power_cut(image: Image, cut: Cut) -> Image:
-    """A state that the device may have after a power cut in the state `image`."""
+    """Return a state that the device may have after a power cut in the state `image`."""
     names = {number: dict(entries) for number, entries in image.names.items()}
     for change in cut.changes(image.changes):
         rename(names, change)

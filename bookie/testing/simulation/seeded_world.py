@@ -1,8 +1,8 @@
-"""Chance and time of the product, which it takes from Python, from a seed instead.
+"""Replace the random numbers and the clocks that the product takes from Python by a seed's.
 
-The client draws jitter from `random`, the cluster takes ids from `secrets`, `uuid` and the kernel,
-and clocks come from `time`. Within `seeded_world` all of it depends on the seed and on virtual
-time alone.
+The client draws jitter from `random`. The cluster takes ids from `secrets`, `uuid` and the kernel.
+Clocks come from `time`. Within `seeded_world` all of these depend on the seed and on virtual time
+alone.
 """
 
 from __future__ import annotations
@@ -69,11 +69,11 @@ class LoopClock:
         return EPOCH_MS + round(self._loop.time() * 1000)
 
     def nonce(self) -> bytes:
-        """16 bytes of the seed."""
+        """Return 16 random bytes, drawn from the seed."""
         return self._choose.randbytes(16)
 
     def boot_id(self) -> str:
-        """Empty: clients have none."""
+        """Return an empty text, because clients have no boot id."""
         return ""
 
 
@@ -81,9 +81,10 @@ class LoopClock:
 def seeded_world(
     loop: SimulatedLoop, network: SimulatedNetwork, seed: int, open_store: Any
 ) -> Iterator[LoopClock]:
-    """Replace chance, clocks, channels and metadata sessions while the block lasts.
+    """Replace chance, clocks, channels and metadata sessions for the duration of the block.
 
-    The garbage collector is off meanwhile, because it would end objects at moments of its own.
+    The garbage collector is off during the block, because it would end objects at moments of its
+    own.
     """
     choose = random.Random(f"world/{seed}")
     clock = LoopClock(loop, choose)

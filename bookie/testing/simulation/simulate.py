@@ -1,4 +1,4 @@
-"""Your own code on a simulated cluster, with faults: everything follows from a seed."""
+"""Run your own code on a simulated cluster with faults; everything follows from a seed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 Workload = Callable[[BookKeeper], Awaitable[T]]
 
 STORY_LINES_MAX = 30
-"""Lines of the story that a failure shows."""
+"""The most lines of the story that the error of a failed run shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +40,9 @@ class SimulationOutcome(Generic[T]):
     trace: int
     """A checksum of every step: equal in all processes, as long as the code is the same."""
     virtual_seconds: float
-    """The duration on the simulated clock."""
+    """The duration of the run on the simulated clock, in seconds."""
     story: tuple[str, ...]
-    """The faults, each with its virtual time."""
+    """The faults of the run, each with its virtual time."""
 
 
 def simulate(
@@ -58,12 +58,12 @@ def simulate(
 ) -> SimulationOutcome[T]:
     """Run `workload` with a client of a simulated cluster, in virtual time: waits take no time.
 
-    Faults come while the workload runs, for `fault_seconds`. Then everything is healed, and stays
-    so. The same arguments give the same run, also in another process, if the workload itself
+    Faults come while the workload runs, for `fault_seconds`. Then all faults are healed, and no
+    more come. The same arguments give the same run, also in another process, if the workload itself
     depends on nothing else: see docs/testing-your-code.md.
 
-    Call it from the main thread, while the process uses `bookie` for nothing else. During the run
-    the clocks, chance and channels of `bookie` are the simulated ones.
+    Call the function from the main thread, while the process uses `bookie` for nothing else. During
+    the run the clocks, chance and channels of `bookie` are the simulated ones.
 
     Args:
         seed: chooses the order of all steps, the faults and their moments.
@@ -101,7 +101,7 @@ def simulate(
 
 @dataclass(frozen=True, slots=True)
 class _Chaos:
-    """The faults of a run, and their time."""
+    """The faults of a run: their kinds, duration, frequency and most data losses."""
 
     kinds: tuple[str, ...]
     seconds: float
@@ -110,7 +110,7 @@ class _Chaos:
 
 
 class _Simulation:
-    """One run."""
+    """One run of a workload on a simulated cluster."""
 
     def __init__(self, seed: int, bookies: int) -> None:
         choose = random.Random(f"simulate/{seed}")
@@ -135,7 +135,7 @@ class _Simulation:
         )
 
     def run(self, workload: Workload[T], chaos: _Chaos, seconds_max: float) -> SimulationOutcome[T]:
-        """Run from the start of the bookies to their end."""
+        """Run the workload, from the start of the bookies to their end."""
         loop, cluster = self.loop, self.cluster
         PROCESS.set(SimulatedProcess("director"))
         with (
@@ -181,7 +181,7 @@ class _Simulation:
 
 
 async def _go_wrong(faults: ClusterFaults, chaos: _Chaos) -> None:
-    """Bring about faults, then heal them for good."""
+    """Make faults for the given time, then heal all of them for good."""
     if not chaos.kinds:
         return
     with suppress(TimeoutError):
@@ -193,7 +193,7 @@ async def _go_wrong(faults: ClusterFaults, chaos: _Chaos) -> None:
 
 @contextmanager
 def _seeded_chance(seed: int) -> Iterator[None]:
-    """Seed Python's own random numbers while the block lasts."""
+    """Seed Python's own random numbers for the duration of the block."""
     before = random.getstate()
     random.seed(f"workload/{seed}")
     try:

@@ -1,8 +1,8 @@
-"""Simulated gRPC: channels and calls as `grpc.aio` has them, on a `SimulatedNetwork`.
+"""Simulated gRPC: channels and calls like those of `grpc.aio`, on a `SimulatedNetwork`.
 
-The real client opens channels here, and the handlers of the real service are called with the bytes
-that it sent. Calls fail as those of gRPC do: UNAVAILABLE for a broken or refused connection,
-DEADLINE_EXCEEDED by their own timeout, CANCELLED by either end.
+The real client opens its channels here, and calls the real service's handlers with the bytes that
+it sends. Calls fail as those of gRPC do. The code is UNAVAILABLE for a broken or refused
+connection, DEADLINE_EXCEEDED for the call's own timeout, CANCELLED if either end cancels.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from bookie.testing.simulation.simulated_network import (
 )
 
 BACKOFF_SECONDS = (0.1, 1.0)
-"""After a failed attempt to connect, calls fail at once for so long; it doubles."""
+"""The first and longest time for which calls fail at once after a failed connect; it doubles."""
 
 
 def failed(code: grpc.StatusCode, details: str) -> aio.AioRpcError:
-    """The error that a call raises."""
+    """Return the error that a failed call raises."""
     return aio.AioRpcError(code, aio.Metadata(), aio.Metadata(), details=details)
 
 
 @dataclass(frozen=True, slots=True)
 class _CallDetails:
-    """The details that a generic handler looks at."""
+    """The details of a call that gRPC's generic handlers look at."""
 
     method: str
     invocation_metadata: tuple[tuple[str, Any], ...]
 
 
 class SimulatedChannel:
-    """A channel to one address, used by the process that opened it."""
+    """A channel to one address; it belongs to the process that opened it."""
 
     def __init__(
         self, network: SimulatedNetwork, address: str, connect_timeout_seconds: float
@@ -62,7 +62,7 @@ class SimulatedChannel:
         self._is_closed = False
 
     def unary_unary(self, method: str) -> Callable[..., ClientCall]:
-        """Calls with one request and one answer."""
+        """Return a function that begins calls with one request and one answer."""
 
         def begin(request: bytes, timeout: float | None = None, metadata: Any = None) -> ClientCall:
             return ClientCall(self, method, metadata, request, timeout)
@@ -70,10 +70,10 @@ class SimulatedChannel:
         return begin
 
     unary_stream = unary_unary
-    """Calls with one request and many answers."""
+    """Returns a function that begins calls with one request and many answers."""
 
     def stream_stream(self, method: str) -> Callable[..., ClientCall]:
-        """Calls with many messages both ways."""
+        """Return a function that begins calls with many messages in both directions."""
 
         def begin(metadata: Any = None) -> ClientCall:
             return ClientCall(self, method, metadata, None, None)
@@ -87,7 +87,7 @@ class SimulatedChannel:
         await asyncio.sleep(0)
 
     def begin(self, call: ClientCall) -> None:
-        """Start `call` as soon as there is a connection."""
+        """Start `call` on the connection, or as soon as there is a connection."""
         loop = self.network.loop
         self._calls[call] = None
         if self._is_closed:
@@ -110,7 +110,7 @@ class SimulatedChannel:
         _Handshake(self, self.network, self._connect_timeout_seconds).begin()
 
     def connected(self, connection: Connection | None, reason: str = "") -> None:
-        """End an attempt to connect: start the waiting calls, or fail them."""
+        """Handle the end of an attempt to connect: start the waiting calls, or fail them."""
         self._is_connecting = False
         waiting, self._waiting = self._waiting, []
         self._connection = connection
@@ -126,7 +126,7 @@ class SimulatedChannel:
 
 
 class _Handshake:
-    """One attempt to connect: a message there and one back, in time."""
+    """One attempt to connect: a message to the server and one back, before the timeout."""
 
     def __init__(
         self, channel: SimulatedChannel, network: SimulatedNetwork, timeout_seconds: float
@@ -184,7 +184,7 @@ class ClientCall:
         self._up: Pipe | None = None
         self._connection: Connection | None = None
         self._early: list[Any] = []
-        """Messages that were written before there was a connection."""
+        """Messages that were written before the call had a connection."""
         self._messages: deque[bytes] = deque()
         self._initial: Any = None
         self._outcome: BaseException | None = None
@@ -203,7 +203,7 @@ class ClientCall:
         return self._is_done
 
     def cancelled(self) -> bool:
-        """True if this end cancelled it."""
+        """True if the client's end cancelled the call."""
         return isinstance(self._outcome, asyncio.CancelledError)
 
     def cancel(self) -> bool:
@@ -216,7 +216,7 @@ class ClientCall:
         return True
 
     async def initial_metadata(self) -> Any:
-        """The bookie's offer; empty for a call that failed."""
+        """Return the metadata that the bookie sent first; empty for a call that failed."""
         while self._initial is None and not self._is_done:
             await self._change()
         if self.cancelled():
@@ -262,7 +262,7 @@ class ClientCall:
     # --- below ---------------------------------------------------------------------------
 
     def start(self, connection: Connection) -> None:
-        """Send the request and early messages on `connection`."""
+        """Send the request, and the messages written so far, on `connection`."""
         if self._is_done:
             return
         self._connection = connection
@@ -303,12 +303,12 @@ class ClientCall:
         return self.method.endswith("/AddStream") and self._up is not None and self._up.is_busy
 
     def delay(self, seconds: float) -> None:
-        """Let requests under way arrive later."""
+        """Make messages of this call that are under way arrive later."""
         if self._up is not None:
             self._up.delay(seconds)
 
     def on_broken(self, reason: str) -> None:
-        """End the call, because this end has seen the connection break."""
+        """End the call, because the client has seen its connection break."""
         self.fail(grpc.StatusCode.UNAVAILABLE, reason)
 
     def _finish(self, outcome: BaseException | None) -> None:
@@ -334,7 +334,7 @@ class ClientCall:
 
 
 class ServerCall:
-    """The server's side of one call, which is the context that its handler gets."""
+    """The server's side of one call; its handler gets it as gRPC's context."""
 
     def __init__(self, connection: Connection, client: ClientCall) -> None:
         self._connection = connection
@@ -364,7 +364,7 @@ class ServerCall:
         await asyncio.sleep(0)
 
     async def send_initial_metadata(self, metadata: tuple[tuple[str, str], ...]) -> None:
-        """Send the bookie's offer to the client."""
+        """Send the bookie's initial metadata to the client."""
         if self._is_over:
             raise aio.UsageError("the call has ended")
         self._down.send(("initial", tuple(metadata)))
@@ -399,7 +399,7 @@ class ServerCall:
             self.on_broken("the client cancelled")
 
     def on_broken(self, reason: str) -> None:
-        """End the call: this end has seen the connection break, or the client cancel."""
+        """End the call: its connection broke at the server, or the client cancelled the call."""
         del reason
         self._is_over = True
         if self._task is not None:

@@ -1,7 +1,8 @@
 """Bookies, clients and a metadata store in one process: the real parts on simulated machines.
 
 A bookie starts and stops as the daemon does it, from its directories to its registration. Each
-process has a session of its own with the store in memory. A crash takes everything but the disk.
+process has its own session with the metadata store in memory. After a crash of a process only its
+disk remains.
 """
 
 from __future__ import annotations
@@ -52,14 +53,14 @@ from bookie.wire.grpc.server.service import BookieService
 
 STORE_NAME = "simulated-cluster"
 SIMULATED_URI = f"memory://{STORE_NAME}"
-"""The metadata of the cluster, for its clients. There is one at a time."""
+"""The metadata URI of the cluster, for its clients; there is one simulated cluster at a time."""
 
 SESSION_SECONDS = 3.0
 METADATA_SECONDS, SLOW_METADATA_SECONDS = (0.0002, 0.003), (0.05, 0.8)
-"""The least and the greatest duration of a request to the metadata store."""
+"""The least and the greatest seconds of a request to the metadata store, usual and slow."""
 
 SILENCE_SECONDS_MAX = 2.0
-"""A client waits at most so long for a lost reply."""
+"""The most seconds for which a client waits for a reply that was lost."""
 
 DRAIN_SECONDS = 1.0
 BOOKIE_PORT = 3181
@@ -75,7 +76,7 @@ CLIENT = {
     "client.tail_refresh_seconds": "2.0",
     "client.batch_entries_max": "16",
 }
-"""Short times, so that a minute holds many changes."""
+"""Settings of clients with short times, so that one minute holds many changes."""
 
 GARBAGE = GarbageSettings(interval_seconds=5.0)
 LIMITS = NodeSettings(integrity_check_interval_seconds=4.0)
@@ -87,14 +88,14 @@ _sources: list[Sources] = []
 
 
 def metrics_of(host: str) -> Metrics:
-    """The metrics of a host, for all seeds: making them takes longer than a start."""
+    """Return the metrics of a host, shared by all seeds: making them takes longer than a start."""
     if host not in _metrics:
         _metrics[host] = Metrics()
     return _metrics[host]
 
 
 def client_sources() -> Sources:
-    """The settings of every client, read once."""
+    """Return the settings of every client; they are read only once."""
     if not _sources:
         _sources.append(Sources.read(None, CLIENT, environment={}))
     return _sources[0]
@@ -108,9 +109,9 @@ class SimulatedSession(FaultyMemoryStore):
         self._cluster = cluster
         self._process = process
         self.is_entered = False
-        """True while the process lives and has a session."""
+        """True while the process lives and this session is in use."""
         self._unsure: dict[str, bytes] = {}
-        """Keys of ledgers whose compare-and-set got no reply, and the value of each."""
+        """The values of ledgers' compare-and-sets that got no reply, by key."""
 
     async def __aenter__(self) -> Self:
         await super().__aenter__()
@@ -131,7 +132,7 @@ class SimulatedSession(FaultyMemoryStore):
         self._session_watches.end()
 
     def reconnect(self) -> None:
-        """Restore the connection of a process that lives."""
+        """Restore the connection to the metadata store, if the process still lives."""
         if self._process.is_alive:
             super().reconnect()
 
@@ -177,7 +178,7 @@ class SimulatedSession(FaultyMemoryStore):
 
 
 class SimulatedBookie:
-    """One bookie over all of its lives."""
+    """One bookie of the simulation, over all of its lives."""
 
     def __init__(self, cluster: SimulatedCluster, number: int) -> None:
         self.cluster = cluster
@@ -190,12 +191,12 @@ class SimulatedBookie:
         self.session: SimulatedSession | None = None
         self.is_serving = False
         self.wipes = 0
-        """Number of times that its disks were exchanged."""
+        """The number of times that the bookie's disks were replaced by empty ones."""
         self.incarnations: list[str] = []
         self.node: Bookie | None = None
-        """The node, while it serves."""
+        """The bookie's node, while the bookie serves."""
         self.garbage: GarbageCollector | None = None
-        """The garbage collector, while it serves."""
+        """The bookie's garbage collector, while the bookie serves."""
         self._task: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
         self._died = asyncio.Event()
@@ -210,7 +211,7 @@ class SimulatedBookie:
         return self._task is not None and not self._task.done()
 
     def start(self) -> None:
-        """Begin a life on the state of the last one."""
+        """Begin a life of the bookie on the state that its last life left."""
         assert not self.is_running
         self.lives += 1
         cluster = self.cluster
@@ -235,7 +236,7 @@ class SimulatedBookie:
         )
 
     def kill(self, *, power: bool = False) -> None:
-        """End the process now; with `power` unsynced bytes may be lost."""
+        """End the bookie's process now; with `power` unsynced bytes may be lost."""
         if not self.is_running or self.machine is None or self.process is None:
             return
         self._leave_image(power=power)
@@ -254,7 +255,7 @@ class SimulatedBookie:
             await asyncio.wait([self._task])
 
     def _leave_image(self, *, power: bool = False) -> None:
-        """Take the disk as the end of the process leaves it; nothing reaches it afterwards."""
+        """Keep the disk as the process's end leaves it; later writes do not reach it."""
         assert self.machine is not None
         assert self.process is not None
         if self._image_taken:
@@ -372,11 +373,11 @@ class SimulatedClient:
         self.host = host
         self.process = SimulatedProcess(host)
         self.sessions: list[SimulatedSession] = []
-        """One for each `BookKeeper` of the process."""
+        """The metadata sessions of the process, one for each `BookKeeper`."""
         self.bookkeeper: BookKeeper | None = None
 
     async def connect(self) -> BookKeeper:
-        """Connect; call it in a task of this process."""
+        """Connect the client; call this in a task of the client's process."""
         assert PROCESS.get() is self.process
         self.cluster.live_processes[self.host] = self.process
         self.bookkeeper = BookKeeper(
@@ -388,7 +389,7 @@ class SimulatedClient:
         return await self.bookkeeper.__aenter__()
 
     async def read_with_key(self, bookie_id: str, ledger_id: int, key: bytes) -> ReadReply:
-        """Ask a bookie for the first entry of a ledger, with another key."""
+        """Ask a bookie for the first entry of a ledger, with `key` as the ledger's key."""
         assert self.bookkeeper is not None
         channel = self.bookkeeper._connected.pool.connection(bookie_id).channel()
         command = ReadCommand(ledger_id, 0, 0, master_key=key)
@@ -403,7 +404,7 @@ class SimulatedClient:
         self.cluster.live_processes.pop(self.host, None)
 
     async def aclose(self) -> None:
-        """Close the client; other processes do not notice it if it has vanished."""
+        """Close the client. If it has vanished before, other processes do not notice this."""
         if self.bookkeeper is not None:
             await self.bookkeeper.aclose()
         if self.process.is_alive:
@@ -412,7 +413,7 @@ class SimulatedClient:
 
 
 class SimulatedCluster:
-    """The processes of one seed, their surroundings and their story."""
+    """The processes of one seed, with their network, metadata store and story."""
 
     def __init__(
         self,
@@ -435,23 +436,23 @@ class SimulatedCluster:
         self.sync_seconds = sync_seconds
         self.clock: Clock | None = None
         self.slow_metadata = 0
-        """Number of faults that slow the metadata store down now."""
+        """The number of faults that slow down the metadata store now."""
         self.lost_replies = 0.0
-        """Share of transactions with the metadata store that get no reply."""
+        """The share of transactions with the metadata store that get no reply."""
         self.counts: Counter[str] = Counter()
         self.notes: list[str] = []
         self.unexpected: list[BaseException] = []
-        """Errors that ended a bookie and are not the product's own."""
+        """Errors that ended a bookie and are no `BookieError`."""
         self.live_processes: dict[str, SimulatedProcess] = {}
         self.sessions: dict[str, SimulatedSession] = {}
         self.clients: list[SimulatedClient] = []
         self.awaited_fences: list[asyncio.Future[SimulatedBookie]] = []
-        """Futures that get the next bookie that answers a fence."""
+        """Futures that get the bookie that answers a fence next."""
         self.bookies = [SimulatedBookie(self, number) for number in range(bookies)]
         self._clients_begun = 0
 
     def count(self, name: str) -> None:
-        """Count an interesting event."""
+        """Count an event by its name."""
         self.counts[name] += 1
 
     def fenced(self, host: str) -> None:
@@ -463,7 +464,7 @@ class SimulatedCluster:
                 future.set_result(bookie)
 
     async def deleted_leftovers(self, ledger_ids: set[int]) -> list[str]:
-        """Copies of these ledgers that bookies still store; wakes their garbage collectors."""
+        """Return which of the ledgers bookies still store; wake their garbage collectors."""
         left = []
         for bookie in self.bookies:
             if bookie.node is None or bookie.garbage is None:
@@ -481,12 +482,12 @@ class SimulatedCluster:
         return left
 
     def note(self, text: str) -> None:
-        """Add a line to the seed's story, which is part of its trace."""
+        """Add a line to the seed's story; the line also enters the loop's trace."""
         self.loop.note(text)
         self.notes.append(f"{self.loop.time():10.4f}  {text}")
 
     def open_store(self, uri: str, **_: Any) -> SimulatedSession:
-        """Stand in for `bookie.metadata.connect.open_store`."""
+        """Replace `bookie.metadata.connect.open_store` by a simulated session."""
         process = PROCESS.get()
         assert uri == SIMULATED_URI
         session = SimulatedSession(self, process)
@@ -496,7 +497,7 @@ class SimulatedCluster:
         return session
 
     def new_client(self, name: str) -> SimulatedClient:
-        """A client process that is not connected yet."""
+        """Make a client process that is not connected yet."""
         self._clients_begun += 1
         client = SimulatedClient(self, f"{name}{self._clients_begun}")
         self.clients.append(client)
@@ -522,7 +523,7 @@ class SimulatedCluster:
             await asyncio.sleep(0.05)
 
     def forget(self) -> None:
-        """Drop the metadata records of this seed."""
+        """Drop the metadata records of this seed's cluster."""
         forget_tree(STORE_NAME)
 
 

@@ -1,7 +1,7 @@
 """A network in virtual time: processes, connections, and one ordered pipe per call and direction.
 
 Messages of one call and direction arrive in the order in which they were sent, as on TCP. Messages
-of different calls overtake each other. A message is lost only with its connection:
+of different calls may overtake each other. A message is lost only with its connection:
 
 =================  =================================================================================
 fault              what happens
@@ -17,7 +17,7 @@ slow link          each message takes longer
 crash of a process its connections break; messages that it sent before may still arrive
 =================  =================================================================================
 
-A `SimulatedProcess` sends and receives. `PROCESS` is the one that runs the current task.
+A `SimulatedProcess` sends and receives. `PROCESS` is the process that runs the current task.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from typing import Any
 from bookie.testing.simulation.loop import SimulatedLoop
 
 DELAY_SECONDS = (0.0001, 0.002)
-"""Duration of a message without a fault."""
+"""The least and the greatest seconds that a message takes without a fault."""
 
 KEEPALIVE_SECONDS = 6.0
-"""A connection that is cut off for so long breaks."""
+"""A connection that is cut off for so many seconds breaks."""
 
 NOTICE_SECONDS_MAX = 0.3
-"""The second end of a connection that was reset notices it within this time."""
+"""The most seconds until the second end of a reset connection notices the reset."""
 
 
 LATE_SECONDS = (0.3, 4.0)
-"""Delay of the last requests of an old connection."""
+"""The least and the greatest delay of the last requests on an abandoned connection."""
 
 
 class SimulatedProcess:
@@ -54,7 +54,7 @@ class SimulatedProcess:
         self.is_alive = True
         self.connections: dict[Connection, None] = {}
         self.context = copy_context()
-        """For tasks that run in the process on behalf of a caller elsewhere."""
+        """The context of tasks that run in the process for a caller outside of it."""
         self.context.run(PROCESS.set, self)
 
     def __repr__(self) -> str:
@@ -66,7 +66,7 @@ PROCESS: ContextVar[SimulatedProcess] = ContextVar("process")
 
 
 class Pipe:
-    """One direction of one call: delivers in order, each message after some time."""
+    """One direction of one call. Messages take some time and arrive in the order of sending."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Pipe:
         self._arm()
 
     def close(self) -> None:
-        """Drop the messages under way."""
+        """Drop the messages that are under way."""
         self._is_closed = True
         self._queue.clear()
 
@@ -103,7 +103,7 @@ class Pipe:
         return bool(self._queue)
 
     def delay(self, seconds: float) -> None:
-        """Let messages under way arrive later."""
+        """Make messages that are under way arrive later."""
         self._queue = deque((due + seconds, item) for due, item in self._queue)
         self._last_due += seconds
 
@@ -139,7 +139,7 @@ class Connection:
         self.client, self.server = client, server
         self.is_client_open = self.is_server_open = True
         self.client_calls: dict[Any, None] = {}
-        """Those with `on_broken(reason)`, at the client's end. They can `delay` their requests."""
+        """The client's calls; each has `on_broken(reason)`, and can `delay` its requests."""
         self.server_calls: dict[Any, None] = {}
         client.connections[self] = None
         server.connections[self] = None
@@ -153,7 +153,7 @@ class Connection:
         return any(call.is_sending_adds for call in self.client_calls)
 
     def has_successor(self, method: str) -> bool:
-        """True if the client has given it up, and calls `method` on another connection."""
+        """True if the client gave this connection up and calls `method` on another one."""
         return not self.is_client_open and any(
             call.method == method
             for other in self.client.connections
@@ -162,7 +162,7 @@ class Connection:
         )
 
     def leave_behind(self, seconds: float) -> None:
-        """Break the client's end; the server's end takes late messages for a while."""
+        """Break the client's end now; the server's end still takes late messages for a while."""
         loop = self.network.loop
         lane = loop.new_lane()
         for call in self.client_calls:
@@ -172,7 +172,7 @@ class Connection:
         loop.call_in_lane_at(lane, later, self._break_server, "keepalive found no peer")
 
     def break_up(self, reason: str) -> None:
-        """Break both ends, in any order, one of them later."""
+        """Break both ends of the connection, one at once and the other a little later."""
         network = self.network
         first, second = self._break_client, self._break_server
         if network.choose.random() < 0.5:
@@ -218,27 +218,27 @@ class SimulatedNetwork:
         self._cuts: dict[tuple[str, str], int] = {}
         self._held: dict[tuple[str, str], dict[Pipe, None]] = {}
         self._slow: dict[str, list[float]] = {}
-        """Extra seconds of messages to or from each host; the longest counts."""
+        """The extra seconds of messages to or from each host; the longest of a host applies."""
         self.resets = 0
         self.late_adds = 0
-        """Messages of adds that arrived on an old connection, beside a newer one."""
+        """The number of add messages that arrived on an old connection beside a newer one."""
         self.unexpected: list[BaseException] = []
-        """Errors of handlers in living processes."""
+        """Errors of call handlers in processes that live."""
 
     def listen(self, address: str, port: SimulatedPort) -> None:
         self._ports[address] = port
 
     def find(self, address: str) -> SimulatedPort | None:
-        """The port that listens there now; None without one."""
+        """Return the port that listens at `address` now; None if there is none."""
         port = self._ports.get(address)
         return port if port is not None and port.process.is_alive else None
 
     def ports(self) -> list[SimulatedPort]:
-        """All ports, those of dead processes included."""
+        """Return all ports, also those of dead processes."""
         return list(self._ports.values())
 
     def arrival(self, source: str, target: str) -> float:
-        """The arrival time of a message that is sent now."""
+        """Return the time at which a message that is sent now arrives."""
         low, high = DELAY_SECONDS
         seconds = low + (high - low) * self.choose.random() ** 2
         extra = sum(max(self._slow.get(host) or (0.0,)) for host in (source, target))
@@ -250,7 +250,7 @@ class SimulatedNetwork:
 
     @contextmanager
     def slow(self, hosts: Iterable[str], seconds: float) -> Iterator[None]:
-        """Each message to or from `hosts` takes up to so much longer while the block lasts."""
+        """Slow down each message to or from `hosts` by up to `seconds`, during the block."""
         slowed = list(hosts)
         for host in slowed:
             self._slow.setdefault(host, []).append(seconds)
@@ -261,11 +261,11 @@ class SimulatedNetwork:
                 self._slow[host].remove(seconds)
 
     def is_cut(self, source: str, target: str) -> bool:
-        """True if messages from `source` to `target` wait."""
+        """True if messages from `source` to `target` are held back."""
         return (source, target) in self._cuts
 
     def cut(self, source: str, target: str) -> None:
-        """Messages from `source` to `target` wait from now on."""
+        """Hold back messages from `source` to `target` from now on."""
         link = (source, target)
         self._cuts[link] = self._cuts.get(link, 0) + 1
         if self._cuts[link] == 1:
@@ -273,7 +273,7 @@ class SimulatedNetwork:
             self.loop.call_in_lane_at(self.loop.new_lane(), later, self._lose, link)
 
     def heal(self, source: str, target: str) -> None:
-        """Take one `cut` back; waiting messages arrive soon."""
+        """Undo one `cut`; after the last one, the messages that were held back arrive soon."""
         link = (source, target)
         left = self._cuts.get(link, 0) - 1
         if left > 0:
@@ -284,14 +284,14 @@ class SimulatedNetwork:
             pipe.resume()
 
     def holds(self, source: str, target: str, pipe: Pipe) -> bool:
-        """True if `pipe` has to wait; it is resumed when the link is healed."""
+        """True if `pipe` must wait; the network resumes the pipe when the link is healed."""
         if not self.is_cut(source, target):
             return False
         self._held.setdefault((source, target), {})[pipe] = None
         return True
 
     def reset(self, host: str, other: str, connections: list[Connection]) -> int:
-        """Break those of `connections` that join two hosts; returns their number."""
+        """Break those of `connections` that join the two hosts; return their number."""
         found = [item for item in connections if item.hosts == {host, other}]
         for connection in found:
             connection.break_up("the connection was reset")
@@ -299,7 +299,7 @@ class SimulatedNetwork:
         return len(found)
 
     def crash(self, process: SimulatedProcess) -> None:
-        """End a process; its peers notice soon."""
+        """End a process; its peers soon notice that their connections break."""
         process.is_alive = False
         for connection in list(process.connections):
             connection.break_up("the peer is gone")
@@ -315,6 +315,6 @@ class SimulatedNetwork:
 
 
 def run_in(process: SimulatedProcess) -> Context:
-    """A context for a task of `process`."""
+    """Return a context for a task that runs in `process`."""
     context: Context = process.context.copy()
     return context

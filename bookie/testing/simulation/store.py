@@ -1,9 +1,9 @@
 """A key-value store on a simulated disk, with the promises and the failures of LMDB.
 
-Its contents are a value that hangs on the file ``data.mdb``: readers keep the one they began with,
-a commit replaces it. A commit is durable when it returns; a crash before leaves the old one or the
-new one. The file is made as LMDB makes it. Its first pages and its name are written without a sync,
-and the first commit makes them durable.
+The store's content is a value that belongs to the file ``data.mdb``. A reader keeps the value with
+which it began, and a commit replaces the value. A commit is durable when it returns; a crash before
+that leaves the old value or the new one. The file is made as LMDB makes it. The file's first pages
+and its name are written without a sync, and the first commit makes them durable.
 
 Source: the system calls of LMDB 0.9 when it opens, commits and fails.
 """
@@ -22,11 +22,11 @@ from bookie.testing.simulation.disk import Inode, SimulatedDisk, store_bytes
 from bookie.testing.simulation.platter import FileWrite, Table, Tables
 
 FIRST_PAGES = b"meta page of lmdb".ljust(8192, b"\x01")
-"""Stands for the two meta pages; other bytes in their place are no store."""
+"""The bytes that stand for LMDB's two meta pages; a file with other bytes there is no store."""
 
 
 class SimulatedTransaction:
-    """A snapshot, with changes on top if it is a write transaction."""
+    """A snapshot of the store; a write transaction also shows its own changes."""
 
     __slots__ = ("_mine", "tables")
 
@@ -40,7 +40,7 @@ class SimulatedTransaction:
     def range(
         self, table: str, start: bytes, stop: bytes, pairs_max: int
     ) -> list[tuple[bytes, bytes]]:
-        """Pairs in key order."""
+        """Return at most `pairs_max` pairs with keys from `start` to below `stop`, in order."""
         found = self.tables[table]
         keys = found.order()
         low = bisect_left(keys, start)
@@ -48,7 +48,7 @@ class SimulatedTransaction:
         return [(key, found.rows[key]) for key in keys[low:high]]
 
     def around(self, table: str, key: bytes) -> list[tuple[bytes, bytes]]:
-        """The pairs on both sides of a key."""
+        """Return the last pair before a key, and the first pair at the key or behind it."""
         found = self.tables[table]
         keys = found.order()
         at = bisect_left(keys, key)
@@ -61,18 +61,18 @@ class SimulatedTransaction:
         return list(map(self.tables[table].rows.get, keys))
 
     def put(self, table: str, key: bytes, value: bytes) -> None:
-        """Set a key."""
+        """Set the value of a key."""
         self._own(table).rows[key] = bytes(value)
         self.tables[table].changed()
 
     def put_many(self, table: str, pairs: Iterable[tuple[bytes, bytes]]) -> None:
-        """Set many keys."""
+        """Set the values of many keys."""
         mine = self._own(table)
         mine.rows.update((key, bytes(value)) for key, value in pairs)
         mine.changed()
 
     def delete(self, table: str, key: bytes) -> bool:
-        """Remove a key."""
+        """Remove a key; return True if it was there."""
         mine = self._own(table)
         mine.changed()
         return mine.rows.pop(key, None) is not None
@@ -85,7 +85,7 @@ class SimulatedTransaction:
 
 
 class SimulatedStore:
-    """The open store."""
+    """The open store on the simulated disk."""
 
     def __init__(self, disk: SimulatedDisk, inode: Inode) -> None:
         self._disk = disk
@@ -96,7 +96,7 @@ class SimulatedStore:
 
     @contextmanager
     def read(self) -> Iterator[SimulatedTransaction]:
-        """A snapshot."""
+        """Yield a snapshot of the store."""
         assert self._inode.tables is not None
         if self._panicked:
             raise StorageFailedError("the index failed: MDB_PANIC")
@@ -105,12 +105,12 @@ class SimulatedStore:
 
     @contextmanager
     def write(self) -> Iterator[SimulatedTransaction]:
-        """A transaction that is durable when the block has ended without an error.
+        """Yield a transaction that is durable when the block has ended without an error.
 
-        Faults of ``kv_write`` fail the write of the pages; without room that is a full device.
-        Those of ``kv_sync`` fail their sync. Those of ``kv_meta`` fail the write of the meta page:
-        the state on the device is then unknown, and reads fail. Each failure but a full device ends
-        all later transactions.
+        A ``kv_write`` fault fails the write of the pages; with ENOSPC the device is full. A
+        ``kv_sync`` fault fails the sync of the pages. A ``kv_meta`` fault fails the write of the
+        meta page. After a ``kv_meta`` fault the state on the device is unknown, and reads fail.
+        After any failure but a full device, all later transactions fail.
         """
         assert self._inode.tables is not None
         assert not self._writing, "one writer at a time"
@@ -127,7 +127,7 @@ class SimulatedStore:
             self._writing = False
 
     def close(self) -> None:
-        """Nothing is left to do."""
+        """Do nothing: nothing is left to close."""
 
     def _commit(self, tables: Tables) -> None:
         disk, inode = self._disk, self._inode

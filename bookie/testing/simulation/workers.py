@@ -1,10 +1,11 @@
-"""Simulated threads: blocking work that runs on the loop, at a moment that the seed chooses.
+"""Simulated threads: blocking work that runs in the event loop when the seed chooses.
 
 A thread is a lane of the loop. In each call of the disk (`pause`) the seed may let callbacks of
-other lanes run before the call goes on. Real threads look like this to each other. Adds are
-accepted between the write and the sync of a block, or an index transaction stands still while the
-journal goes on. Interleaved calls nest like a stack: a call goes on when the ones that came between
-have ended. Results are handed to the loop in order, sometimes at once and sometimes late.
+other lanes run before the call goes on. Real threads look like this to each other. For example,
+adds are accepted between the write and the sync of a block, or an index transaction stands still
+while the journal goes on. Interleaved calls nest like a stack: a call goes on when the calls that
+came between have ended. Results are handed to the loop in order, sometimes at once and sometimes
+late.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 START_SECONDS_MAX = 0.001
-"""A thread starts to work at most so long after it was given work."""
+"""The most seconds after which a thread begins work that it was given."""
 
 
 class SimulatedWorker(Generic[T, R]):
-    """A batch worker."""
+    """A worker thread that handles queued items in batches."""
 
     def __init__(
         self,
@@ -52,13 +53,13 @@ class SimulatedWorker(Generic[T, R]):
             self._threads.start(self._lane, self._work)
 
     def close(self) -> None:
-        """Handle the queue, then end."""
+        """Handle the items in the queue, then end the worker."""
         assert not self._active, "closed in the middle of a block"
         self._work()
         self._ended = True
 
     def abandon(self) -> None:
-        """Report nothing more."""
+        """Stop reporting results and errors from now on."""
         self._ended = self._abandoned = True
 
     def _work(self) -> None:
@@ -102,7 +103,7 @@ class SimulatedWorker(Generic[T, R]):
 
 
 class _Pool:
-    """One thread that runs one function after the other."""
+    """One thread that runs one function after another."""
 
     def __init__(self, lane: int, hand_back: int) -> None:
         self.lane = lane
@@ -121,14 +122,14 @@ class SimulatedWorkers:
         self._pools: dict[str, _Pool] = {}
 
     def pause(self) -> None:
-        """Let other lanes run, as during a system call of a thread."""
+        """Let other lanes run, as if a thread were in a system call."""
         if self._interleaving and self._random.random() < self._interleaving:
             for _ in range(self._random.randint(1, 4)):
                 if not self.loop.step_other():
                     return
 
     def start(self, lane: int, work: Callable[[], None]) -> None:
-        """Start a thread, now or a little later."""
+        """Run `work` on a thread's lane, now or a little later."""
         if self._interleaving and self._random.random() < 0.5:
             delay = self._random.random() * START_SECONDS_MAX
             self.loop.call_later(delay, self.loop.call_in_lane, lane, work)
@@ -136,7 +137,7 @@ class SimulatedWorkers:
             self.loop.call_in_lane(lane, work)
 
     def hands_back_at_once(self) -> bool:
-        """True if the event loop is to see a result at the moment of its posting."""
+        """True if the event loop gets a result at the moment when a thread posts it."""
         return not self._interleaving or self._random.random() < 0.5
 
     def batch_worker(

@@ -1,4 +1,4 @@
-"""A local cluster that is broken again and again under a log: ``bookie torture``.
+"""Break a local cluster again and again while clients use a log: ``bookie torture``.
 
 | module | what it holds |
 |---|---|

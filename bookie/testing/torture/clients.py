@@ -1,6 +1,7 @@
 """The clients of ``bookie torture`` that read: readers, consumers with a cursor, and a group.
 
-Each has a connection of its own. It survives errors of bookies and sessions by trying again.
+Each client has a connection of its own. If a bookie fails or a session ends, the client tries
+again.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ CURSOR = "consumer"
 GROUP = "members"
 MEMBERS = 2
 TURN_BATCHES_MAX = 30
-"""After at most so many batches a consumer or a member leaves, and another one comes."""
+"""The most batches after which a consumer or a member leaves, and another takes its place."""
 
 _PAUSE_SECONDS = 0.1
 
@@ -37,7 +38,7 @@ class TortureClients:
         self._chance = random.Random(seed)  # noqa: S311  (faults, no secrets)
 
     def works(self) -> list[Coroutine[None, None, None]]:
-        """All clients, each running until it is cancelled."""
+        """Return the work of each client, which runs until it is cancelled."""
         return [
             *(self._follow(f"reader {number}", number) for number in self._histories),
             self._follow("reader of all", None),
@@ -47,7 +48,7 @@ class TortureClients:
         ]
 
     async def _follow(self, name: str, partition: int | None) -> None:
-        """Read from the first record on, for ever."""
+        """Read the log from its first record on, until cancelled."""
         for number in self._histories if partition is None else [partition]:
             self._histories[number].readers[name] = []
         async with connect(self._uri) as bk:
@@ -62,7 +63,7 @@ class TortureClients:
                     await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _consume(self, partition: int) -> None:
-        """One consumer after another, each with the same cursor."""
+        """Run one consumer after another, all with the same cursor."""
         async with connect(self._uri) as bk:
             while True:
                 try:
@@ -78,7 +79,7 @@ class TortureClients:
                     await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _belong(self) -> None:
-        """One member of the group after another."""
+        """Run one member of the group after another."""
         async with connect(self._uri) as bk:
             while True:
                 try:
@@ -101,14 +102,14 @@ class TortureClients:
         consumed.update(record.offset for record in records)
 
     async def _watch_cursors(self) -> None:
-        """Look at all cursors again and again."""
+        """Note the offsets of all cursors again and again, until cancelled."""
         async with connect(self._uri) as bk:
             while True:
                 await self.look_at_cursors(bk)
                 await asyncio.sleep(_PAUSE_SECONDS)
 
     async def look_at_cursors(self, bk: BookKeeper) -> None:
-        """Note where each cursor is."""
+        """Note the present offset of each cursor."""
         logs, name = bk._logs.logs, LogName.parse(self._log)
         for number, history in self._histories.items():
             try:
@@ -119,7 +120,7 @@ class TortureClients:
                 history.commits.setdefault(cursor, []).append(found.value.offset)
 
     def behind(self) -> list[str]:
-        """A sentence for each reader and cursor before the end, with its place."""
+        """Return a sentence about each reader and cursor that is not at the end yet."""
         found = []
         for number, history in self._histories.items():
             for name, records in history.readers.items():
@@ -136,12 +137,12 @@ class TortureClients:
 
 
 def seen(record: LogRecord) -> Seen:
-    """The part of a record that is remembered."""
+    """Return what is kept of a record: its offset and its number."""
     return record.offset, sequence_of(record.partition, record.value)
 
 
 async def read_all(bk: BookKeeper, log: str, partition: int) -> list[Seen]:
-    """A whole partition, read when all is over."""
+    """Read a whole partition; call this when all writers have ended."""
     reader = await bk.log_reader(log, partition=partition)
     async with aclosing(reader.batches()) as batches:
         return [seen(record) async for batch in batches for record in batch]

@@ -1,4 +1,4 @@
-"""The rules that a torture of logs checks on the reports of its clients.
+"""Check what the clients of a torture were told and saw against the rules of a log.
 
 ============ =====================================================================================
 rule         broken if
@@ -20,30 +20,30 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 Seen = tuple[int, int]
-"""The offset of a record, and its producer's number; -1 if its bytes are not what was written."""
+"""A record's offset, and its producer's number for it; -1 if its bytes are not as written."""
 
 EXAMPLES_MAX = 5
-"""The most numbers in a finding; they are enough to look at the log."""
+"""The most examples that a finding shows; they are enough to look at the log."""
 
 
 @dataclass(slots=True)
 class PartitionHistory:
-    """The reports on one partition, which one producer wrote."""
+    """The reports of all clients on one partition; one producer wrote the partition."""
 
     acknowledged: dict[int, set[int]] = field(default_factory=dict)
-    """By number: the offsets that writers were told; more than one would be wrong."""
+    """The offsets that writers were told, by record number; more than one offset is wrong."""
     log: list[Seen] = field(default_factory=list)
-    """The whole partition, read when all was over."""
+    """All records of the partition, read after all writers had ended."""
     readers: dict[str, list[Seen]] = field(default_factory=dict)
-    """By reader that follows from the first record on: the records that it saw."""
+    """The records that each reader saw from the first one on, by the reader's name."""
     commits: dict[str, list[int]] = field(default_factory=dict)
-    """By cursor: its offsets as they were seen, one after another."""
+    """The offsets at which each cursor was seen, one after another, by the cursor's name."""
     consumed: dict[str, set[int]] = field(default_factory=dict)
-    """By cursor: the offsets that consumers were given."""
+    """The offsets of records that consumers were given, by the cursor's name."""
 
 
 def judge(histories: Mapping[int, PartitionHistory]) -> list[str]:
-    """The findings against the rules, each a sentence; none if all was kept."""
+    """Return one sentence for each broken rule; none if all rules were kept."""
     return [
         f"{rule}: partition {number}: {sentence}"
         for number, history in sorted(histories.items())

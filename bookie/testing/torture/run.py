@@ -1,8 +1,9 @@
 """One run of ``bookie torture``: a local cluster, its clients and its faults.
 
-Bookies run as processes behind relays, so that they can be cut off. One bookie at a time is broken,
-and the next one only when all are registered and every writer was acknowledged again. Only one of
-them ever loses its disks: then each acknowledged record has another copy, with an ack quorum of 2.
+Bookies run as processes behind relays, so that they can be cut off. One bookie at a time is broken.
+The next bookie is broken only when all are registered and every writer got acknowledgements again.
+Only one of the bookies ever loses its disks, because with an ack quorum of 2 each acknowledged
+record then has another copy.
 """
 
 from __future__ import annotations
@@ -33,33 +34,33 @@ LOG = "tortured"
 PARTITIONS = 2
 BOOKIES = 4
 WHOLE_SECONDS_MAX = 90.0
-"""The most time for cluster and clients to go on after a fault, and at the end."""
+"""The most seconds for cluster and clients to go on after a fault, and at the end."""
 
 
 class StuckError(BookieError):
-    """Something did not go on after a fault was over."""
+    """The cluster or a client did not go on after a fault was over."""
 
 
 @dataclass(slots=True)
 class TortureOutcome:
-    """The result of a run."""
+    """The result of a run of a torture."""
 
     faults: Counter[str] = field(default_factory=Counter)
     findings: list[str] = field(default_factory=list)
     acknowledged: int = 0
     records: int = 0
-    """In the log, when all was over."""
+    """The number of records in the log after all writers had ended."""
     owners: int = 0
-    """Owners of all partitions, one after the other."""
+    """The number of owners that all partitions had, one after the other."""
 
 
 class Lane:
-    """The writers of one partition: one process that appends, and maybe one that was stopped."""
+    """The writers of one partition: one process that appends, and maybe an earlier, paused one."""
 
     def __init__(self, uri: str, partition: int, said: Path, tasks: asyncio.TaskGroup) -> None:
         self.history = PartitionHistory()
         self.next_sequence = 0
-        """All records below are acknowledged."""
+        """All records with lower numbers than this are acknowledged."""
         self._uri = uri
         self._partition = partition
         self._said = said
@@ -69,7 +70,7 @@ class Lane:
         self._acknowledged = asyncio.Event()
 
     async def start(self) -> None:
-        """Start a writer; a former one is not restarted when it ends."""
+        """Start a writer; a writer that was started before is not restarted when it ends."""
         with self._said.open("ab") as said:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "bookie.testing.torture.writer", self._uri, LOG),
@@ -84,7 +85,7 @@ class Lane:
         self._running[process] = self._tasks.create_task(self._listen(process))
 
     async def _listen(self, process: asyncio.subprocess.Process) -> None:
-        """Note the acknowledgements of a writer. Another follows one that ends by itself."""
+        """Note a writer's acknowledgements; start another writer if this one ends by itself."""
         assert process.stdout is not None
         try:
             async for line in process.stdout:
@@ -101,7 +102,7 @@ class Lane:
             await self.start()
 
     async def progress(self) -> None:
-        """Wait until a record is acknowledged that is appended from now on."""
+        """Wait until a record that is appended after this call is acknowledged."""
         # Two batches: the first one may have been under way.
         wanted = self.next_sequence + 2 * BATCH_MAX
         while self.next_sequence < wanted:
@@ -109,12 +110,12 @@ class Lane:
             await self._acknowledged.wait()
 
     async def kill(self) -> None:
-        """Kill the writer; another one follows."""
+        """Kill the writer; another writer follows it."""
         if self._current is not None and self._current in self._running:
             os.kill(self._current.pid, signal.SIGKILL)
 
     async def replace(self) -> None:
-        """Stop the writer, let another one take over, and wake the first, which has to end."""
+        """Pause the writer, let another take over, and resume the first, which has to end."""
         former = self._current
         if former is None or former not in self._running:
             return
@@ -137,7 +138,7 @@ class Lane:
 
 
 class Torture:
-    """One run in one directory."""
+    """One run of a torture, in one directory."""
 
     def __init__(self, directory: Path, seconds: float, seed: int) -> None:
         self.outcome = TortureOutcome()
@@ -151,7 +152,7 @@ class Torture:
         self._lanes: list[Lane] = []
 
     async def run(self, advance: Callable[[int], None]) -> TortureOutcome:
-        """Break things for the given time, let all come to rest, and judge."""
+        """Break the cluster for the given time, let the clients reach the end, and judge."""
         async with (
             local_cluster(self._directory / "cluster", bookies=BOOKIES) as cluster,
             asyncio.TaskGroup() as tasks,
@@ -214,7 +215,7 @@ class Torture:
         await bookie.start({"BOOKIE_LISTEN__ADVERTISED_PORT": str(port)})
 
     async def _torment(self, cluster: LocalCluster, bk: BookKeeper) -> None:
-        """Break one thing after another until the time is over."""
+        """Make one fault after another until the time is over."""
         clock = asyncio.get_running_loop().time
         until = clock() + self._seconds
         await self._until_whole(bk, "at the start")
@@ -228,7 +229,7 @@ class Torture:
     def _draw(
         self, cluster: LocalCluster, bk: BookKeeper
     ) -> tuple[str, Callable[[], Awaitable[None]]]:
-        """The next fault, by chance."""
+        """Draw the next fault by chance."""
         number = self._chance.randrange(BOOKIES)
         bookie, lane = cluster.bookies[number], self._chance.choice(self._lanes)
         seconds = self._chance.uniform(0.2, 3.0)
@@ -276,7 +277,7 @@ class Torture:
         await self._start(cluster, bookie)
 
     async def _until_whole(self, bk: BookKeeper, when: str) -> None:
-        """Wait until every bookie is registered, and every writer was acknowledged again."""
+        """Wait until every bookie is registered, and each writer has got new acknowledgements."""
         try:
             async with asyncio.timeout(WHOLE_SECONDS_MAX):
                 while len(bk.bookies()) < BOOKIES:  # noqa: ASYNC110  (there is no event for it)
@@ -291,7 +292,7 @@ class Torture:
     # ---- the end
 
     async def _come_to_rest(self, bk: BookKeeper, clients: TortureClients) -> None:
-        """End the writers, close the log, read it, and let the others read to its end."""
+        """End the writers, close and read the log, and let the clients read to its end."""
         for lane in self._lanes:
             await lane.end()
         try:

@@ -1,8 +1,9 @@
 """One writer of ``bookie torture``, as a process that can be killed and stopped.
 
-It owns a partition and appends numbered records, until something ends it. For each record that is
-acknowledged it prints the record's number and its offset. A writer that follows begins with the
-first number that was not acknowledged: if its record is in the log, it is not there twice.
+The process owns a partition and appends numbered records, until something ends it. For each
+acknowledged record it prints the record's number and its offset. The next writer begins with the
+first number that was not acknowledged. If the record with this number is already in the log, it is
+not appended twice.
 """
 
 from __future__ import annotations
@@ -16,23 +17,23 @@ from bookie.errors import BookieError
 
 BATCH_MAX = 40
 _ROLL_EVERY = 50
-"""Batches of one ledger: so there are many ledgers, also in a short torture."""
+"""The number of batches in one ledger: so few that even a short torture makes many ledgers."""
 
 
 def value_of(partition: int, sequence: int) -> bytes:
-    """The value of a record; its number follows from it, and its bytes from the number."""
+    """Return the value of a record; its bytes follow from its partition and its number."""
     return f"{partition} {sequence} ".encode() + b"." * (sequence * 7919 % 500)
 
 
 def sequence_of(partition: int, value: bytes) -> int:
-    """The number of a record; -1 if no writer wrote `value`."""
+    """Return the number of a record from its value; -1 if no writer wrote `value`."""
     words = value.split(b" ", 2)
     sequence = int(words[1]) if len(words) == 3 and words[1].isdigit() else -1
     return sequence if value == value_of(partition, sequence) else -1
 
 
 async def write(metadata: str, log: str, partition: int, first: int) -> None:
-    """Append records from number `first` on, for ever."""
+    """Append records from the number `first` on, until the process ends."""
     async with (
         connect(metadata) as bk,
         bk.open_log(log, partition=partition, create=False) as writer,
@@ -57,7 +58,7 @@ async def write(metadata: str, log: str, partition: int, first: int) -> None:
 
 
 def main() -> int:
-    """Write as the arguments say: metadata, log, partition, first number."""
+    """Write as the arguments say: metadata URI, log, partition, first number."""
     stop_with_parent()
     metadata, log, partition, first = sys.argv[1:]
     try:
