@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
 
-from bookie.cluster.cookies import CookieManager
-from bookie.cluster.directory import BookieDirectory
-from bookie.cluster.instance import read_instance_id
 from bookie.cluster.registration_record import Registration
 from bookie.config import RpcSettings, Sources
 from bookie.env.forks import grpc_use
@@ -18,12 +14,7 @@ from bookie.errors import (
     BadRequestError,
     ClientClosedError,
 )
-from bookie.ledger.catalog.ledger_ids import LedgerIdGenerator
-from bookie.ledger.catalog.ledgers import LedgerManager
-from bookie.ledger.connection.pool import BookiePool
-from bookie.ledger.ledger_client import LedgerClient
-from bookie.ledger.place.ensembles import Ensembles
-from bookie.ledger.place.placement_view import PlacementView
+from bookie.ledger.ledger_client import LedgerClient, open_ledger_client
 from bookie.log.log_client import LogClient
 from bookie.metadata.connect import open_store
 from bookie.metadata.security import MetadataSecurity
@@ -46,7 +37,6 @@ class ClusterConnection:
         self._security = security
         self._sources = sources
         self._rpc = rpc
-        self._tasks = asyncio.TaskGroup()
         self._resources = AsyncExitStack()
         self._entered: LogClient | None = None
 
@@ -68,22 +58,8 @@ class ClusterConnection:
                 configuration = await stack.enter_async_context(
                     open_store(uri, security=self._security)
                 )
-            instance_id = await read_instance_id(store)
-            directory = await stack.enter_async_context(BookieDirectory(store))
-            placement = await stack.enter_async_context(
-                PlacementView(store, directory, self._sources)
-            )
-            self._tasks = asyncio.TaskGroup()
-            await self._tasks.__aenter__()
-            settings = self._sources.settings().client
-            pool = BookiePool(directory, instance_id, self._tasks, settings, self._rpc)
-            ledgers = LedgerClient(
-                instance_id,
-                directory,
-                Ensembles(directory, placement, CookieManager(store)),
-                pool,
-                LedgerManager(store),
-                LedgerIdGenerator(store),
+            ledgers = await stack.enter_async_context(
+                open_ledger_client(store, self._sources, self._rpc)
             )
             entered = LogClient(ledgers, store, configuration)
             entered.require_here()
@@ -107,9 +83,6 @@ class ClusterConnection:
         async with AsyncExitStack() as steps:
             # The last one comes first. Each is taken although one before it fails or is cancelled.
             steps.push_async_callback(self._resources.aclose)
-            # The group does not get the error of the body, because it would wrap it.
-            steps.push_async_callback(self._tasks.__aexit__, None, None, None)
-            steps.push_async_callback(entered.ledgers.pool.close)
             steps.push_async_callback(entered.close)
 
     def __repr__(self) -> str:

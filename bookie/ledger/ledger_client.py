@@ -6,10 +6,15 @@ there are no defaults for settings.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 
+from bookie.cluster.cookies import CookieManager
 from bookie.cluster.directory import BookieDirectory
+from bookie.cluster.instance import read_instance_id
+from bookie.config import RpcSettings, Sources
 from bookie.entry.digest import DigestType, is_password, key_of_life
 from bookie.env.clock import SystemClock
 from bookie.errors import (
@@ -25,10 +30,12 @@ from bookie.ledger.connection.arguments import checked_bytes
 from bookie.ledger.connection.pool import BookiePool
 from bookie.ledger.metadata import Fragment, LedgerMetadata, LedgerState
 from bookie.ledger.place.ensembles import Ensembles
+from bookie.ledger.place.placement_view import PlacementView
 from bookie.ledger.quorum import Quorum
 from bookie.ledger.read.handle import ReaderHandle
 from bookie.ledger.recover.driver import recover_ledger
 from bookie.ledger.write.handle import WriterHandle
+from bookie.metadata.store import MetadataStore
 from bookie.metadata.versioned import Versioned
 
 UNCLAIMED = "bookie.unclaimed"
@@ -47,6 +54,38 @@ class LedgerShape:
     password: bytes = b""
     deferred_sync: bool = False
     allow_degraded: bool = False
+
+
+@asynccontextmanager
+async def open_ledger_client(
+    store: MetadataStore, sources: Sources, rpc: RpcSettings
+) -> AsyncIterator[LedgerClient]:
+    """A client with its view of bookies, its placement and its connections, for the block.
+
+    Raises:
+        ConfigurationError: a setting of the placement is wrong.
+        MetadataError: the store does not answer, or holds no cluster.
+    """
+    instance_id = await read_instance_id(store)
+    async with (
+        BookieDirectory(store) as directory,
+        PlacementView(store, directory, sources) as placement,
+        AsyncExitStack() as steps,
+    ):
+        tasks = asyncio.TaskGroup()
+        await tasks.__aenter__()
+        # The group does not get the error of the block, because it would wrap it.
+        steps.push_async_callback(tasks.__aexit__, None, None, None)
+        pool = BookiePool(directory, instance_id, tasks, sources.settings().client, rpc)
+        steps.push_async_callback(pool.close)
+        yield LedgerClient(
+            instance_id,
+            directory,
+            Ensembles(directory, placement, CookieManager(store)),
+            pool,
+            LedgerManager(store),
+            LedgerIdGenerator(store),
+        )
 
 
 class LedgerClient:

@@ -1,7 +1,7 @@
-"""Records of repair in the metadata store: a ledger that lacks copies, and who repairs it.
+"""Records of repair in the metadata store: ledgers that lack copies, and bookies that are gone.
 
-The records are canonical JSON (:mod:`bookie.metadata.json_record`) in the formats
-``bookie-underreplicated`` and ``bookie-repair-lock``, version 1.
+Canonical JSON (:mod:`bookie.metadata.json_record`), formats ``bookie-underreplicated``,
+``bookie-repair-lock``, ``bookie-repair-failure`` and ``bookie-departure``, version 1.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from bookie.metadata import json_record
 
 _MARK_FORMAT = "bookie-underreplicated"
 _LOCK_FORMAT = "bookie-repair-lock"
+_FAILURE_FORMAT = "bookie-repair-failure"
+_DEPARTURE_FORMAT = "bookie-departure"
 _VERSION = 1
 
 
@@ -63,3 +65,68 @@ def decode_lock(data: bytes) -> tuple[str, str]:
     """
     fields = json_record.decode(_LOCK_FORMAT, _VERSION, data)
     return fields.text("worker"), fields.text("token")
+
+
+@dataclass(frozen=True, slots=True)
+class RepairFailure:
+    """The reason why the last repair of a ledger did not end well."""
+
+    ledger_id: int
+    outcome: str
+    """See `RepairOutcome`."""
+    reason: str
+    attempts: int
+    """Repairs that failed one after the other."""
+    failed_ms: int
+    """Time of the last one, in ms by the worker's clock."""
+
+
+def encode_failure(failure: RepairFailure) -> bytes:
+    """The bytes of a failure; the ledger's id is in the key."""
+    fields = {
+        "outcome": failure.outcome,
+        "reason": failure.reason,
+        "attempts": failure.attempts,
+        "failed_ms": failure.failed_ms,
+    }
+    return json_record.encode(_FAILURE_FORMAT, _VERSION, fields)
+
+
+def decode_failure(ledger_id: int, data: bytes) -> RepairFailure:
+    """The failure in `data`.
+
+    Raises:
+        FormatError: not a failure, damaged, or of a newer version.
+    """
+    fields = json_record.decode(_FAILURE_FORMAT, _VERSION, data)
+    return RepairFailure(
+        ledger_id,
+        fields.text("outcome"),
+        fields.text("reason"),
+        fields.integer("attempts", minimum=1),
+        fields.integer("failed_ms", minimum=0),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """A bookie whose copies others have to take over."""
+
+    bookie_id: str
+    since_ms: int
+    """Time of the decision, in ms by the clock of the one that decided."""
+
+
+def encode_departure(departure: Departure) -> bytes:
+    """The bytes of a departure; the bookie's id is in the key."""
+    return json_record.encode(_DEPARTURE_FORMAT, _VERSION, {"since_ms": departure.since_ms})
+
+
+def decode_departure(bookie_id: str, data: bytes) -> Departure:
+    """The departure in `data`.
+
+    Raises:
+        FormatError: not a departure, damaged, or of a newer version.
+    """
+    fields = json_record.decode(_DEPARTURE_FORMAT, _VERSION, data)
+    return Departure(bookie_id, fields.integer("since_ms", minimum=0))

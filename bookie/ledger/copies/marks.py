@@ -163,8 +163,7 @@ class UnderreplicationManager:
 
     async def poll(self) -> int | None:
         """Lock a marked ledger that is not under repair, or return None."""
-        locked = {_LOCKS.number_of(f"{keys.REPAIR_LOCKS}/{name}") for name in await self._locks()}
-        locked -= {ledger_id for ledger_id, held in self._held.items() if held.mark_version is None}
+        locked = await self.locked()
         # Each worker begins at a random place, so that few compete for the same ledgers.
         free = [mark.ledger_id async for mark in self.marked() if mark.ledger_id not in locked]
         start = int(jitter() * len(free))
@@ -172,6 +171,12 @@ class UnderreplicationManager:
             if await self.acquire(ledger_id):
                 return ledger_id
         return None
+
+    async def locked(self) -> set[int]:
+        """The ledgers under repair; those that this worker may lock again are left out."""
+        names = await self._store.get_children(keys.REPAIR_LOCKS)
+        locked = {_LOCKS.number_of(f"{keys.REPAIR_LOCKS}/{name}") for name in names}
+        return locked - {one for one, held in self._held.items() if held.mark_version is None}
 
     async def acquire(self, ledger_id: int) -> bool:
         """Lock one marked ledger; False if it is locked or unmarked.
@@ -309,9 +314,6 @@ class UnderreplicationManager:
             return None
         return record.version
 
-    async def _locks(self) -> list[str]:
-        return await self._store.get_children(keys.REPAIR_LOCKS)
-
     # ---- switches and times
 
     async def disable(self) -> None:
@@ -368,6 +370,11 @@ class UnderreplicationManager:
 
     async def set_checked_ms(self, check: str, now_ms: int) -> None:
         await self._store.put(_check_key(check), b"%d" % now_ms)
+
+    async def forget_check(self, check: str) -> None:
+        """Let a check look as if it was never made, so that the next one begins at once."""
+        with suppress(NoSuchKeyError):
+            await self._store.delete(_check_key(check))
 
     async def _number(self, key: str) -> int | None:
         record = await self._store.get(key)

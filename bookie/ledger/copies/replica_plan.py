@@ -8,14 +8,14 @@ copy ranges, and a fixed cost for each copy range. Items are packed into bins of
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 
 from bookie.ids import MAX_ID, NO_ENTRY
-from bookie.ledger.metadata import LedgerMetadata
+from bookie.ledger.metadata import Fragment, LedgerMetadata
 from bookie.ledger.quorum import Quorum, Stripe
 
 COPY_RANGE_COST_BYTES = 256 * 1024
@@ -72,6 +72,38 @@ def fragment_ends(metadata: LedgerMetadata) -> Iterator[tuple[int, tuple[str, ..
             last = min(following.first_entry_id - 1, end)
         if last is None or last >= fragment.first_entry_id:
             yield fragment.first_entry_id, fragment.bookies, last
+
+
+def settled_fragments(metadata: LedgerMetadata) -> Iterator[tuple[Fragment, int]]:
+    """The fragments whose entries do not change any more, and the last entry of each.
+
+    These are all fragments of a closed ledger, and those before the last one of any other: their
+    entries were confirmed before the next fragment began. A fragment without entries has a last
+    entry below its first one.
+    """
+    for fragment, following in pairwise([*metadata.fragments, None]):
+        assert fragment is not None
+        last = MAX_ID if following is None else following.first_entry_id - 1
+        if metadata.is_closed:
+            yield fragment, min(last, metadata.last_entry_id)
+        elif following is not None:
+            yield fragment, last
+
+
+def with_newcomers(
+    metadata: LedgerMetadata, first_entry_id: int, newcomers: Mapping[int, str]
+) -> LedgerMetadata:
+    """The metadata with other bookies, by slot, in the fragment that begins at `first_entry_id`."""
+    fragments = tuple(
+        replace(
+            one,
+            bookies=tuple(newcomers.get(slot, name) for slot, name in enumerate(one.bookies)),
+        )
+        if one.first_entry_id == first_entry_id
+        else one
+        for one in metadata.fragments
+    )
+    return replace(metadata, fragments=fragments)
 
 
 def plan_ledger(metadata: LedgerMetadata, encoded: bytes, item_bytes: int) -> Iterator[AuditItem]:
@@ -158,6 +190,27 @@ def ranges_of(ids: Sequence[int]) -> list[EntryRange]:
         else:
             ranges.append((entry_id, entry_id))
     return ranges
+
+
+def runs_by_residue(
+    stripe: Stripe, wanted: Sequence[EntryRange]
+) -> Iterator[tuple[Stripe, int, int]]:
+    """The `wanted` ids of a stripe as runs, each within a stripe of one residue.
+
+    The ids of one residue have one write set. So one bookie has a whole run, and one read gets it.
+    """
+    if stripe.modulus == 0:
+        for first, last in wanted:
+            yield stripe, first, last
+        return
+    parts = [np.arange(first, last + 1, dtype=np.int64) for first, last in wanted]
+    ids = np.concatenate(parts) if parts else np.empty(0, np.int64)
+    for number in range(stripe.count):
+        residue = (stripe.first_residue + number) % stripe.modulus
+        ranks = ids[ids % stripe.modulus == residue] // stripe.modulus
+        for first, last in ranges_of(ranks.tolist()):
+            one = Stripe(stripe.modulus, residue, 1)
+            yield one, first * stripe.modulus + residue, last * stripe.modulus + residue
 
 
 def merged(ranges: Iterable[EntryRange]) -> list[EntryRange]:

@@ -1,0 +1,142 @@
+"""Bookies whose copies move elsewhere, and repairs that failed: records in the metadata store.
+
+================================ =================================================================
+key                              value
+================================ =================================================================
+``underreplication/lost/<b>``    a bookie that is away for too long; the auditor writes and removes
+                                 it
+``underreplication/leaving/<b>`` a bookie that an operator decommissions; it may still serve
+``underreplication/failures/…``  the reason why the last repair of a ledger failed
+================================ =================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+
+from bookie.cluster import keys
+from bookie.cluster.digit_tree import DigitTree
+from bookie.cluster.instance import require_instance
+from bookie.env import Clock, SystemClock
+from bookie.errors import BadRequestError, FormatError, NoSuchKeyError
+from bookie.ids import MAX_ID, is_valid_bookie_id
+from bookie.ledger.underreplicated import (
+    Departure,
+    RepairFailure,
+    decode_departure,
+    decode_failure,
+    encode_departure,
+    encode_failure,
+)
+from bookie.metadata.mirror import follow
+from bookie.metadata.store import MetadataStore
+
+_FAILURES = DigitTree(keys.REPAIR_FAILURES, (3, 4, 4, 4, 4), maximum=MAX_ID)
+
+
+class Departures:
+    """The bookies of one kind: those that are lost, or those that are leaving.
+
+    Args:
+        store: where the records are kept.
+        path: `keys.LOST_BOOKIES` or `keys.LEAVING_BOOKIES`.
+        clock: for the times in records.
+    """
+
+    def __init__(self, store: MetadataStore, path: str, clock: Clock | None = None) -> None:
+        self._store = store
+        self._path = path
+        self._clock = clock or SystemClock()
+
+    async def names(self) -> set[str]:
+        """The ids of all of them."""
+        return set(await self._store.get_children(self._path))
+
+    async def find(self, bookie_id: str) -> Departure | None:
+        """The record of a bookie, or None."""
+        record = await self._store.get(self._key(bookie_id))
+        if record is None:
+            return None
+        try:
+            return decode_departure(bookie_id, record.value)
+        except FormatError as error:
+            raise FormatError(f"the metadata key {record.key}: {error}") from error
+
+    async def add(self, bookie_id: str) -> None:
+        """Record a bookie; without effect if it is recorded."""
+        if await self.find(bookie_id) is None:
+            departure = Departure(bookie_id, self._clock.now_ms())
+            await self._store.put(self._key(bookie_id), encode_departure(departure))
+
+    async def remove(self, bookie_id: str) -> bool:
+        """Remove the record of a bookie; False if there is none."""
+        try:
+            await self._store.delete(self._key(bookie_id))
+        except NoSuchKeyError:
+            return False
+        return True
+
+    async def follow(
+        self, bookie_id: str, take: Callable[[bool], None], *, instance_id: str
+    ) -> None:
+        """Call `take` with whether a bookie is recorded, now and after each change.
+
+        See `mirror.follow`. Records of another cluster are not taken.
+        """
+
+        async def read() -> bool:
+            await require_instance(self._store, instance_id)
+            return await self.find(bookie_id) is not None
+
+        await follow(self._store, self._key(bookie_id), read, take)
+
+    def _key(self, bookie_id: str) -> str:
+        if not is_valid_bookie_id(bookie_id):
+            raise BadRequestError(f"{bookie_id!r} is not a bookie id")
+        return f"{self._path}/{bookie_id}"
+
+
+class RepairFailures:
+    """Why repairs failed, by ledger; the record goes with the next repair that ends well."""
+
+    def __init__(self, store: MetadataStore, clock: Clock | None = None) -> None:
+        self._store = store
+        self._clock = clock or SystemClock()
+
+    async def find(self, ledger_id: int) -> RepairFailure | None:
+        """The record of a ledger, or None; a damaged one counts as none."""
+        record = await self._store.get(_FAILURES.key(ledger_id))
+        if record is None:
+            return None
+        try:
+            return decode_failure(ledger_id, record.value)
+        except FormatError:
+            return None
+
+    async def add(self, ledger_id: int, outcome: str, reason: str) -> RepairFailure:
+        """Record one more failed repair."""
+        before = await self.find(ledger_id)
+        failure = RepairFailure(
+            ledger_id,
+            outcome,
+            reason,
+            1 if before is None else before.attempts + 1,
+            self._clock.now_ms(),
+        )
+        await self._store.put(_FAILURES.key(ledger_id), encode_failure(failure))
+        return failure
+
+    async def remove(self, ledger_id: int) -> None:
+        """Forget the failures of a ledger."""
+        try:
+            await self._store.delete(_FAILURES.key(ledger_id))
+        except NoSuchKeyError:
+            return
+
+    async def all(self) -> AsyncIterator[RepairFailure]:
+        """All readable records, by ledger id."""
+        async for ledger_id, record in _FAILURES.scan(self._store):
+            try:
+                yield decode_failure(ledger_id, record.value)
+            except FormatError:
+                continue

@@ -1,0 +1,144 @@
+"""Copy entries of one ledger to one bookie: verified packets as they are, by recovery adds.
+
+A packet keeps its digest. So a copy equals its source byte by byte. A bookie answers a recovery add
+after the entries are durable. Its newest copy of an entry wins, so a corrupt one is replaced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from bookie.entry.batch import EntryBatch
+from bookie.env.pace import Pace
+from bookie.errors import BookieError, BookieUnreachableError, error_for_status
+from bookie.ids import BATCH_SIZE_BYTES_MAX, Status
+from bookie.ledger.copies.replica_plan import quorum_of
+from bookie.ledger.ledger_client import LedgerClient
+from bookie.ledger.metadata import LedgerMetadata
+from bookie.ledger.place.ensembles import Incarnations
+from bookie.ledger.quorum import EVERY_ID, Stripe
+from bookie.ledger.read.verification import read_command, verify_read
+from bookie.ledger.striping import is_run
+from bookie.ledger.write.pending import BATCH_ENTRIES_MAX
+from bookie.ledger.write.requests import RequestEncoder
+
+
+class EntryCopier:
+    """Copies entries of one ledger to one bookie.
+
+    Args:
+        client: whose connections are used.
+        metadata: the ledger, which names the sources.
+        target: the bookie that gets the entries.
+        found_on: further sources: bookies that have entries although they should not.
+        pace: bounds the bytes per second; None copies as fast as it can.
+        incarnation: the target's incarnation; None takes the one that the store has now.
+    """
+
+    def __init__(
+        self,
+        client: LedgerClient,
+        metadata: LedgerMetadata,
+        target: str,
+        *,
+        found_on: Sequence[str] = (),
+        pace: Pace | None = None,
+        incarnation: str | None = None,
+    ) -> None:
+        self._client = client
+        self._metadata = metadata
+        self.target = target
+        self._found_on = found_on
+        self._pace = pace
+        self._encoder = RequestEncoder(metadata, quorum_of(metadata), client.pool.next_request_id)
+        self._incarnations = Incarnations(client.ensembles.cookies)
+        if incarnation is not None:
+            self._incarnations.known[target] = incarnation
+        self.entries = self.packet_bytes = 0
+        """Entries that were copied, and the bytes of their packets."""
+
+    async def copy(self, first: int, last: int, stripe: Stripe = EVERY_ID) -> str:
+        """Copy the ids of `stripe` from `first` to `last`, both inclusive.
+
+        Returns the reason if an entry has no good copy, else "". Entries before it are copied then.
+
+        Raises:
+            NoSuchLedgerError: the ledger was deleted meanwhile.
+            BookieError: the target does not take the entries.
+        """
+        metadata = self._metadata
+        position = stripe.next_id(first)
+        while position <= last:
+            batch, reasons = await self._good_copy(position, last, stripe)
+            if batch is None:
+                return f"no good copy of entry {position} ({'; '.join(reasons)})"
+            # Not after a deletion: nobody would want the entries.
+            await self._client.ledgers.read_latest(metadata.ledger_id, metadata.c_token)
+            if self._pace is not None:
+                await self._pace.spend(batch.payload_bytes)
+            await self._store(batch)
+            self.entries += batch.count
+            self.packet_bytes += batch.payload_bytes
+            position = stripe.next_id(batch.last_entry_id + 1)
+        return ""
+
+    async def _good_copy(
+        self, first: int, last: int, stripe: Stripe
+    ) -> tuple[EntryBatch | None, list[str]]:
+        """Verified packets from `first` on, as many as one bookie gives at once."""
+        reasons = []
+        for bookie_id in self._sources(first):
+            batch, reason = await self._read(bookie_id, first, last, stripe)
+            if batch is not None:
+                return batch, []
+            reasons.append(f"{bookie_id}: {reason}")
+        return None, reasons
+
+    def _sources(self, entry_id: int) -> list[str]:
+        fragment = self._metadata.fragment_of(entry_id)
+        slots = quorum_of(self._metadata).write_set(entry_id)
+        names = [fragment.bookies[slot] for slot in slots]
+        others = [*names, *self._found_on]
+        return [name for name in dict.fromkeys(others) if name != self.target]
+
+    async def _read(
+        self, bookie_id: str, first: int, last: int, stripe: Stripe
+    ) -> tuple[EntryBatch | None, str]:
+        command = read_command(
+            self._metadata,
+            first,
+            last,
+            stripe,
+            max_entries=BATCH_ENTRIES_MAX,
+            max_bytes=BATCH_SIZE_BYTES_MAX,
+        )
+        pool = self._client.pool
+        try:
+            channel = pool.connection(bookie_id).channel()
+            reply = await channel.read(command, timeout=pool.settings.read_timeout_seconds)
+        except BookieError as error:
+            return None, str(error)
+        told = verify_read(reply, self._encoder.digester)
+        if told.batch is None:
+            problem = told.stopped_by if told.status is Status.OK else told.status
+            return None, told.message or problem.name.lower().replace("_", " ")
+        if not is_run(told.batch, stripe, first):
+            return None, "it left out entries"
+        return told.batch, ""
+
+    async def _store(self, batch: EntryBatch) -> None:
+        """Store packets. Raises BookieUnreachableError, or the error of the bookie's status."""
+        pool, target = self._client.pool, self.target
+        request_id, data = self._encoder.entries(batch, recovery=True)
+        lane = pool.connection(target).recovery(await self._incarnations.of(target))
+        seconds = pool.settings.add_timeout_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                status, message = await lane.request(request_id, data)
+        except TimeoutError as error:
+            raise BookieUnreachableError(
+                f"bookie {target} did not answer within {seconds:g} s"
+            ) from error
+        if status is not Status.OK:
+            raise error_for_status(status, message)

@@ -1,0 +1,226 @@
+"""Put other bookies in the place of some, in the fragments of one ledger that do not change.
+
+For each fragment that names a bookie of the `gone` ones:
+
+1. Placement chooses a newcomer for the slot. Its incarnation is read from the metadata store.
+2. The slot's entries that the newcomer lacks are copied, verified and durable (`EntryCopier`), by
+   adds that only this incarnation takes.
+3. The newcomer lists its entries. If one is missing, the move ends here.
+4. The metadata names the newcomer: by compare-and-set, in one step with the check that the
+   newcomer's cookie has not changed. A newcomer that lost its data since has another incarnation.
+
+A newcomer that loses its data *after* step 4 finds the ledger when it lists those that name it.
+Until step 4 readers and recoveries use the old bookies. So a move that ends anywhere does no harm,
+and the next one begins anew. The last fragment of an open ledger belongs to its writer.
+
+Source: BookKeeper's LedgerFragmentReplicator, which checks neither versions nor incarnations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from bookie.env.pace import Pace
+from bookie.errors import BadVersionError, BookieError, NoSuchLedgerError
+from bookie.ids import is_vacant
+from bookie.ledger.copies.entry_copier import EntryCopier
+from bookie.ledger.copies.replica_plan import (
+    count_of,
+    difference,
+    quorum_of,
+    runs_by_residue,
+    settled_fragments,
+    stripe_ranges,
+    with_newcomers,
+)
+from bookie.ledger.copies.replica_repair import RepairOutcome
+from bookie.ledger.ledger_client import LedgerClient
+from bookie.ledger.metadata import Fragment, LedgerMetadata
+from bookie.ledger.read.verification import list_stored
+from bookie.telemetry import event_log
+
+SWAPS_MAX = 10
+"""Attempts to swap. Each one fails only if the ledger or a newcomer's cookie changed meanwhile."""
+
+_log = event_log(__name__)
+
+
+class _MoveError(Exception):
+    """The move of a fragment ends here; the arguments are an outcome and its detail."""
+
+
+class ReplicaMove:
+    """Moves copies of one ledger at a time with the connections of one client."""
+
+    def __init__(self, client: LedgerClient, pace: Pace | None = None) -> None:
+        self._client = client
+        self._pace = pace
+
+    async def run(self, ledger_id: int, gone: Collection[str]) -> RepairOutcome:
+        """Replace the bookies `gone` and vacant slots wherever entries do not change any more.
+
+        The outcome speaks of all of them: ``repaired``, ``was-fine``, ``no-spare`` (no bookie may
+        take the place of one), ``no-good-copy``, ``refused`` (a newcomer did not take the entries),
+        ``open`` (only the fragment that belongs to the writer names them), ``deleted``.
+
+        Raises:
+            MetadataError: the metadata store failed; a swap may have happened all the same.
+        """
+        names = ",".join(sorted(gone))
+        done = RepairOutcome(ledger_id, names, "was-fine")
+        excluded: set[str] = set()
+        while True:
+            try:
+                metadata = (await self._client.ledgers.read_latest(ledger_id)).value
+                found = _first_with(metadata, gone)
+                if found is None:
+                    break
+                copied = await self._move(metadata, *found, gone, excluded)
+            except NoSuchLedgerError:
+                return RepairOutcome(ledger_id, names, "deleted", done.entries, done.packet_bytes)
+            except _MoveError as error:
+                outcome, detail = error.args
+                return RepairOutcome(
+                    ledger_id, names, outcome, done.entries, done.packet_bytes, detail
+                )
+            entries, packet_bytes = done.entries + copied[0], done.packet_bytes + copied[1]
+            done = RepairOutcome(ledger_id, names, "repaired", entries, packet_bytes)
+        if not metadata.is_closed and _is_named(metadata.last_fragment, gone):
+            return RepairOutcome(
+                ledger_id,
+                names,
+                "open",
+                done.entries,
+                done.packet_bytes,
+                "its writer, or a recovery, replaces the bookies of its last fragment",
+            )
+        return done
+
+    async def _move(
+        self,
+        metadata: LedgerMetadata,
+        fragment: Fragment,
+        last: int,
+        gone: Collection[str],
+        excluded: set[str],
+    ) -> tuple[int, int]:
+        """Move one fragment; returns the number of copied entries and of their bytes.
+
+        A newcomer that fails goes to `excluded`, and the call counts as done.
+        """
+        slots = [slot for slot, name in enumerate(fragment.bookies) if _is_gone(name, gone)]
+        ensembles = self._client.ensembles
+        newcomers = ensembles.newcomers(
+            fragment.bookies,
+            slots,
+            metadata.write_quorum_size,
+            excluded={*gone, *excluded},
+        )
+        if not newcomers:
+            raise _MoveError(
+                "no-spare",
+                f"no writable bookie may take the place of {fragment.bookies[slots[0]]} in the "
+                f"fragment from entry {fragment.first_entry_id} on",
+            )
+        incarnations: dict[str, str] = {}
+        for bookie_id in newcomers.values():
+            found = await ensembles.cookies.read_latest(bookie_id)
+            if found is None:
+                excluded.add(bookie_id)
+                return 0, 0
+            incarnations[bookie_id] = found.value.incarnation
+        entries = packet_bytes = 0
+        for slot, bookie_id in newcomers.items():
+            copier = EntryCopier(
+                self._client,
+                metadata,
+                bookie_id,
+                pace=self._pace,
+                incarnation=incarnations[bookie_id],
+            )
+            try:
+                await self._fill(metadata, fragment, last, slot, copier)
+            except NoSuchLedgerError:
+                raise
+            except BookieError as error:
+                raise _MoveError("refused", f"{copier.target}: {error}") from error
+            entries += copier.entries
+            packet_bytes += copier.packet_bytes
+        await self._swap(metadata, fragment, last, newcomers, incarnations)
+        return entries, packet_bytes
+
+    async def _fill(
+        self,
+        metadata: LedgerMetadata,
+        fragment: Fragment,
+        last: int,
+        slot: int,
+        copier: EntryCopier,
+    ) -> None:
+        """Copy the entries of a slot that the newcomer does not list yet, until it lists all."""
+        stripe = quorum_of(metadata).stripe_of(slot)
+        owed = stripe_ranges(stripe, fragment.first_entry_id, last)
+        pool, target = self._client.pool, copier.target
+        for is_last in (False, True):
+            if not owed:
+                return
+            stored = await list_stored(pool, target, metadata, owed[0][0], owed[-1][1])
+            owed = difference(owed, stored)
+            if is_last and owed:
+                count = count_of(owed)
+                raise _MoveError("refused", f"{target} lacks {count} entries that it took")
+            for run, first, end in runs_by_residue(stripe, owed):
+                if reason := await copier.copy(first, end, run):
+                    raise _MoveError("no-good-copy", reason)
+
+    async def _swap(
+        self,
+        metadata: LedgerMetadata,
+        fragment: Fragment,
+        last: int,
+        newcomers: Mapping[int, str],
+        incarnations: Mapping[str, str],
+    ) -> None:
+        """Name the newcomers in the metadata, unless fragment or newcomers have changed."""
+        client = self._client
+        cookies = client.ensembles.cookies
+        for _ in range(SWAPS_MAX):
+            conditions = []
+            for bookie_id, incarnation in incarnations.items():
+                cookie = await cookies.read_latest(bookie_id)
+                if cookie is None or cookie.value.incarnation != incarnation:
+                    raise _MoveError("refused", f"{bookie_id} may have lost what it took")
+                conditions.append(cookies.unchanged(bookie_id, cookie.version))
+            found = await client.ledgers.read(metadata.ledger_id, metadata.c_token)
+            if (fragment, last) not in settled_fragments(found.value):
+                return  # another one moved it
+            swapped = with_newcomers(found.value, fragment.first_entry_id, newcomers)
+            try:
+                await client.ledgers.write(swapped, found.version, conditions)
+            except BadVersionError:
+                continue
+            _log.info(
+                "copies_moved",
+                ledger_id=metadata.ledger_id,
+                first_entry_id=fragment.first_entry_id,
+                former=[fragment.bookies[slot] for slot in newcomers],
+                newcomers=list(newcomers.values()),
+            )
+            return
+        raise _MoveError("refused", f"the metadata changed {SWAPS_MAX} times during the swap")
+
+
+def _is_gone(bookie_id: str, gone: Collection[str]) -> bool:
+    return bookie_id in gone or is_vacant(bookie_id)
+
+
+def _is_named(fragment: Fragment, gone: Collection[str]) -> bool:
+    return any(_is_gone(name, gone) for name in fragment.bookies)
+
+
+def _first_with(metadata: LedgerMetadata, gone: Collection[str]) -> tuple[Fragment, int] | None:
+    """The first settled fragment that names one of the `gone` bookies, and its last entry."""
+    for fragment, last in settled_fragments(metadata):
+        if _is_named(fragment, gone):
+            return fragment, last
+    return None
