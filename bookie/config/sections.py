@@ -381,6 +381,60 @@ class GarbageSettings(Section):
     )
 
 
+class RepairSettings(Section):
+    """The service that brings copies back. Every bookie takes part; one of them audits."""
+
+    enabled: bool = Field(
+        default=True,
+        description="Take part: audit the cluster while elected, and copy entries of marked"
+        " ledgers. `bookie repair disable` pauses repair in the whole cluster.",
+    )
+    lost_bookie_delay_seconds: float = Field(
+        default=600.0,
+        ge=0,
+        le=1e9,
+        description="The absence after which a bookie counts as lost and others take over its"
+        " copies. Longer than a restart, an upgrade or a reboot takes.",
+        json_schema_extra=DYNAMIC,
+    )
+    away_share_max: float = Field(
+        default=0.5,
+        ge=0,
+        le=1,
+        description="If a larger share of all bookies is away at once, no bookie counts as lost:"
+        " the network is more likely at fault.",
+        json_schema_extra=DYNAMIC,
+    )
+    audit_interval_seconds: float = Field(
+        default=86400.0,
+        gt=0,
+        le=1e9,
+        description="Time between two audits. An audit compares every entry of every copy with"
+        " the metadata.",
+        json_schema_extra=DYNAMIC,
+    )
+    ledgers_at_once: int = Field(
+        default=4,
+        ge=1,
+        le=64,
+        description="Ledgers that this bookie repairs at the same time.",
+        json_schema_extra=DYNAMIC,
+    )
+    bytes_per_second_max: Size = Field(
+        default=64 * MIB,
+        ge=0,
+        description="Bytes that this bookie's repairs copy per second; 0 is no limit.",
+        json_schema_extra=DYNAMIC,
+    )
+    retry_seconds_max: float = Field(
+        default=600.0,
+        ge=1,
+        le=1e9,
+        description="The longest pause before a ledger is tried again that could not be repaired.",
+        json_schema_extra=DYNAMIC,
+    )
+
+
 class RpcSettings(Section):
     """Limits of the gRPC server that keep a broken or hostile peer from hurting the others."""
 
@@ -467,6 +521,7 @@ class Settings(Section):
     storage: StorageSettings = StorageSettings()
     limits: NodeSettings = NodeSettings()
     garbage: GarbageSettings = GarbageSettings()
+    repair: RepairSettings = RepairSettings()
     rpc: RpcSettings = RpcSettings()
     http: HttpSettings = HttpSettings()
     log: LogSettings = LogSettings()

@@ -24,6 +24,7 @@ from typing import NoReturn
 
 import bookie
 from bookie.addresses import is_wildcard, join_address
+from bookie.cluster import keys
 from bookie.cluster.cluster_settings import ClusterSettings
 from bookie.cluster.cookies import CookieManager
 from bookie.cluster.instance import read_instance_id
@@ -43,18 +44,24 @@ from bookie.daemon.registration_updater import (
 from bookie.daemon.session_policy import after_outages, obey_session_policy
 from bookie.daemon.signals import NOTED_SIGNALS, noting, until_signal
 from bookie.daemon.systemd import ServiceManager, beat
-from bookie.env import Failpoints, ThreadWorkers, beside, system_environment
+from bookie.env import Failpoints, SystemClock, ThreadWorkers, beside, system_environment
 from bookie.errors import BookieError, StorageFailedError
 from bookie.ledger.catalog.ledgers import LedgerManager
+from bookie.ledger.copies.departures import Departures
 from bookie.ledger.place.labels import BookieLabels
 from bookie.metadata.store import MetadataStore
 from bookie.metadata.uri import require_shared
 from bookie.node.start import StartedBookie, start_bookie
+from bookie.repair.own_damage import OwnDamage
+from bookie.repair.service import keep_repairing
 from bookie.telemetry import Metrics, configure_logging, event_log, set_log_level
 from bookie.wire.grpc.server.grpc_server import hold_port
 
 EXIT_DISK_FAILED = 74
 """EX_IOERR of sysexits.h: the engine could not write or sync; only a new process may go on."""
+
+LEAVING = "decommission"
+"""The reason for which a bookie that leaves the cluster is read-only."""
 
 _log = event_log(__name__)
 
@@ -166,6 +173,7 @@ async def _run(
                 BookieRegistration(store, registration, instance_id=instance_id) as registered,
                 beside([keep_registered(updater, registered, metrics, readiness)]),
                 beside(_followers(store, instance_id, live, started, updater)),
+                beside(_repair(store, live, metrics, started)),
             ):
                 remarks = updater.remarks()
                 show_registration(registration, registered, metrics, readiness, remarks)
@@ -217,8 +225,36 @@ def _followers(
         BookieLabels(store).follow(
             started.bookie.bookie_id, updater.set_given_labels, instance_id=instance_id
         ),
+        # A bookie that leaves the cluster gets no new ledgers.
+        Departures(store, keys.LEAVING_BOOKIES).follow(
+            started.bookie.bookie_id,
+            lambda leaving: started.bookie.set_read_only(LEAVING, read_only=leaving),
+            instance_id=instance_id,
+        ),
         # A store that was restored from a backup ends sessions. Clients ask bookies about it.
         after_outages(store, started.garbage.wake),
+    ]
+
+
+def _repair(
+    store: MetadataStore, live: LiveSettings, metrics: Metrics, started: StartedBookie
+) -> list[Coroutine[object, object, NoReturn]]:
+    """The task that brings copies back, if the settings say so."""
+    if not live.settings.repair.enabled:
+        return []
+    own_damage = OwnDamage(store, live.settings.bookie.id)
+    started.check.on_incomplete = own_damage.note
+    return [
+        keep_repairing(
+            store,
+            live.sources,
+            live.settings.rpc,
+            lambda: live.settings.repair,
+            metrics,
+            SystemClock(),
+            live.settings.bookie.id,
+            own_damage,
+        )
     ]
 
 

@@ -65,7 +65,7 @@ class LiveSettings:
     """
 
     def __init__(self, sources: Sources, cluster: Mapping[str, str]) -> None:
-        self._sources = sources
+        self.sources = sources
         self._own = sources.origins()
         self._cluster = dict(cluster)
         self._wanted = self.settings = sources.settings(cluster)
@@ -86,7 +86,7 @@ class LiveSettings:
         before, self._cluster = self._cluster, self._acceptable(cluster)
         for name in sorted(self._own.keys() & _differing(before, self._cluster)):
             _log.info("setting_overridden", key=name, by=self._own[name])
-        old, self._wanted = self._wanted, self._sources.settings(self._cluster)
+        old, self._wanted = self._wanted, self.sources.settings(self._cluster)
         running, self.settings = self.settings, _with_dynamic(self.settings, self._wanted)
         # The line about a change is written under the more talkative of two levels.
         quieter = _LEVELS.index(self.settings.log.level) > _LEVELS.index(running.log.level)
@@ -139,7 +139,7 @@ class LiveSettings:
 
     def _problem(self, cluster: Mapping[str, str]) -> str | None:
         try:
-            self._sources.settings(cluster)
+            self.sources.settings(cluster)
         except ConfigurationError as error:
             return str(error)
         return None

@@ -80,6 +80,9 @@ LOCATION_BYTES = 17
 LACKING_MAX = 100
 """The most ledgers with missing entries that are looked at again between two checks."""
 
+INCOMPLETE_MAX = 10_000
+"""Incomplete ledgers that one check reports to `IntegrityCheck.on_incomplete`."""
+
 UNREADABLE_MAX = 1000
 """After this many unreadable entries of a ledger, the check of it ends."""
 
@@ -120,6 +123,8 @@ class _Progress:
     """Ledgers in limbo that the listing of this check has handled."""
     lacking: list[int] = field(default_factory=list)
     """Ledgers with missing entries, up to `LACKING_MAX`."""
+    incomplete: list[int] = field(default_factory=list)
+    """Ledgers with missing or unreadable entries, up to `INCOMPLETE_MAX`."""
 
     def count(self, problem: str = "", **more: int) -> None:
         values = {name: getattr(self.report, name) + number for name, number in more.items()}
@@ -162,6 +167,8 @@ class IntegrityCheck:
         self._lock = asyncio.Lock()
         self.report: CheckReport | None = None
         """The result of the last finished check; None before the first."""
+        self.on_incomplete: Callable[[Sequence[int]], object] = lambda _: None
+        """Called after each check with the ledgers of which entries are missing or unreadable."""
         self.unfinished = "no check was made since the start"
         """The reason why there is no current result; empty once a check has finished."""
         metrics.limbo_ledgers.set_function(lambda: engine.ledgers_in_limbo)
@@ -358,6 +365,7 @@ class IntegrityCheck:
                 await self._doubt()
         self.report = replace(report, whole=whole and not self.needed)
         self._tell(report, found.lacking)
+        self.on_incomplete(found.incomplete)
         _log.info(
             "integrity_checked",
             ledgers=report.ledgers,
@@ -475,7 +483,8 @@ class IntegrityCheck:
     ) -> None:
         ledger_id = metadata.ledger_id
         unreadable = Missing()
-        if state.limbo and metadata.is_closed and not missing.count:
+        is_suspect = state.limbo or self._engine.has_damage
+        if is_suspect and metadata.is_closed and not missing.count:
             unreadable = await self._unreadable(state, metadata)
         if missing.count or unreadable.count:
             problem = f"ledger {ledger_id}: {missing.count} entries are missing"
@@ -489,6 +498,8 @@ class IntegrityCheck:
             )
             if missing.count and len(found.lacking) < LACKING_MAX:
                 found.lacking.append(ledger_id)
+            if len(found.incomplete) < INCOMPLETE_MAX:
+                found.incomplete.append(ledger_id)
             if not state.limbo:
                 await self._doubt()
                 if self._may_be_lost(state):

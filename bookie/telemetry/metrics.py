@@ -33,6 +33,18 @@ READ_SOURCES = ("cache", "journal_file", "thread")
 GARBAGE_OUTCOMES = ("done", "aborted", "stopped")
 """The possible ends of a round of garbage collection."""
 
+REPAIR_OUTCOMES = (
+    "repaired",
+    "was-fine",
+    "deleted",
+    "no-good-copy",
+    "no-spare",
+    "refused",
+    "open",
+    "away",
+)
+"""Ends of a repair; only the first three leave nothing to do."""
+
 ERROR_KINDS = (
     "conflict",
     "corruption",
@@ -66,6 +78,7 @@ class Metrics:
         self._declare_reclaiming(declare)
         self._declare_requests(declare)
         self._declare_server(declare)
+        self._declare_repair(declare)
         self.info = Info("bookie", "Which bookie this is and what it runs.", registry=self.registry)
 
     def _declare_journal(self, declare: _Declare) -> None:
@@ -230,6 +243,36 @@ class Metrics:
         self.disk_total_bytes = declare.gauge(
             "disk_total_bytes", "Size of the file system, by device.", "device"
         )
+
+    def _declare_repair(self, declare: _Declare) -> None:
+        self.repair_auditor = declare.gauge(
+            "repair_auditor", "1 while this bookie audits the cluster; one bookie does."
+        )
+        self.repair_bookies_away = declare.gauge(
+            "repair_bookies_away", "Bookies that are not registered; the auditor tells."
+        )
+        self.repair_split = declare.gauge(
+            "repair_split",
+            "1 while so many bookies are away that none of them counts as lost; the auditor tells.",
+        )
+        self.repair_audit_age_seconds = declare.gauge(
+            "repair_audit_age_seconds",
+            "Seconds since the end of the last audit, -1 before the first; the auditor tells.",
+        )
+        self.repair_marked_ledgers = declare.gauge(
+            "repair_marked_ledgers", "Ledgers that lack copies, as this bookie last saw them."
+        )
+        self.repair_copied_entries_total = declare.counter(
+            "repair_copied_entries_total", "Entries that this bookie's repairs copied."
+        )
+        self.repair_copied_bytes_total = declare.counter(
+            "repair_copied_bytes_total", "Bytes of these entries."
+        )
+        self.repair_outcomes_total = declare.counter(
+            "repair_outcomes_total", "Repairs of this bookie by outcome.", "outcome"
+        )
+        for outcome in REPAIR_OUTCOMES:
+            self.repair_outcomes_total.labels(outcome)
 
     def exposition(self) -> tuple[bytes, str]:
         """Return all metrics in Prometheus's text format, and the content type of this format.

@@ -55,6 +55,10 @@ class RealCluster:
         async with asyncio.timeout(WAIT_SECONDS_MAX):
             await started.wait()
 
+    def directory_of(self, number: int) -> Path:
+        """The directory of everything that a bookie keeps."""
+        return self._directory / f"b{number}"
+
     async def stop(self, number: int) -> None:
         """Stop a bookie; its registration goes, its files stay."""
         self._stops[number].set()

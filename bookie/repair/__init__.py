@@ -1,0 +1,1 @@
+"""The service that brings copies back: who lacks which, and who copies them."""

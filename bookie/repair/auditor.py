@@ -1,0 +1,288 @@
+"""The auditor: one bookie of a cluster finds the ledgers that lack copies, and marks them.
+
+Bookies elect it. A second auditor does no harm, because marks only add up. It marks a ledger if
+
+- a fragment that does not change any more names a bookie that is gone: lost, leaving, or without a
+  cookie; or it has a vacant slot;
+- a registered bookie lacks entries that the metadata gives it.
+
+It looks at all ledgers (a *survey*) when a bookie is lost or leaves, when one comes back or has
+another incarnation, from time to time while bookies are gone, and on request. A survey reads rows,
+and lists entries where a row leaves doubt. An *audit* is a survey that lists every entry of every
+copy; its interval is long.
+
+If more than a share of all bookies is away, nobody is lost: the network is split. Read-only bookies
+count as present.
+
+Source: BookKeeper's Auditor, whose checks read the first and the last entry of a fragment only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import NoReturn
+
+from bookie.cluster import keys
+from bookie.config import RepairSettings
+from bookie.coordination.election import Election, LeaderState
+from bookie.coordination.participant import Participant
+from bookie.env import Backoff, Clock, Pause, gather
+from bookie.errors import BookieError
+from bookie.ids import is_vacant
+from bookie.ledger.copies.departures import Departures
+from bookie.ledger.copies.marks import UnderreplicationManager
+from bookie.ledger.copies.replica_plan import settled_fragments
+from bookie.ledger.ledger_client import LedgerClient
+from bookie.ledger.metadata import LedgerMetadata
+from bookie.metadata.store import MetadataStore
+from bookie.repair.absence import AbsenceVerdict, BookieAbsence
+from bookie.repair.comparison import CopyComparison, listed_bookies
+from bookie.telemetry import Metrics, event_log
+
+AUDIT = "replicas"
+"""The name of the audit among the checks whose ends are kept (`marks.CHECKS`)."""
+
+ROUND_SECONDS = 1.0
+"""Time between two looks at the registrations."""
+
+SURVEY_SECONDS = 60.0
+"""Time between two surveys while bookies are gone; at least `SURVEY_REST` times a survey's own."""
+SURVEY_REST = 20.0
+
+MARKS_AT_ONCE = 64
+ANSWER_SECONDS = 10.0
+"""Time that a bookie may take for each page of a listing."""
+
+_log = event_log(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SurveyReport:
+    """The result of a survey."""
+
+    ledgers: int
+    """Ledgers that lack copies."""
+    silent: tuple[str, ...]
+    """Bookies that did not answer; what they lack is unknown."""
+
+
+class Auditor:
+    """Takes part in the election, and audits while it leads."""
+
+    def __init__(
+        self,
+        client: LedgerClient,
+        store: MetadataStore,
+        settings: Callable[[], RepairSettings],
+        metrics: Metrics,
+        clock: Clock,
+        worker: str,
+    ) -> None:
+        self._client = client
+        self._store = store
+        self._settings = settings
+        self._metrics = metrics
+        self._clock = clock
+        self._worker = worker
+        self._marks = UnderreplicationManager(store, worker, clock)
+        self._lost = Departures(store, keys.LOST_BOOKIES, clock)
+        self._leaving = Departures(store, keys.LEAVING_BOOKIES, clock)
+        self._pause = Pause()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._absence = BookieAbsence()
+        self._was_split = False
+        self._seen: dict[str, str] | None = None
+        self._surveyed: frozenset[str] = frozenset()
+        """The bookies that were gone at the last survey."""
+        self._is_due = False
+        self._survey_at = 0.0
+        """The time of the next survey if bookies are gone then."""
+
+    async def run(self) -> NoReturn:
+        """Audit whenever this candidate leads, until cancelled.
+
+        Raises:
+            MetadataClosedError: the store was closed.
+        """
+        gauge = self._metrics.repair_auditor
+        async with (
+            Participant(self._store) as participant,
+            Election(participant, keys.AUDITOR, owner=self._worker) as election,
+        ):
+            await election.elect()
+            while True:
+                await election.wait_for(LeaderState.LEADING)
+                async with asyncio.TaskGroup() as tasks:
+                    leading = tasks.create_task(self._lead())
+                    gauge.set(1)
+                    try:
+                        while election.state is LeaderState.LEADING:
+                            await election.wait_for_change()
+                    finally:
+                        gauge.set(0)
+                        leading.cancel()
+
+    async def _lead(self) -> NoReturn:
+        self._begin()
+        pauses = Backoff(ROUND_SECONDS, 30.0)
+        while True:
+            try:
+                await self._round()
+                pauses.reset()
+                seconds = ROUND_SECONDS
+            except BookieError as error:
+                _log.warning("audit_interrupted", reason=str(error))
+                seconds = pauses.next()
+            await self._pause.wait(lambda seconds=seconds: seconds)  # type: ignore[misc]
+
+    async def _round(self) -> None:
+        now = self._clock.monotonic()
+        registrations = self._client.directory.all()
+        known = set(await self._client.ensembles.cookies.bookie_ids())
+        lost = await self._note_absence(now, known, registrations)
+        if not await self._marks.is_enabled():
+            return
+        gone = frozenset(lost | await self._leaving.names())
+        seen = {name: one.incarnation for name, one in registrations.items()}
+        if self._seen is not None and seen.items() - self._seen.items():
+            self._is_due = True  # a bookie came, or lost its data
+        self._seen = seen
+        is_audit = await self._is_audit_due()
+        is_due = self._is_due or bool(gone - self._surveyed) or (gone and now >= self._survey_at)
+        if is_audit or is_due:
+            await self._survey(gone, known, is_audit=is_audit)
+
+    async def _note_absence(
+        self, now: float, known: set[str], registered: Collection[str]
+    ) -> set[str]:
+        """Keep the records of lost bookies; returns those that are lost."""
+        settings = self._settings()
+        verdict = self._absence.look(
+            now,
+            known,
+            registered,
+            delay_seconds=settings.lost_bookie_delay_seconds,
+            share_max=settings.away_share_max,
+        )
+        self._tell(verdict, known)
+        recorded = await self._lost.names()
+        for name in sorted(recorded - verdict.away):
+            await self._lost.remove(name)
+            if name in known:
+                _log.info("lost_bookie_returned", bookie_id=name)
+        for name in sorted(verdict.lost - recorded):
+            _log.warning("bookie_lost", bookie_id=name)
+            await self._lost.add(name)
+        if verdict.is_split:
+            return set()
+        return (recorded & verdict.away) | verdict.lost
+
+    def _tell(self, verdict: AbsenceVerdict, known: Collection[str]) -> None:
+        self._metrics.repair_bookies_away.set(len(verdict.away))
+        self._metrics.repair_split.set(verdict.is_split)
+        if verdict.is_split and not self._was_split:
+            _log.error("too_many_bookies_away", away=sorted(verdict.away), known=len(known))
+        self._was_split = verdict.is_split
+
+    async def _is_audit_due(self) -> bool:
+        last = await self._marks.checked_ms(AUDIT)
+        now_ms = self._clock.now_ms()
+        age = None if last is None else (now_ms - last) / 1000
+        self._metrics.repair_audit_age_seconds.set(-1 if age is None else max(0.0, age))
+        interval = self._settings().audit_interval_seconds
+        # A time in the future is of a wrong clock, ours or the other's.
+        return age is None or age > interval or age < -interval
+
+    # ---- surveys
+
+    async def _survey(self, gone: frozenset[str], known: set[str], *, is_audit: bool) -> None:
+        began = self._clock.monotonic()
+        self._is_due = False
+        report = await self.survey(gone, known, is_deep=is_audit)
+        took = self._clock.monotonic() - began
+        self._survey_at = began + took + max(SURVEY_SECONDS, SURVEY_REST * took)
+        self._surveyed = gone
+        if is_audit and not report.silent:
+            await self._marks.set_checked_ms(AUDIT, self._clock.now_ms())
+        _log.info(
+            "ledgers_surveyed",
+            kind="audit" if is_audit else "survey",
+            lacking=report.ledgers,
+            gone=sorted(gone),
+            silent=list(report.silent),
+            seconds=round(took, 3),
+        )
+
+    async def survey(
+        self, gone: Collection[str], known: Collection[str], *, is_deep: bool
+    ) -> SurveyReport:
+        """Mark every ledger that lacks copies.
+
+        Args:
+            gone: bookies whose copies count as missing.
+            known: the bookies of the cluster; others are gone, too.
+            is_deep: list every entry, and not only where a row leaves doubt.
+
+        Raises:
+            MetadataError, FormatError: the listing of the ledgers is not complete.
+        """
+        client = self._client
+        registrations = dict(client.directory.all())
+        marking = _Marking(self._marks)
+
+        async def on_ledger(metadata: LedgerMetadata) -> None:
+            wanted = {
+                name
+                for fragment, _ in settled_fragments(metadata)
+                for name in fragment.bookies
+                if name in gone or name not in known or is_vacant(name)
+            }
+            if wanted:
+                await marking.add(metadata.ledger_id, wanted)
+
+        async def on_lacking(metadata: LedgerMetadata, lacking: set[str]) -> None:
+            await marking.add(metadata.ledger_id, lacking)
+
+        async with listed_bookies(
+            registrations, registrations, client.instance_id, ANSWER_SECONDS
+        ) as bookies:
+            comparison = CopyComparison(
+                client.ledgers,
+                bookies,
+                is_deep=is_deep,
+                on_ledger=on_ledger,
+                on_lacking=on_lacking,
+            )
+            await comparison.run()
+            silent = tuple(sorted(name for name, one in bookies.items() if one.problem))
+        await marking.finish()
+        return SurveyReport(len(marking.ledgers), silent)
+
+
+class _Marking:
+    """Marks of one survey, several at a time."""
+
+    def __init__(self, marks: UnderreplicationManager) -> None:
+        self._marks = marks
+        self._waiting: list[tuple[int, set[str]]] = []
+        self.ledgers: set[int] = set()
+
+    async def add(self, ledger_id: int, replicas: set[str]) -> None:
+        self.ledgers.add(ledger_id)
+        self._waiting.append((ledger_id, replicas))
+        if len(self._waiting) >= MARKS_AT_ONCE:
+            await self.finish()
+
+    async def finish(self) -> None:
+        """Return when all marks are in the store."""
+        waiting, self._waiting = self._waiting, []
+        await gather(self._mark(*one) for one in waiting)
+
+    async def _mark(self, ledger_id: int, replicas: set[str]) -> None:
+        found = await self._marks.find(ledger_id)
+        if found is None or not replicas <= set(found.replicas):
+            await self._marks.mark(ledger_id, replicas)

@@ -1,0 +1,270 @@
+"""Compare the metadata of all ledgers with the copies that registered bookies store.
+
+It walks over all ledgers, in step with a listing of the ledgers on every bookie. Both ascend, so
+memory holds one page of each. First it looks at the row of a copy (`ListedBookie.lacks`). If the
+row has too few entries, it lists the copy's entries. For that it reads the metadata once more,
+because the row may be old, or the ledger deleted meanwhile.
+
+A row only counts entries. A missing entry beside a surplus one leaves the count right; a deep
+comparison finds it, because it lists every entry.
+
+If a bookie does not answer in time, or answers with an error, all facts that only it can tell are
+unknown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+
+from bookie.cluster.directory import ENDPOINT
+from bookie.cluster.registration_record import Registration
+from bookie.entry.digest import key_tag
+from bookie.errors import BookieError, NoSuchLedgerError, UnauthorizedError
+from bookie.ledger.catalog.ledgers import LedgerManager
+from bookie.ledger.metadata import LedgerMetadata
+from bookie.node.holdings import Holding, Missing, holdings, missing_of, nothing_stored
+from bookie.wire.commands import LedgerRow
+from bookie.wire.grpc.client.channel import BookieChannel, Ranges
+
+EXAMPLES_MAX = 5
+"""Ledgers that a finding names."""
+
+LISTINGS_AT_ONCE = 16
+COPIES_AT_ONCE = 1024
+"""Copies, over all bookies, that are collected before they are listed."""
+
+
+async def _nothing(*_: object) -> None:
+    """The callback of nobody."""
+
+
+@dataclass(slots=True)
+class Finding:
+    """Ledgers with one thing in common, on one bookie or on all."""
+
+    ledgers: int = 0
+    entries: int = 0
+    examples: list[int] = field(default_factory=list)
+
+    def add(self, ledger_id: int, entries: int = 0) -> None:
+        self.ledgers += 1
+        self.entries += entries
+        if len(self.examples) < EXAMPLES_MAX:
+            self.examples.append(ledger_id)
+
+    def __str__(self) -> str:
+        more = ", …" if self.ledgers > len(self.examples) else ""
+        noun = "ledger" if self.ledgers == 1 else "ledgers"
+        return f"{noun} {', '.join(map(str, self.examples))}{more}"
+
+
+class ListedBookie:
+    """A registered bookie, and the listing of its ledgers in step with the walk."""
+
+    def __init__(self, bookie_id: str, channel: BookieChannel | None, seconds: float) -> None:
+        self.bookie_id = bookie_id
+        self._channel = channel
+        self._seconds = seconds
+        self.problem = "" if channel is not None else "its registration names no address"
+        """The reason why it does not tell its ledgers; empty while it does."""
+        self.limbo, self.missing = Finding(), Finding()
+        self._rows: list[LedgerRow] = []
+        self._at = 0
+        self._pages: AsyncIterator[list[LedgerRow]] | None = None
+
+    @asynccontextmanager
+    async def listing(self) -> AsyncIterator[None]:
+        """List its ledgers for the duration of the block."""
+        if self._channel is None:
+            yield
+            return
+        async with aclosing(self._channel.list_ledgers()) as pages:  # type: ignore[type-var]
+            self._pages = pages
+            yield
+
+    async def next_page(self) -> None:
+        """Fetch some rows; none at the end of the listing, or once there is a problem."""
+        pages, self._pages = self._pages, None
+        self._rows, self._at = [], 0
+        if self.problem or pages is None:
+            return
+        try:
+            async with asyncio.timeout(self._seconds):
+                self._rows = await anext(pages, [])
+        except TimeoutError:
+            self.problem = f"no answer within {self._seconds:g} s"
+        except BookieError as error:
+            self.problem = str(error)
+        if self._rows:
+            self._pages = pages
+
+    async def row(self, ledger_id: int) -> LedgerRow | None:
+        """Its row of a ledger. Call it with rising ids."""
+        while True:
+            while self._at < len(self._rows):
+                row = self._rows[self._at]
+                if row.ledger_id >= ledger_id:
+                    return row if row.ledger_id == ledger_id else None
+                self._at += 1
+            if self._pages is None:
+                return None
+            await self.next_page()
+
+    async def lacks(self, metadata: LedgerMetadata) -> bool:
+        """True if its row leaves doubt that it has all its entries of `metadata`; notes limbo."""
+        row = await self.row(metadata.ledger_id)
+        if row is not None and row.key_tag not in (b"", key_tag(metadata.password_key)):
+            row = None  # of another ledger of this id; an older version does not tell
+        if self.problem:
+            return False
+        if row is not None and row.limbo:
+            self.limbo.add(metadata.ledger_id)
+        wanted = sum(holding.entries for holding in holdings(metadata, self.bookie_id))
+        return wanted > (0 if row is None else row.entries)
+
+    async def compare(self, metadata: LedgerMetadata) -> int:
+        """List its entries of a ledger and note the missing ones; returns their number."""
+        missing = Missing()
+        try:
+            for holding in holdings(metadata, self.bookie_id):
+                missing = missing.plus(await self._missing(metadata, holding))
+        except TimeoutError:
+            self.problem = f"no answer within {self._seconds:g} s"
+        except BookieError as error:
+            self.problem = str(error)
+        if missing.count:
+            self.missing.add(metadata.ledger_id, missing.count)
+        return missing.count
+
+    async def _missing(self, metadata: LedgerMetadata, holding: Holding) -> Missing:
+        if self.problem or self._channel is None:
+            return Missing()
+        listing = self._channel.list_entries(
+            metadata.ledger_id, holding.first, holding.last, key=metadata.password_key
+        )
+        try:
+            async with aclosing(self._in_time(listing)) as ranges:  # type: ignore[type-var]
+                return await missing_of(holding, ranges)
+        except (NoSuchLedgerError, UnauthorizedError):
+            return await missing_of(holding, nothing_stored())
+
+    async def _in_time(self, listing: AsyncIterator[Ranges]) -> AsyncIterator[Ranges]:
+        async with aclosing(listing) as pages:  # type: ignore[type-var]
+            while True:
+                async with asyncio.timeout(self._seconds):
+                    page = await anext(pages, None)
+                if page is None:
+                    return
+                if len(page[0]):
+                    yield page
+
+
+class CopyComparison:
+    """The walk over all ledgers of a cluster."""
+
+    def __init__(
+        self,
+        ledgers: LedgerManager,
+        bookies: dict[str, ListedBookie],
+        *,
+        is_deep: bool,
+        on_ledger: Callable[[LedgerMetadata], Awaitable[None]] = _nothing,
+        on_lacking: Callable[[LedgerMetadata, set[str]], Awaitable[None]] = _nothing,
+    ) -> None:
+        """`on_ledger` gets each ledger; `on_lacking` those of which bookies lack entries."""
+        self._ledgers = ledgers
+        self._bookies = bookies
+        self._is_deep = is_deep
+        self._on_ledger = on_ledger
+        self._on_lacking = on_lacking
+        self.limbo, self.missing, self.elsewhere = Finding(), Finding(), Finding()
+        self.damaged = Finding()
+        self.absent: dict[str, Finding] = {}
+        self._doubtful: list[tuple[int, list[ListedBookie]]] = []
+        self._copies = 0
+
+    async def run(self) -> None:
+        """Compare all ledgers.
+
+        Raises:
+            MetadataError, FormatError: the listing of the ledgers is not complete. Ledgers whose
+                metadata cannot be read are counted in `damaged` instead.
+        """
+        # All bookies are asked at once, so silent ones cost one timeout together.
+        async with asyncio.TaskGroup() as tasks:
+            for bookie in self._bookies.values():
+                tasks.create_task(bookie.next_page())
+        async for versioned in self._ledgers.list_readable(self.damaged.add):
+            await self._look_at(versioned.value)
+            if self._copies >= COPIES_AT_ONCE:
+                await self._compare_doubtful()
+        await self._compare_doubtful()
+
+    async def _look_at(self, metadata: LedgerMetadata) -> None:
+        await self._on_ledger(metadata)
+        ledger_id = metadata.ledger_id
+        names = {name for fragment in metadata.fragments for name in fragment.bookies}
+        absent = names - self._bookies.keys()
+        for name in absent:
+            self.absent.setdefault(name, Finding()).add(ledger_id)
+        if absent:
+            self.elsewhere.add(ledger_id)
+        bookies = [self._bookies[name] for name in sorted(names - absent)]
+        in_limbo = [bookie.limbo.ledgers for bookie in bookies]
+        lacking = [bookie for bookie in bookies if await bookie.lacks(metadata) or self._is_deep]
+        if in_limbo != [bookie.limbo.ledgers for bookie in bookies]:
+            self.limbo.add(ledger_id)
+        if lacking:
+            self._doubtful.append((ledger_id, lacking))
+            self._copies += len(lacking)
+
+    async def _compare_doubtful(self) -> None:
+        doubtful, self._doubtful, self._copies = self._doubtful, [], 0
+        room = asyncio.Semaphore(LISTINGS_AT_ONCE)
+
+        async def compare(ledger_id: int, bookies: list[ListedBookie]) -> None:
+            async with room:
+                try:
+                    metadata = (await self._ledgers.read(ledger_id)).value
+                except NoSuchLedgerError:
+                    return  # deleted since it was listed
+                missing = {one.bookie_id: await one.compare(metadata) for one in bookies}
+            lacking = {bookie_id for bookie_id, count in missing.items() if count}
+            if lacking:
+                self.missing.add(ledger_id, sum(missing.values()))
+                await self._on_lacking(metadata, lacking)
+
+        async with asyncio.TaskGroup() as tasks:
+            for ledger_id, bookies in doubtful:
+                tasks.create_task(compare(ledger_id, bookies))
+
+
+@asynccontextmanager
+async def listed_bookies(
+    names: Iterable[str],
+    registrations: Mapping[str, Registration],
+    instance_id: str,
+    answer_seconds: float,
+) -> AsyncIterator[dict[str, ListedBookie]]:
+    """The registered bookies, each with a listing of its ledgers under way."""
+    async with asyncio.TaskGroup() as tasks, AsyncExitStack() as stack:
+        bookies: dict[str, ListedBookie] = {}
+        for name in sorted(names):
+            channel = None
+            registration = registrations.get(name)
+            endpoint = None if registration is None else registration.endpoint(ENDPOINT)
+            if endpoint is not None:
+                channel = BookieChannel(
+                    endpoint.address,
+                    instance_id,
+                    tasks,
+                    bookie_id=name,
+                    connect_timeout_seconds=answer_seconds,
+                )
+                stack.push_async_callback(channel.close)
+            bookies[name] = ListedBookie(name, channel, answer_seconds)
+            await stack.enter_async_context(bookies[name].listing())
+        yield bookies

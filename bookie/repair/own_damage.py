@@ -1,0 +1,57 @@
+"""A bookie asks for its own missing and unreadable entries, by marks.
+
+Its integrity check finds them after a loss or damage. The auditor sees missing entries, too. Only
+the bookie itself knows which of its entries cannot be read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import NoReturn
+
+from bookie.env import Backoff, jitter
+from bookie.errors import BookieError, MetadataClosedError
+from bookie.ledger.copies.marks import UnderreplicationManager
+from bookie.metadata.store import MetadataStore
+from bookie.telemetry import event_log
+
+_log = event_log(__name__)
+
+
+class OwnDamage:
+    """Ledgers that a bookie found incomplete here, until they are marked."""
+
+    def __init__(self, store: MetadataStore, bookie_id: str) -> None:
+        self._marks = UnderreplicationManager(store, bookie_id)
+        self._bookie_id = bookie_id
+        self._ledgers: set[int] = set()
+        self._noted = asyncio.Event()
+
+    def note(self, ledger_ids: Iterable[int]) -> None:
+        """These ledgers lack entries here; returns at once."""
+        self._ledgers |= set(ledger_ids)
+        if self._ledgers:
+            self._noted.set()
+
+    async def run(self) -> NoReturn:
+        """Mark what is noted, until cancelled.
+
+        Raises:
+            MetadataClosedError: the store was closed.
+        """
+        pauses = Backoff(1.0, 60.0, jitter)
+        while True:
+            await self._noted.wait()
+            try:
+                while self._ledgers:
+                    ledger_id = min(self._ledgers)
+                    await self._marks.mark(ledger_id, [self._bookie_id])
+                    self._ledgers.discard(ledger_id)
+                self._noted.clear()
+                pauses.reset()
+            except MetadataClosedError:
+                raise
+            except BookieError as error:
+                _log.warning("own_damage_not_marked", reason=str(error))
+                await asyncio.sleep(pauses.next())

@@ -1,0 +1,287 @@
+"""The replicator of one bookie: it takes marked ledgers, and gives them their copies back.
+
+For each bookie that a mark names:
+
+============================ =====================================================================
+the bookie                   what happens
+============================ =====================================================================
+is lost, leaving or unknown  others take its place in all fragments that do not change any more
+                             (`ReplicaMove`)
+is registered                the entries that it lacks, or whose bytes are wrong, are copied to it
+                             (`ReplicaFill`)
+is away                      nothing: it comes back, or the auditor finds it lost
+============================ =====================================================================
+
+A mark goes when all of that is done. Otherwise a record tells the reason (`RepairFailures`), and
+the ledger is tried again after a pause that doubles. So a ledger that cannot be repaired delays no
+other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+from bookie.cluster import keys
+from bookie.config import RepairSettings
+from bookie.env import Backoff, Clock, beside, jitter
+from bookie.env.pace import Pace
+from bookie.errors import BadRequestError, BookieError, MetadataClosedError
+from bookie.ids import is_vacant
+from bookie.ledger.copies.departures import Departures, RepairFailures
+from bookie.ledger.copies.marks import UnderreplicationManager
+from bookie.ledger.copies.replica_fill import ReplicaFill
+from bookie.ledger.copies.replica_move import ReplicaMove
+from bookie.ledger.copies.replica_plan import settled_fragments
+from bookie.ledger.copies.replica_repair import RepairOutcome
+from bookie.ledger.ledger_client import LedgerClient
+from bookie.ledger.underreplicated import UnderreplicatedLedger
+from bookie.metadata.model import Change
+from bookie.metadata.store import MetadataStore
+from bookie.telemetry import Metrics, event_log
+
+IDLE_SECONDS = 30.0
+"""Time between two looks at the marks if nothing changes."""
+PAUSE_SECONDS = 0.2
+"""Between two looks while there are changes: most of them are locks of other workers."""
+
+LEDGERS_OF_A_ROUND = 256
+RETRY_SECONDS_MIN = 1.0
+
+AWAY = "away"
+"""The outcome for a bookie that is not registered and not lost yet."""
+
+_log = event_log(__name__)
+
+
+@dataclass(slots=True)
+class _Trouble:
+    """A ledger whose last repair failed."""
+
+    pauses: Backoff
+    not_before: float = 0.0
+
+
+@dataclass(slots=True)
+class _Gone:
+    """The bookies whose copies move elsewhere, as of this round."""
+
+    departed: set[str] = field(default_factory=set)
+    known: set[str] = field(default_factory=set)
+    registered: set[str] = field(default_factory=set)
+
+    def has(self, bookie_id: str) -> bool:
+        if is_vacant(bookie_id) or bookie_id in self.departed:
+            return True
+        return bookie_id not in self.known and bookie_id not in self.registered
+
+
+class Replicator:
+    """Repairs marked ledgers, some at a time."""
+
+    def __init__(
+        self,
+        client: LedgerClient,
+        store: MetadataStore,
+        settings: Callable[[], RepairSettings],
+        metrics: Metrics,
+        clock: Clock,
+        worker: str,
+    ) -> None:
+        self._client = client
+        self._store = store
+        self._settings = settings
+        self._metrics = metrics
+        self._clock = clock
+        self._marks = UnderreplicationManager(store, worker, clock)
+        self._failures = RepairFailures(store, clock)
+        self._departures = [
+            Departures(store, keys.LOST_BOOKIES, clock),
+            Departures(store, keys.LEAVING_BOOKIES, clock),
+        ]
+        pace = Pace(lambda: settings().bytes_per_second_max)
+        self._move = ReplicaMove(client, pace)
+        self._fill = ReplicaFill(client, pace)
+        self._troubles: dict[int, _Trouble] = {}
+        self._woken = asyncio.Event()
+
+    async def run(self) -> NoReturn:
+        """Repair until cancelled.
+
+        Raises:
+            MetadataClosedError: the store was closed.
+        """
+        async with (
+            self._marks,
+            self._store.watch(keys.UNDERREPLICATION) as changes,
+            beside([self._wake(changes)]),
+        ):
+            pauses = Backoff(1.0, IDLE_SECONDS, jitter)
+            while True:
+                self._woken.clear()
+                try:
+                    tried = await self.round()
+                    pauses.reset()
+                except MetadataClosedError:
+                    raise
+                except BookieError as error:
+                    _log.warning("repair_interrupted", reason=str(error))
+                    await asyncio.sleep(pauses.next())
+                    continue
+                if not tried:
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(self._idle_seconds()):
+                            await self._woken.wait()
+                await asyncio.sleep(PAUSE_SECONDS * (0.5 + jitter()))
+
+    async def _wake(self, changes: AsyncIterator[Change]) -> None:
+        async for _ in changes:
+            self._woken.set()
+
+    def _idle_seconds(self) -> float:
+        """Time until a ledger that could not be repaired is due, or until the next look."""
+        now = self._clock.monotonic()
+        waits = [trouble.not_before - now for trouble in self._troubles.values()]
+        return max(0.0, min([IDLE_SECONDS, *waits]))
+
+    async def round(self) -> int:
+        """Try marked ledgers that nobody repairs; returns the number of those that were tried.
+
+        Raises:
+            MetadataError: the metadata store failed.
+        """
+        if not await self._marks.is_enabled():
+            return 0
+        due = await self._due()
+        if not due:
+            return 0
+        gone = await self._gone()
+        room = asyncio.Semaphore(self._settings().ledgers_at_once)
+
+        async def repair(mark: UnderreplicatedLedger) -> bool:
+            async with room:
+                return await self._repair(mark.ledger_id, gone)
+
+        async with asyncio.TaskGroup() as tasks:
+            repairs = [tasks.create_task(repair(mark)) for mark in due]
+        return sum(one.result() for one in repairs)
+
+    async def repair_now(self, ledger_id: int) -> list[RepairOutcome]:
+        """Repair all copies of one ledger under its lock; the outcomes by bookie.
+
+        Raises:
+            BadRequestError: repair is disabled, or another worker repairs the ledger.
+            NoSuchLedgerError: the ledger does not exist.
+            MetadataError: the metadata store failed.
+        """
+        if not await self._marks.is_enabled():
+            raise BadRequestError("repair is disabled in this cluster; enable it first")
+        metadata = (await self._client.ledgers.read_latest(ledger_id)).value
+        names = {name for one, _ in settled_fragments(metadata) for name in one.bookies}
+        if not names:
+            return []
+        await self._marks.mark(ledger_id, names)
+        if not await self._marks.acquire(ledger_id):
+            raise BadRequestError(f"another worker repairs ledger {ledger_id} right now")
+        try:
+            return await self._finish(ledger_id, await self._gone())
+        finally:
+            await self._marks.close()
+
+    async def _gone(self) -> _Gone:
+        return _Gone(
+            {name for kind in self._departures for name in await kind.names()},
+            set(await self._client.ensembles.cookies.bookie_ids()),
+            set(self._client.directory.all()),
+        )
+
+    async def _due(self) -> list[UnderreplicatedLedger]:
+        """Marked ledgers that are not locked and do not wait, from a random one on."""
+        now = self._clock.monotonic()
+        locked = await self._marks.locked()
+        free: list[UnderreplicatedLedger] = []
+        marked = set()
+        async for mark in self._marks.marked():
+            marked.add(mark.ledger_id)
+            trouble = self._troubles.get(mark.ledger_id)
+            if mark.ledger_id not in locked and (trouble is None or now >= trouble.not_before):
+                free.append(mark)
+        self._metrics.repair_marked_ledgers.set(len(marked))
+        self._troubles = {one: how for one, how in self._troubles.items() if one in marked}
+        start = int(jitter() * len(free))
+        return (free[start:] + free[:start])[:LEDGERS_OF_A_ROUND]
+
+    async def _repair(self, ledger_id: int, gone: _Gone) -> bool:
+        """Repair one ledger under its lock; False if another worker has it."""
+        try:
+            if not await self._marks.acquire(ledger_id):
+                return False
+            try:
+                await self._finish(ledger_id, gone)
+            finally:
+                await self._marks.release(ledger_id)
+        except MetadataClosedError:
+            raise
+        except BookieError as error:
+            self._wait(ledger_id)
+            _log.warning("repair_failed", ledger_id=ledger_id, reason=str(error))
+        return True
+
+    async def _finish(self, ledger_id: int, gone: _Gone) -> list[RepairOutcome]:
+        """Repair a locked ledger, and remove its mark if it has all its copies then."""
+        mark = await self._marks.find(ledger_id)
+        outcomes = [] if mark is None else await self._outcomes(mark, gone)
+        failed = [one for one in outcomes if not one.is_whole]
+        for one in outcomes:
+            self._count(one)
+        if failed:
+            await self._note_failure(failed)
+        else:
+            await self._failures.remove(ledger_id)
+            self._troubles.pop(ledger_id, None)
+            await self._marks.mark_replicated(ledger_id)
+        return outcomes
+
+    async def _outcomes(self, mark: UnderreplicatedLedger, gone: _Gone) -> list[RepairOutcome]:
+        ledger_id = mark.ledger_id
+        departed = [name for name in mark.replicas if gone.has(name)]
+        outcomes = []
+        if departed:
+            outcomes.append(await self._move.run(ledger_id, departed))
+        for bookie_id in mark.replicas:
+            if bookie_id in departed:
+                continue
+            if bookie_id in self._client.directory.all():
+                outcomes.append(await self._fill.run(ledger_id, bookie_id))
+            else:
+                outcomes.append(
+                    RepairOutcome(ledger_id, bookie_id, AWAY, detail=f"{bookie_id} is away")
+                )
+        return outcomes
+
+    async def _note_failure(self, failed: Collection[RepairOutcome]) -> None:
+        first, *_ = failed
+        self._wait(first.ledger_id)
+        reasons = "; ".join(f"{one.outcome}: {one.detail}" for one in failed)
+        failure = await self._failures.add(first.ledger_id, first.outcome, reasons)
+        _log.warning(
+            "ledger_not_repaired",
+            ledger_id=first.ledger_id,
+            reason=reasons,
+            attempts=failure.attempts,
+        )
+
+    def _wait(self, ledger_id: int) -> None:
+        longest = self._settings().retry_seconds_max
+        trouble = self._troubles.setdefault(
+            ledger_id, _Trouble(Backoff(RETRY_SECONDS_MIN, longest, jitter))
+        )
+        trouble.not_before = self._clock.monotonic() + trouble.pauses.next()
+
+    def _count(self, outcome: RepairOutcome) -> None:
+        self._metrics.repair_copied_entries_total.inc(outcome.entries)
+        self._metrics.repair_copied_bytes_total.inc(outcome.packet_bytes)
+        self._metrics.repair_outcomes_total.labels(outcome.outcome).inc()

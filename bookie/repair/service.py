@@ -1,0 +1,69 @@
+"""The repair service of a process: its auditor and its replicator, for as long as it runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import NoReturn
+
+from bookie.config import RepairSettings, RpcSettings, Sources
+from bookie.env import Backoff, Clock, jitter
+from bookie.errors import BookieError
+from bookie.ledger.ledger_client import open_ledger_client
+from bookie.metadata.store import MetadataStore
+from bookie.repair.auditor import Auditor
+from bookie.repair.own_damage import OwnDamage
+from bookie.repair.replicator import Replicator
+from bookie.telemetry import Metrics, event_log
+
+RESTART_SECONDS_MIN = 1.0
+RESTART_SECONDS_MAX = 60.0
+
+_log = event_log(__name__)
+
+
+async def keep_repairing(
+    store: MetadataStore,
+    sources: Sources,
+    rpc: RpcSettings,
+    settings: Callable[[], RepairSettings],
+    metrics: Metrics,
+    clock: Clock,
+    worker: str,
+    own_damage: OwnDamage | None = None,
+) -> NoReturn:
+    """Audit and repair until cancelled. An error ends an attempt, and never the process.
+
+    Args:
+        store: the cluster's metadata; its session owns the locks and the candidacy.
+        sources: where the client's settings and the placement come from.
+        rpc: message sizes and keepalive of connections to bookies.
+        settings: gives the section ``[repair]`` of this moment.
+        metrics: where the outcomes are counted.
+        clock: for delays and for times in records.
+        worker: who repairs, for others to see: the bookie's id.
+        own_damage: of the bookie in this process.
+    """
+    pauses = Backoff(RESTART_SECONDS_MIN, RESTART_SECONDS_MAX, jitter)
+    while True:
+        try:
+            async with open_ledger_client(store, sources, rpc) as client:
+                about = client, store, settings, metrics, clock, worker
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(Auditor(*about).run())
+                    tasks.create_task(Replicator(*about).run())
+                    if own_damage is not None:
+                        tasks.create_task(own_damage.run())
+        except* BookieError as group:
+            _log.warning("repair_stopped", reason=str(_first(group)))
+        except* Exception as group:  # noqa: BLE001
+            # A fault in here must not end a bookie that serves.
+            metrics.errors_total.labels("unexpected").inc()
+            _log.error("repair_crashed", _first(group))
+        await asyncio.sleep(pauses.next())
+
+
+def _first(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -1,0 +1,63 @@
+"""When a bookie counts as lost."""
+
+from __future__ import annotations
+
+from bookie.repair.absence import AbsenceVerdict, BookieAbsence
+
+FIVE = ["b1", "b2", "b3", "b4", "b5"]
+
+
+def _look(absence: BookieAbsence, now: float, away: str = "", share: float = 0.5) -> AbsenceVerdict:
+    registered = [name for name in FIVE if name not in away.split()]
+    return absence.look(now, FIVE, registered, delay_seconds=10, share_max=share)
+
+
+def test_a_bookie_is_lost_after_the_delay() -> None:
+    absence = BookieAbsence()
+    assert _look(absence, 0) == AbsenceVerdict()
+    first = _look(absence, 5, "b2")
+    assert first.away == {"b2"}
+    assert not first.lost
+    assert first.next_seconds == 10
+    assert not _look(absence, 14.9, "b2").lost
+    assert _look(absence, 15, "b2").lost == {"b2"}
+
+
+def test_a_return_begins_the_delay_anew() -> None:
+    absence = BookieAbsence()
+    _look(absence, 0, "b2")
+    _look(absence, 9)
+    assert not _look(absence, 10, "b2").lost
+    assert not _look(absence, 19, "b2").lost
+    assert _look(absence, 20, "b2").lost == {"b2"}
+
+
+def test_each_bookie_has_its_own_delay() -> None:
+    absence = BookieAbsence()
+    _look(absence, 0, "b1")
+    assert _look(absence, 10, "b1 b2").lost == {"b1"}
+    assert _look(absence, 20, "b1 b2").lost == {"b1", "b2"}
+
+
+def test_nobody_is_lost_during_a_split() -> None:
+    absence = BookieAbsence()
+    assert not _look(absence, 0, "b1 b2 b3").is_split  # a cluster that starts, perhaps
+    verdict = _look(absence, 100, "b1 b2 b3")
+    assert verdict.is_split
+    assert not verdict.lost
+    assert verdict.away == {"b1", "b2", "b3"}
+    # When most are back, those that stay away were away for all that time.
+    assert _look(absence, 101, "b1").lost == {"b1"}
+
+
+def test_half_of_the_bookies_is_no_split_by_default() -> None:
+    absence = BookieAbsence()
+    four = FIVE[:4]
+    absence.look(0, four, four[2:], delay_seconds=10, share_max=0.5)
+    verdict = absence.look(10, four, four[2:], delay_seconds=10, share_max=0.5)
+    assert verdict.lost == {"b1", "b2"}
+
+
+def test_an_unknown_bookie_is_not_away() -> None:
+    verdict = BookieAbsence().look(0, [], ["b9"], delay_seconds=0, share_max=0.5)
+    assert verdict == AbsenceVerdict()
