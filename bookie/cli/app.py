@@ -71,6 +71,10 @@ GROUPS: dict[str, tuple[str, str]] = {
         "Create, append to, read, tail, roll, truncate and delete logs; their cursors.",
     ),
     "group": ("bookie.cli.group", "Groups of consumers that share logs."),
+    "repair": (
+        "bookie.cli.repair",
+        "Bring copies back: see how far it is, pause it, let a bookie leave the cluster.",
+    ),
     "node": (
         "bookie.cli.node",
         "Ask one running bookie, switch it to read-only, let it check its data or free space.",

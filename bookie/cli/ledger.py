@@ -119,6 +119,10 @@ def list_ledgers(
     limit: Annotated[
         int, typer.Option("--limit", "-n", min=1, help="At most so many ledgers.")
     ] = 1000,
+    bookie: Annotated[
+        str,
+        typer.Option("--bookie", metavar="BOOKIE", help="Only ledgers that name this bookie."),
+    ] = "",
     output: Output = OutputFormat.TABLE,
 ) -> None:
     """List ledgers by id, with their state and size.
@@ -126,8 +130,11 @@ def list_ledgers(
     If the metadata of ledgers is damaged, the list omits these ledgers and the exit status is 1.
     """
     damaged: list[int] = []
-    records = on_store(metadata, lambda store: _list(store, after, limit + 1, damaged.append))
-    print_records(records[:limit], output, empty="there are no ledgers")
+    records = on_store(
+        metadata, lambda store: _list(store, after, limit + 1, bookie, damaged.append)
+    )
+    none = f"no ledger names bookie {bookie}" if bookie else "there are no ledgers"
+    print_records(records[:limit], output, empty=none)
     if len(records) > limit:
         last = records[limit - 1]["ledger_id"]
         print(f"there are more: add --after {last}, or --limit", file=sys.stderr)
@@ -137,7 +144,11 @@ def list_ledgers(
 
 
 async def _list(
-    store: MetadataStore, after: int, limit: int, on_damaged: Callable[[int], object]
+    store: MetadataStore,
+    after: int,
+    limit: int,
+    bookie: str,
+    on_damaged: Callable[[int], object],
 ) -> list[Record]:
     from bookie.cluster.layout import read_layout
     from bookie.ledger.catalog.ledgers import LedgerManager
@@ -146,6 +157,8 @@ async def _list(
     await read_layout(store)  # "no ledgers" would hide a mistyped address
     async for versioned in LedgerManager(store).list_readable(on_damaged, after):
         found = versioned.value
+        if bookie and not any(bookie in one.bookies for one in found.fragments):
+            continue
         records.append(
             {
                 "ledger_id": found.ledger_id,

@@ -1,0 +1,298 @@
+"""``bookie repair``: how far the repair of copies is, its switch, and bookies that leave."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bookie.cli.options import LedgerArgument, Metadata, Output, OutputFormat, Yes, confirm
+from bookie.cli.output import Record, format_moment, print_record, print_records
+from bookie.cli.stores import on_store, open_metadata
+from bookie.errors import BadRequestError, NoSuchKeyError
+
+if TYPE_CHECKING:
+    from bookie.ledger.catalog.dependents import Dependents
+    from bookie.ledger.copies.replica_repair import RepairOutcome
+    from bookie.metadata.store import MetadataStore
+
+WAIT_SECONDS = 1.0
+"""Between two looks at what is left to move."""
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
+
+BookieArgument = Annotated[str, typer.Argument(metavar="BOOKIE", help="The bookie's id.")]
+
+
+@app.command("status")
+def status(metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
+    """Show how many ledgers lack copies, who is lost or leaves, and when the last audit ended."""
+    print_record(on_store(metadata, _status), output)
+
+
+async def _status(store: MetadataStore) -> Record:
+    from bookie.cluster import keys
+    from bookie.cluster.instance import read_instance_id
+    from bookie.ledger.copies.departures import Departures, RepairFailures
+    from bookie.ledger.copies.marks import UnderreplicationManager
+
+    await read_instance_id(store)  # "no marks" would hide a mistyped address
+    marks = UnderreplicationManager(store)
+    count, oldest = 0, None
+    async for mark in marks.marked():
+        count += 1
+        oldest = mark.marked_ms if oldest is None else min(oldest, mark.marked_ms)
+    failures = [failure async for failure in RepairFailures(store).all()]
+    audited = await marks.checked_ms("replicas")
+    return {
+        "enabled": await marks.is_enabled(),
+        "marked_ledgers": count,
+        "oldest_mark": "none" if oldest is None else format_moment(oldest),
+        "under_repair": len(await marks.locked()),
+        "failing_ledgers": len(failures),
+        "lost_bookies": sorted(await Departures(store, keys.LOST_BOOKIES).names()),
+        "leaving_bookies": sorted(await Departures(store, keys.LEAVING_BOOKIES).names()),
+        "last_audit": "never" if audited is None else format_moment(audited),
+    }
+
+
+@app.command("list")
+def list_(
+    metadata: Metadata,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=1, help="At most so many ledgers.")
+    ] = 1000,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """List the ledgers that lack copies, since when, and why the last repair failed."""
+    records = on_store(metadata, lambda store: _list(store, limit + 1))
+    print_records(records[:limit], output, empty="no ledger lacks copies")
+    if len(records) > limit:
+        print("there are more: add --limit", file=sys.stderr)
+
+
+async def _list(store: MetadataStore, limit: int) -> list[Record]:
+    from bookie.cluster.instance import read_instance_id
+    from bookie.ledger.copies.departures import RepairFailures
+    from bookie.ledger.copies.marks import UnderreplicationManager
+
+    await read_instance_id(store)
+    marks = UnderreplicationManager(store)
+    failures = RepairFailures(store)
+    records: list[Record] = []
+    async for mark in marks.marked():
+        failure = await failures.find(mark.ledger_id)
+        records.append(
+            {
+                "ledger_id": mark.ledger_id,
+                "missing_on": list(mark.replicas),
+                "since": format_moment(mark.marked_ms),
+                "worker": await marks.worker_of(mark.ledger_id) or "",
+                "attempts": 0 if failure is None else failure.attempts,
+                "reason": "" if failure is None else failure.reason,
+            }
+        )
+        if len(records) == limit:
+            break
+    return records
+
+
+@app.command("disable")
+def disable(metadata: Metadata) -> None:
+    """Pause repair in the whole cluster; ledgers under repair are finished."""
+    from bookie.ledger.copies.marks import UnderreplicationManager
+
+    async def work(store: MetadataStore) -> None:
+        await _require_cluster(store)
+        await UnderreplicationManager(store).disable()
+
+    on_store(metadata, work)
+
+
+@app.command("enable")
+def enable(metadata: Metadata) -> None:
+    """Let repair go on after `disable`."""
+    from bookie.ledger.copies.marks import UnderreplicationManager
+
+    async def work(store: MetadataStore) -> None:
+        await _require_cluster(store)
+        await UnderreplicationManager(store).enable()
+
+    on_store(metadata, work)
+
+
+@app.command("trigger")
+def trigger(metadata: Metadata) -> None:
+    """Start an audit of every entry of every copy now; the elected bookie makes it."""
+    from bookie.ledger.copies.marks import UnderreplicationManager
+
+    async def work(store: MetadataStore) -> None:
+        await _require_cluster(store)
+        marks = UnderreplicationManager(store)
+        if not await marks.is_enabled():
+            raise BadRequestError("repair is disabled in this cluster; enable it first")
+        await marks.forget_check("replicas")
+
+    on_store(metadata, work)
+
+
+async def _require_cluster(store: MetadataStore) -> None:
+    from bookie.cluster.instance import read_instance_id
+
+    await read_instance_id(store)
+
+
+@app.command("decommission")
+def decommission(
+    bookie: BookieArgument,
+    metadata: Metadata,
+    wait: Annotated[
+        bool,
+        typer.Option("--wait", help="Return when the bookie is forgotten, and show the progress."),
+    ] = False,
+    cancel: Annotated[
+        bool, typer.Option("--cancel", help="Let the bookie stay; copies that moved stay moved.")
+    ] = False,
+    yes: Yes = False,
+) -> None:
+    """Let a bookie leave the cluster for good: its copies move to others, then it is forgotten.
+
+    It turns read-only, and serves as a source while its copies move. When no ledger names it any
+    more, stop it. Then its cookie is deleted, by --wait or by the same command given again. A
+    bookie that is gone for good leaves in the same way.
+    """
+    if cancel:
+        on_store(metadata, lambda store: _cancel(store, bookie))
+        return
+    if not on_store(metadata, lambda store: _is_leaving(store, bookie)):
+        confirm(f"Move all copies away from bookie {bookie}, and forget it?", yes=yes)
+    told = ""
+    while True:
+        done, sentence = on_store(metadata, lambda store: _decommission(store, bookie))
+        if sentence != told:
+            print(sentence)
+            told = sentence
+        if done or not wait:
+            return
+        time.sleep(WAIT_SECONDS)
+
+
+async def _is_leaving(store: MetadataStore, bookie: str) -> bool:
+    """True if the bookie is on its way out.
+
+    Raises:
+        NoSuchKeyError: the cluster has no such bookie.
+        BadRequestError: no other bookie could take its copies.
+    """
+    from bookie.cluster import keys
+    from bookie.cluster.cookies import CookieManager
+    from bookie.cluster.instance import read_status
+    from bookie.ledger.copies.departures import Departures
+
+    status = await read_status(store)
+    if await Departures(store, keys.LEAVING_BOOKIES).find(bookie) is not None:
+        return True
+    if bookie not in await CookieManager(store).bookie_ids():
+        raise NoSuchKeyError(f"this cluster has no bookie {bookie}")
+    if not set(status.writable) - {bookie}:
+        raise BadRequestError(f"no other bookie is writable, so nobody can take {bookie}'s copies")
+    return False
+
+
+async def _decommission(store: MetadataStore, bookie: str) -> tuple[bool, str]:
+    """One step: true if the bookie is forgotten, and a sentence for the operator."""
+    from bookie.cluster import keys
+    from bookie.cluster.cookies import CookieManager
+    from bookie.cluster.instance import read_status
+    from bookie.ledger.catalog.dependents import find_dependents, reliable_bookies
+    from bookie.ledger.catalog.ledgers import LedgerManager
+    from bookie.ledger.copies.departures import Departures
+
+    leaving, cookies = Departures(store, keys.LEAVING_BOOKIES), CookieManager(store)
+    await leaving.add(bookie)
+    status = await read_status(store)
+    is_registered = bookie in {*status.writable, *status.read_only}
+    cookie = await cookies.read(bookie)
+    found = await find_dependents(LedgerManager(store), bookie, await reliable_bookies(cookies))
+    if found.named.count:
+        return False, await _left(store, bookie, found)
+    if is_registered:
+        return False, f"no ledger names {bookie} any more: stop it, and its cookie is deleted"
+    if cookie is not None:
+        await cookies.delete(bookie, cookie.version)
+    await leaving.remove(bookie)
+    await Departures(store, keys.LOST_BOOKIES).remove(bookie)
+    return True, f"bookie {bookie} has left the cluster"
+
+
+async def _left(store: MetadataStore, bookie: str, found: Dependents) -> str:
+    """What is left to move, and why it may not move."""
+    from bookie.ledger.copies.departures import RepairFailures
+    from bookie.ledger.copies.marks import UnderreplicationManager
+
+    sentence = f"{found.named.count} ledgers still name {bookie}"
+    if found.not_closed.count:
+        sentence += (
+            f", {found.not_closed.count} of them are not closed ({found.not_closed}): "
+            "they move when they are closed"
+        )
+    if not await UnderreplicationManager(store).is_enabled():
+        return f"{sentence}; repair is disabled: bookie repair enable"
+    failures = [one async for one in RepairFailures(store).all()]
+    if failures:
+        first, *_ = failures
+        sentence += f"; ledger {first.ledger_id} could not be moved ({first.reason})"
+    return sentence
+
+
+async def _cancel(store: MetadataStore, bookie: str) -> None:
+    from bookie.cluster import keys
+    from bookie.ledger.copies.departures import Departures
+
+    await _require_cluster(store)
+    if not await Departures(store, keys.LEAVING_BOOKIES).remove(bookie):
+        raise NoSuchKeyError(f"bookie {bookie} is not on its way out of the cluster")
+
+
+@app.command("ledger")
+def ledger(ledger: LedgerArgument, metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
+    """Repair one ledger now, in this process: read all its copies, and fill or move them."""
+    from bookie.daemon.loop import run
+
+    outcomes = run(_repair_ledger(metadata, ledger))
+    records: list[Record] = [
+        {
+            "bookie": one.bookie_id,
+            "outcome": one.outcome,
+            "entries": one.entries,
+            "bytes": one.packet_bytes,
+            "detail": one.detail,
+        }
+        for one in outcomes
+    ]
+    print_records(records, output, empty="nothing to do")
+    if any(not one.is_whole for one in outcomes):
+        raise BadRequestError(f"ledger {ledger} does not have all its copies")
+
+
+async def _repair_ledger(uri: str, ledger_id: int) -> list[RepairOutcome]:
+    import os
+    import socket
+
+    from bookie.config import RepairSettings, Sources
+    from bookie.env import SystemClock
+    from bookie.ledger.ledger_client import open_ledger_client
+    from bookie.repair.replicator import Replicator
+    from bookie.telemetry import Metrics
+
+    sources = Sources.read(None, {})
+    async with (
+        open_metadata(uri) as store,
+        open_ledger_client(store, sources, sources.settings().rpc) as client,
+    ):
+        settings = RepairSettings()
+        worker = f"{socket.gethostname()}:{os.getpid()}"
+        replicator = Replicator(client, store, lambda: settings, Metrics(), SystemClock(), worker)
+        return await replicator.repair_now(ledger_id)
