@@ -14,7 +14,7 @@ from bookie.repair.comparison import CopyComparison, listed_bookies
 
 @dataclass(frozen=True, slots=True)
 class HealthCheck:
-    """One fact about a cluster. `count` is None if it is unknown."""
+    """One fact about a cluster; `count` is None if the fact is unknown."""
 
     name: str
     healthy: bool
@@ -25,7 +25,7 @@ class HealthCheck:
 async def check_cluster(
     store: MetadataStore, *, is_deep: bool, answer_seconds: float
 ) -> list[HealthCheck]:
-    """Look at a cluster as a whole: its bookies, and every copy that metadata promises.
+    """Check a cluster as a whole: its bookies, and every copy that metadata promises.
 
     Args:
         store: the cluster's metadata.
@@ -88,7 +88,7 @@ def _checks_oflisted_bookies(status: ClusterStatus, registered: Iterable[str]) -
 def _unless_unknown(
     name: str, count: int, found: Mapping[str, str], silent: Mapping[str, str]
 ) -> HealthCheck:
-    """A check that needs the answers of all bookies; it fails while one is silent."""
+    """Make a check that needs the answers of all bookies; it fails while one is silent."""
     sentence, unknown = _by_bookie(found), ", ".join(sorted(silent))
     if unknown:
         sentence += f"; unknown on {unknown}"

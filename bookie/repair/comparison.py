@@ -30,11 +30,11 @@ from bookie.wire.commands import LedgerRow
 from bookie.wire.grpc.client.channel import BookieChannel, Ranges
 
 EXAMPLES_MAX = 5
-"""Ledgers that a finding names."""
+"""The most ledgers that a finding names."""
 
 LISTINGS_AT_ONCE = 16
 COPIES_AT_ONCE = 1024
-"""Copies, over all bookies, that are collected before they are listed."""
+"""The number of copies, over all bookies, that are collected before they are listed."""
 
 
 async def _nothing(*_: object) -> None:
@@ -43,7 +43,7 @@ async def _nothing(*_: object) -> None:
 
 @dataclass(slots=True)
 class Finding:
-    """Ledgers with one thing in common, on one bookie or on all."""
+    """Ledgers with the same problem, on one bookie or on all bookies."""
 
     ledgers: int = 0
     entries: int = 0
@@ -69,7 +69,7 @@ class ListedBookie:
         self._channel = channel
         self._seconds = seconds
         self.problem = "" if channel is not None else "its registration names no address"
-        """The reason why it does not tell its ledgers; empty while it does."""
+        """The reason why the bookie's listing failed; empty if the listing has not failed."""
         self.limbo, self.missing = Finding(), Finding()
         self._rows: list[LedgerRow] = []
         self._at = 0
@@ -77,7 +77,7 @@ class ListedBookie:
 
     @asynccontextmanager
     async def listing(self) -> AsyncIterator[None]:
-        """List its ledgers for the duration of the block."""
+        """List the bookie's ledgers for the duration of the block."""
         if self._channel is None:
             yield
             return
@@ -86,7 +86,7 @@ class ListedBookie:
             yield
 
     async def next_page(self) -> None:
-        """Fetch some rows; none at the end of the listing, or once there is a problem."""
+        """Fetch the next rows; none at the end of the listing, or after a problem."""
         pages, self._pages = self._pages, None
         self._rows, self._at = [], 0
         if self.problem or pages is None:
@@ -102,7 +102,7 @@ class ListedBookie:
             self._pages = pages
 
     async def row(self, ledger_id: int) -> LedgerRow | None:
-        """Its row of a ledger. Call it with rising ids."""
+        """Return the bookie's row of a ledger; call this with ascending ids."""
         while True:
             while self._at < len(self._rows):
                 row = self._rows[self._at]
@@ -114,7 +114,7 @@ class ListedBookie:
             await self.next_page()
 
     async def lacks(self, metadata: LedgerMetadata) -> bool:
-        """True if its row leaves doubt that it has all its entries of `metadata`; notes limbo."""
+        """True if the bookie's row counts fewer entries than `metadata` demands; notes limbo."""
         row = await self.row(metadata.ledger_id)
         if row is not None and row.key_tag not in (b"", key_tag(metadata.password_key)):
             row = None  # of another ledger of this id; an older version does not tell
@@ -126,7 +126,7 @@ class ListedBookie:
         return wanted > (0 if row is None else row.entries)
 
     async def compare(self, metadata: LedgerMetadata) -> int:
-        """List its entries of a ledger and note the missing ones; returns their number."""
+        """List the bookie's entries of a ledger, and note and count the missing ones."""
         missing = Missing()
         try:
             for holding in holdings(metadata, self.bookie_id):
@@ -187,7 +187,7 @@ class CopyComparison:
         self._copies = 0
 
     async def run(self) -> None:
-        """Compare all ledgers.
+        """Compare the metadata of all ledgers with the copies on the bookies.
 
         Raises:
             MetadataError, FormatError: the listing of the ledgers is not complete. Ledgers whose
@@ -249,7 +249,7 @@ async def listed_bookies(
     instance_id: str,
     answer_seconds: float,
 ) -> AsyncIterator[dict[str, ListedBookie]]:
-    """The registered bookies, each with a listing of its ledgers under way."""
+    """Yield the registered bookies, each with a listing of its ledgers under way."""
     async with asyncio.TaskGroup() as tasks, AsyncExitStack() as stack:
         bookies: dict[str, ListedBookie] = {}
         for name in sorted(names):
