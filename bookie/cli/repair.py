@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
-import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -168,15 +168,19 @@ def decommission(
         return
     if not on_store(metadata, lambda store: _is_leaving(store, bookie)):
         confirm(f"Move all copies away from bookie {bookie}, and forget it?", yes=yes)
+    on_store(metadata, lambda store: _leave(store, bookie, wait=wait))
+
+
+async def _leave(store: MetadataStore, bookie: str, *, wait: bool) -> None:
     told = ""
     while True:
-        done, sentence = on_store(metadata, lambda store: _decommission(store, bookie))
+        done, sentence = await _decommission(store, bookie)
         if sentence != told:
-            print(sentence)
+            print(sentence, flush=True)
             told = sentence
         if done or not wait:
             return
-        time.sleep(WAIT_SECONDS)
+        await asyncio.sleep(WAIT_SECONDS)
 
 
 async def _is_leaving(store: MetadataStore, bookie: str) -> bool:

@@ -42,7 +42,7 @@ async def _nothing(*_: object) -> None:
 
 
 @dataclass(slots=True)
-class Finding:
+class ListedFinding:
     """Ledgers with the same problem, on one bookie or on all bookies."""
 
     ledgers: int = 0
@@ -70,7 +70,7 @@ class ListedBookie:
         self._seconds = seconds
         self.problem = "" if channel is not None else "its registration names no address"
         """The reason why the bookie's listing failed; empty if the listing has not failed."""
-        self.limbo, self.missing = Finding(), Finding()
+        self.limbo, self.missing = ListedFinding(), ListedFinding()
         self._rows: list[LedgerRow] = []
         self._at = 0
         self._pages: AsyncIterator[list[LedgerRow]] | None = None
@@ -180,9 +180,9 @@ class CopyComparison:
         self._is_deep = is_deep
         self._on_ledger = on_ledger
         self._on_lacking = on_lacking
-        self.limbo, self.missing, self.elsewhere = Finding(), Finding(), Finding()
-        self.damaged = Finding()
-        self.absent: dict[str, Finding] = {}
+        self.limbo, self.missing, self.elsewhere = ListedFinding(), ListedFinding(), ListedFinding()
+        self.damaged = ListedFinding()
+        self.absent: dict[str, ListedFinding] = {}
         self._doubtful: list[tuple[int, list[ListedBookie]]] = []
         self._copies = 0
 
@@ -209,7 +209,7 @@ class CopyComparison:
         names = {name for fragment in metadata.fragments for name in fragment.bookies}
         absent = names - self._bookies.keys()
         for name in absent:
-            self.absent.setdefault(name, Finding()).add(ledger_id)
+            self.absent.setdefault(name, ListedFinding()).add(ledger_id)
         if absent:
             self.elsewhere.add(ledger_id)
         bookies = [self._bookies[name] for name in sorted(names - absent)]

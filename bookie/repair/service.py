@@ -56,8 +56,7 @@ async def keep_repairing(
                         tasks.create_task(own_damage.run())
         except* BookieError as group:
             _log.warning("repair_stopped", reason=str(_first(group)))
-        except* Exception as group:  # noqa: BLE001
-            # A fault in here must not end a bookie that serves.
+        except* Exception as group:  # noqa: BLE001  (a fault in here must not end the bookie)
             metrics.errors_total.labels("unexpected").inc()
             _log.error("repair_crashed", _first(group))
         await asyncio.sleep(pauses.next())

@@ -13,13 +13,13 @@ import pytest
 from bookie.cluster.layout import FLAT
 from bookie.cluster.registration import BookieRegistration
 from bookie.cluster.registration_record import Endpoint, Registration
-from bookie.daemon import cluster_health
 from bookie.daemon.cluster_health import HealthCheck, check_cluster
 from bookie.errors import CorruptionError
 from bookie.ids import Status
 from bookie.ledger.catalog.ledgers import LedgerManager
 from bookie.ledger.metadata import LedgerState
 from bookie.node.holdings import holdings
+from bookie.repair import comparison
 from tests.unit.ledger.real_cluster import RealCluster, real_cluster
 from tests.unit.node.node_room import add
 from tests.unit.node.started_bookie import metadata
@@ -181,7 +181,7 @@ async def test_a_bookie_that_fails_in_the_middle_is_unknown(
     cluster: RealCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its listing of entries ends with an error: what it lacks is not known."""
-    monkeypatch.setattr(cluster_health, "COPIES_AT_ONCE", 1)
+    monkeypatch.setattr(comparison, "COPIES_AT_ONCE", 1)
     ledgers = LedgerManager(cluster.store)
     for ledger_id in (1, 2, 3):
         await ledgers.create(metadata(ledger_id, CLOSED, ("b0",), last=9))
@@ -201,7 +201,7 @@ async def test_many_ledgers_are_compared_in_step(
     cluster: RealCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More than a page of rows, ledgers that only some bookies have, and batches of listings."""
-    monkeypatch.setattr(cluster_health, "COPIES_AT_ONCE", 50)
+    monkeypatch.setattr(comparison, "COPIES_AT_ONCE", 50)
     monkeypatch.setattr("bookie.node.reads.LEDGERS_PER_PAGE", 40)
     chance = random.Random(1)
     ledgers, lost, adds = LedgerManager(cluster.store), dict[int, set[int]](), []

@@ -1,0 +1,257 @@
+"""Moves of copies on real bookies: what the metadata names has every entry, whoever interferes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bookie.api import BookKeeper, connect
+from bookie.cluster.cookies import CookieManager
+from bookie.ledger.copies.entry_copier import EntryCopier
+from bookie.ledger.copies.replica_move import ReplicaMove
+from bookie.ledger.ledger_client import LedgerClient
+from bookie.ledger.metadata import LedgerMetadata
+from tests.unit.ledger.real_cluster import RealCluster, real_cluster, until
+
+PAYLOADS = [b"%d" % number * 30 for number in range(25)]
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[RealCluster]:
+    async with real_cluster(tmp_path, 5) as found:
+        yield found
+
+
+@pytest.fixture
+async def bk(cluster: RealCluster) -> AsyncIterator[BookKeeper]:
+    async with connect(cluster.uri, replace_after_seconds=0.2) as client:
+        yield client
+
+
+@pytest.fixture
+def client(bk: BookKeeper) -> LedgerClient:
+    return bk._connected
+
+
+async def _write(bk: BookKeeper, *sizes: int) -> LedgerMetadata:
+    ensemble, write, ack = sizes or (3, 3, 2)
+    writer = await bk.create_ledger(
+        ensemble_size=ensemble, write_quorum_size=write, ack_quorum_size=ack
+    )
+    await writer.append_many(PAYLOADS)
+    return await writer.close()
+
+
+async def _is_whole(bk: BookKeeper, ledger_id: int) -> bool:
+    maintenance = bk.maintenance()
+    items = await maintenance.plan(1 << 20, lambda one: one == ledger_id, lambda _: None)
+    return {one.verdict for one in await maintenance.audit(items)} == {"ok"}
+
+
+async def _renew(cluster: RealCluster, bookie_id: str) -> None:
+    """Give a bookie another incarnation, as a bookie does that lost its data."""
+    cookies = CookieManager(cluster.store)
+    cookie = await cookies.read_latest(bookie_id)
+    assert cookie is not None
+    await cookies.write(replace(cookie.value, incarnation="another"), cookie.version)
+
+
+def _before_first_write(
+    monkeypatch: pytest.MonkeyPatch, client: LedgerClient, action: Callable[[Any], Awaitable[None]]
+) -> None:
+    """Let something happen between a swap's last look and its compare-and-set."""
+    write = client.ledgers.write
+    calls = []
+
+    async def first(metadata: LedgerMetadata, *args: Any) -> Any:
+        calls.append(metadata)
+        if len(calls) == 1:
+            await action(metadata)
+        return await write(metadata, *args)
+
+    monkeypatch.setattr(client.ledgers, "write", first)
+
+
+@pytest.mark.parametrize("sizes", [(3, 3, 2), (3, 2, 2), (4, 2, 1), (4, 3, 2), (1, 1, 1)])
+async def test_another_bookie_takes_the_place(
+    bk: BookKeeper, client: LedgerClient, sizes: tuple[int, ...]
+) -> None:
+    metadata = await _write(bk, *sizes)
+    former = metadata.last_fragment.bookies[0]
+    outcome = await ReplicaMove(client).run(metadata.ledger_id, {former})
+    assert outcome.outcome == "repaired"
+    assert outcome.entries == sum(
+        1 for entry_id in range(len(PAYLOADS)) if 0 in _write_set(metadata, entry_id)
+    )
+    found = await bk.ledger_metadata(metadata.ledger_id)
+    assert former not in found.last_fragment.bookies
+    assert found.last_fragment.bookies[1:] == metadata.last_fragment.bookies[1:]
+    assert await _is_whole(bk, metadata.ledger_id)
+    again = await ReplicaMove(client).run(metadata.ledger_id, {former})
+    assert (again.outcome, again.entries) == ("was-fine", 0)
+
+
+def _write_set(metadata: LedgerMetadata, entry_id: int) -> set[int]:
+    size = metadata.ensemble_size
+    return {(entry_id + number) % size for number in range(metadata.write_quorum_size)}
+
+
+async def test_a_newcomer_that_lost_its_data_is_not_named(
+    cluster: RealCluster, bk: BookKeeper, client: LedgerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metadata = await _write(bk)
+    former = metadata.last_fragment.bookies[0]
+    copy = EntryCopier.copy
+
+    async def copy_and_lose(self: EntryCopier, *args: Any) -> str:
+        reason = await copy(self, *args)
+        await _renew(cluster, self.target)
+        return reason
+
+    monkeypatch.setattr(EntryCopier, "copy", copy_and_lose)
+    outcome = await ReplicaMove(client).run(metadata.ledger_id, {former})
+    assert outcome.outcome == "refused"
+    assert "may have lost what it took" in outcome.detail
+    assert await bk.ledger_metadata(metadata.ledger_id) == metadata
+
+
+async def test_a_newcomer_may_lose_its_data_in_the_last_moment(
+    cluster: RealCluster, bk: BookKeeper, client: LedgerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the look at its cookie. So the swap itself has to check the cookie."""
+    metadata = await _write(bk)
+    former, *others = metadata.last_fragment.bookies
+
+    async def lose(proposed: LedgerMetadata) -> None:
+        (newcomer,) = set(proposed.last_fragment.bookies) - set(others)
+        await _renew(cluster, newcomer)
+
+    _before_first_write(monkeypatch, client, lose)
+    outcome = await ReplicaMove(client).run(metadata.ledger_id, {former})
+    assert outcome.outcome == "refused"
+    assert await bk.ledger_metadata(metadata.ledger_id) == metadata
+
+
+async def test_a_change_of_the_ledger_meanwhile_is_kept(
+    bk: BookKeeper, client: LedgerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metadata = await _write(bk)
+    former = metadata.last_fragment.bookies[0]
+    write = client.ledgers.write
+
+    async def change(_: LedgerMetadata) -> None:
+        found = await client.ledgers.read(metadata.ledger_id)
+        await write(replace(found.value, custom_metadata={"by": b"another"}), found.version)
+
+    _before_first_write(monkeypatch, client, change)
+    outcome = await ReplicaMove(client).run(metadata.ledger_id, {former})
+    assert outcome.outcome == "repaired"
+    found = await bk.ledger_metadata(metadata.ledger_id)
+    assert found.custom_metadata == {"by": b"another"}
+    assert former not in found.last_fragment.bookies
+    assert await _is_whole(bk, metadata.ledger_id)
+
+
+async def test_the_second_of_two_movers_changes_nothing(
+    bk: BookKeeper, client: LedgerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metadata = await _write(bk)
+    former = metadata.last_fragment.bookies[0]
+    by_the_other = []
+
+    async def move_too(_: LedgerMetadata) -> None:
+        assert (await ReplicaMove(client).run(metadata.ledger_id, {former})).is_whole
+        by_the_other.append(await bk.ledger_metadata(metadata.ledger_id))
+
+    _before_first_write(monkeypatch, client, move_too)
+    assert (await ReplicaMove(client).run(metadata.ledger_id, {former})).is_whole
+    assert [await bk.ledger_metadata(metadata.ledger_id)] == by_the_other
+    assert await _is_whole(bk, metadata.ledger_id)
+
+
+async def test_a_newcomer_without_all_entries_is_not_named(
+    bk: BookKeeper, client: LedgerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metadata = await _write(bk)
+    copy = EntryCopier.copy
+
+    async def copy_less(self: EntryCopier, first: int, last: int, *args: Any) -> str:
+        return await copy(self, first, last - 1, *args) if last > first else ""
+
+    monkeypatch.setattr(EntryCopier, "copy", copy_less)
+    outcome = await ReplicaMove(client).run(metadata.ledger_id, {metadata.last_fragment.bookies[0]})
+    assert outcome.outcome == "refused"
+    assert "lacks 1 entries" in outcome.detail
+    assert await bk.ledger_metadata(metadata.ledger_id) == metadata
+
+
+async def test_the_last_fragment_of_an_open_ledger_stays(
+    cluster: RealCluster, bk: BookKeeper, client: LedgerClient
+) -> None:
+    """Its other fragments move, and its writer goes on."""
+    writer = await bk.create_ledger(ensemble_size=3, write_quorum_size=3, ack_quorum_size=2)
+    await writer.append_many(PAYLOADS)
+    former, *_ = writer.metadata.last_fragment.bookies
+    await cluster.stop(int(former[1:]))
+    await writer.append_many(PAYLOADS)
+    await until(lambda: len(writer.metadata.fragments) == 2)
+    await writer.append_many(PAYLOADS)
+    move = ReplicaMove(client)
+    outcome = await move.run(writer.ledger_id, {former})
+    assert outcome.outcome == "repaired"
+    moved = await bk.ledger_metadata(writer.ledger_id)
+    assert former not in {name for one in moved.fragments for name in one.bookies}
+    outcome = await move.run(writer.ledger_id, {moved.last_fragment.bookies[0]})
+    assert outcome.outcome == "open"
+    assert (await bk.ledger_metadata(writer.ledger_id)).last_fragment == moved.last_fragment
+    await writer.append_many(PAYLOADS)
+    closed = await writer.close()
+    assert closed.last_entry_id == 4 * len(PAYLOADS) - 1
+    assert former not in {name for one in closed.fragments for name in one.bookies}
+    assert await _is_whole(bk, writer.ledger_id)
+
+
+async def test_an_empty_ledger_moves_without_a_copy(bk: BookKeeper, client: LedgerClient) -> None:
+    writer = await bk.create_ledger(ensemble_size=3, write_quorum_size=3, ack_quorum_size=2)
+    metadata = await writer.close()
+    outcome = await ReplicaMove(client).run(metadata.ledger_id, {metadata.last_fragment.bookies[0]})
+    assert (outcome.outcome, outcome.entries) == ("repaired", 0)
+
+
+async def test_the_last_copy_is_not_given_up(
+    cluster: RealCluster, bk: BookKeeper, client: LedgerClient
+) -> None:
+    metadata = await _write(bk, 1, 1, 1)
+    (former,) = metadata.last_fragment.bookies
+    await cluster.stop(int(former[1:]))
+    outcome = await ReplicaMove(client).run(metadata.ledger_id, {former})
+    assert outcome.outcome == "no-good-copy"
+    assert f"entry 0 ({former}: " in outcome.detail
+    assert await bk.ledger_metadata(metadata.ledger_id) == metadata
+    await cluster.start(int(former[1:]))
+    await until(lambda: former in bk.bookies())
+    async with asyncio.timeout(60):
+        while True:  # the connection comes back in its own time
+            if (await ReplicaMove(client).run(metadata.ledger_id, {former})).is_whole:
+                break
+            await asyncio.sleep(0.1)
+    assert former not in (await bk.ledger_metadata(metadata.ledger_id)).last_fragment.bookies
+    assert await _is_whole(bk, metadata.ledger_id)
+
+
+async def test_a_ledger_that_is_deleted_meanwhile_is_left(
+    bk: BookKeeper, client: LedgerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metadata = await _write(bk)
+
+    async def delete(_: LedgerMetadata) -> None:
+        await bk.delete_ledger(metadata.ledger_id)
+
+    _before_first_write(monkeypatch, client, delete)
+    outcome = await ReplicaMove(client).run(metadata.ledger_id, {metadata.last_fragment.bookies[0]})
+    assert outcome.outcome == "deleted"
