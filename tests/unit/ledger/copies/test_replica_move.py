@@ -63,10 +63,13 @@ async def _renew(cluster: RealCluster, bookie_id: str) -> None:
 
 def _before_first_write(
     monkeypatch: pytest.MonkeyPatch, client: LedgerClient, action: Callable[[Any], Awaitable[None]]
-) -> None:
-    """Let something happen between a swap's last look and its compare-and-set."""
+) -> list[LedgerMetadata]:
+    """Let something happen between a swap's last look and its compare-and-set.
+
+    All metadata that is proposed goes to the returned list.
+    """
     write = client.ledgers.write
-    calls = []
+    calls: list[LedgerMetadata] = []
 
     async def first(metadata: LedgerMetadata, *args: Any) -> Any:
         calls.append(metadata)
@@ -75,6 +78,7 @@ def _before_first_write(
         return await write(metadata, *args)
 
     monkeypatch.setattr(client.ledgers, "write", first)
+    return calls
 
 
 @pytest.mark.parametrize("sizes", [(3, 3, 2), (3, 2, 2), (4, 2, 1), (4, 3, 2), (1, 1, 1)])
@@ -168,9 +172,10 @@ async def test_the_second_of_two_movers_changes_nothing(
         assert (await ReplicaMove(client).run(metadata.ledger_id, {former})).is_whole
         by_the_other.append(await bk.ledger_metadata(metadata.ledger_id))
 
-    _before_first_write(monkeypatch, client, move_too)
+    proposed = _before_first_write(monkeypatch, client, move_too)
     assert (await ReplicaMove(client).run(metadata.ledger_id, {former})).is_whole
     assert [await bk.ledger_metadata(metadata.ledger_id)] == by_the_other
+    assert len(proposed) == 2, "each proposed once, and the first one saw the change"
     assert await _is_whole(bk, metadata.ledger_id)
 
 
