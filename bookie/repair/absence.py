@@ -11,7 +11,7 @@ class AbsenceVerdict:
     """The bookies that are away, and what follows."""
 
     away: frozenset[str] = frozenset()
-    """Bookies that belong to the cluster and are not registered."""
+    """Bookies that belong to the cluster, or did, and are not registered."""
     lost: frozenset[str] = frozenset()
     """Those that are away for longer than the delay. Empty during a split."""
     is_split: bool = False
@@ -35,6 +35,7 @@ class BookieAbsence:
         now: float,
         known: Collection[str],
         registered: Collection[str],
+        strangers: Collection[str] = (),
         *,
         delay_seconds: float,
         share_max: float,
@@ -45,14 +46,16 @@ class BookieAbsence:
             now: a monotonic time in seconds.
             known: the bookies that belong to the cluster, by their cookies.
             registered: the bookies that are registered, read-only ones included.
+            strangers: bookies that ledgers name although they have no cookie. They may be lost, but
+                tell nothing about the network.
             delay_seconds: the absence after which a bookie is lost.
             share_max: if a larger share of the known bookies is away, it is a split.
         """
-        away = frozenset(known) - frozenset(registered)
+        away = frozenset({*known, *strangers}) - frozenset(registered)
         self._since = {name: self._since.get(name, now) for name in away}
         left = {name: since + delay_seconds - now for name, since in self._since.items()}
         lost = frozenset(name for name, seconds in left.items() if seconds <= 0)
-        if lost and len(away) > share_max * len(known):
+        if lost and len(away.intersection(known)) > share_max * len(known):
             return AbsenceVerdict(away, is_split=True)
         return AbsenceVerdict(
             away, lost, next_seconds=min((s for s in left.values() if s > 0), default=None)

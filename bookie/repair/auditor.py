@@ -2,12 +2,12 @@
 
 Bookies elect it. A second auditor does no harm, because marks only add up. It marks a ledger if
 
-- a fragment that does not change any more names a bookie that is gone: lost, leaving, or without a
-  cookie; or it has a vacant slot;
+- a fragment that does not change any more names a bookie that is lost or leaving, or has a vacant
+  slot;
 - a registered bookie lacks entries that the metadata gives it.
 
-It looks at all ledgers (a *survey*) when a bookie is lost or leaves, when one comes back or has
-another incarnation, from time to time while bookies are gone, and on request. A survey reads rows,
+It looks at all ledgers (a *survey*) when it begins, when a bookie is lost or leaves, when one comes
+back or has another incarnation, and from time to time while bookies are gone. A survey reads rows,
 and lists entries where a row leaves doubt. An *audit* is a survey that lists every entry of every
 copy; its interval is long.
 
@@ -66,6 +66,8 @@ class SurveyReport:
     """Ledgers that lack copies."""
     silent: tuple[str, ...]
     """Bookies that did not answer; what they lack is unknown."""
+    named: frozenset[str]
+    """All bookies that fragments name which do not change any more."""
 
 
 class Auditor:
@@ -95,10 +97,13 @@ class Auditor:
     def _begin(self) -> None:
         self._absence = BookieAbsence()
         self._was_split = False
-        self._seen: dict[str, str] | None = None
+        self._seen: dict[str, str] = {}
         self._surveyed: frozenset[str] = frozenset()
         """The bookies that were gone at the last survey."""
-        self._is_due = False
+        self._known: set[str] = set()
+        self._strangers: set[str] = set()
+        """Bookies without a cookie that ledgers named at the last survey."""
+        self._is_due = True
         self._survey_at = 0.0
         """The time of the next survey if bookies are gone then."""
 
@@ -148,13 +153,13 @@ class Auditor:
             return
         gone = frozenset(lost | await self._leaving.names())
         seen = {name: one.incarnation for name, one in registrations.items()}
-        if self._seen is not None and seen.items() - self._seen.items():
-            self._is_due = True  # a bookie came, or lost its data
-        self._seen = seen
+        if seen.items() - self._seen.items() or known != self._known:
+            self._is_due = True  # a bookie came, lost its data, or was forgotten
+        self._seen, self._known = seen, known
         is_audit = await self._is_audit_due()
         is_due = self._is_due or bool(gone - self._surveyed) or (gone and now >= self._survey_at)
         if is_audit or is_due:
-            await self._survey(gone, known, is_audit=is_audit)
+            await self._survey(gone, is_audit=is_audit)
 
     async def _note_absence(
         self, now: float, known: set[str], registered: Collection[str]
@@ -165,6 +170,7 @@ class Auditor:
             now,
             known,
             registered,
+            self._strangers,
             delay_seconds=settings.lost_bookie_delay_seconds,
             share_max=settings.away_share_max,
         )
@@ -172,8 +178,7 @@ class Auditor:
         recorded = await self._lost.names()
         for name in sorted(recorded - verdict.away):
             await self._lost.remove(name)
-            if name in known:
-                _log.info("lost_bookie_returned", bookie_id=name)
+            _log.info("bookie_not_lost", bookie_id=name)
         for name in sorted(verdict.lost - recorded):
             _log.warning("bookie_lost", bookie_id=name)
             await self._lost.add(name)
@@ -199,10 +204,11 @@ class Auditor:
 
     # ---- surveys
 
-    async def _survey(self, gone: frozenset[str], known: set[str], *, is_audit: bool) -> None:
+    async def _survey(self, gone: frozenset[str], *, is_audit: bool) -> None:
         began = self._clock.monotonic()
         self._is_due = False
-        report = await self.survey(gone, known, is_deep=is_audit)
+        report = await self.survey(gone, is_deep=is_audit)
+        self._strangers = set(report.named) - self._known
         took = self._clock.monotonic() - began
         self._survey_at = began + took + max(SURVEY_SECONDS, SURVEY_REST * took)
         self._surveyed = gone
@@ -217,14 +223,11 @@ class Auditor:
             seconds=round(took, 3),
         )
 
-    async def survey(
-        self, gone: Collection[str], known: Collection[str], *, is_deep: bool
-    ) -> SurveyReport:
+    async def survey(self, gone: Collection[str], *, is_deep: bool) -> SurveyReport:
         """Mark every ledger that lacks copies.
 
         Args:
             gone: bookies whose copies count as missing.
-            known: the bookies of the cluster; others are gone, too.
             is_deep: list every entry, and not only where a row leaves doubt.
 
         Raises:
@@ -233,14 +236,12 @@ class Auditor:
         client = self._client
         registrations = dict(client.directory.all())
         marking = _Marking(self._marks)
+        named: set[str] = set()
 
         async def on_ledger(metadata: LedgerMetadata) -> None:
-            wanted = {
-                name
-                for fragment, _ in settled_fragments(metadata)
-                for name in fragment.bookies
-                if name in gone or name not in known or is_vacant(name)
-            }
+            names = {name for one, _ in settled_fragments(metadata) for name in one.bookies}
+            named.update(name for name in names if not is_vacant(name))
+            wanted = {name for name in names if name in gone or is_vacant(name)}
             if wanted:
                 await marking.add(metadata.ledger_id, wanted)
 
@@ -260,7 +261,7 @@ class Auditor:
             await comparison.run()
             silent = tuple(sorted(name for name, one in bookies.items() if one.problem))
         await marking.finish()
-        return SurveyReport(len(marking.ledgers), silent)
+        return SurveyReport(len(marking.ledgers), silent, frozenset(named))
 
 
 class _Marking:

@@ -5,7 +5,7 @@ For each bookie that a mark names:
 ============================ =====================================================================
 the bookie                   what happens
 ============================ =====================================================================
-is lost, leaving or unknown  others take its place in all fragments that do not change any more
+is lost, leaving or vacant   others take its place in all fragments that do not change any more
                              (`ReplicaMove`)
 is registered                the entries that it lacks, or whose bytes are wrong, are copied to it
                              (`ReplicaFill`)
@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NoReturn
 
 from bookie.cluster import keys
@@ -63,20 +63,6 @@ class _Trouble:
 
     pauses: Backoff
     not_before: float = 0.0
-
-
-@dataclass(slots=True)
-class _Gone:
-    """The bookies whose copies move elsewhere, as of this round."""
-
-    departed: set[str] = field(default_factory=set)
-    known: set[str] = field(default_factory=set)
-    registered: set[str] = field(default_factory=set)
-
-    def has(self, bookie_id: str) -> bool:
-        if is_vacant(bookie_id) or bookie_id in self.departed:
-            return True
-        return bookie_id not in self.known and bookie_id not in self.registered
 
 
 class Replicator:
@@ -191,12 +177,8 @@ class Replicator:
         finally:
             await self._marks.close()
 
-    async def _gone(self) -> _Gone:
-        return _Gone(
-            {name for kind in self._departures for name in await kind.names()},
-            set(await self._client.ensembles.cookies.bookie_ids()),
-            set(self._client.directory.all()),
-        )
+    async def _gone(self) -> set[str]:
+        return {name for kind in self._departures for name in await kind.names()}
 
     async def _due(self) -> list[UnderreplicatedLedger]:
         """Marked ledgers that are not locked and do not wait, from a random one on."""
@@ -214,7 +196,7 @@ class Replicator:
         start = int(jitter() * len(free))
         return (free[start:] + free[:start])[:LEDGERS_OF_A_ROUND]
 
-    async def _repair(self, ledger_id: int, gone: _Gone) -> bool:
+    async def _repair(self, ledger_id: int, gone: Collection[str]) -> bool:
         """Repair one ledger under its lock; False if another worker has it."""
         try:
             if not await self._marks.acquire(ledger_id):
@@ -230,7 +212,7 @@ class Replicator:
             _log.warning("repair_failed", ledger_id=ledger_id, reason=str(error))
         return True
 
-    async def _finish(self, ledger_id: int, gone: _Gone) -> list[RepairOutcome]:
+    async def _finish(self, ledger_id: int, gone: Collection[str]) -> list[RepairOutcome]:
         """Repair a locked ledger, and remove its mark if it has all its copies then."""
         mark = await self._marks.find(ledger_id)
         outcomes = [] if mark is None else await self._outcomes(mark, gone)
@@ -245,9 +227,11 @@ class Replicator:
             await self._marks.mark_replicated(ledger_id)
         return outcomes
 
-    async def _outcomes(self, mark: UnderreplicatedLedger, gone: _Gone) -> list[RepairOutcome]:
+    async def _outcomes(
+        self, mark: UnderreplicatedLedger, gone: Collection[str]
+    ) -> list[RepairOutcome]:
         ledger_id = mark.ledger_id
-        departed = [name for name in mark.replicas if gone.has(name)]
+        departed = [name for name in mark.replicas if name in gone or is_vacant(name)]
         outcomes = []
         if departed:
             outcomes.append(await self._move.run(ledger_id, departed))

@@ -6,7 +6,7 @@ import asyncio
 import shutil
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from aiohttp import ClientSession
 
 from bookie.api import BookKeeper, WriterHandle, connect
-from bookie.cluster.instance import initialize_cluster
+from bookie.cluster.instance import initialize_cluster, read_instance_id
 from bookie.errors import BookieError, NotEnoughBookiesError
 from bookie.ledger.catalog.removal import registered_bookies
 from bookie.metadata.connect import open_store
@@ -112,11 +112,13 @@ class LossyCluster:
     async def checked(self, name: str) -> dict[str, Any]:
         """The report of an integrity check that begins after this call."""
         url = f"http://127.0.0.1:{self.homes[name].sections['http']['port']}/check"
-        async with ClientSession() as session, asyncio.timeout(SECONDS_MAX):
+        async with open_store(self.uri) as store:
+            named = {"Bookie-Id": name, "Bookie-Instance-Id": await read_instance_id(store)}
+        async with ClientSession(headers=named) as session, asyncio.timeout(SECONDS_MAX):
             # One that is running may have passed the ledger already.
             await _idle_check(session, url)
-            async with session.put(url, json={}):
-                pass
+            async with session.put(url, json={}) as response:
+                response.raise_for_status()
             report: dict[str, Any] = (await _idle_check(session, url))["report"]
             return report
 
@@ -279,11 +281,18 @@ async def payloads_of(client: BookKeeper, ledger_id: int) -> list[bytes]:
 
 @asynccontextmanager
 async def lossy_cluster(
-    uri: str, path: Path, bookies: Sequence[str] = BOOKIES, *, has_links: bool = False
+    uri: str,
+    path: Path,
+    bookies: Sequence[str] = BOOKIES,
+    *,
+    has_links: bool = False,
+    repair: Mapping[str, object] | None = None,
+    session_timeout_seconds: float = SESSION_TIMEOUT_SECONDS,
 ) -> AsyncIterator[LossyCluster]:
     """Start a new cluster; whatever still runs at the end is killed.
 
-    If it `has_links`, clients reach bookies through proxies.
+    If it `has_links`, clients reach bookies through proxies. `repair` are settings of the section
+    ``[repair]``; without them nobody repairs, so that a test sees what is lost.
     """
     async with open_store(uri) as store:
         await initialize_cluster(store)
@@ -291,9 +300,10 @@ async def lossy_cluster(
         cluster = LossyCluster(uri, path, stack)
         for name in bookies:
             home = home_of(uri, path, name)
-            home.sections["metadata"]["session_timeout_seconds"] = SESSION_TIMEOUT_SECONDS
+            home.sections["metadata"]["session_timeout_seconds"] = session_timeout_seconds
             home.sections["storage"]["journal_file_bytes_max"] = 16 << 20
             home.sections["storage"]["reserve_bytes"] = 0
+            home.sections["repair"] = {"enabled": False} if repair is None else dict(repair)
             cluster.homes[name] = home
             if has_links:
                 listen = home.sections["listen"]

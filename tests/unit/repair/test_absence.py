@@ -61,3 +61,14 @@ def test_half_of_the_bookies_is_no_split_by_default() -> None:
 def test_an_unknown_bookie_is_not_away() -> None:
     verdict = BookieAbsence().look(0, [], ["b9"], delay_seconds=0, share_max=0.5)
     assert verdict == AbsenceVerdict()
+
+
+def test_a_bookie_without_a_cookie_is_lost_after_the_delay_too() -> None:
+    """But strangers say nothing about the network: old ledgers may name many."""
+    absence = BookieAbsence()
+    strangers = ["c1", "c2", "c3", "c4", "c5", "c6"]
+    first = absence.look(0, FIVE, FIVE, strangers, delay_seconds=10, share_max=0.5)
+    assert not first.lost
+    verdict = absence.look(10, FIVE, [*FIVE, "c6"], strangers, delay_seconds=10, share_max=0.5)
+    assert verdict.lost == set(strangers[:5])
+    assert not verdict.is_split

@@ -1,0 +1,290 @@
+"""Copies come back by themselves: real bookies that are killed, wiped and sent away.
+
+In the end each entry of a closed ledger stands on every member of its write set, byte by byte the
+same, and nothing is marked or locked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, suppress
+from pathlib import Path
+
+import pytest
+
+from bookie.api import BookKeeper, WriterHandle
+from bookie.cluster import keys
+from bookie.cluster.cookies import CookieManager
+from bookie.errors import BookieError
+from bookie.ledger.copies.departures import Departures
+from bookie.ledger.copies.marks import UnderreplicationManager
+from bookie.ledger.copies.replica_plan import quorum_of, settled_fragments
+from bookie.ledger.metadata import LedgerMetadata
+from bookie.ledger.read.verification import read_command
+from bookie.metadata.connect import open_store
+from bookie.metadata.store import MetadataStore
+from tests.fault.lossy_cluster import LossyCluster, create, healed, lossy_cluster, payloads_of
+from tests.fault.metadata_servers import SHARED
+
+FIVE = ("b1", "b2", "b3", "b4", "b5")
+STORES = ["local", *sorted(SHARED)]
+SIZES = [(3, 3, 2), (3, 2, 2), (4, 3, 2), (2, 2, 1)]
+REPAIR = {
+    "lost_bookie_delay_seconds": 0.5,
+    "retry_seconds_max": 2.0,
+    "audit_interval_seconds": 5.0,
+}
+PAYLOADS = [b"%d" % number * 20 for number in range(200)]
+SESSION_SECONDS = 4.0
+SECONDS_MAX = 300.0
+"""What is to happen has happened by then, even on a busy machine."""
+
+Condition = Callable[[], Awaitable[bool]]
+
+
+@pytest.fixture
+def uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    kind: str = request.param
+    found: str = f"local://{tmp_path}/metadata"
+    return found if kind == "local" else SHARED[kind](request).uri
+
+
+def repairing(uri: str, path: Path, **settings: float) -> AbstractAsyncContextManager[LossyCluster]:
+    """Five bookies that repair, with sessions that survive a busy machine."""
+    return lossy_cluster(
+        uri, path, FIVE, repair=REPAIR | settings, session_timeout_seconds=SESSION_SECONDS
+    )
+
+
+async def _until(condition: Condition, what: str) -> None:
+    try:
+        async with asyncio.timeout(SECONDS_MAX):
+            while True:
+                with suppress(BookieError):
+                    if await condition():
+                        return
+                await asyncio.sleep(0.1)
+    except TimeoutError:
+        raise AssertionError(f"in {SECONDS_MAX:g} s it never came that {what}") from None
+
+
+async def _written(client: BookKeeper, count: int = 8) -> list[int]:
+    """Closed ledgers of several sizes, all with the same entries."""
+    ledgers = []
+    for number in range(count):
+        writer = await create(client, SIZES[number % len(SIZES)])
+        await writer.append_many(PAYLOADS)
+        ledgers.append((await writer.close()).ledger_id)
+    return ledgers
+
+
+async def _named(client: BookKeeper, ledgers: list[int], bookie_id: str) -> list[int]:
+    """Those ledgers that name a bookie."""
+    found = [await client.ledger_metadata(one) for one in ledgers]
+    return [
+        one.ledger_id
+        for one in found
+        if any(bookie_id in fragment.bookies for fragment in one.fragments)
+    ]
+
+
+async def _packets(client: BookKeeper, metadata: LedgerMetadata) -> dict[int, list[bytes]]:
+    """The packets of each entry, from each member of its write set alone."""
+    quorum, pool = quorum_of(metadata), client._connected.pool
+    found: dict[int, list[bytes]] = {}
+    for fragment, last in settled_fragments(metadata):
+        for slot, bookie_id in enumerate(fragment.bookies):
+            stripe = quorum.stripe_of(slot)
+            at = stripe.next_id(fragment.first_entry_id)
+            while at <= last:
+                command = read_command(
+                    metadata, at, last, stripe, max_entries=1000, max_bytes=1 << 20
+                )
+                reply = await pool.connection(bookie_id).channel().read(command, timeout=10)
+                if reply.batch is None:
+                    break
+                for entry_id, packet in zip(
+                    reply.batch.entry_ids().tolist(), reply.batch.packets(), strict=True
+                ):
+                    found.setdefault(entry_id, []).append(bytes(packet))
+                at = stripe.next_id(reply.batch.last_entry_id + 1)
+    return found
+
+
+async def _is_whole(client: BookKeeper, ledger_id: int) -> bool:
+    metadata = await client.ledger_metadata(ledger_id)
+    packets = await _packets(client, metadata)
+    ends = range(metadata.last_entry_id + 1)
+    return all(
+        len(packets.get(entry_id, [])) == metadata.write_quorum_size
+        and len(set(packets[entry_id])) == 1
+        for entry_id in ends
+    )
+
+
+async def _is_clean(store: MetadataStore) -> bool:
+    marks = UnderreplicationManager(store)
+    return not [one async for one in marks.marked()] and not await marks.locked()
+
+
+async def _check_end(cluster: LossyCluster, client: BookKeeper, ledgers: list[int]) -> None:
+    """All ledgers have all their copies, and nothing is left marked or locked."""
+    async with open_store(cluster.uri) as store:
+
+        async def is_over() -> bool:
+            for one in ledgers:
+                if not await _is_whole(client, one):
+                    return False
+            return await _is_clean(store)
+
+        await _until(is_over, "every entry has its copies, and no ledger is marked")
+    for one in ledgers:
+        assert await payloads_of(client, one) == PAYLOADS
+
+
+async def _append(writer: WriterHandle, ended: asyncio.Event) -> None:
+    while not ended.is_set():
+        await writer.append_many(PAYLOADS[:5])
+        await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("uri", STORES, indirect=True)
+async def test_a_bookie_that_is_gone_for_good(uri: str, tmp_path: Path) -> None:
+    """Its copies move; a writer goes on; then the bookie returns with all that it had."""
+    async with repairing(uri, tmp_path) as cluster:
+        client = await cluster.client()
+        ledgers = await _written(client)
+        victim = (await client.ledger_metadata(ledgers[0])).last_fragment.bookies[0]
+        writer = await create(client)
+        ended = asyncio.Event()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(_append(writer, ended))
+            await cluster.kill(victim)
+
+            async def has_moved() -> bool:
+                return not await _named(client, ledgers, victim)
+
+            await _until(has_moved, f"no ledger names {victim}")
+            await cluster.start(victim)
+            await _check_end(cluster, client, ledgers)
+            ended.set()
+        metadata = await writer.close()
+        await _until(
+            lambda: _is_whole(client, metadata.ledger_id), "the writer's ledger has its copies"
+        )
+        async with open_store(cluster.uri) as store:
+            lost = Departures(store, keys.LOST_BOOKIES)
+
+            async def is_back() -> bool:
+                return not await lost.names()
+
+            await _until(is_back, "nobody counts as lost")
+
+
+@pytest.mark.parametrize("uri", STORES, indirect=True)
+async def test_a_disk_that_is_replaced(uri: str, tmp_path: Path) -> None:
+    """The bookie begins empty, gets everything back, and leaves its doubt."""
+    async with repairing(uri, tmp_path, lost_bookie_delay_seconds=600) as cluster:
+        client = await cluster.client()
+        ledgers = await _written(client)
+        victim = (await client.ledger_metadata(ledgers[0])).last_fragment.bookies[0]
+        await cluster.stop(victim)
+        await cluster.wipe(victim)
+        await cluster.start(victim)
+        await _check_end(cluster, client, ledgers)
+
+        async def is_out_of_doubt() -> bool:
+            report = await cluster.checked(victim)  # None if the store was away meanwhile
+            return bool(report and report["whole"])
+
+        await _until(is_out_of_doubt, f"{victim} is whole")
+        assert ledgers[0] in await _named(client, ledgers, victim)
+
+
+@pytest.mark.parametrize("uri", STORES, indirect=True)
+async def test_whoever_repairs_is_killed(uri: str, tmp_path: Path) -> None:
+    """Also in the middle of a move. Somebody else goes on, and nothing stays marked or locked."""
+    async with repairing(uri, tmp_path) as cluster:
+        client = await cluster.client()
+        ledgers = await _written(client, 40)
+        victim, other, *_ = (await client.ledger_metadata(ledgers[0])).last_fragment.bookies
+        await cluster.kill(victim)
+        async with open_store(cluster.uri) as store:
+            marks = UnderreplicationManager(store)
+
+            async def is_marked() -> bool:
+                return any([True async for _ in marks.marked()])
+
+            async def is_under_repair() -> bool:
+                return bool(await marks.locked()) or not await _named(client, ledgers, victim)
+
+            await _until(is_marked, "ledgers are marked")
+            await _until(is_under_repair, "a ledger is under repair")
+        survivors = [name for name in FIVE if name not in (victim, other)]
+        for name in survivors[:2]:
+            await cluster.kill(name)
+            await cluster.start(name)
+        await cluster.start(victim)
+        await _check_end(cluster, client, ledgers)
+
+
+async def test_a_bookie_leaves_the_cluster(tmp_path: Path) -> None:
+    """By one command, which goes on after an interruption, and ends when the bookie is stopped."""
+    uri = f"local://{tmp_path}/metadata"
+    async with repairing(uri, tmp_path) as cluster:
+        client = await cluster.client()
+        ledgers = await _written(client)
+        victim = (await client.ledger_metadata(ledgers[0])).last_fragment.bookies[0]
+        status, said = await cluster.command("repair", "decommission", "b9", "--yes")
+        assert (status, said) == (1, "bookie: this cluster has no bookie b9\n")
+        status, said = await cluster.command("repair", "decommission", victim, "--yes")
+        assert status == 0
+        async with asyncio.TaskGroup() as tasks:
+            leaving = tasks.create_task(cluster.command("repair", "decommission", victim, "--wait"))
+
+            async def has_moved() -> bool:
+                return not await _named(client, ledgers, victim)
+
+            await _until(has_moved, f"no ledger names {victim}")
+            new = [await create(client) for _ in range(10)]
+            assert not await _named(client, [one.ledger_id for one in new], victim)
+            await cluster.stop(victim)
+            status, said = await leaving
+        assert status == 0, said
+        assert f"bookie {victim} has left the cluster" in said
+        async with open_store(uri) as store:
+            assert victim not in await CookieManager(store).bookie_ids()
+            assert not await Departures(store, keys.LEAVING_BOOKIES).names()
+        await _check_end(cluster, client, ledgers)
+
+
+async def test_a_pause_of_repair(tmp_path: Path) -> None:
+    """While an operator has disabled it, nothing moves; then it goes on."""
+    uri = f"local://{tmp_path}/metadata"
+    async with repairing(uri, tmp_path) as cluster:
+        client = await cluster.client()
+        ledgers = await _written(client)
+        victim = (await client.ledger_metadata(ledgers[0])).last_fragment.bookies[0]
+        assert await cluster.command("repair", "disable") == (0, "")
+        before = await _named(client, ledgers, victim)
+        await cluster.kill(victim)
+        async with open_store(uri) as store:
+            lost = Departures(store, keys.LOST_BOOKIES)
+
+            async def is_lost() -> bool:
+                return await lost.names() == {victim}
+
+            await _until(is_lost, f"{victim} counts as lost")
+        status, said = await cluster.command("repair", "trigger")
+        assert (status, said) == (
+            1,
+            "bookie: repair is disabled in this cluster; enable it first\n",
+        )
+        assert await _named(client, ledgers, victim) == before
+        status, said = await cluster.command("repair", "status")
+        assert status == 0
+        assert f"lost bookies     {victim}" in said
+        assert await cluster.command("repair", "enable") == (0, "")
+        await healed(lambda: _check_end(cluster, client, ledgers))
+        assert not await _named(client, ledgers, victim)
