@@ -57,6 +57,7 @@ AT_NIGHT: Mapping[str, int] = {
     "tests/fault/test_log_patience.py": 3,
     "tests/fault/test_logs_at_random.py": 3,
     "tests/fault/test_metadata_outage.py": 3,
+    "tests/fault/test_repair.py": 4,
     "tests/fault/test_replacement.py": ALL,
     "tests/fault/test_true_health.py": 3,
     "tests/fault/test_demo.py": ALL,

@@ -246,7 +246,11 @@ async def test_a_bookie_leaves_the_cluster(tmp_path: Path) -> None:
             async def has_moved() -> bool:
                 return not await _named(client, ledgers, victim)
 
+            async def is_read_only() -> bool:
+                return victim not in client._connected.directory.bookies()
+
             await _until(has_moved, f"no ledger names {victim}")
+            await _until(is_read_only, f"{victim} takes no new ledgers")
             new = [await create(client) for _ in range(10)]
             assert not await _named(client, [one.ledger_id for one in new], victim)
             await cluster.stop(victim)
