@@ -80,7 +80,10 @@ def home_of(
     *,
     timeout_seconds: float = SESSION_TIMEOUT_SECONDS,
 ) -> Home:
-    """The settings of a bookie that has never run; `session` are those of its section."""
+    """The settings of a bookie that has never run; `session` are those of its section.
+
+    This bookie repairs nothing, so that a test sees what is lost.
+    """
     home = path / name
     home.mkdir()
     port, http_port = claimed_ports(2)
@@ -93,6 +96,7 @@ def home_of(
             "session": dict(session or {}),
             "storage": {"journal_dir": f"{home}/journal", "ledgers_dir": f"{home}/ledgers"},
             "http": {"port": http_port},
+            "repair": {"enabled": False},
         },
     )
 

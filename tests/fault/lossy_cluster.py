@@ -215,7 +215,11 @@ class LossyCluster:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
         )
-        said, _ = await process.communicate()
+        try:
+            said, _ = await process.communicate()
+        finally:
+            if process.returncode is None:
+                process.kill()
         assert process.returncode is not None
         return process.returncode, said.decode()
 
@@ -303,7 +307,8 @@ async def lossy_cluster(
             home.sections["metadata"]["session_timeout_seconds"] = session_timeout_seconds
             home.sections["storage"]["journal_file_bytes_max"] = 16 << 20
             home.sections["storage"]["reserve_bytes"] = 0
-            home.sections["repair"] = {"enabled": False} if repair is None else dict(repair)
+            if repair is not None:
+                home.sections["repair"] = dict(repair)
             cluster.homes[name] = home
             if has_links:
                 listen = home.sections["listen"]

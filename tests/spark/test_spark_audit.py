@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 from bookie.api import connect
 from bookie.cli.app import run
 from bookie.errors import BadRequestError
+from bookie.ledger.copies.replica_audit import IN_LIMBO
 from bookie.ledger.metadata import LedgerMetadata
 from bookie.spark.jobs.audit import audit, audit_page, verdicts
 from bookie.spark.jobs.marks import JobMark, write_mark
@@ -97,9 +98,16 @@ Found = set[tuple[int, str, str, int, str]]
 
 
 def _found(spark: SparkSession, report: str) -> Found:
+    """What an audit found. A bookie's own check may have put it in doubt meanwhile, or not yet."""
     rows = spark.read.parquet(f"{report}/verdicts").where("verdict <> 'ok'").collect()
     return {
-        (row["ledgerId"], row["bookie"], row["verdict"], row["entries"], row["detail"])
+        (
+            row["ledgerId"],
+            row["bookie"],
+            row["verdict"],
+            row["entries"],
+            row["detail"].replace(IN_LIMBO, ""),
+        )
         for row in rows
     }
 
