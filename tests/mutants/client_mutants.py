@@ -78,7 +78,7 @@ CLIENT_MUTANTS = (
     Mutant(
         "a split of the network counts as many lost bookies",
         "bookie/repair/absence.py",
-        "if lost and len(away) > share_max * len(known):",
+        "if lost and len(away.intersection(known)) > share_max * len(known):",
         "if False:",
         (f"{ABSENCE}nobody_is_lost_during_a_split",),
         "Half of the cluster copies all that the other half has.",

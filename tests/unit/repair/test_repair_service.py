@@ -124,7 +124,7 @@ async def test_the_copies_of_a_lost_bookie_come_back(cluster: RealCluster, bk: B
         assert await Departures(cluster.store, keys.LOST_BOOKIES).names() == {"b1"}
         await cluster.start(1)
         async with asyncio.timeout(60):
-            while await Departures(cluster.store, keys.LOST_BOOKIES).names():  # noqa: ASYNC110
+            while await Departures(cluster.store, keys.LOST_BOOKIES).names():  # noqa: ASYNC110  (a record tells nobody)
                 await asyncio.sleep(0.05)
     for one in ledgers:
         reader = await bk.open_ledger(one.ledger_id)
@@ -149,7 +149,7 @@ async def test_without_a_spare_the_reason_is_recorded(cluster: RealCluster, bk: 
         await cluster.stop(1)
         failures = RepairFailures(cluster.store)
         async with asyncio.timeout(60):
-            while (failure := await failures.find(wide.ledger_id)) is None:  # noqa: ASYNC110
+            while (failure := await failures.find(wide.ledger_id)) is None:  # noqa: ASYNC110  (a record tells nobody)
                 await asyncio.sleep(0.05)
         assert failure.outcome == "no-spare"
         assert "no writable bookie may take the place of b1" in failure.reason
