@@ -47,9 +47,12 @@ AUDIT = "replicas"
 ROUND_SECONDS = 1.0
 """Time between two looks at the registrations."""
 
-SURVEY_SECONDS = 60.0
-"""Time between two surveys while bookies are gone; at least `SURVEY_REST` times a survey's own."""
-SURVEY_REST = 20.0
+SURVEY_SECONDS, SURVEY_SECONDS_MAX = 60.0, 3600.0
+"""Time between two surveys while bookies are gone; it doubles while they find nothing."""
+REST = 20.0
+"""A pause is at least so many times as long as the survey, or the count, before it."""
+COUNT_SECONDS = 10.0
+"""Time between two counts of the marks."""
 
 MARKS_AT_ONCE = 64
 ANSWER_SECONDS = 10.0
@@ -106,6 +109,8 @@ class Auditor:
         self._is_due = True
         self._survey_at = 0.0
         """The time of the next survey if bookies are gone then."""
+        self._pauses = Backoff(SURVEY_SECONDS, SURVEY_SECONDS_MAX)
+        self._count_at = 0.0
 
     async def run(self) -> NoReturn:
         """Audit whenever this candidate leads, until cancelled.
@@ -149,6 +154,10 @@ class Auditor:
         registrations = self._client.directory.all()
         known = set(await self._client.ensembles.cookies.bookie_ids())
         lost = await self._note_absence(now, known, registrations)
+        if now >= self._count_at:
+            self._metrics.repair_marked_ledgers.set(await self._marks.count())
+            took = self._clock.monotonic() - now
+            self._count_at = now + took + max(COUNT_SECONDS, REST * took)
         if not await self._marks.is_enabled():
             return
         gone = frozenset(lost | await self._leaving.names())
@@ -210,7 +219,9 @@ class Auditor:
         report = await self.survey(gone, is_deep=is_audit)
         self._strangers = set(report.named) - self._known
         took = self._clock.monotonic() - began
-        self._survey_at = began + took + max(SURVEY_SECONDS, SURVEY_REST * took)
+        if report.ledgers:
+            self._pauses.reset()
+        self._survey_at = began + took + max(self._pauses.next(), REST * took)
         self._surveyed = gone
         if is_audit and not report.silent:
             await self._marks.set_checked_ms(AUDIT, self._clock.now_ms())

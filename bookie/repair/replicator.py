@@ -27,7 +27,7 @@ from typing import NoReturn
 
 from bookie.cluster import keys
 from bookie.config import RepairSettings
-from bookie.env import Backoff, Clock, beside, jitter
+from bookie.env import Backoff, Clock, beside, gather, jitter
 from bookie.env.pace import Pace
 from bookie.errors import BadRequestError, BookieError, MetadataClosedError
 from bookie.ids import is_vacant
@@ -50,6 +50,12 @@ PAUSE_SECONDS = 0.2
 
 LEDGERS_OF_A_ROUND = 256
 RETRY_SECONDS_MIN = 1.0
+RETRY_SECONDS_EACH = 0.1
+"""A ledger waits at least this long for each ledger that failed: 10 attempts per second in all."""
+FORGET_SECONDS = 3600.0
+"""A ledger that was not tried again for so long has no mark any more: others repaired it."""
+IDLE_SHARE = 20.0
+"""A look that finds nothing is followed by a pause that is so many times as long."""
 
 AWAY = "away"
 """The outcome for a bookie that is not registered and not lost yet."""
@@ -93,6 +99,8 @@ class Replicator:
         self._fill = ReplicaFill(client, pace)
         self._troubles: dict[int, _Trouble] = {}
         self._woken = asyncio.Event()
+        self._after = -1
+        """The last ledger id of the marks that were listed; -1 begins anew."""
 
     async def run(self) -> NoReturn:
         """Repair until cancelled.
@@ -108,6 +116,7 @@ class Replicator:
             pauses = Backoff(1.0, IDLE_SECONDS, jitter)
             while True:
                 self._woken.clear()
+                began = self._clock.monotonic()
                 try:
                     tried = await self.round()
                     pauses.reset()
@@ -117,11 +126,13 @@ class Replicator:
                     _log.warning("repair_interrupted", reason=str(error))
                     await asyncio.sleep(pauses.next())
                     continue
+                rest = PAUSE_SECONDS * (0.5 + jitter())
                 if not tried:
+                    rest = max(rest, IDLE_SHARE * (self._clock.monotonic() - began))
                     with suppress(TimeoutError):
                         async with asyncio.timeout(self._idle_seconds()):
                             await self._woken.wait()
-                await asyncio.sleep(PAUSE_SECONDS * (0.5 + jitter()))
+                await asyncio.sleep(rest)
 
     async def _wake(self, changes: AsyncIterator[Change]) -> None:
         async for _ in changes:
@@ -149,11 +160,10 @@ class Replicator:
 
         async def repair(mark: UnderreplicatedLedger) -> bool:
             async with room:
-                return await self._repair(mark.ledger_id, gone)
+                is_enabled = await self._marks.is_enabled()
+                return is_enabled and await self._repair(mark.ledger_id, gone)
 
-        async with asyncio.TaskGroup() as tasks:
-            repairs = [tasks.create_task(repair(mark)) for mark in due]
-        return sum(one.result() for one in repairs)
+        return sum(await gather(repair(mark) for mark in due))
 
     async def repair_now(self, ledger_id: int) -> list[RepairOutcome]:
         """Repair all copies of one ledger under its lock; the outcomes by bookie.
@@ -181,20 +191,35 @@ class Replicator:
         return {name for kind in self._departures for name in await kind.names()}
 
     async def _due(self) -> list[UnderreplicatedLedger]:
-        """Marked ledgers that are not locked and do not wait, from a random one on."""
+        """Some marked ledgers that are not locked and do not wait, in random order.
+
+        Each call goes on where the last one ended, and begins anew at the end of the marks.
+        """
         now = self._clock.monotonic()
+        self._troubles = {
+            one: how for one, how in self._troubles.items() if now < how.not_before + FORGET_SECONDS
+        }
         locked = await self._marks.locked()
         free: list[UnderreplicatedLedger] = []
-        marked = set()
-        async for mark in self._marks.marked():
-            marked.add(mark.ledger_id)
-            trouble = self._troubles.get(mark.ledger_id)
-            if mark.ledger_id not in locked and (trouble is None or now >= trouble.not_before):
-                free.append(mark)
-        self._metrics.repair_marked_ledgers.set(len(marked))
-        self._troubles = {one: how for one, how in self._troubles.items() if one in marked}
-        start = int(jitter() * len(free))
-        return (free[start:] + free[:start])[:LEDGERS_OF_A_ROUND]
+        after, self._after = self._after, -1
+        for first in (after, -1) if after >= 0 else (-1,):
+            async for mark in self._marks.marked(after=first):
+                ledger_id = mark.ledger_id
+                if first < 0 <= after < ledger_id:
+                    break  # the first listing had it
+                if ledger_id not in locked and not self._waits(ledger_id):
+                    free.append(mark)
+                if len(free) == LEDGERS_OF_A_ROUND:
+                    self._after = ledger_id
+                    break
+            if len(free) == LEDGERS_OF_A_ROUND:
+                break
+        # Few workers shall compete for the same ledgers.
+        return sorted(free, key=lambda _: jitter())
+
+    def _waits(self, ledger_id: int) -> bool:
+        trouble = self._troubles.get(ledger_id)
+        return trouble is not None and self._clock.monotonic() < trouble.not_before
 
     async def _repair(self, ledger_id: int, gone: Collection[str]) -> bool:
         """Repair one ledger under its lock; False if another worker has it."""
@@ -263,7 +288,9 @@ class Replicator:
         trouble = self._troubles.setdefault(
             ledger_id, _Trouble(Backoff(RETRY_SECONDS_MIN, longest, jitter))
         )
-        trouble.not_before = self._clock.monotonic() + trouble.pauses.next()
+        # Very many ledgers that fail must not keep everybody busy.
+        seconds = max(trouble.pauses.next(), RETRY_SECONDS_EACH * len(self._troubles))
+        trouble.not_before = self._clock.monotonic() + seconds
 
     def _count(self, outcome: RepairOutcome) -> None:
         self._metrics.repair_copied_entries_total.inc(outcome.entries)

@@ -260,7 +260,7 @@ class Metrics:
             "Seconds since the end of the last audit, -1 before the first; the auditor tells.",
         )
         self.repair_marked_ledgers = declare.gauge(
-            "repair_marked_ledgers", "Ledgers that lack copies, as this bookie last saw them."
+            "repair_marked_ledgers", "Ledgers that lack copies; the auditor tells."
         )
         self.repair_copied_entries_total = declare.counter(
             "repair_copied_entries_total", "Entries that this bookie's repairs copied."

@@ -136,13 +136,20 @@ class UnderreplicationManager:
         return None if record is None else _mark_of(ledger_id, key, record.value)
 
     async def marked(
-        self, wanted: Callable[[tuple[str, ...]], bool] = lambda _: True
+        self, wanted: Callable[[tuple[str, ...]], bool] = lambda _: True, *, after: int = -1
     ) -> AsyncIterator[UnderreplicatedLedger]:
-        """List the marks with replicas that are `wanted`, by ledger id; complete, or it raises."""
-        async for ledger_id, record in _MARKS.scan(self._store):
+        """List the marks with replicas that are `wanted`, by ledger id; complete, or it raises.
+
+        Only ledgers with ids above `after` are listed.
+        """
+        async for ledger_id, record in _MARKS.scan(self._store, after=after):
             mark = _mark_of(ledger_id, record.key, record.value)
             if wanted(mark.replicas):
                 yield mark
+
+    async def count(self) -> int:
+        """Count the marked ledgers, from their names alone."""
+        return len([ledger_id async for ledger_id in _MARKS.scan_numbers(self._store)])
 
     # ---- repair
 

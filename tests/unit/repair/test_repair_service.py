@@ -204,3 +204,28 @@ async def test_entries_that_cannot_be_read_come_back(cluster: RealCluster, bk: B
         await _until_no_marks(cluster)
         report = await node.check.check()
     assert (report.missing_entries, report.unreadable_entries) == (0, 0)
+
+
+async def test_all_marks_get_their_turn(
+    cluster: RealCluster, bk: BookKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if a look takes only some of them, and the first ones cannot be repaired."""
+    monkeypatch.setattr("bookie.repair.replicator.LEDGERS_OF_A_ROUND", 3)
+    marks = UnderreplicationManager(cluster.store)
+    alone = [await _write(bk, (1, 1, 1)) for _ in range(10)]
+    stopped = alone[0].last_fragment.bookies[0]
+    await cluster.stop(int(stopped[1:]))
+    fine = [await _write(bk, (3, 3, 2)) for _ in range(10)]
+    for one in [*alone, *fine]:
+        await marks.mark(one.ledger_id, one.last_fragment.bookies)
+    assert await marks.count() == 20
+    lost = {one.ledger_id for one in alone if stopped in one.last_fragment.bookies}
+    async with repairing(cluster, RepairSettings(lost_bookie_delay_seconds=1e6)):
+        async with asyncio.timeout(60):
+            while {one.ledger_id async for one in marks.marked()} != lost:  # noqa: ASYNC110  (a record tells nobody)
+                await asyncio.sleep(0.05)
+        failures = {one.ledger_id: one async for one in RepairFailures(cluster.store).all()}
+        assert failures.keys() == lost
+        assert {one.outcome for one in failures.values()} == {"away"}
+        await cluster.start(int(stopped[1:]))
+        await _until_no_marks(cluster)
