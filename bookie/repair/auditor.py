@@ -135,6 +135,17 @@ class Auditor:
                     finally:
                         gauge.set(0)
                         leading.cancel()
+                self._forget()
+
+    def _forget(self) -> None:
+        """Tell nothing more: another bookie audits."""
+        for gauge in (
+            self._metrics.repair_bookies_away,
+            self._metrics.repair_split,
+            self._metrics.repair_audit_age_seconds,
+            self._metrics.repair_marked_ledgers,
+        ):
+            gauge.set(0)
 
     async def _lead(self) -> NoReturn:
         self._begin()

@@ -85,6 +85,7 @@ def bookies_come_and_go(operator: Operator) -> None:
     operator.run("until bookie node check b2; do sleep 1; done")
     said = operator.run("bookie repair list")
     assert "no ledger lacks copies" in said
+    operator.all_of("Copies do not come back")
     operator.all_of("Damaged entries")
 
 

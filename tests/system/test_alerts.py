@@ -18,10 +18,11 @@ from typing import TypeVar
 import aiohttp
 import pytest
 
+from bookie.api import connect
 from bookie.cluster import keys
 from bookie.cluster.registration import BookieRegistration
 from bookie.cluster.registration_record import Endpoint, Registration
-from bookie.config import GarbageSettings, NodeSettings
+from bookie.config import GarbageSettings, NodeSettings, RepairSettings, RpcSettings, Sources
 from bookie.config.sections import SessionSettings
 from bookie.daemon.loop import observe_loop_lag
 from bookie.daemon.readiness import Readiness
@@ -31,18 +32,23 @@ from bookie.env import DiskUsage, SystemClock, beside
 from bookie.errors import MetadataUnavailableError
 from bookie.ids import BOOKIE_ID_METADATA_KEY, Status
 from bookie.ledger.catalog.ledgers import LedgerManager
+from bookie.ledger.ledger_client import open_ledger_client
 from bookie.ledger.metadata import LedgerMetadata, LedgerState
 from bookie.metadata.connect import open_store
 from bookie.metadata.store import MetadataStore
 from bookie.metadata.versioned import Versioned
 from bookie.node.disk_watch import DiskWatch
 from bookie.node.engine.reader import UnreadableEntries
+from bookie.repair.auditor import Auditor
+from bookie.repair.replicator import Replicator
 from bookie.telemetry import Metrics
 from bookie.testing.faulty_memory import FaultyMemoryStore
 from bookie.testing.simulation.loop import simulated_loop
 from bookie.wire.grpc.server.error_mapper import ErrorMapper
 from tests.fault.daemon_cluster import DaemonCluster, daemon_cluster
 from tests.system.scrapes import RULES, Scrapes, alerts, exposed, promtool, without_status
+from tests.unit.ledger.real_cluster import real_cluster
+from tests.unit.ledger.real_cluster import until as eventually
 from tests.unit.node.engine.faulty_disk import Call, FaultyDisk, Hold
 from tests.unit.node.engine.machine import IDENTITY, KIB, Machine, MachineClock, until
 from tests.unit.node.engine.machine import add as add_to_engine
@@ -527,3 +533,46 @@ def test_a_fault_of_the_program(prometheus: Scrapes) -> None:
     prometheus.fire("BookieErrors")
     prometheus.hold(11)
     prometheus.fire()
+
+
+# ---- repair
+
+
+@proves("BookieRepairSplit", "BookieRepairStalls", "BookieAuditIsOld")
+async def test_copies_that_do_not_come_back(tmp_path: Path, prometheus: Scrapes) -> None:
+    """A ledger without a spare; then most bookies are away, so that nobody is lost."""
+    metrics = Metrics()
+    settings = RepairSettings(lost_bookie_delay_seconds=0.1, retry_seconds_max=1)
+    clock = MovedClock()
+    async with (
+        real_cluster(tmp_path, 5) as cluster,
+        connect(cluster.uri) as client,
+        open_ledger_client(cluster.store, Sources.read(None, {}), RpcSettings()) as ledgers,
+    ):
+        writer = await client.create_ledger(ensemble_size=5, write_quorum_size=5, ack_quorum_size=3)
+        await writer.append(b"entry")
+        await writer.close()
+        about = ledgers, cluster.store, lambda: settings, metrics, clock, "worker"
+        async with beside([Auditor(*about).run(), Replicator(*about).run()]):
+            await eventually(lambda: metrics.repair_auditor._value.get() == 1)
+            await eventually(lambda: metrics.repair_audit_age_seconds._value.get() >= 0)
+            prometheus.hold(10, b1=exposed(metrics))
+            prometheus.fire()
+            await cluster.stop(1)
+            clock.seconds += 60
+            await eventually(lambda: metrics.repair_marked_ledgers._value.get() == 1)
+            prometheus.hold(59, b1=exposed(metrics))
+            prometheus.fire()
+            prometheus.hold(2)
+            prometheus.fire("BookieRepairStalls")
+            for number in (2, 3):
+                await cluster.stop(number)
+            clock.seconds += 60
+            await eventually(lambda: metrics.repair_split._value.get() == 1)
+            prometheus.hold(4, b1=exposed(metrics))
+            prometheus.fire("BookieRepairStalls")
+            prometheus.hold(2)
+            prometheus.fire("BookieRepairStalls", "BookieRepairSplit")
+    metrics.repair_audit_age_seconds.set(4 * 86400)
+    prometheus.hold(1, b1=exposed(metrics))
+    prometheus.fire("BookieRepairStalls", "BookieRepairSplit", "BookieAuditIsOld")
