@@ -27,6 +27,8 @@ from bookie.errors import BookieError, UnauthorizedError
 from bookie.ids import Status
 from bookie.ledger.catalog.deletion_proofs import find_proofs
 from bookie.ledger.catalog.ledgers import LedgerManager
+from bookie.ledger.copies.replica_fill import ReplicaFill
+from bookie.ledger.copies.replica_move import ReplicaMove
 from bookie.ledger.metadata import LedgerMetadata, LedgerState
 from bookie.metadata.memory.backend import MemoryStore
 from bookie.testing.simulation.cluster_faults import ClusterFaults
@@ -130,6 +132,7 @@ class ClusterScript:
             (self._read, swarm.readers),
             (self._tail, swarm.tailers),
             (self._delete, swarm.deleters),
+            (self._move, swarm.movers),
         ):
             lives += [self._lives(role, number) for number in range(count)]
         tasks = [self.cluster.loop.create_task(life) for life in lives]
@@ -394,6 +397,31 @@ class ClusterScript:
         self.calls.keep(writer)
         self.cluster.note(f"{client.host} makes another ledger {ledger_id}")
         await self._fill(client, writer, choose, is_deferred=False)
+
+    # --- repair --------------------------------------------------------------------------
+
+    async def _move(
+        self, client: SimulatedClient, bookkeeper: BookKeeper, choose: random.Random
+    ) -> None:
+        """Take a bookie out of a ledger, whatever happens to it meanwhile, or fill its copy."""
+        ledgers = bookkeeper._connected
+        while not self._calm.is_set():
+            ledger_id = await self._pick(choose)
+            if ledger_id is None:
+                continue
+            with contextlib.suppress(BookieError, TimeoutError):
+                async with asyncio.timeout(OPERATION_SECONDS_MAX):
+                    metadata = await bookkeeper.ledger_metadata(ledger_id)
+                    fragment = choose.choice(metadata.fragments)
+                    bookie_id = choose.choice(fragment.bookies)
+                    if choose.random() < 0.7:
+                        done = await ReplicaMove(ledgers).run(ledger_id, {bookie_id})
+                    else:
+                        done = await ReplicaFill(ledgers).run(ledger_id, bookie_id)
+                    self.cluster.count(f"copies {done.outcome}")
+            if choose.random() < 0.1:
+                client.vanish()
+                raise VanishedError
 
     # --- the end -------------------------------------------------------------------------
 

@@ -38,6 +38,8 @@ class ClusterSwarm:
     """Of writers: seconds between two appends, on average."""
     deferred_share: float = 0.0
     """How many ledgers have deferred sync."""
+    movers: int = 0
+    """Processes that move copies to other bookies, and fill what bookies lack."""
 
     @property
     def losses_max(self) -> int:
@@ -77,4 +79,6 @@ def draw_cluster(seed: int) -> ClusterSwarm:
         },
         lost_replies=choose.choice((0.0, 0.0, 0.05, 0.2)),
         deferred_share=choose.choice((0.0, 0.0, 0.4)),
+        # Drawn apart, so that older seeds are what they were but for the movers.
+        movers=random.Random(f"movers/{seed}").choice((0, 0, 1, 2)),
     )
