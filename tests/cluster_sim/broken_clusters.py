@@ -18,7 +18,11 @@ import bookie.node.start
 from bookie.env import Outcome
 from bookie.ids import Status
 from bookie.ledger.connection.calls import carry_out_metadata
+from bookie.ledger.copies import replica_move
+from bookie.ledger.copies.replica_move import ReplicaMove
+from bookie.ledger.copies.replica_plan import settled_fragments
 from bookie.ledger.exchange import MetadataFailed, MetadataWritten, WriteMetadata
+from bookie.ledger.metadata import Fragment, LedgerMetadata
 from bookie.ledger.write.ownership import LedgerOwnership, MetadataAnswer, Overtaken
 from bookie.node.engine.admission import Admission
 from bookie.node.engine.ledger_state import LocalLedger
@@ -27,6 +31,7 @@ from tests.cluster_sim.cluster_swarm import ClusterSwarm, draw_cluster
 from tests.property.ledger import test_protocol_mutants as broken
 
 _OK = Reply(Status.OK)
+_settled_fragments = settled_fragments
 _add, _refusal = Admission.add, Admission.refusal
 _on_change = LedgerOwnership._on_change
 
@@ -47,6 +52,7 @@ class BrokenCluster:
     recoverers: int = 2
     vanish_share: float = 0.15
     deleters: int = 0
+    movers: int = 0
     first_seed: int = 0
     """Where to begin; the one that has shown it spares the run of those before."""
 
@@ -62,6 +68,7 @@ class BrokenCluster:
             readers=0,
             tailers=0,
             deleters=self.deleters,
+            movers=self.movers,
             lost_replies=self.lost_replies,
             deferred_share=0.0,
             vanish_share=self.vanish_share,
@@ -103,6 +110,30 @@ def fences_in_memory() -> Iterator[None]:
         return Outcome.of(_OK)
 
     with patch.object(Admission, "fence", fence):
+        yield
+
+
+@contextmanager
+def moves_names_alone() -> Iterator[None]:
+    """Moves name a newcomer that has no entries."""
+
+    async def fill(*_: Any) -> None:
+        """Copy nothing."""
+
+    with patch.object(ReplicaMove, "_fill", fill):
+        yield
+
+
+@contextmanager
+def moves_last_fragments() -> Iterator[None]:
+    """Moves treat the last fragment of an open ledger as if its entries were all there."""
+
+    def settled(metadata: LedgerMetadata) -> Iterator[tuple[Fragment, int]]:
+        yield from _settled_fragments(metadata)
+        if not metadata.is_closed:
+            yield metadata.last_fragment, metadata.last_fragment.first_entry_id + 3
+
+    with patch.object(replica_move, "settled_fragments", settled):
         yield
 
 
@@ -262,5 +293,16 @@ BROKEN_CLUSTERS = (
         lambda: with_recovery(broken.LooksNoFurther),
         NETWORK,
         first_seed=2,
+    ),
+    BrokenCluster(
+        "a move names a bookie without entries", moves_names_alone, ("kill",), spares=3, movers=3
+    ),
+    BrokenCluster(
+        "a move changes the ensemble under the writer",
+        moves_last_fragments,
+        ("kill", "slow link"),
+        recoverers=3,
+        spares=3,
+        movers=4,
     ),
 )
