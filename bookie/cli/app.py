@@ -64,7 +64,7 @@ GROUPS: dict[str, tuple[str, str]] = {
     "cookie": ("bookie.cli.cookie", "Cookies of a cluster's bookies: list, delete, move, restore."),
     "ledger": (
         "bookie.cli.ledger",
-        "Create, append to, read, tail, recover, explain and delete ledgers.",
+        "Create, append to, read, tail, recover, repair, explain and delete ledgers.",
     ),
     "log": (
         "bookie.cli.log",
@@ -73,7 +73,7 @@ GROUPS: dict[str, tuple[str, str]] = {
     "group": ("bookie.cli.group", "Groups of consumers that share logs."),
     "repair": (
         "bookie.cli.repair",
-        "Bring copies back: see how far it is, pause it, let a bookie leave the cluster.",
+        "Copies that come back: see how far they are, pause repair, start an audit.",
     ),
     "node": (
         "bookie.cli.node",

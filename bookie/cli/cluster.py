@@ -9,6 +9,7 @@ import typer
 from bookie.cli.config import parse_overrides
 from bookie.cli.options import Metadata, Output, OutputFormat, Yes, confirm
 from bookie.cli.output import Record, format_bytes, print_record, print_records
+from bookie.cli.repair import decommission
 from bookie.cli.stores import on_store
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ settings_app = typer.Typer(
     help="Settings that all bookies of a cluster share, below their files, variables and flags.",
 )
 app.add_typer(settings_app, name="settings")
+app.command("decommission")(decommission)
 
 
 @app.command("init")

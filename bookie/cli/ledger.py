@@ -35,6 +35,7 @@ from bookie.cli.options import (
     read_password,
 )
 from bookie.cli.output import Record, format_moment, print_record, print_records
+from bookie.cli.repair import repair
 from bookie.cli.stores import on_cluster, on_store
 from bookie.errors import FormatError
 
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from bookie.metadata.store import MetadataStore
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
+app.command("repair")(repair)
 
 _CURRENT = {True: "current", False: "another", None: "unknown"}
 

@@ -1,4 +1,7 @@
-"""``bookie repair``: how far the repair of copies is, its switch, and bookies that leave."""
+"""``bookie repair``: how far the repair of copies is, and its switch.
+
+Here are also ``bookie cluster decommission`` and ``bookie ledger repair``.
+"""
 
 from __future__ import annotations
 
@@ -144,7 +147,6 @@ async def _require_cluster(store: MetadataStore) -> None:
     await read_instance_id(store)
 
 
-@app.command("decommission")
 def decommission(
     bookie: BookieArgument,
     metadata: Metadata,
@@ -260,8 +262,7 @@ async def _cancel(store: MetadataStore, bookie: str) -> None:
         raise NoSuchKeyError(f"bookie {bookie} is not on its way out of the cluster")
 
 
-@app.command("ledger")
-def ledger(ledger: LedgerArgument, metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
+def repair(ledger: LedgerArgument, metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
     """Repair one ledger now, in this process: read all its copies, and fill or move them."""
     from bookie.daemon.loop import run
 

@@ -236,12 +236,14 @@ async def test_a_bookie_leaves_the_cluster(tmp_path: Path) -> None:
         client = await cluster.client()
         ledgers = await _written(client)
         victim = (await client.ledger_metadata(ledgers[0])).last_fragment.bookies[0]
-        status, said = await cluster.command("repair", "decommission", "b9", "--yes")
+        status, said = await cluster.command("cluster", "decommission", "b9", "--yes")
         assert (status, said) == (1, "bookie: this cluster has no bookie b9\n")
-        status, said = await cluster.command("repair", "decommission", victim, "--yes")
+        status, said = await cluster.command("cluster", "decommission", victim, "--yes")
         assert status == 0
         async with asyncio.TaskGroup() as tasks:
-            leaving = tasks.create_task(cluster.command("repair", "decommission", victim, "--wait"))
+            leaving = tasks.create_task(
+                cluster.command("cluster", "decommission", victim, "--wait")
+            )
 
             async def has_moved() -> bool:
                 return not await _named(client, ledgers, victim)

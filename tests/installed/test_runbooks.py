@@ -75,7 +75,7 @@ def bookies_come_and_go(operator: Operator) -> None:
     said = operator.all_of("A bookie is down")
     assert re.search(r"enabled +yes", said["bookie repair status"])
     operator.run("until bookie node check b2; do sleep 1; done")
-    operator.run(f"bookie repair ledger {ledger_id}")
+    operator.run(f"bookie ledger repair {ledger_id}")
 
     for entry, shown in operator.follow("A lost disk or bookie"):
         if "cookie delete" in entry.command:
