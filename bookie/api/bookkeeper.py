@@ -77,8 +77,8 @@ class BookKeeper(ClusterConnection):
     ) -> WriterHandle:
         """Create a ledger and return its writer, the only one it will ever have.
 
-        Await the call, or enter it: ``async with bk.create_ledger() as writer`` closes the ledger
-        at the end of the block.
+        Await it, or enter it: ``async with bk.create_ledger() as writer`` closes the ledger at the
+        end of the block.
 
         Args:
             ensemble_size: bookies that the ledger is spread over.

@@ -34,7 +34,6 @@ settings_app = typer.Typer(
     help="Settings that all bookies of a cluster share, below their files, variables and flags.",
 )
 app.add_typer(settings_app, name="settings")
-app.command("decommission")(decommission)
 
 
 @app.command("init")
@@ -253,3 +252,6 @@ def unset(
     from bookie.cluster.cluster_settings import ClusterSettings
 
     on_store(metadata, lambda store: ClusterSettings(store).unset(names))
+
+
+app.command("decommission")(decommission)

@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from bookie.metadata.store import MetadataStore
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
-app.command("repair")(repair)
 
 _CURRENT = {True: "current", False: "another", None: "unknown"}
 
@@ -530,3 +529,6 @@ def delete(
     on_cluster(metadata, lambda client: client.delete_ledger(ledger))
     if output is OutputFormat.JSON:
         print(json.dumps({"ledger_id": ledger, "deleted": True}))
+
+
+app.command("repair")(repair)

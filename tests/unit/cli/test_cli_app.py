@@ -231,7 +231,7 @@ def test_output_that_cannot_be_written(
     ("words", "completed"),
     [
         ("bookie led", ["ledger"]),
-        ("bookie ledger re", ["read", "recover"]),
+        ("bookie ledger re", ["read", "recover", "repair"]),
         ("bookie doctor --out", ["--output"]),
     ],
 )
