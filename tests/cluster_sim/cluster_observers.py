@@ -58,7 +58,6 @@ SOMETIMES = {
     "another life refused": 20,
     "wrong password refused": 20,
     "wrong key refused": 20,
-    "copies repaired": 100,
 }
 """What `SOMETIMES_SEEDS` seeds together must reach, and how often at least."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bookie.testing.simulation.cluster_faults import FAULTS
 from bookie.testing.simulation.loop import Mode
@@ -79,6 +79,10 @@ def draw_cluster(seed: int) -> ClusterSwarm:
         },
         lost_replies=choose.choice((0.0, 0.0, 0.05, 0.2)),
         deferred_share=choose.choice((0.0, 0.0, 0.4)),
-        # Drawn apart, so that older seeds are what they were but for the movers.
-        movers=random.Random(f"movers/{seed}").choice((0, 0, 1, 2)),
     )
+
+
+def draw_moves(seed: int) -> ClusterSwarm:
+    """The features of a seed, with movers, and a spare for them."""
+    swarm = draw_cluster(seed)
+    return replace(swarm, movers=1 + seed % 3, bookies=min(6, swarm.bookies + 1))

@@ -14,12 +14,15 @@ import pytest
 
 from tests.cluster_sim.cluster_observers import SOMETIMES, SOMETIMES_SEEDS
 from tests.cluster_sim.cluster_script import simulate_cluster
+from tests.cluster_sim.cluster_swarm import draw_moves
 
 ROOT = Path(__file__).parents[2]
 SEEDS = 80
 SEEDS_A_TEST = 40
 """All rare things happen in each test."""
 
+MOVES, MOVES_A_TEST = 24, 12
+"""Seeds in which copies move, likewise."""
 SEEDS_OF_A_SOAK = 10_000
 SEEDS_A_TEST_OF_A_SOAK = SOMETIMES_SEEDS
 SEEDS_A_TRACE = 50
@@ -34,6 +37,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         step = SEEDS_A_TEST_OF_A_SOAK if soak else SEEDS_A_TEST
         chunks = [range(first, first + step) for first in range(0, last, step)]
         metafunc.parametrize("clusters", chunks, ids=lambda chunk: f"{chunk[0]} to {chunk[-1]}")
+    if "moves" in metafunc.fixturenames:
+        last = SEEDS_OF_A_SOAK if soak else MOVES
+        step = SEEDS_A_TEST_OF_A_SOAK if soak else MOVES_A_TEST
+        chunks = [range(first, first + step) for first in range(0, last, step)]
+        metafunc.parametrize("moves", chunks, ids=lambda chunk: f"{chunk[0]} to {chunk[-1]}")
 
 
 @pytest.mark.timeout(1800)
@@ -61,6 +69,20 @@ def test_clusters_keep_the_rules(clusters: range, report: Callable[[str], None])
     assert not rare, f"these happened too rarely: {rare}"
     for seed in clusters[::SEEDS_A_TRACE]:
         assert trace_elsewhere(seed, "1") == trace_elsewhere(seed, "4711")
+
+
+@pytest.mark.timeout(1800)
+def test_moves_of_copies_keep_the_rules(moves: range, report: Callable[[str], None]) -> None:
+    """Bookies are taken out of ledgers under writers, recoveries, deletions and losses."""
+    counts: Counter[str] = Counter()
+    for seed in moves:
+        outcome = simulate_cluster(seed, draw_moves(seed))
+        assert not outcome.problems, f"seed {seed}: {outcome.describe()}"
+        counts += outcome.counts
+    told = {name: count for name, count in sorted(counts.items()) if name.startswith("copies")}
+    report(f"moves from seed {moves[0]}: {told}")
+    assert counts["copies repaired"] >= len(moves), told
+    assert counts["copies open"] >= len(moves), told
 
 
 def trace_elsewhere(seed: int, hash_seed: str) -> int:
