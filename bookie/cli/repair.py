@@ -244,12 +244,13 @@ async def _left(store: MetadataStore, bookie: str, found: Dependents) -> str:
             f", {found.not_closed.count} of them are not closed ({found.not_closed}): "
             "they move when they are closed"
         )
-    if not await UnderreplicationManager(store).is_enabled():
+    marks = UnderreplicationManager(store)
+    if not await marks.is_enabled():
         return f"{sentence}; repair is disabled: bookie repair enable"
-    failures = [one async for one in RepairFailures(store).all()]
-    if failures:
-        first, *_ = failures
-        sentence += f"; ledger {first.ledger_id} could not be moved ({first.reason})"
+    failures = RepairFailures(store)
+    async for mark in marks.marked(lambda replicas: bookie in replicas):
+        if failure := await failures.find(mark.ledger_id):
+            return f"{sentence}; ledger {mark.ledger_id} could not be moved ({failure.reason})"
     return sentence
 
 

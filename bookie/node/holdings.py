@@ -61,7 +61,9 @@ def holdings(metadata: LedgerMetadata, bookie_id: str) -> Iterator[Holding]:
     For a ledger that is not closed, these are the entries of all fragments but the last, because
     only their ends are known.
     """
-    quorum = Quorum(metadata.ensemble_size, metadata.write_quorum_size, metadata.ack_quorum_size)
+    # Metadata may have an ack quorum of 0, which does not matter here.
+    ack = max(1, metadata.ack_quorum_size)
+    quorum = Quorum(metadata.ensemble_size, metadata.write_quorum_size, ack)
     firsts = [fragment.first_entry_id for fragment in metadata.fragments]
     # The number after the largest id would exceed 64 bits.
     end = (

@@ -163,6 +163,9 @@ class IntegrityCheck:
         self._lacking: list[int] = []
         """Ledgers with missing entries at the last check, up to `LACKING_MAX`."""
         self._missing_entries = 0
+        self._reads_all = False
+        self._read_for: frozenset[tuple[int, int]] = frozenset()
+        """Findings of the scrubber after which all entries were read."""
         self._finished_at = environment.clock.monotonic()
         self._lock = asyncio.Lock()
         self.report: CheckReport | None = None
@@ -332,6 +335,9 @@ class IntegrityCheck:
 
     async def _check(self, *, is_asked: bool) -> CheckReport:
         found = _Progress()
+        damage = frozenset(self._engine.scrubber.findings)
+        # New damage: only a reading of all entries tells which of them it took.
+        self._reads_all = bool(damage - self._read_for)
         was_sound = not self.needed
         is_deep = is_asked or not was_sound
         # The ledgers of another cluster may have the same ids, and other entries.
@@ -364,6 +370,8 @@ class IntegrityCheck:
                 # The scrubber found them meanwhile, while the doubt was still recorded.
                 await self._doubt()
         self.report = replace(report, whole=whole and not self.needed)
+        if self._reads_all:
+            self._read_for |= damage
         self._tell(report, found.lacking)
         self.on_incomplete(found.incomplete)
         _log.info(
@@ -483,7 +491,7 @@ class IntegrityCheck:
     ) -> None:
         ledger_id = metadata.ledger_id
         unreadable = Missing()
-        is_suspect = state.limbo or self._engine.has_damage
+        is_suspect = state.limbo or self._reads_all
         if is_suspect and metadata.is_closed and not missing.count:
             unreadable = await self._unreadable(state, metadata)
         if missing.count or unreadable.count:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -29,6 +30,8 @@ class BookieAbsence:
 
     def __init__(self) -> None:
         self._since: dict[str, float] = {}
+        self._split_at = -math.inf
+        """The time of the last look at which so many were away."""
 
     def look(
         self,
@@ -53,10 +56,14 @@ class BookieAbsence:
         """
         away = frozenset({*known, *strangers}) - frozenset(registered)
         self._since = {name: self._since.get(name, now) for name in away}
-        left = {name: since + delay_seconds - now for name, since in self._since.items()}
+        if len(away.intersection(known)) > share_max * len(known):
+            self._split_at = now
+            is_split = any(now - since >= delay_seconds for since in self._since.values())
+            return AbsenceVerdict(away, is_split=is_split)
+        # When a split heals, its bookies come back one by one: the delay begins anew for all.
+        since = {name: max(since, self._split_at) for name, since in self._since.items()}
+        left = {name: begin + delay_seconds - now for name, begin in since.items()}
         lost = frozenset(name for name, seconds in left.items() if seconds <= 0)
-        if lost and len(away.intersection(known)) > share_max * len(known):
-            return AbsenceVerdict(away, is_split=True)
         return AbsenceVerdict(
             away, lost, next_seconds=min((s for s in left.values() if s > 0), default=None)
         )

@@ -20,7 +20,8 @@ Source: BookKeeper's Auditor, whose checks read the first and the last entry of 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+import math
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -28,8 +29,8 @@ from bookie.cluster import keys
 from bookie.config import RepairSettings
 from bookie.coordination.election import Election, LeaderState
 from bookie.coordination.participant import Participant
-from bookie.env import Backoff, Clock, Pause, gather
-from bookie.errors import BookieError
+from bookie.env import Backoff, Clock, gather
+from bookie.errors import BookieError, MetadataClosedError
 from bookie.ids import is_vacant
 from bookie.ledger.copies.departures import Departures
 from bookie.ledger.copies.marks import UnderreplicationManager
@@ -84,6 +85,7 @@ class Auditor:
         metrics: Metrics,
         clock: Clock,
         worker: str,
+        marks: UnderreplicationManager | None = None,
     ) -> None:
         self._client = client
         self._store = store
@@ -91,26 +93,27 @@ class Auditor:
         self._metrics = metrics
         self._clock = clock
         self._worker = worker
-        self._marks = UnderreplicationManager(store, worker, clock)
+        self._marks = marks or UnderreplicationManager(store, worker, clock)
         self._lost = Departures(store, keys.LOST_BOOKIES, clock)
         self._leaving = Departures(store, keys.LEAVING_BOOKIES, clock)
-        self._pause = Pause()
         self._begin()
 
     def _begin(self) -> None:
         self._absence = BookieAbsence()
-        self._was_split = False
+        self._was_split = self._has_looked = False
         self._seen: dict[str, str] = {}
+        self._known: set[str] = set()
+        self._gone: frozenset[str] = frozenset()
+        """Bookies that are lost or leave."""
+        self._strangers: set[str] | None = None
+        """Bookies without a cookie that ledgers named at the last survey; None before the first."""
         self._surveyed: frozenset[str] = frozenset()
         """The bookies that were gone at the last survey."""
-        self._known: set[str] = set()
-        self._strangers: set[str] = set()
-        """Bookies without a cookie that ledgers named at the last survey."""
-        self._is_due = True
-        self._survey_at = 0.0
-        """The time of the next survey if bookies are gone then."""
+        self._changes, self._surveyed_changes = 0, -1
+        """Changes of registrations that a survey has to look for; and those that one has seen."""
+        self._next_at = self._rest_until = self._audit_at = self._count_at = -math.inf
+        """The times of the next survey while bookies are gone, and before which there is none."""
         self._pauses = Backoff(SURVEY_SECONDS, SURVEY_SECONDS_MAX)
-        self._count_at = 0.0
 
     async def run(self) -> NoReturn:
         """Audit whenever this candidate leads, until cancelled.
@@ -148,63 +151,69 @@ class Auditor:
             gauge.set(0)
 
     async def _lead(self) -> NoReturn:
+        """Look at registrations, and survey, beside each other: a survey may take long."""
         self._begin()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._repeat(self._look))
+            tasks.create_task(self._repeat(self._survey_if_due))
+        raise AssertionError("both go on until they are cancelled")
+
+    async def _repeat(self, work: Callable[[], Awaitable[None]]) -> NoReturn:
         pauses = Backoff(ROUND_SECONDS, 30.0)
         while True:
             try:
-                await self._round()
+                await work()
                 pauses.reset()
                 seconds = ROUND_SECONDS
+            except MetadataClosedError:
+                raise
             except BookieError as error:
                 _log.warning("audit_interrupted", reason=str(error))
                 seconds = pauses.next()
-            await self._pause.wait(lambda seconds=seconds: seconds)  # type: ignore[misc]
+            await asyncio.sleep(seconds)
 
-    async def _round(self) -> None:
+    async def _look(self) -> None:
+        """Keep the records of lost bookies, and note what a survey has to look for."""
         now = self._clock.monotonic()
         registrations = self._client.directory.all()
         known = set(await self._client.ensembles.cookies.bookie_ids())
         lost = await self._note_absence(now, known, registrations)
+        self._gone = frozenset(lost | await self._leaving.names())
+        seen = {name: one.incarnation for name, one in registrations.items()}
+        if seen.items() - self._seen.items() or known != self._known:
+            self._changes += 1  # a bookie came, lost its data, or was forgotten
+        self._seen, self._known = seen, known
+        self._has_looked = True
         if now >= self._count_at:
             self._metrics.repair_marked_ledgers.set(await self._marks.count())
             took = self._clock.monotonic() - now
             self._count_at = now + took + max(COUNT_SECONDS, REST * took)
-        if not await self._marks.is_enabled():
-            return
-        gone = frozenset(lost | await self._leaving.names())
-        seen = {name: one.incarnation for name, one in registrations.items()}
-        if seen.items() - self._seen.items() or known != self._known:
-            self._is_due = True  # a bookie came, lost its data, or was forgotten
-        self._seen, self._known = seen, known
-        is_audit = await self._is_audit_due()
-        is_due = self._is_due or bool(gone - self._surveyed) or (gone and now >= self._survey_at)
-        if is_audit or is_due:
-            await self._survey(gone, is_audit=is_audit)
 
     async def _note_absence(
         self, now: float, known: set[str], registered: Collection[str]
     ) -> set[str]:
-        """Keep the records of lost bookies; returns those that are lost."""
+        """Keep the records of lost bookies; return those that are lost."""
         settings = self._settings()
         verdict = self._absence.look(
             now,
             known,
             registered,
-            self._strangers,
+            self._strangers or (),
             delay_seconds=settings.lost_bookie_delay_seconds,
             share_max=settings.away_share_max,
         )
         self._tell(verdict, known)
         recorded = await self._lost.names()
-        for name in sorted(recorded - verdict.away):
+        back = recorded.intersection(registered)
+        if self._strangers is not None:
+            back |= recorded - verdict.away  # no ledger names them any more
+        for name in sorted(back):
             await self._lost.remove(name)
             _log.info("bookie_not_lost", bookie_id=name)
         for name in sorted(verdict.lost - recorded):
             _log.warning("bookie_lost", bookie_id=name)
             await self._lost.add(name)
-        if verdict.is_split:
-            return set()
-        return (recorded & verdict.away) | verdict.lost
+        return (recorded - back) | verdict.lost
 
     def _tell(self, verdict: AbsenceVerdict, known: Collection[str]) -> None:
         self._metrics.repair_bookies_away.set(len(verdict.away))
@@ -224,16 +233,35 @@ class Auditor:
 
     # ---- surveys
 
-    async def _survey(self, gone: frozenset[str], *, is_audit: bool) -> None:
+    async def _survey_if_due(self) -> None:
+        if not (self._has_looked and await self._marks.is_enabled()):
+            return
+        now = self._clock.monotonic()
+        is_audit = await self._is_audit_due() and now >= self._audit_at
+        is_due = self._changes != self._surveyed_changes or bool(self._gone - self._surveyed)
+        if (
+            is_audit
+            or (is_due and now >= self._rest_until)
+            or (self._gone and now >= self._next_at)
+        ):
+            await self._survey(is_audit=is_audit)
+
+    async def _survey(self, *, is_audit: bool) -> None:
         began = self._clock.monotonic()
-        self._is_due = False
-        report = await self.survey(gone, is_deep=is_audit)
-        self._strangers = set(report.named) - self._known
-        took = self._clock.monotonic() - began
-        if report.ledgers:
+        gone, known, changes = self._gone, set(self._known), self._changes
+        try:
+            report = await self.survey(gone, is_deep=is_audit)
+        finally:
+            took = self._clock.monotonic() - began
+            self._rest_until = began + took + REST * took
+            if is_audit:
+                # One that a silent bookie keeps from its end is not made again at once.
+                self._audit_at = began + took + max(SURVEY_SECONDS, REST * took)
+        self._strangers = set(report.named) - known
+        self._surveyed, self._surveyed_changes = gone, changes
+        if report.ledgers or report.silent:
             self._pauses.reset()
-        self._survey_at = began + took + max(self._pauses.next(), REST * took)
-        self._surveyed = gone
+        self._next_at = began + took + max(self._pauses.next(), REST * took)
         if is_audit and not report.silent:
             await self._marks.set_checked_ms(AUDIT, self._clock.now_ms())
         _log.info(

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from bookie.cluster.directory import ENDPOINT
 from bookie.cluster.registration_record import Registration
 from bookie.entry.digest import key_tag
+from bookie.env import gather
 from bookie.errors import BookieError, NoSuchLedgerError, UnauthorizedError
 from bookie.ledger.catalog.ledgers import LedgerManager
 from bookie.ledger.metadata import LedgerMetadata
@@ -194,9 +195,7 @@ class CopyComparison:
                 metadata cannot be read are counted in `damaged` instead.
         """
         # All bookies are asked at once, so silent ones cost one timeout together.
-        async with asyncio.TaskGroup() as tasks:
-            for bookie in self._bookies.values():
-                tasks.create_task(bookie.next_page())
+        await gather(bookie.next_page() for bookie in self._bookies.values())
         async for versioned in self._ledgers.list_readable(self.damaged.add):
             await self._look_at(versioned.value)
             if self._copies >= COPIES_AT_ONCE:
@@ -237,9 +236,7 @@ class CopyComparison:
                 self.missing.add(ledger_id, sum(missing.values()))
                 await self._on_lacking(metadata, lacking)
 
-        async with asyncio.TaskGroup() as tasks:
-            for ledger_id, bookies in doubtful:
-                tasks.create_task(compare(ledger_id, bookies))
+        await gather(compare(ledger_id, bookies) for ledger_id, bookies in doubtful)
 
 
 @asynccontextmanager
@@ -250,7 +247,11 @@ async def listed_bookies(
     answer_seconds: float,
 ) -> AsyncIterator[dict[str, ListedBookie]]:
     """Yield the registered bookies, each with a listing of its ledgers under way."""
-    async with asyncio.TaskGroup() as tasks, AsyncExitStack() as stack:
+    async with AsyncExitStack() as stack:
+        tasks = asyncio.TaskGroup()
+        await tasks.__aenter__()
+        # The group does not get the error of the block, because it would wrap it.
+        stack.push_async_callback(tasks.__aexit__, None, None, None)
         bookies: dict[str, ListedBookie] = {}
         for name in sorted(names):
             channel = None

@@ -29,7 +29,7 @@ from bookie.cluster import keys
 from bookie.config import RepairSettings
 from bookie.env import Backoff, Clock, beside, gather, jitter
 from bookie.env.pace import Pace
-from bookie.errors import BadRequestError, BookieError, MetadataClosedError
+from bookie.errors import BadRequestError, BookieError, MetadataClosedError, NoSuchLedgerError
 from bookie.ids import is_vacant
 from bookie.ledger.copies.departures import Departures, RepairFailures
 from bookie.ledger.copies.marks import UnderreplicationManager
@@ -50,8 +50,10 @@ PAUSE_SECONDS = 0.2
 
 LEDGERS_OF_A_ROUND = 256
 RETRY_SECONDS_MIN = 1.0
-RETRY_SECONDS_EACH = 0.1
-"""A ledger waits at least this long for each ledger that failed: 10 attempts per second in all."""
+RETRY_SECONDS_EACH = 0.5
+"""A ledger waits at least this long for each ledger that failed: 2 attempts per second in all."""
+RELEASE_SECONDS = 2.0
+"""Time in which a lock is given back; then its next use finds out whether it exists."""
 FORGET_SECONDS = 3600.0
 """A ledger that was not tried again for so long has no mark any more: others repaired it."""
 IDLE_SHARE = 20.0
@@ -82,13 +84,14 @@ class Replicator:
         metrics: Metrics,
         clock: Clock,
         worker: str,
+        marks: UnderreplicationManager | None = None,
     ) -> None:
         self._client = client
         self._store = store
         self._settings = settings
         self._metrics = metrics
         self._clock = clock
-        self._marks = UnderreplicationManager(store, worker, clock)
+        self._marks = marks or UnderreplicationManager(store, worker, clock)
         self._failures = RepairFailures(store, clock)
         self._departures = [
             Departures(store, keys.LOST_BOOKIES, clock),
@@ -109,8 +112,7 @@ class Replicator:
             MetadataClosedError: the store was closed.
         """
         async with (
-            self._marks,
-            self._store.watch(keys.UNDERREPLICATION) as changes,
+            self._store.watch(keys.MARKED_LEDGERS) as changes,
             beside([self._wake(changes)]),
         ):
             pauses = Backoff(1.0, IDLE_SECONDS, jitter)
@@ -155,13 +157,12 @@ class Replicator:
         due = await self._due()
         if not due:
             return 0
-        gone = await self._gone()
         room = asyncio.Semaphore(self._settings().ledgers_at_once)
 
         async def repair(mark: UnderreplicatedLedger) -> bool:
             async with room:
                 is_enabled = await self._marks.is_enabled()
-                return is_enabled and await self._repair(mark.ledger_id, gone)
+                return is_enabled and await self._repair(mark.ledger_id)
 
         return sum(await gather(repair(mark) for mark in due))
 
@@ -221,15 +222,18 @@ class Replicator:
         trouble = self._troubles.get(ledger_id)
         return trouble is not None and self._clock.monotonic() < trouble.not_before
 
-    async def _repair(self, ledger_id: int, gone: Collection[str]) -> bool:
+    async def _repair(self, ledger_id: int) -> bool:
         """Repair one ledger under its lock; False if another worker has it."""
         try:
             if not await self._marks.acquire(ledger_id):
                 return False
             try:
-                await self._finish(ledger_id, gone)
+                await self._finish(ledger_id, await self._gone())
             finally:
-                await self._marks.release(ledger_id)
+                # The end of the process does not wait for a silent store: locks are leased.
+                with suppress(BookieError, TimeoutError):
+                    async with asyncio.timeout(RELEASE_SECONDS):
+                        await self._marks.release(ledger_id)
         except MetadataClosedError:
             raise
         except BookieError as error:
@@ -256,12 +260,17 @@ class Replicator:
         self, mark: UnderreplicatedLedger, gone: Collection[str]
     ) -> list[RepairOutcome]:
         ledger_id = mark.ledger_id
+        try:
+            metadata = (await self._client.ledgers.read_latest(ledger_id)).value
+        except NoSuchLedgerError:
+            return []
+        named = {name for one, _ in settled_fragments(metadata) for name in one.bookies}
         departed = [name for name in mark.replicas if name in gone or is_vacant(name)]
         outcomes = []
         if departed:
             outcomes.append(await self._move.run(ledger_id, departed))
         for bookie_id in mark.replicas:
-            if bookie_id in departed:
+            if bookie_id in departed or bookie_id not in named:
                 continue
             if bookie_id in self._client.directory.all():
                 outcomes.append(await self._fill.run(ledger_id, bookie_id))

@@ -9,6 +9,7 @@ from typing import NoReturn
 from bookie.config import RepairSettings, RpcSettings, Sources
 from bookie.env import Backoff, Clock, jitter
 from bookie.errors import BookieError
+from bookie.ledger.copies.marks import UnderreplicationManager
 from bookie.ledger.ledger_client import open_ledger_client
 from bookie.metadata.store import MetadataStore
 from bookie.repair.auditor import Auditor
@@ -45,10 +46,11 @@ async def keep_repairing(
         own_damage: of the bookie in this process.
     """
     pauses = Backoff(RESTART_SECONDS_MIN, RESTART_SECONDS_MAX, jitter)
+    marks = UnderreplicationManager(store, worker, clock)
     while True:
         try:
             async with open_ledger_client(store, sources, rpc) as client:
-                about = client, store, settings, metrics, clock, worker
+                about = client, store, settings, metrics, clock, worker, marks
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(Auditor(*about).run())
                     tasks.create_task(Replicator(*about).run())
@@ -59,6 +61,9 @@ async def keep_repairing(
         except* Exception as group:  # noqa: BLE001  (a fault in here must not end the bookie)
             metrics.errors_total.labels("unexpected").inc()
             _log.error("repair_crashed", _first(group))
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise asyncio.CancelledError  # an error of the end came out in its place
         await asyncio.sleep(pauses.next())
 
 

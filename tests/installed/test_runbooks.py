@@ -83,8 +83,7 @@ def bookies_come_and_go(operator: Operator) -> None:
             machines.empty("b2")
     operator.all_of("Missing entries, doubt and limbo")
     operator.run("until bookie node check b2; do sleep 1; done")
-    said = operator.run("bookie repair list")
-    assert "no ledger lacks copies" in said
+    assert "no ledger lacks copies" in operator.run("bookie repair list")
     operator.all_of("Copies do not come back")
     operator.all_of("Damaged entries")
 

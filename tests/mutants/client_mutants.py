@@ -54,8 +54,8 @@ CLIENT_MUTANTS = (
     Mutant(
         "a swap trusts the copy without the newcomer's listing",
         MOVING,
-        "if is_last and owed:",
-        "if False:",
+        "if lacking := count_of(difference(owed, stored)):",
+        "if lacking := 0:",
         (f"{MOVE}a_newcomer_without_all_entries_is_not_named",),
         "The metadata names a bookie that lacks entries.",
     ),
@@ -78,7 +78,7 @@ CLIENT_MUTANTS = (
     Mutant(
         "a split of the network counts as many lost bookies",
         "bookie/repair/absence.py",
-        "if lost and len(away.intersection(known)) > share_max * len(known):",
+        "if len(away.intersection(known)) > share_max * len(known):",
         "if False:",
         (f"{ABSENCE}nobody_is_lost_during_a_split",),
         "Half of the cluster copies all that the other half has.",
@@ -94,7 +94,7 @@ CLIENT_MUTANTS = (
     Mutant(
         "a bookie does not ask for what it cannot read",
         "bookie/node/integrity_check.py",
-        "is_suspect = state.limbo or self._engine.has_damage",
+        "is_suspect = state.limbo or self._reads_all",
         "is_suspect = state.limbo",
         (f"{SERVICE}entries_that_cannot_be_read_come_back",),
         "Damage stays until a reader meets it.",

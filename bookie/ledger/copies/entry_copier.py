@@ -11,7 +11,12 @@ from collections.abc import Sequence
 
 from bookie.entry.batch import EntryBatch
 from bookie.env.pace import Pace
-from bookie.errors import BookieError, BookieUnreachableError, error_for_status
+from bookie.errors import (
+    BookieError,
+    BookieUnreachableError,
+    ReadOnlyError,
+    error_for_status,
+)
 from bookie.ids import BATCH_SIZE_BYTES_MAX, Status
 from bookie.ledger.copies.replica_plan import quorum_of
 from bookie.ledger.ledger_client import LedgerClient
@@ -34,6 +39,8 @@ class EntryCopier:
         found_on: further sources: bookies that have entries although they should not.
         pace: bounds the bytes per second; None copies as fast as it can.
         incarnation: the target's incarnation; None takes the one that the store has now.
+        needs_room: refuse a target that is not writable, such as one whose disk is nearly full.
+            Without it, recovery adds use even the room that is kept for fences.
     """
 
     def __init__(
@@ -45,12 +52,14 @@ class EntryCopier:
         found_on: Sequence[str] = (),
         pace: Pace | None = None,
         incarnation: str | None = None,
+        needs_room: bool = False,
     ) -> None:
         self._client = client
         self._metadata = metadata
         self.target = target
         self._found_on = found_on
         self._pace = pace
+        self._needs_room = needs_room
         self._encoder = RequestEncoder(metadata, quorum_of(metadata), client.pool.next_request_id)
         self._incarnations = Incarnations(client.ensembles.cookies)
         if incarnation is not None:
@@ -75,6 +84,8 @@ class EntryCopier:
                 return f"no good copy of entry {position} ({'; '.join(reasons)})"
             # Not after a deletion: nobody would want the entries.
             await self._client.ledgers.read_latest(metadata.ledger_id, metadata.c_token)
+            if self._needs_room and self.target not in self._client.directory.bookies():
+                raise ReadOnlyError(f"bookie {self.target} is read-only or away")
             if self._pace is not None:
                 await self._pace.spend(batch.payload_bytes)
             await self._store(batch)

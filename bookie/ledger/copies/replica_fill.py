@@ -8,7 +8,7 @@ the bookie is read once more.
 from __future__ import annotations
 
 from bookie.env.pace import Pace
-from bookie.errors import BookieError, NoSuchLedgerError
+from bookie.errors import BookieError, MetadataError, NoSuchLedgerError
 from bookie.ledger.copies.copy_check import CopyCheck
 from bookie.ledger.copies.entry_copier import EntryCopier
 from bookie.ledger.copies.replica_plan import (
@@ -18,6 +18,7 @@ from bookie.ledger.copies.replica_plan import (
     quorum_of,
     runs_by_residue,
     settled_fragments,
+    windows,
 )
 from bookie.ledger.copies.replica_repair import RepairOutcome
 from bookie.ledger.ledger_client import LedgerClient
@@ -49,7 +50,7 @@ class ReplicaFill:
             return RepairOutcome(ledger_id, bookie_id, "refused", detail=reason)
         if not wrong:
             return RepairOutcome(ledger_id, bookie_id, "was-fine")
-        copier = EntryCopier(self._client, metadata, bookie_id, pace=self._pace)
+        copier = EntryCopier(self._client, metadata, bookie_id, pace=self._pace, needs_room=True)
         outcome, detail = await self._copy(copier, wrong)
         if outcome == "repaired":
             wrong, detail = await self._find_damage(metadata, bookie_id)
@@ -70,6 +71,8 @@ class ReplicaFill:
                         return "no-good-copy", reason
         except NoSuchLedgerError:
             return "deleted", ""
+        except MetadataError:
+            raise
         except BookieError as error:
             return "refused", str(error)
         return "repaired", ""
@@ -85,9 +88,10 @@ class ReplicaFill:
                 continue
             stripe = quorum.stripe_of(fragment.bookies.index(bookie_id))
             check = CopyCheck(metadata, bookie_id, stripe, pool)
-            found = await check.run(fragment.first_entry_id, last)
-            if found.unread:
-                return [], found.reason
-            if not found.is_clean:
-                wrong.append((stripe, merged([*found.missing, *found.corrupt])))
+            for begin, end in windows(fragment.first_entry_id, last):
+                found = await check.run(begin, end)
+                if found.unread:
+                    return [], found.reason
+                if not found.is_clean:
+                    wrong.append((stripe, merged([*found.missing, *found.corrupt])))
         return wrong, ""

@@ -3,8 +3,8 @@
 For each fragment that names a bookie of the `gone` ones:
 
 1. Placement chooses a newcomer for the slot. Its incarnation is read from the metadata store.
-2. The slot's entries that the newcomer lacks are copied, verified and durable (`EntryCopier`), by
-   adds that only this incarnation takes.
+2. The slot's entries are copied, verified and durable (`EntryCopier`), by adds that only this
+   incarnation takes.
 3. The newcomer lists its entries. If one is missing, the move ends here.
 4. The metadata names the newcomer: by compare-and-set, in one step with the check that the
    newcomer's cookie has not changed. A newcomer that lost its data since has another incarnation.
@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from bookie.env.pace import Pace
-from bookie.errors import BadVersionError, BookieError, NoSuchLedgerError
+from bookie.errors import BadVersionError, BookieError, MetadataError, NoSuchLedgerError
 from bookie.ids import is_vacant
 from bookie.ledger.copies.entry_copier import EntryCopier
 from bookie.ledger.copies.replica_plan import (
@@ -31,6 +31,7 @@ from bookie.ledger.copies.replica_plan import (
     runs_by_residue,
     settled_fragments,
     stripe_ranges,
+    windows,
     with_newcomers,
 )
 from bookie.ledger.copies.replica_repair import RepairOutcome
@@ -137,10 +138,11 @@ class ReplicaMove:
                 bookie_id,
                 pace=self._pace,
                 incarnation=incarnations[bookie_id],
+                needs_room=True,
             )
             try:
                 await self._fill(metadata, fragment, last, slot, copier)
-            except NoSuchLedgerError:
+            except (NoSuchLedgerError, MetadataError):
                 raise
             except BookieError as error:
                 raise _MoveError("refused", f"{copier.target}: {error}") from error
@@ -157,21 +159,22 @@ class ReplicaMove:
         slot: int,
         copier: EntryCopier,
     ) -> None:
-        """Copy the entries of a slot that the newcomer does not list yet, until it lists all."""
+        """Copy all entries of a slot, and let the newcomer list them.
+
+        Also those that it lists already: they may not be durable yet, or may be damaged.
+        """
         stripe = quorum_of(metadata).stripe_of(slot)
-        owed = stripe_ranges(stripe, fragment.first_entry_id, last)
-        pool, target = self._client.pool, copier.target
-        for is_last in (False, True):
+        for begin, end in windows(fragment.first_entry_id, last):
+            owed = stripe_ranges(stripe, begin, end)
             if not owed:
-                return
-            stored = await list_stored(pool, target, metadata, owed[0][0], owed[-1][1])
-            owed = difference(owed, stored)
-            if is_last and owed:
-                count = count_of(owed)
-                raise _MoveError("refused", f"{target} lacks {count} entries that it took")
-            for run, first, end in runs_by_residue(stripe, owed):
-                if reason := await copier.copy(first, end, run):
+                continue
+            for run, first, until in runs_by_residue(stripe, owed):
+                if reason := await copier.copy(first, until, run):
                     raise _MoveError("no-good-copy", reason)
+            pool, target = self._client.pool, copier.target
+            stored = await list_stored(pool, target, metadata, owed[0][0], owed[-1][1])
+            if lacking := count_of(difference(owed, stored)):
+                raise _MoveError("refused", f"{target} lacks {lacking} entries that it took")
 
     async def _swap(
         self,

@@ -24,6 +24,9 @@ COPY_RANGE_COST_BYTES = 256 * 1024
 OPEN_LEDGER_BYTES = 64 * 1024 * 1024
 """Assumed size of an open ledger; only its bookies know the true size."""
 
+WINDOW_ENTRIES = 1 << 16
+"""Ids that a repair handles at once."""
+
 EntryRange = tuple[int, int]
 """First and last entry id, both inclusive."""
 
@@ -72,6 +75,12 @@ def fragment_ends(metadata: LedgerMetadata) -> Iterator[tuple[int, tuple[str, ..
             last = min(following.first_entry_id - 1, end)
         if last is None or last >= fragment.first_entry_id:
             yield fragment.first_entry_id, fragment.bookies, last
+
+
+def windows(first: int, last: int) -> Iterator[EntryRange]:
+    """Cut a range of ids, so that work on one part needs little memory and little time."""
+    for start in range(first, last + 1, WINDOW_ENTRIES):
+        yield start, min(start + WINDOW_ENTRIES - 1, last)
 
 
 def settled_fragments(metadata: LedgerMetadata) -> Iterator[tuple[Fragment, int]]:
@@ -225,30 +234,41 @@ def merged(ranges: Iterable[EntryRange]) -> list[EntryRange]:
 
 
 def intersection(one: Iterable[EntryRange], other: Iterable[EntryRange]) -> list[EntryRange]:
-    """Return the ids that are in both `one` and `other`, as ranges."""
-    others = merged(other)
-    common = []
-    for first, last in merged(one):
-        for begin, end in others:
-            if begin <= last and end >= first:
-                common.append((max(first, begin), min(last, end)))
+    """Return the ids that are in both `one` and `other`, as ranges; in time linear in both."""
+    mine, others = merged(one), merged(other)
+    common: list[EntryRange] = []
+    at = 0
+    for first, last in mine:
+        while at < len(others) and others[at][1] < first:
+            at += 1
+        seen = at
+        while seen < len(others) and others[seen][0] <= last:
+            begin, end = others[seen]
+            common.append((max(first, begin), min(last, end)))
+            seen += 1
+        at = max(at, seen - 1)  # the last one may reach into the next range
     return common
 
 
 def difference(one: Iterable[EntryRange], other: Iterable[EntryRange]) -> list[EntryRange]:
-    """Return the ids of `one` that are not in `other`, as ranges."""
-    rest = []
-    others = merged(other)
-    for first, last in merged(one):
+    """Return the ids of `one` that are not in `other`, as ranges; in time linear in both."""
+    mine, others = merged(one), merged(other)
+    rest: list[EntryRange] = []
+    at = 0
+    for first, last in mine:
         start = first
-        for begin, end in others:
-            if end < start or begin > last:
-                continue
+        while at < len(others) and others[at][1] < start:
+            at += 1
+        seen = at
+        while seen < len(others) and others[seen][0] <= last:
+            begin, end = others[seen]
             if begin > start:
                 rest.append((start, begin - 1))
             start = end + 1
+            seen += 1
         if start <= last:
             rest.append((start, last))
+        at = max(at, seen - 1)
     return rest
 
 

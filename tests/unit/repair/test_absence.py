@@ -46,8 +46,10 @@ def test_nobody_is_lost_during_a_split() -> None:
     assert verdict.is_split
     assert not verdict.lost
     assert verdict.away == {"b1", "b2", "b3"}
-    # When most are back, those that stay away were away for all that time.
-    assert _look(absence, 101, "b1").lost == {"b1"}
+    # When a split heals, bookies come back one by one: nobody is lost at once.
+    assert not _look(absence, 101, "b1 b2").lost
+    assert not _look(absence, 109, "b1").lost
+    assert _look(absence, 110, "b1").lost == {"b1"}
 
 
 def test_half_of_the_bookies_is_no_split_by_default() -> None:
