@@ -114,10 +114,7 @@ class RepairFailures:
             return None
 
     async def add(self, ledger_id: int, outcome: str, reason: str) -> RepairFailure:
-        """Record one more failed repair.
-
-        The same reason is written again only from time to time: at each power of two.
-        """
+        """Record one more failed repair."""
         before = await self.find(ledger_id)
         failure = RepairFailure(
             ledger_id,
@@ -126,9 +123,7 @@ class RepairFailures:
             1 if before is None else before.attempts + 1,
             self._clock.now_ms(),
         )
-        is_new = before is None or (before.outcome, before.reason) != (outcome, reason)
-        if is_new or failure.attempts & (failure.attempts - 1) == 0:
-            await self._store.put(_FAILURES.key(ledger_id), encode_failure(failure))
+        await self._store.put(_FAILURES.key(ledger_id), encode_failure(failure))
         return failure
 
     async def remove(self, ledger_id: int) -> None:
