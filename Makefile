@@ -170,6 +170,7 @@ bench: $(VENV)/.test ## one bookie beside this machine's ceilings; prints, asser
 	$(BIN)/python -m tests.bench.bench_settings
 	$(BIN)/python -m tests.bench.bench_logs
 	$(BIN)/python -m tests.bench.bench_sync
+	$(BIN)/python -m tests.bench.bench_repair
 
 # ---- check it -------------------------------------------------------------------------------------
 
