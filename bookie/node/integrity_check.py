@@ -163,9 +163,13 @@ class IntegrityCheck:
         self._lacking: list[int] = []
         """Ledgers with missing entries at the last check, up to `LACKING_MAX`."""
         self._missing_entries = 0
-        self._reads_all = False
-        self._read_for: frozenset[tuple[int, int]] = frozenset()
-        """Findings of the scrubber after which all entries were read."""
+        self._damage: frozenset[tuple[int, int]] = frozenset()
+        """The findings of the scrubber at the begin of the last check."""
+        self._read: set[int] = set()
+        """Ledgers of which every entry was read, and was right, since the newest of the findings.
+
+        Only a reading tells which entries a damaged place took.
+        """
         self._finished_at = environment.clock.monotonic()
         self._lock = asyncio.Lock()
         self.report: CheckReport | None = None
@@ -335,9 +339,10 @@ class IntegrityCheck:
 
     async def _check(self, *, is_asked: bool) -> CheckReport:
         found = _Progress()
-        damage = frozenset(self._engine.scrubber.findings)
-        # New damage: only a reading of all entries tells which of them it took.
-        self._reads_all = bool(damage - self._read_for)
+        damage = self._engine.damage
+        if is_asked or damage - self._damage:
+            self._read.clear()
+        self._damage = damage
         was_sound = not self.needed
         is_deep = is_asked or not was_sound
         # The ledgers of another cluster may have the same ids, and other entries.
@@ -358,7 +363,7 @@ class IntegrityCheck:
         await self._ledgers.require_instance(self._instance_id)
         await self._release_others(found)
         report = found.report
-        whole = not (report.waiting or report.incomplete or self._engine.has_damage)
+        whole = not (report.waiting or report.incomplete or self._engine.damage)
         if not whole:
             await self._doubt()
         elif report.damaged_metadata:
@@ -366,12 +371,10 @@ class IntegrityCheck:
             whole = False
         elif self._engine.verdict == INTEGRITY_IN_LIMBO:
             await self._end_doubt(lambda: self._engine.set_verdict(INTEGRITY_SOUND))
-            if self._engine.has_damage:
+            if self._engine.damage:
                 # The scrubber found them meanwhile, while the doubt was still recorded.
                 await self._doubt()
         self.report = replace(report, whole=whole and not self.needed)
-        if self._reads_all:
-            self._read_for |= damage
         self._tell(report, found.lacking)
         self.on_incomplete(found.incomplete)
         _log.info(
@@ -491,9 +494,11 @@ class IntegrityCheck:
     ) -> None:
         ledger_id = metadata.ledger_id
         unreadable = Missing()
-        is_suspect = state.limbo or self._reads_all
+        is_suspect = state.limbo or (bool(self._damage) and ledger_id not in self._read)
         if is_suspect and metadata.is_closed and not missing.count:
             unreadable = await self._unreadable(state, metadata)
+            if not unreadable.count:
+                self._read.add(ledger_id)
         if missing.count or unreadable.count:
             problem = f"ledger {ledger_id}: {missing.count} entries are missing"
             problem += f" (the first is {missing.first})" if missing.count else ""
@@ -525,7 +530,7 @@ class IntegrityCheck:
 
         Damage here, or a deletion of the ledger here, may have removed such entries.
         """
-        return state.deleted or self._engine.has_damage
+        return state.deleted or bool(self._engine.damage)
 
     async def _unreadable(self, state: LocalLedger, metadata: LedgerMetadata) -> Missing:
         """Read all entries that should be here, verify their digests, and return the failures."""

@@ -30,8 +30,9 @@ class BookieAbsence:
 
     def __init__(self) -> None:
         self._since: dict[str, float] = {}
-        self._split_at = -math.inf
-        """The time of the last look at which so many were away."""
+        self._looked_at = math.inf
+        self._split_since: float | None = None
+        """The first of the looks in a row at which so many were away."""
 
     def look(
         self,
@@ -56,13 +57,16 @@ class BookieAbsence:
         """
         away = frozenset({*known, *strangers}) - frozenset(registered)
         self._since = {name: self._since.get(name, now) for name in away}
+        passed = max(0.0, now - self._looked_at)
+        self._looked_at = now
         if len(away.intersection(known)) > share_max * len(known):
-            self._split_at = now
-            is_split = any(now - since >= delay_seconds for since in self._since.values())
-            return AbsenceVerdict(away, is_split=is_split)
-        # When a split heals, its bookies come back one by one: the delay begins anew for all.
-        since = {name: max(since, self._split_at) for name, since in self._since.items()}
-        left = {name: begin + delay_seconds - now for name, begin in since.items()}
+            # Clocks stand still: when a split heals, its bookies come back one by one.
+            self._since = {name: min(now, since + passed) for name, since in self._since.items()}
+            if self._split_since is None:
+                self._split_since = now
+            return AbsenceVerdict(away, is_split=now - self._split_since >= delay_seconds)
+        self._split_since = None
+        left = {name: since + delay_seconds - now for name, since in self._since.items()}
         lost = frozenset(name for name, seconds in left.items() if seconds <= 0)
         return AbsenceVerdict(
             away, lost, next_seconds=min((s for s in left.values() if s > 0), default=None)

@@ -238,31 +238,34 @@ class Auditor:
             return
         now = self._clock.monotonic()
         is_audit = await self._is_audit_due() and now >= self._audit_at
-        is_due = self._changes != self._surveyed_changes or bool(self._gone - self._surveyed)
-        if (
-            is_audit
-            or (is_due and now >= self._rest_until)
-            or (self._gone and now >= self._next_at)
-        ):
+        # Who is gone changes seldom. Registrations may change all the time.
+        is_new = bool(self._gone - self._surveyed)
+        has_changed = self._changes != self._surveyed_changes and now >= self._rest_until
+        is_time = bool(self._gone) and now >= self._next_at
+        if is_audit or is_new or has_changed or is_time:
             await self._survey(is_audit=is_audit)
 
     async def _survey(self, *, is_audit: bool) -> None:
         began = self._clock.monotonic()
         gone, known, changes = self._gone, set(self._known), self._changes
+        is_whole = False
         try:
             report = await self.survey(gone, is_deep=is_audit)
+            is_whole = not report.silent
+            if report.ledgers or report.silent:
+                self._pauses.reset()
         finally:
             took = self._clock.monotonic() - began
-            self._rest_until = began + took + REST * took
-            if is_audit:
-                # One that a silent bookie keeps from its end is not made again at once.
-                self._audit_at = began + took + max(SURVEY_SECONDS, REST * took)
+            rest = min(REST * took, SURVEY_SECONDS_MAX)
+            self._rest_until = began + took + rest
+            self._next_at = began + took + max(self._pauses.next(), rest)
+            # An audit that a silent bookie keeps from its end is not made again at once.
+            self._audit_at = -math.inf
+            if not is_whole:
+                self._audit_at = began + took + max(SURVEY_SECONDS, rest)
         self._strangers = set(report.named) - known
         self._surveyed, self._surveyed_changes = gone, changes
-        if report.ledgers or report.silent:
-            self._pauses.reset()
-        self._next_at = began + took + max(self._pauses.next(), REST * took)
-        if is_audit and not report.silent:
+        if is_audit and is_whole:
             await self._marks.set_checked_ms(AUDIT, self._clock.now_ms())
         _log.info(
             "ledgers_surveyed",

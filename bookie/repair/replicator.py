@@ -113,7 +113,8 @@ class Replicator:
         """
         async with (
             self._store.watch(keys.MARKED_LEDGERS) as changes,
-            beside([self._wake(changes)]),
+            self._store.watch(keys.REPAIR_DISABLED) as switched,
+            beside([self._wake(changes), self._wake(switched)]),
         ):
             pauses = Backoff(1.0, IDLE_SECONDS, jitter)
             while True:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import NoReturn
 
 from bookie.config import RepairSettings, RpcSettings, Sources
-from bookie.env import Backoff, Clock, jitter
+from bookie.env import Backoff, Clock, gather, jitter
 from bookie.errors import BookieError
 from bookie.ledger.copies.marks import UnderreplicationManager
 from bookie.ledger.ledger_client import open_ledger_client
@@ -47,22 +47,33 @@ async def keep_repairing(
     """
     pauses = Backoff(RESTART_SECONDS_MIN, RESTART_SECONDS_MAX, jitter)
     marks = UnderreplicationManager(store, worker, clock)
+
+    async def attempt() -> None:
+        async with open_ledger_client(store, sources, rpc) as client:
+            about = client, store, settings, metrics, clock, worker, marks
+            works: list[Coroutine[object, object, NoReturn]] = [
+                Auditor(*about).run(),
+                Replicator(*about).run(),
+            ]
+            if own_damage is not None:
+                works.append(own_damage.run())
+            await gather(works)
+
+    this = asyncio.current_task()
+    assert this is not None
     while True:
+        # In a task of its own: the groups in it may leave marks of their own cancellations.
+        running = asyncio.get_running_loop().create_task(attempt())
         try:
-            async with open_ledger_client(store, sources, rpc) as client:
-                about = client, store, settings, metrics, clock, worker, marks
-                async with asyncio.TaskGroup() as tasks:
-                    tasks.create_task(Auditor(*about).run())
-                    tasks.create_task(Replicator(*about).run())
-                    if own_damage is not None:
-                        tasks.create_task(own_damage.run())
-        except* BookieError as group:
-            _log.warning("repair_stopped", reason=str(_first(group)))
-        except* Exception as group:  # noqa: BLE001  (a fault in here must not end the bookie)
-            metrics.errors_total.labels("unexpected").inc()
-            _log.error("repair_crashed", _first(group))
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
+            await running
+        except Exception as error:  # noqa: BLE001  (a fault in here must not end the bookie)
+            first = _first(error)
+            if isinstance(first, BookieError):
+                _log.warning("repair_stopped", reason=str(first))
+            else:
+                metrics.errors_total.labels("unexpected").inc()
+                _log.error("repair_crashed", first)
+        if this.cancelling():
             raise asyncio.CancelledError  # an error of the end came out in its place
         await asyncio.sleep(pauses.next())
 

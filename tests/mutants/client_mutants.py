@@ -94,7 +94,7 @@ CLIENT_MUTANTS = (
     Mutant(
         "a bookie does not ask for what it cannot read",
         "bookie/node/integrity_check.py",
-        "is_suspect = state.limbo or self._reads_all",
+        "is_suspect = state.limbo or (bool(self._damage) and ledger_id not in self._read)",
         "is_suspect = state.limbo",
         (f"{SERVICE}entries_that_cannot_be_read_come_back",),
         "Damage stays until a reader meets it.",

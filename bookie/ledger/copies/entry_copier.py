@@ -55,7 +55,7 @@ class EntryCopier:
         needs_room: bool = False,
     ) -> None:
         self._client = client
-        self._metadata = metadata
+        self.metadata = metadata
         self.target = target
         self._found_on = found_on
         self._pace = pace
@@ -76,7 +76,7 @@ class EntryCopier:
             NoSuchLedgerError: the ledger was deleted meanwhile.
             BookieError: the target does not take the entries.
         """
-        metadata = self._metadata
+        metadata = self.metadata
         position = stripe.next_id(first)
         while position <= last:
             batch, reasons = await self._good_copy(position, last, stripe)
@@ -107,8 +107,8 @@ class EntryCopier:
         return None, reasons
 
     def _sources(self, entry_id: int) -> list[str]:
-        fragment = self._metadata.fragment_of(entry_id)
-        slots = quorum_of(self._metadata).write_set(entry_id)
+        fragment = self.metadata.fragment_of(entry_id)
+        slots = quorum_of(self.metadata).write_set(entry_id)
         names = [fragment.bookies[slot] for slot in slots]
         others = [*names, *self._found_on]
         return [name for name in dict.fromkeys(others) if name != self.target]
@@ -117,7 +117,7 @@ class EntryCopier:
         self, bookie_id: str, first: int, last: int, stripe: Stripe
     ) -> tuple[EntryBatch | None, str]:
         command = read_command(
-            self._metadata,
+            self.metadata,
             first,
             last,
             stripe,

@@ -269,10 +269,14 @@ class UnderreplicationManager:
 
     async def release(self, ledger_id: int) -> None:
         """Unlock a ledger that stays marked; harmless if this worker does not have its lock."""
-        async with self._serial:
-            held = self._held.get(ledger_id)
-            if held is not None:
-                await self._give_back(ledger_id, held)
+        try:
+            async with self._serial:
+                held = self._held.get(ledger_id)
+                if held is not None:
+                    await self._give_back(ledger_id, held)
+        except BaseException:
+            self._doubt(ledger_id)  # also if the wait for another call was cut off
+            raise
 
     async def _give_back(self, ledger_id: int, held: _Held) -> None:
         if held.mark_version is None:

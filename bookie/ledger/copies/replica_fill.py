@@ -22,10 +22,11 @@ from bookie.ledger.copies.replica_plan import (
 )
 from bookie.ledger.copies.replica_repair import RepairOutcome
 from bookie.ledger.ledger_client import LedgerClient
-from bookie.ledger.metadata import LedgerMetadata
 from bookie.ledger.quorum import Stripe
 
-Damage = tuple[Stripe, list[EntryRange]]
+
+class _FillError(Exception):
+    """The filling ends here; the arguments are an outcome and its detail."""
 
 
 class ReplicaFill:
@@ -45,53 +46,47 @@ class ReplicaFill:
             metadata = (await self._client.ledgers.read_latest(ledger_id)).value
         except NoSuchLedgerError:
             return RepairOutcome(ledger_id, bookie_id, "deleted")
-        wrong, reason = await self._find_damage(metadata, bookie_id)
-        if reason:
-            return RepairOutcome(ledger_id, bookie_id, "refused", detail=reason)
-        if not wrong:
-            return RepairOutcome(ledger_id, bookie_id, "was-fine")
         copier = EntryCopier(self._client, metadata, bookie_id, pace=self._pace, needs_room=True)
-        outcome, detail = await self._copy(copier, wrong)
-        if outcome == "repaired":
-            wrong, detail = await self._find_damage(metadata, bookie_id)
-            left = sum(count_of(ranges) for _, ranges in wrong)
-            if left:
-                detail = f"{left} entries are still wrong after they were stored"
-            if detail:
-                outcome = "refused"
+        outcome, detail = "was-fine", ""
+        quorum = quorum_of(metadata)
+        try:
+            for fragment, last in settled_fragments(metadata):
+                if bookie_id not in fragment.bookies:
+                    continue
+                stripe = quorum.stripe_of(fragment.bookies.index(bookie_id))
+                for begin, end in windows(fragment.first_entry_id, last):
+                    if await self._fill(copier, stripe, begin, end):
+                        outcome = "repaired"
+        except _FillError as error:
+            outcome, detail = error.args
+        except NoSuchLedgerError:
+            outcome = "deleted"
+        except MetadataError:
+            raise
+        except BookieError as error:
+            outcome, detail = "refused", str(error)
         return RepairOutcome(
             ledger_id, bookie_id, outcome, copier.entries, copier.packet_bytes, detail
         )
 
-    async def _copy(self, copier: EntryCopier, wrong: list[Damage]) -> tuple[str, str]:
-        try:
-            for stripe, ranges in wrong:
-                for run, first, last in runs_by_residue(stripe, ranges):
-                    if reason := await copier.copy(first, last, run):
-                        return "no-good-copy", reason
-        except NoSuchLedgerError:
-            return "deleted", ""
-        except MetadataError:
-            raise
-        except BookieError as error:
-            return "refused", str(error)
-        return "repaired", ""
+    async def _fill(self, copier: EntryCopier, stripe: Stripe, first: int, last: int) -> bool:
+        """Copy what is wrong in a window of ids; False if nothing is."""
+        wrong = await self._find_damage(copier, stripe, first, last)
+        if not wrong:
+            return False
+        for run, begin, end in runs_by_residue(stripe, wrong):
+            if reason := await copier.copy(begin, end, run):
+                raise _FillError("no-good-copy", reason)
+        if left := count_of(await self._find_damage(copier, stripe, first, last)):
+            raise _FillError("refused", f"{left} entries are still wrong after they were stored")
+        return True
 
     async def _find_damage(
-        self, metadata: LedgerMetadata, bookie_id: str
-    ) -> tuple[list[Damage], str]:
-        """Missing and damaged entries by stripe; and the reason if the bookie did not answer."""
-        quorum, pool = quorum_of(metadata), self._client.pool
-        wrong: list[Damage] = []
-        for fragment, last in settled_fragments(metadata):
-            if bookie_id not in fragment.bookies:
-                continue
-            stripe = quorum.stripe_of(fragment.bookies.index(bookie_id))
-            check = CopyCheck(metadata, bookie_id, stripe, pool)
-            for begin, end in windows(fragment.first_entry_id, last):
-                found = await check.run(begin, end)
-                if found.unread:
-                    return [], found.reason
-                if not found.is_clean:
-                    wrong.append((stripe, merged([*found.missing, *found.corrupt])))
-        return wrong, ""
+        self, copier: EntryCopier, stripe: Stripe, first: int, last: int
+    ) -> list[EntryRange]:
+        """Read a window from the bookie alone; return its missing and damaged entries."""
+        check = CopyCheck(copier.metadata, copier.target, stripe, self._client.pool)
+        found = await check.run(first, last)
+        if found.unread:
+            raise _FillError("refused", found.reason)
+        return merged([*found.missing, *found.corrupt])

@@ -19,6 +19,7 @@ Source: BookKeeper's LedgerFragmentReplicator, which checks neither versions nor
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 
 from bookie.env.pace import Pace
 from bookie.errors import BadVersionError, BookieError, MetadataError, NoSuchLedgerError
@@ -40,6 +41,9 @@ from bookie.ledger.metadata import Fragment, LedgerMetadata
 from bookie.ledger.read.verification import list_stored
 from bookie.telemetry import event_log
 
+BEGUN_MAX = 1000
+"""Moves that are remembered to go on with them."""
+
 SWAPS_MAX = 10
 """Attempts to swap. Each one fails only if the ledger or a newcomer's cookie changed meanwhile."""
 
@@ -50,12 +54,24 @@ class _MoveError(Exception):
     """The move of a fragment ends here; the arguments are an outcome and its detail."""
 
 
+@dataclass(slots=True)
+class _BegunMove:
+    """A move of one fragment that did not end yet. The next attempt goes on with it."""
+
+    newcomers: dict[int, str]
+    """By slot."""
+    incarnations: dict[str, str] = field(default_factory=dict)
+    following: dict[int, int] = field(default_factory=dict)
+    """By slot: the first entry that its newcomer may lack; all before it are durable there."""
+
+
 class ReplicaMove:
     """Moves copies of one ledger at a time with the connections of one client."""
 
     def __init__(self, client: LedgerClient, pace: Pace | None = None) -> None:
         self._client = client
         self._pace = pace
+        self._begun: dict[tuple[int, int, Fragment], _BegunMove] = {}
 
     async def run(self, ledger_id: int, gone: Collection[str]) -> RepairOutcome:
         """Replace the bookies `gone` and vacant slots wherever entries do not change any more.
@@ -109,27 +125,24 @@ class ReplicaMove:
 
         A newcomer that fails goes to `excluded`, and the call counts as done.
         """
-        slots = [slot for slot, name in enumerate(fragment.bookies) if _is_gone(name, gone)]
         ensembles = self._client.ensembles
-        newcomers = ensembles.newcomers(
-            fragment.bookies,
-            slots,
-            metadata.write_quorum_size,
-            excluded={*gone, *excluded},
-        )
-        if not newcomers:
-            raise _MoveError(
-                "no-spare",
-                f"no writable bookie may take the place of {fragment.bookies[slots[0]]} in the "
-                f"fragment from entry {fragment.first_entry_id} on",
-            )
+        key = metadata.ledger_id, metadata.c_token, fragment
+        begun = self._begun.pop(key, None)
+        if begun is None or not self._may_go_on(begun, excluded):
+            begun = _BegunMove(self._choose(metadata, fragment, gone, excluded))
         incarnations: dict[str, str] = {}
-        for bookie_id in newcomers.values():
+        for bookie_id in begun.newcomers.values():
             found = await ensembles.cookies.read_latest(bookie_id)
             if found is None:
                 excluded.add(bookie_id)
                 return 0, 0
             incarnations[bookie_id] = found.value.incarnation
+        if begun.incarnations != incarnations:
+            begun.incarnations, begun.following = incarnations, {}
+        self._begun[key] = begun
+        while len(self._begun) > BEGUN_MAX:
+            del self._begun[next(iter(self._begun))]
+        newcomers = begun.newcomers
         entries = packet_bytes = 0
         for slot, bookie_id in newcomers.items():
             copier = EntryCopier(
@@ -141,7 +154,7 @@ class ReplicaMove:
                 needs_room=True,
             )
             try:
-                await self._fill(metadata, fragment, last, slot, copier)
+                await self._fill(metadata, fragment, last, slot, copier, begun.following)
             except (NoSuchLedgerError, MetadataError):
                 raise
             except BookieError as error:
@@ -149,7 +162,35 @@ class ReplicaMove:
             entries += copier.entries
             packet_bytes += copier.packet_bytes
         await self._swap(metadata, fragment, last, newcomers, incarnations)
+        self._begun.pop(key, None)
         return entries, packet_bytes
+
+    def _may_go_on(self, begun: _BegunMove, excluded: Collection[str]) -> bool:
+        writable = self._client.directory.bookies()
+        return all(name in writable and name not in excluded for name in begun.newcomers.values())
+
+    def _choose(
+        self,
+        metadata: LedgerMetadata,
+        fragment: Fragment,
+        gone: Collection[str],
+        excluded: Collection[str],
+    ) -> dict[int, str]:
+        """Choose newcomers for the slots of bookies that are gone, as far as there are any."""
+        slots = [slot for slot, name in enumerate(fragment.bookies) if _is_gone(name, gone)]
+        newcomers = self._client.ensembles.newcomers(
+            fragment.bookies,
+            slots,
+            metadata.write_quorum_size,
+            excluded={*gone, *excluded},
+        )
+        if not newcomers:
+            raise _MoveError(
+                "no-spare",
+                f"no writable bookie may take the place of {fragment.bookies[slots[0]]} in the "
+                f"fragment from entry {fragment.first_entry_id} on",
+            )
+        return newcomers
 
     async def _fill(
         self,
@@ -158,13 +199,15 @@ class ReplicaMove:
         last: int,
         slot: int,
         copier: EntryCopier,
+        following: dict[int, int],
     ) -> None:
         """Copy all entries of a slot, and let the newcomer list them.
 
-        Also those that it lists already: they may not be durable yet, or may be damaged.
+        Also those that it lists already: they may not be durable yet, or may be damaged. Only what
+        an earlier attempt of this process copied is done: up to `following`, by slot.
         """
         stripe = quorum_of(metadata).stripe_of(slot)
-        for begin, end in windows(fragment.first_entry_id, last):
+        for begin, end in windows(following.get(slot, fragment.first_entry_id), last):
             owed = stripe_ranges(stripe, begin, end)
             if not owed:
                 continue
@@ -175,6 +218,7 @@ class ReplicaMove:
             stored = await list_stored(pool, target, metadata, owed[0][0], owed[-1][1])
             if lacking := count_of(difference(owed, stored)):
                 raise _MoveError("refused", f"{target} lacks {lacking} entries that it took")
+            following[slot] = end + 1
 
     async def _swap(
         self,

@@ -384,8 +384,8 @@ class Engine:
         return self.verdict != INTEGRITY_SOUND
 
     @property
-    def has_damage(self) -> bool:
-        return bool(self.scrubber.findings)
+    def damage(self) -> frozenset[tuple[int, int]]:
+        return frozenset(self.scrubber.findings)
 
     def durable_values(self, prefix: bytes) -> DurableValues:
         """Return the durable values of one part of the bookie, which alone uses `prefix`."""

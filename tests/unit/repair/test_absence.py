@@ -74,3 +74,13 @@ def test_a_bookie_without_a_cookie_is_lost_after_the_delay_too() -> None:
     verdict = absence.look(10, FIVE, [*FIVE, "c6"], strangers, delay_seconds=10, share_max=0.5)
     assert verdict.lost == set(strangers[:5])
     assert not verdict.is_split
+
+
+def test_a_split_now_and_then_does_not_keep_others_from_being_lost() -> None:
+    """Two are gone for good, and a third one crashes again and again: clocks only stand still."""
+    absence = BookieAbsence()
+    for now in range(0, 30, 3):
+        _look(absence, now, "b1 b2")
+        _look(absence, now + 1, "b1 b2 b3")
+        _look(absence, now + 2, "b1 b2")
+    assert _look(absence, 30, "b1 b2").lost == {"b1", "b2"}

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,10 +16,12 @@ from bookie.cluster import keys
 from bookie.cluster.cookies import CookieManager
 from bookie.config import RepairSettings, RpcSettings, Sources
 from bookie.env import SystemClock, beside
+from bookie.errors import MetadataClosedError
 from bookie.ledger.copies.departures import Departures, RepairFailures
 from bookie.ledger.copies.marks import UnderreplicationManager
 from bookie.ledger.metadata import LedgerMetadata
 from bookie.repair.own_damage import OwnDamage
+from bookie.repair.replicator import Replicator
 from bookie.repair.service import keep_repairing
 from bookie.telemetry import Metrics
 from tests.unit.ledger.real_cluster import RealCluster, real_cluster, until
@@ -198,7 +201,7 @@ async def test_entries_that_cannot_be_read_come_back(cluster: RealCluster, bk: B
     damage = OwnDamage(cluster.store, f"b{victim}")
     node.check.on_incomplete = damage.note
     async with repairing(cluster, own_damage=damage):
-        await until(lambda: node.engine.has_damage)  # the scrubber reads what was not checked
+        await until(lambda: node.engine.damage)  # the scrubber reads what was not checked
         await node.check.check()
         await until_verdicts(bk, {"ok"})
         await _until_no_marks(cluster)
@@ -229,3 +232,29 @@ async def test_all_marks_get_their_turn(
         assert {one.outcome for one in failures.values()} == {"away"}
         await cluster.start(int(stopped[1:]))
         await _until_no_marks(cluster)
+
+
+async def test_an_error_ends_an_attempt_and_not_the_service(
+    cluster: RealCluster, bk: BookKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledgers = [await _write(bk, (3, 3, 2)) for _ in range(5)]
+    due = Replicator._due
+    calls = 0
+
+    async def failing(self: Replicator) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise RuntimeError("a fault in here")
+        if calls == 2:
+            raise MetadataClosedError("the store was closed")
+        return await due(self)
+
+    monkeypatch.setattr(Replicator, "_due", failing)
+    (victim, *_) = sorted(await _names(bk, ledgers))
+    async with repairing(cluster) as metrics:
+        await cluster.stop(int(victim[1:]))
+        await _until_gone(bk, ledgers, victim)
+        await _until_no_marks(cluster)
+        assert metrics.errors_total.labels("unexpected")._value.get() == 1
+    assert await _verdicts(bk) == {"ok"}
