@@ -201,7 +201,7 @@ async def test_entries_that_cannot_be_read_come_back(cluster: RealCluster, bk: B
     damage = OwnDamage(cluster.store, f"b{victim}")
     node.check.on_incomplete = damage.note
     async with repairing(cluster, own_damage=damage):
-        await until(lambda: node.engine.damage)  # the scrubber reads what was not checked
+        await until(lambda: bool(node.engine.damage))  # the scrubber reads what was not checked
         await node.check.check()
         await until_verdicts(bk, {"ok"})
         await _until_no_marks(cluster)
