@@ -20,6 +20,7 @@ import json
 import os
 import socket
 from collections.abc import Coroutine
+from importlib import import_module
 from typing import NoReturn
 
 import bookie
@@ -52,8 +53,6 @@ from bookie.ledger.place.labels import BookieLabels
 from bookie.metadata.store import MetadataStore
 from bookie.metadata.uri import require_shared
 from bookie.node.start import StartedBookie, start_bookie
-from bookie.repair.own_damage import OwnDamage
-from bookie.repair.service import keep_repairing
 from bookie.telemetry import Metrics, configure_logging, event_log, set_log_level
 from bookie.wire.grpc.server.grpc_server import hold_port
 
@@ -159,6 +158,9 @@ async def _run(
             ) as started,
             held.serve(started.bookie, metrics),
         ):
+            if settings.repair.enabled:
+                # Before it registers: an import in the event loop keeps requests waiting.
+                import_module("bookie.repair.service")
             updater = RegistrationUpdater(
                 started.bookie,
                 endpoints_of(settings, held.port, http_port),
@@ -242,6 +244,10 @@ def _repair(
     """The task that brings copies back, if the settings say so."""
     if not live.settings.repair.enabled:
         return []
+    # Only who repairs needs a client's parts; they take a while to import.
+    from bookie.repair.own_damage import OwnDamage
+    from bookie.repair.service import keep_repairing
+
     own_damage = OwnDamage(store, live.settings.bookie.id)
     started.check.on_incomplete = own_damage.note
     return [

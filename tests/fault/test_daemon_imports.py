@@ -6,22 +6,27 @@ import json
 import signal
 from http.client import HTTPConnection
 
+import pytest
+
 from bookie.ids import Status
 from tests.fault.daemon_process import Home, serving
 from tests.fault.test_daemon_life import add_entries
 
-CLIENTS_ROOMS = [
-    f"bookie.ledger.{room}" for room in ("connection", "copies", "read", "recover", "write")
-]
+CLIENTS_ROOMS = [f"bookie.ledger.{room}" for room in ("connection", "read", "recover", "write")]
+"""Only repair uses them."""
 NEEDLESS = {
     *("kazoo", "rich", "structlog", "grpc_reflection.v1alpha", "pyspark", "pytest"),
-    *("bookie.api", "bookie.log", *CLIENTS_ROOMS, "bookie.testing", "bookie._pb.etcd_pb2"),
+    *("bookie.api", "bookie.log", "bookie.testing", "bookie._pb.etcd_pb2"),
     *("bookie.metadata.etcd", "bookie.metadata.zookeeper"),
 }
 
 
-async def test_a_ready_daemon_has_imported_what_it_needs_and_no_more(home: Home) -> None:
+@pytest.mark.parametrize("repairs", [True, False])
+async def test_a_ready_daemon_has_imported_what_it_needs_and_no_more(
+    home: Home, repairs: bool
+) -> None:
     """An import in the event loop would keep the first request, or the first scrape, waiting."""
+    home.sections["repair"] = {"enabled": repairs}
     http = HTTPConnection(f"127.0.0.1:{home.sections['http']['port']}")
     async with serving(home.write(), "-X", "importtime") as daemon:
         await daemon.until("registered")
@@ -38,5 +43,6 @@ async def test_a_ready_daemon_has_imported_what_it_needs_and_no_more(home: Home)
             imported.append(line.rpartition("|")[2].strip())
         elif line.startswith("{"):
             events[json.loads(line)["event"]] = len(imported)
-    assert sorted(NEEDLESS & set(imported)) == []
+    needless = NEEDLESS if repairs else NEEDLESS.union(CLIENTS_ROOMS)
+    assert sorted(needless & set(imported)) == []
     assert imported[events["registered"] : events["stopping"]] == []
