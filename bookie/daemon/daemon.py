@@ -105,6 +105,9 @@ async def run_daemon(sources: Sources, supervision: Supervision, failpoints: str
         cluster_settings=live.cluster,
         overridden_settings=live.overridden,
     )
+    if settings.repair.enabled:
+        # Before it registers: an import in the event loop keeps requests waiting.
+        import_module("bookie.repair.service")
     try:
         with noting(*NOTED_SIGNALS, note=_note_signal):
             await _run(live, ServiceManager(supervision), supervision, Failpoints(failpoints))
@@ -158,9 +161,6 @@ async def _run(
             ) as started,
             held.serve(started.bookie, metrics),
         ):
-            if settings.repair.enabled:
-                # Before it registers: an import in the event loop keeps requests waiting.
-                import_module("bookie.repair.service")
             updater = RegistrationUpdater(
                 started.bookie,
                 endpoints_of(settings, held.port, http_port),
