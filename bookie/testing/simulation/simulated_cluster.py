@@ -109,7 +109,7 @@ class SimulatedSession(FaultyMemoryStore):
         self._cluster = cluster
         self._process = process
         self.is_entered = False
-        """True while the process lives and this session is in use."""
+        """True while the process lives and uses its connection to the metadata store."""
         self._unsure: dict[str, bytes] = {}
         """The values of ledgers' compare-and-sets that got no reply, by key."""
 
