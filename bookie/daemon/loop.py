@@ -12,6 +12,7 @@ import gc
 from collections.abc import Callable, Coroutine
 from typing import NoReturn, TypeVar
 
+from bookie.env.loop_errors import report_loop_error
 from bookie.env.process_tuning import keep_freed_memory
 
 T = TypeVar("T")
@@ -41,6 +42,7 @@ def run(main: Coroutine[object, object, T]) -> T:
 
     prepare_process()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.get_loop().set_exception_handler(report_loop_error)
         return runner.run(main)
 
 

@@ -15,6 +15,7 @@ from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from bookie.env.forks import grpc_use
+from bookie.env.loop_errors import report_loop_error
 from bookie.errors import (
     BadRequestError,
     BookieError,
@@ -39,7 +40,7 @@ class LoopThread:
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self.loop)
-        self.loop.set_exception_handler(_report)
+        self.loop.set_exception_handler(report_loop_error)
         self.loop.run_forever()
 
     @property
@@ -238,18 +239,6 @@ def _new_loop() -> asyncio.AbstractEventLoop:
         return asyncio.new_event_loop()
     loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
     return loop
-
-
-def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Log an error of a callback, except for one error that gRPC causes.
-
-    All event loops of a process share gRPC's queue of events. If the owner of a loop has closed it,
-    as `asyncio.run` does, an event for that loop raises an error. The error appears in another
-    loop, which took the event. Each other event wakes a loop again.
-    """
-    error = context.get("exception")
-    if not (isinstance(error, RuntimeError) and str(error) == "Event loop is closed"):
-        loop.default_exception_handler(context)
 
 
 def _has_running_loop() -> bool:
