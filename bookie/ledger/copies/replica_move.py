@@ -18,7 +18,7 @@ Source: BookKeeper's LedgerFragmentReplicator, which checks neither versions nor
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bookie.env.pace import Pace
@@ -52,6 +52,10 @@ _log = event_log(__name__)
 
 class _MoveError(Exception):
     """The move of a fragment ends here; the arguments are an outcome and its detail."""
+
+
+class _NewcomerError(Exception):
+    """A newcomer does not have what it took."""
 
 
 @dataclass(slots=True)
@@ -127,9 +131,10 @@ class ReplicaMove:
         """
         ensembles = self._client.ensembles
         key = metadata.ledger_id, metadata.c_token, fragment
-        begun = self._begun.pop(key, None)
-        if begun is None or not self._may_go_on(begun, excluded):
-            begun = _BegunMove(self._choose(metadata, fragment, gone, excluded))
+        slots = [slot for slot, name in enumerate(fragment.bookies) if _is_gone(name, gone)]
+        begun = self._begun.get(key)
+        if begun is None or not self._may_go_on(begun, slots, excluded):
+            begun = _BegunMove(self._choose(metadata, fragment, slots, {*gone, *excluded}))
         incarnations: dict[str, str] = {}
         for bookie_id in begun.newcomers.values():
             found = await ensembles.cookies.read_latest(bookie_id)
@@ -137,9 +142,10 @@ class ReplicaMove:
                 excluded.add(bookie_id)
                 return 0, 0
             incarnations[bookie_id] = found.value.incarnation
-        if begun.incarnations != incarnations:
+        if not incarnations.items() <= begun.incarnations.items():
             begun.incarnations, begun.following = incarnations, {}
-        self._begun[key] = begun
+        self._begun.pop(key, None)
+        self._begun[key] = begun  # as the newest one
         while len(self._begun) > BEGUN_MAX:
             del self._begun[next(iter(self._begun))]
         newcomers = begun.newcomers
@@ -153,36 +159,43 @@ class ReplicaMove:
                 incarnation=incarnations[bookie_id],
                 needs_room=True,
             )
+            before = begun.following.get(slot)
             try:
                 await self._fill(metadata, fragment, last, slot, copier, begun.following)
             except (NoSuchLedgerError, MetadataError):
                 raise
-            except BookieError as error:
-                raise _MoveError("refused", f"{copier.target}: {error}") from error
+            except (BookieError, _NewcomerError) as error:
+                if begun.following.get(slot) == before:
+                    # The next attempt begins with another bookie.
+                    del newcomers[slot]
+                    ensembles.quarantine.put(bookie_id)
+                raise _MoveError("refused", f"{bookie_id}: {error}") from error
             entries += copier.entries
             packet_bytes += copier.packet_bytes
         await self._swap(metadata, fragment, last, newcomers, incarnations)
         self._begun.pop(key, None)
         return entries, packet_bytes
 
-    def _may_go_on(self, begun: _BegunMove, excluded: Collection[str]) -> bool:
+    def _may_go_on(
+        self, begun: _BegunMove, slots: Collection[int], excluded: Collection[str]
+    ) -> bool:
+        """False if the move has to begin anew. Slots whose bookie stays leave the move."""
+        begun.newcomers = {slot: name for slot, name in begun.newcomers.items() if slot in slots}
         writable = self._client.directory.bookies()
-        return all(name in writable and name not in excluded for name in begun.newcomers.values())
+        return bool(begun.newcomers) and all(
+            name in writable and name not in excluded for name in begun.newcomers.values()
+        )
 
     def _choose(
         self,
         metadata: LedgerMetadata,
         fragment: Fragment,
-        gone: Collection[str],
+        slots: Sequence[int],
         excluded: Collection[str],
     ) -> dict[int, str]:
         """Choose newcomers for the slots of bookies that are gone, as far as there are any."""
-        slots = [slot for slot, name in enumerate(fragment.bookies) if _is_gone(name, gone)]
         newcomers = self._client.ensembles.newcomers(
-            fragment.bookies,
-            slots,
-            metadata.write_quorum_size,
-            excluded={*gone, *excluded},
+            fragment.bookies, slots, metadata.write_quorum_size, excluded=excluded
         )
         if not newcomers:
             raise _MoveError(
@@ -217,7 +230,7 @@ class ReplicaMove:
             pool, target = self._client.pool, copier.target
             stored = await list_stored(pool, target, metadata, owed[0][0], owed[-1][1])
             if lacking := count_of(difference(owed, stored)):
-                raise _MoveError("refused", f"{target} lacks {lacking} entries that it took")
+                raise _NewcomerError(f"it lacks {lacking} entries that it took")
             following[slot] = end + 1
 
     async def _swap(

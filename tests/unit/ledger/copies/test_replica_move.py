@@ -12,10 +12,13 @@ import pytest
 
 from bookie.api import BookKeeper, connect
 from bookie.cluster.cookies import CookieManager
+from bookie.cluster.registration import BookieRegistration
+from bookie.cluster.registration_record import Endpoint, Registration
 from bookie.ledger.copies.entry_copier import EntryCopier
 from bookie.ledger.copies.replica_move import ReplicaMove
 from bookie.ledger.ledger_client import LedgerClient
 from bookie.ledger.metadata import LedgerMetadata
+from tests.servers.ports import claimed_ports
 from tests.unit.ledger.real_cluster import RealCluster, real_cluster, until
 
 PAYLOADS = [b"%d" % number * 30 for number in range(25)]
@@ -260,3 +263,52 @@ async def test_a_ledger_that_is_deleted_meanwhile_is_left(
     _before_first_write(monkeypatch, client, delete)
     outcome = await ReplicaMove(client).run(metadata.ledger_id, {metadata.last_fragment.bookies[0]})
     assert outcome.outcome == "deleted"
+
+
+async def test_a_newcomer_that_refuses_is_not_taken_again(
+    cluster: RealCluster, bk: BookKeeper, client: LedgerClient
+) -> None:
+    """Nobody can reach it, although it is registered. Another one may come at any time."""
+    for spare in (3, 4):
+        await cluster.stop(spare)
+    metadata = await _write(bk)
+    former = metadata.last_fragment.bookies[0]
+    cookies = CookieManager(cluster.store)
+    cookie = await cookies.read_latest(former)
+    assert cookie is not None
+    await cookies.create(replace(cookie.value, bookie_id="b9"))
+    (port,) = claimed_ports(1)
+    unreachable = Registration("b9", (Endpoint("bookie", "127.0.0.1", port, "grpc"),))
+    move = ReplicaMove(client)
+    async with BookieRegistration(cluster.store, unreachable):
+        await until(lambda: client.directory.bookies().keys() == {"b0", "b1", "b2", "b9"})
+        outcome = await move.run(metadata.ledger_id, {former})
+        assert outcome.outcome == "refused"
+        assert outcome.detail.startswith("b9: ")
+        await cluster.start(3)
+        await until(lambda: "b3" in client.directory.bookies())
+        assert (await move.run(metadata.ledger_id, {former})).outcome == "repaired"
+    assert "b3" in (await bk.ledger_metadata(metadata.ledger_id)).last_fragment.bookies
+    assert await _is_whole(bk, metadata.ledger_id)
+
+
+async def test_a_begun_move_leaves_a_bookie_that_stays(
+    bk: BookKeeper, client: LedgerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metadata = await _write(bk)
+    former, stays, _ = metadata.last_fragment.bookies
+    copy = EntryCopier.copy
+
+    async def no_good_copy(self: EntryCopier, *args: Any) -> str:
+        return "no good copy for now"
+
+    monkeypatch.setattr(EntryCopier, "copy", no_good_copy)
+    move = ReplicaMove(client)
+    outcome = await move.run(metadata.ledger_id, {former, stays})
+    assert outcome.outcome == "no-good-copy"
+    monkeypatch.setattr(EntryCopier, "copy", copy)
+    assert (await move.run(metadata.ledger_id, {former})).outcome == "repaired"
+    bookies = (await bk.ledger_metadata(metadata.ledger_id)).last_fragment.bookies
+    assert former not in bookies
+    assert stays in bookies
+    assert await _is_whole(bk, metadata.ledger_id)
