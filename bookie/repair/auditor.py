@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -30,7 +31,7 @@ from bookie.config import RepairSettings
 from bookie.coordination.election import Election, LeaderState
 from bookie.coordination.participant import Participant
 from bookie.env import Backoff, Clock, gather
-from bookie.errors import BookieError, MetadataClosedError
+from bookie.errors import BookieError, MetadataClosedError, NewerFormatError
 from bookie.ids import is_vacant
 from bookie.ledger.copies.departures import Departures
 from bookie.ledger.copies.marks import UnderreplicationManager
@@ -337,6 +338,7 @@ class _Marking:
         await gather(self._mark(*one) for one in waiting)
 
     async def _mark(self, ledger_id: int, replicas: set[str]) -> None:
-        found = await self._marks.find(ledger_id)
-        if found is None or not replicas <= set(found.replicas):
-            await self._marks.mark(ledger_id, replicas)
+        with suppress(NewerFormatError):  # workers of that version care for it
+            found = await self._marks.find(ledger_id)
+            if found is None or not replicas <= set(found.replicas):
+                await self._marks.mark(ledger_id, replicas)

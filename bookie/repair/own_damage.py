@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import NoReturn
 
 from bookie.env import Backoff, jitter
-from bookie.errors import BookieError, MetadataClosedError
+from bookie.errors import BookieError, FormatError, MetadataClosedError
 from bookie.ledger.copies.marks import UnderreplicationManager
 from bookie.metadata.store import MetadataStore
 from bookie.telemetry import event_log
@@ -43,15 +43,22 @@ class OwnDamage:
         pauses = Backoff(1.0, 60.0, jitter)
         while True:
             await self._noted.wait()
-            try:
-                while self._ledgers:
-                    ledger_id = min(self._ledgers)
+            reason = ""
+            for ledger_id in sorted(self._ledgers):
+                try:
                     await self._marks.mark(ledger_id, [self._bookie_id])
+                except MetadataClosedError:
+                    raise
+                except FormatError as error:
+                    reason = str(error)  # of this ledger alone
+                except BookieError as error:
+                    reason = str(error)
+                    break
+                else:
                     self._ledgers.discard(ledger_id)
+            if reason:
+                _log.warning("own_damage_not_marked", reason=reason)
+                await asyncio.sleep(pauses.next())
+            elif not self._ledgers:
                 self._noted.clear()
                 pauses.reset()
-            except MetadataClosedError:
-                raise
-            except BookieError as error:
-                _log.warning("own_damage_not_marked", reason=str(error))
-                await asyncio.sleep(pauses.next())

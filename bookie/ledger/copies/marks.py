@@ -4,6 +4,9 @@ A mark names the bookies whose copies of a ledger are missing. A replicator remo
 the version that the mark had when the replicator locked the ledger. So a ledger that is marked
 again during a repair stays marked.
 
+A damaged mark counts as none, and the next mark of its ledger replaces it. A mark of a newer
+version stays as it is, for workers of that version. Neither of them stops the others.
+
 A lock on a ledger is ephemeral: it ends with its owner's session. Locks only save work: two
 concurrent repairs are safe, because the version of the ledger's metadata guards their changes. A
 lock contains a random token, which the owner notes before it writes the lock. So the owner
@@ -43,6 +46,7 @@ from bookie.errors import (
     MetadataClosedError,
     MetadataError,
     MetadataUnavailableError,
+    NewerFormatError,
     NoSuchKeyError,
 )
 from bookie.ids import MAX_ID, is_valid_bookie_id
@@ -53,11 +57,14 @@ from bookie.ledger.underreplicated import (
     encode_lock,
     encode_mark,
 )
-from bookie.metadata.model import NOT_EXISTS, Change, Check, Delete, Operation, Put
+from bookie.metadata.model import NOT_EXISTS, Change, Check, Delete, Operation, Put, Record
 from bookie.metadata.store import MetadataStore
+from bookie.telemetry import event_log
 
 CHECKS = ("all_ledgers", "placement_policy", "replicas")
 """The kinds of checks of the whole cluster; the time when each last ended is stored."""
+
+_log = event_log(__name__)
 
 _MARKS = DigitTree(keys.MARKED_LEDGERS, (3, 4, 4, 4, 4), maximum=MAX_ID)
 _LOCKS = DigitTree(keys.REPAIR_LOCKS, (19,), maximum=MAX_ID)
@@ -88,6 +95,8 @@ class UnderreplicationManager:
         self._worker = worker
         self._clock = clock or SystemClock()
         self._held: dict[int, _Held] = {}
+        self._unreadable: set[int] = set()
+        """Ledgers of whose marks the log has told; each once."""
         self._serial = asyncio.Lock()
         """Held while a lock is taken or given back. Without it, another task could mistake a change
         under way for an abandoned one."""
@@ -105,6 +114,7 @@ class UnderreplicationManager:
 
         Raises:
             BadRequestError: `replicas` is empty, or names something else than bookies.
+            NewerFormatError: a newer version marked the ledger.
         """
         missing = set(replicas)
         if not missing or not all(map(is_valid_bookie_id, missing)):
@@ -112,17 +122,16 @@ class UnderreplicationManager:
         key = _MARKS.key(ledger_id)
         while True:
             record = await self._store.get(key)
-            if record is None:
+            version = NOT_EXISTS if record is None else record.version
+            before = None if record is None else self._readable(ledger_id, record)
+            if before is None:
                 marked = UnderreplicatedLedger(
                     ledger_id, tuple(sorted(missing)), self._clock.now_ms()
                 )
-                version = NOT_EXISTS
             else:
-                before = _mark_of(ledger_id, key, record.value)
                 both = tuple(sorted(missing | set(before.replicas)))
                 # Written even without a change: a repair under way may have read it before.
                 marked = UnderreplicatedLedger(ledger_id, both, before.marked_ms)
-                version = record.version
             try:
                 await self._store.put(key, encode_mark(marked), version=version)
             except BadVersionError:
@@ -130,22 +139,44 @@ class UnderreplicationManager:
             return
 
     async def find(self, ledger_id: int) -> UnderreplicatedLedger | None:
-        """Return the mark of a ledger, or None."""
-        key = _MARKS.key(ledger_id)
-        record = await self._store.get(key)
-        return None if record is None else _mark_of(ledger_id, key, record.value)
+        """Return the mark of a ledger, or None.
+
+        Raises:
+            NewerFormatError: a newer version marked the ledger.
+        """
+        record = await self._store.get(_MARKS.key(ledger_id))
+        return None if record is None else self._readable(ledger_id, record)
 
     async def marked(
         self, wanted: Callable[[tuple[str, ...]], bool] = lambda _: True, *, after: int = -1
     ) -> AsyncIterator[UnderreplicatedLedger]:
         """List the marks with replicas that are `wanted`, by ledger id; complete, or it raises.
 
-        Only ledgers with ids above `after` are listed.
+        Only ledgers with ids above `after` are listed. Marks that cannot be read are left out.
         """
         async for ledger_id, record in _MARKS.scan(self._store, after=after):
-            mark = _mark_of(ledger_id, record.key, record.value)
-            if wanted(mark.replicas):
+            try:
+                mark = self._readable(ledger_id, record)
+            except NewerFormatError as error:
+                self._tell(ledger_id, record.key, error)
+                continue
+            if mark is not None and wanted(mark.replicas):
                 yield mark
+
+    def _readable(self, ledger_id: int, record: Record) -> UnderreplicatedLedger | None:
+        """The mark in a record; None if it is damaged. Raises NewerFormatError."""
+        try:
+            return decode_mark(ledger_id, record.value)
+        except NewerFormatError as error:
+            raise NewerFormatError(f"the metadata key {record.key}: {error}") from error
+        except FormatError as error:
+            self._tell(ledger_id, record.key, error)
+            return None
+
+    def _tell(self, ledger_id: int, key: str, error: FormatError) -> None:
+        if ledger_id not in self._unreadable:
+            self._unreadable.add(ledger_id)
+            _log.warning("mark_not_readable", ledger_id=ledger_id, key=key, reason=str(error))
 
     async def count(self) -> int:
         """Count the marked ledgers, from their names alone."""
@@ -402,13 +433,6 @@ async def _every(changes: AsyncIterator[Change]) -> AsyncIterator[Change]:
             yield change
     except MetadataClosedError:
         return
-
-
-def _mark_of(ledger_id: int, key: str, value: bytes) -> UnderreplicatedLedger:
-    try:
-        return decode_mark(ledger_id, value)
-    except FormatError as error:
-        raise FormatError(f"the metadata key {key}: {error}") from error
 
 
 def _lock_of(key: str, value: bytes) -> tuple[str, str]:

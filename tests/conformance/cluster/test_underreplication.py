@@ -10,8 +10,14 @@ import pytest
 
 from bookie.cluster import keys
 from bookie.cluster.digit_tree import DigitTree
-from bookie.errors import BadRequestError, FormatError, MetadataUnavailableError
+from bookie.errors import (
+    BadRequestError,
+    FormatError,
+    MetadataUnavailableError,
+    NewerFormatError,
+)
 from bookie.ledger.copies.marks import CHECKS, UnderreplicationManager
+from bookie.metadata import json_record
 from bookie.metadata.model import Change, Operation, Stat
 from bookie.metadata.store import MetadataStore
 from tests.conformance.backends import Backend
@@ -435,16 +441,43 @@ async def test_two_tasks_of_one_worker_do_not_share_a_lock(store: MetadataStore)
     assert await manager.acquire(7)
 
 
-async def test_a_damaged_mark_is_named_by_its_key(
+async def test_a_damaged_mark_counts_as_none(
+    store: MetadataStore, manager: UnderreplicationManager
+) -> None:
+    """Case 161. It stops nobody, and the next mark replaces it."""
+    await manager.mark(9, ["b1"])
+    await store.put(_MARKS.key(7), b"junk")
+    assert await manager.find(7) is None
+    assert [mark.ledger_id async for mark in manager.marked()] == [9]
+    assert await manager.poll() == 9
+    await manager.mark(7, ["b2"])
+    assert await _replicas(manager, 7) == ("b2",)
+    assert [mark.ledger_id async for mark in manager.marked()] == [7, 9]
+
+
+async def test_a_mark_of_a_newer_version_stays(
+    store: MetadataStore, manager: UnderreplicationManager
+) -> None:
+    """Workers of that version repair the ledger; others repair the other ledgers."""
+    await manager.mark(9, ["b1"])
+    key = _MARKS.key(7)
+    newer = json_record.encode("bookie-underreplicated", 2, {"copies": {"b1": 3}})
+    await store.put(key, newer)
+    for call in (manager.find(7), manager.mark(7, ["b1"])):
+        with pytest.raises(NewerFormatError, match=key):
+            await call
+    assert await manager.poll() == 9
+    assert await manager.mark_replicated(9)
+    assert await manager.poll() is None
+    record = await store.get(key)
+    assert record is not None
+    assert record.value == newer
+
+
+async def test_a_damaged_delay_is_named_by_its_key(
     store: MetadataStore, manager: UnderreplicationManager
 ) -> None:
     """Case 161."""
-    await manager.mark(1, ["b1"])
-    key = _MARKS.key(7)
-    await store.put(key, b"junk")
-    for call in (manager.find(7), manager.mark(7, ["b1"]), manager.poll()):
-        with pytest.raises(FormatError, match=key):
-            await call
     await store.put(keys.LOST_BOOKIE_DELAY, b"soon")
     with pytest.raises(FormatError, match=keys.LOST_BOOKIE_DELAY):
         await manager.lost_bookie_recovery_delay()
