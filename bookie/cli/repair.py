@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
     from bookie.metadata.store import MetadataStore
 
 WAIT_SECONDS = 1.0
-"""Between two looks at what is left to move."""
+"""Between two looks at what is left to move, at least."""
+WAIT_SHARE = 20.0
+"""A look is followed by a pause that is at least so many times as long: it lists all ledgers."""
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
@@ -174,15 +177,21 @@ def decommission(
 
 
 async def _leave(store: MetadataStore, bookie: str, *, wait: bool) -> None:
+    from bookie.cluster import keys
+    from bookie.ledger.copies.departures import Departures
+
+    await Departures(store, keys.LEAVING_BOOKIES).add(bookie)
+    now = asyncio.get_running_loop().time
     told = ""
     while True:
+        began = now()
         done, sentence = await _decommission(store, bookie)
         if sentence != told:
             print(sentence, flush=True)
             told = sentence
         if done or not wait:
             return
-        await asyncio.sleep(WAIT_SECONDS)
+        await asyncio.sleep(max(WAIT_SECONDS, WAIT_SHARE * (now() - began)))
 
 
 async def _is_leaving(store: MetadataStore, bookie: str) -> bool:
@@ -208,7 +217,11 @@ async def _is_leaving(store: MetadataStore, bookie: str) -> bool:
 
 
 async def _decommission(store: MetadataStore, bookie: str) -> tuple[bool, str]:
-    """One step: true if the bookie is forgotten, and a sentence for the operator."""
+    """One step: true if the bookie is forgotten, and a sentence for the operator.
+
+    Raises:
+        BadRequestError: somebody has cancelled it.
+    """
     from bookie.cluster import keys
     from bookie.cluster.cookies import CookieManager
     from bookie.cluster.instance import read_status
@@ -217,20 +230,25 @@ async def _decommission(store: MetadataStore, bookie: str) -> tuple[bool, str]:
     from bookie.ledger.copies.departures import Departures
 
     leaving, cookies = Departures(store, keys.LEAVING_BOOKIES), CookieManager(store)
-    await leaving.add(bookie)
     status = await read_status(store)
     is_registered = bookie in {*status.writable, *status.read_only}
     cookie = await cookies.read(bookie)
     found = await find_dependents(LedgerManager(store), bookie, await reliable_bookies(cookies))
+    done = True, f"bookie {bookie} has left the cluster"
+    if await leaving.find(bookie) is None:  # asked after the listing, which may take long
+        if found.named.count or await cookies.read(bookie) is not None:
+            raise BadRequestError(f"bookie {bookie} stays: its decommission was cancelled")
+        return done  # another one of these commands was quicker
     if found.named.count:
         return False, await _left(store, bookie, found)
     if is_registered:
         return False, f"no ledger names {bookie} any more: stop it, and its cookie is deleted"
     if cookie is not None:
-        await cookies.delete(bookie, cookie.version)
+        with suppress(NoSuchKeyError):
+            await cookies.delete(bookie, cookie.version)
     await leaving.remove(bookie)
     await Departures(store, keys.LOST_BOOKIES).remove(bookie)
-    return True, f"bookie {bookie} has left the cluster"
+    return done
 
 
 async def _left(store: MetadataStore, bookie: str, found: Dependents) -> str:

@@ -1,0 +1,72 @@
+"""``bookie cluster decommission``: operators cancel it, or give the command twice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from bookie.cli import repair
+from bookie.cluster import keys
+from bookie.cluster.cookie import Cookie, CookieState
+from bookie.cluster.cookies import CookieManager
+from bookie.cluster.instance import initialize_cluster
+from bookie.cluster.registration import BookieRegistration
+from bookie.cluster.registration_record import Endpoint, Registration
+from bookie.errors import BadRequestError
+from bookie.ledger.copies.departures import Departures
+from bookie.metadata.connect import open_store
+from bookie.metadata.store import MetadataStore
+
+
+@pytest.fixture
+async def store(uri: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[MetadataStore]:
+    """A cluster that knows b1 and b2; a wait looks often."""
+    monkeypatch.setattr(repair, "WAIT_SECONDS", 0.01)
+    async with open_store(uri) as store:
+        instance_id = await initialize_cluster(store)
+        for number in (1, 2):
+            cookie = Cookie(
+                bookie_id=f"b{number}",
+                instance_id=instance_id,
+                unique_id=f"{number:032}",
+                state=CookieState.READY,
+                journal_dirs=("/j",),
+                ledger_dirs=("/l",),
+            )
+            await CookieManager(store).create(cookie)
+        yield store
+
+
+def _registered(store: MetadataStore) -> BookieRegistration:
+    return BookieRegistration(store, Registration("b1", (Endpoint("bookie", "h", 1, "grpc"),)))
+
+
+async def test_a_cancellation_ends_those_that_wait(store: MetadataStore) -> None:
+    leaving = Departures(store, keys.LEAVING_BOOKIES)
+    async with _registered(store), store.watch(keys.LEAVING_BOOKIES) as changes:
+        wait = asyncio.get_running_loop().create_task(repair._leave(store, "b1", wait=True))
+        async with asyncio.timeout(60):
+            await anext(changes)
+            assert await leaving.names() == {"b1"}
+            await repair._cancel(store, "b1")
+            with pytest.raises(BadRequestError, match=r"bookie b1 stays: .* cancelled"):
+                await wait
+    assert await leaving.names() == set()
+    assert "b1" in await CookieManager(store).bookie_ids()
+
+
+async def test_two_commands_end_together(
+    store: MetadataStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with asyncio.timeout(60):
+        async with _registered(store), store.watch(keys.LEAVING_BOOKIES) as changes:
+            loop = asyncio.get_running_loop()
+            waits = [loop.create_task(repair._leave(store, "b1", wait=True)) for _ in range(2)]
+            await anext(changes)
+        for wait in waits:
+            await wait
+    assert capsys.readouterr().out.count("bookie b1 has left the cluster") == 2
+    assert await CookieManager(store).bookie_ids() == ["b2"]
+    assert await Departures(store, keys.LEAVING_BOOKIES).names() == set()
