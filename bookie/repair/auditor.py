@@ -106,10 +106,14 @@ class Auditor:
         self._known: set[str] = set()
         self._gone: frozenset[str] = frozenset()
         """Bookies that are lost or leave."""
-        self._strangers: set[str] | None = None
-        """Bookies without a cookie that ledgers named at the last survey; None before the first."""
+        self._named: frozenset[str] | None = None
+        """Bookies that ledgers named at the last survey; None before the first."""
+        self._strangers: frozenset[str] = frozenset()
+        """Those of them that had no cookie then."""
         self._surveyed: frozenset[str] = frozenset()
-        """The bookies that were gone at the last survey."""
+        """The bookies that were gone at the last survey, and are gone since."""
+        self._surveying: frozenset[str] = frozenset()
+        """The same of the survey under way."""
         self._changes, self._surveyed_changes = 0, -1
         """Changes of registrations that a survey has to look for; and those that one has seen."""
         self._next_at = self._rest_until = self._audit_at = self._count_at = -math.inf
@@ -180,6 +184,8 @@ class Auditor:
         known = set(await self._client.ensembles.cookies.bookie_ids())
         lost = await self._note_absence(now, known, registrations)
         self._gone = frozenset(lost | await self._leaving.names())
+        self._surveyed &= self._gone
+        self._surveying &= self._gone
         seen = {name: one.incarnation for name, one in registrations.items()}
         if seen.items() - self._seen.items() or known != self._known:
             self._changes += 1  # a bookie came, lost its data, or was forgotten
@@ -195,18 +201,20 @@ class Auditor:
     ) -> set[str]:
         """Keep the records of lost bookies; return those that are lost."""
         settings = self._settings()
+        recorded = await self._lost.names()
+        # A lost bookie whose cookie goes stays lost as long as ledgers name it.
+        strangers = self._strangers | recorded.intersection(self._named or ())
         verdict = self._absence.look(
             now,
             known,
             registered,
-            self._strangers or (),
+            strangers,
             delay_seconds=settings.lost_bookie_delay_seconds,
             share_max=settings.away_share_max,
         )
         self._tell(verdict, known)
-        recorded = await self._lost.names()
         back = recorded.intersection(registered)
-        if self._strangers is not None:
+        if self._named is not None:
             back |= recorded - verdict.away  # no ledger names them any more
         for name in sorted(back):
             await self._lost.remove(name)
@@ -249,6 +257,7 @@ class Auditor:
     async def _survey(self, *, is_audit: bool) -> None:
         began = self._clock.monotonic()
         gone, known, changes = self._gone, set(self._known), self._changes
+        self._surveying = gone
         is_whole = False
         try:
             report = await self.survey(gone, is_deep=is_audit)
@@ -264,8 +273,8 @@ class Auditor:
             self._audit_at = -math.inf
             if not is_whole:
                 self._audit_at = began + took + max(SURVEY_SECONDS, rest)
-        self._strangers = set(report.named) - known
-        self._surveyed, self._surveyed_changes = gone, changes
+        self._named, self._strangers = report.named, report.named - known
+        self._surveyed, self._surveyed_changes = self._surveying, changes
         if is_audit and is_whole:
             await self._marks.set_checked_ms(AUDIT, self._clock.now_ms())
         _log.info(
