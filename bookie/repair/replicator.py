@@ -57,7 +57,7 @@ RELEASE_SECONDS = 2.0
 FORGET_SECONDS = 3600.0
 """A ledger that was not tried again for so long has no mark any more: others repaired it."""
 IDLE_SHARE = 20.0
-"""A look that finds nothing is followed by a pause that is so many times as long."""
+"""A look that reads all marks is followed by a pause that is at least so many times as long."""
 
 AWAY = "away"
 """The outcome for a bookie that is not registered and not lost yet."""
@@ -102,6 +102,8 @@ class Replicator:
         self._fill = ReplicaFill(client, pace)
         self._troubles: dict[int, _Trouble] = {}
         self._woken = asyncio.Event()
+        self._looked_at, self._look_seconds = clock.monotonic(), 0.0
+        """When the last look began, and the time that it took if it read all marks."""
         self._after = -1
         """The last ledger id of the marks that were listed; -1 begins anew."""
 
@@ -119,7 +121,6 @@ class Replicator:
             pauses = Backoff(1.0, IDLE_SECONDS, jitter)
             while True:
                 self._woken.clear()
-                began = self._clock.monotonic()
                 try:
                     tried = await self.round()
                     pauses.reset()
@@ -129,23 +130,28 @@ class Replicator:
                     _log.warning("repair_interrupted", reason=str(error))
                     await asyncio.sleep(pauses.next())
                     continue
-                rest = PAUSE_SECONDS * (0.5 + jitter())
                 if not tried:
-                    rest = max(rest, IDLE_SHARE * (self._clock.monotonic() - began))
                     with suppress(TimeoutError):
                         async with asyncio.timeout(self._idle_seconds()):
                             await self._woken.wait()
-                await asyncio.sleep(rest)
+                await asyncio.sleep(self._rest_seconds())
 
     async def _wake(self, changes: AsyncIterator[Change]) -> None:
         async for _ in changes:
             self._woken.set()
 
     def _idle_seconds(self) -> float:
-        """Time until a ledger that could not be repaired is due, or until the next look."""
-        now = self._clock.monotonic()
-        waits = [trouble.not_before - now for trouble in self._troubles.values()]
+        """Time until a ledger that could not be repaired is due, or until the next look.
+
+        A ledger that was due at the last look was not there, or was locked.
+        """
+        now, times = self._clock.monotonic(), [one.not_before for one in self._troubles.values()]
+        waits = [time - now for time in times if time > self._looked_at]
         return max(0.0, min([IDLE_SECONDS, *waits]))
+
+    def _rest_seconds(self) -> float:
+        """The pause after a look: longer if it read very many marks."""
+        return max(PAUSE_SECONDS * (0.5 + jitter()), IDLE_SHARE * self._look_seconds)
 
     async def round(self) -> int:
         """Try marked ledgers that nobody repairs; returns the number of those that were tried.
@@ -153,9 +159,12 @@ class Replicator:
         Raises:
             MetadataError: the metadata store failed.
         """
+        self._looked_at, self._look_seconds = self._clock.monotonic(), 0.0
         if not await self._marks.is_enabled():
             return 0
         due = await self._due()
+        if len(due) < LEDGERS_OF_A_ROUND:
+            self._look_seconds = self._clock.monotonic() - self._looked_at
         if not due:
             return 0
         room = asyncio.Semaphore(self._settings().ledgers_at_once)
