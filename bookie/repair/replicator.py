@@ -258,7 +258,9 @@ class Replicator:
         failed = [one for one in outcomes if not one.is_whole]
         for one in outcomes:
             self._count(one)
-        if failed:
+        if any(one.outcome == "locked" for one in failed):
+            self._wait(ledger_id)  # whoever has the lock now tells how it ends
+        elif failed:
             await self._note_failure(failed)
         else:
             await self._failures.remove(ledger_id)
@@ -278,7 +280,8 @@ class Replicator:
         departed = [name for name in mark.replicas if name in gone or is_vacant(name)]
         outcomes = []
         if departed:
-            outcomes.append(await self._move.run(ledger_id, departed))
+            lock = self._marks.lock_of(ledger_id)
+            outcomes.append(await self._move.run(ledger_id, departed, lock))
         for bookie_id in mark.replicas:
             if bookie_id in departed or bookie_id not in named:
                 continue

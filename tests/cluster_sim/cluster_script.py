@@ -415,7 +415,7 @@ class ClusterScript:
                     fragment = choose.choice(metadata.fragments)
                     bookie_id = choose.choice(fragment.bookies)
                     if choose.random() < 0.7:
-                        done = await ReplicaMove(ledgers).run(ledger_id, {bookie_id})
+                        done = await ReplicaMove(ledgers).run(ledger_id, {bookie_id}, None)
                     else:
                         done = await ReplicaFill(ledgers).run(ledger_id, bookie_id)
                     self.cluster.count(f"copies {done.outcome}")

@@ -7,9 +7,11 @@ again during a repair stays marked.
 A damaged mark counts as none, and the next mark of its ledger replaces it. A mark of a newer
 version stays as it is, for workers of that version. Neither of them stops the others.
 
-A lock on a ledger is ephemeral: it ends with its owner's session. Locks only save work: two
-concurrent repairs are safe, because the version of the ledger's metadata guards their changes. A
-lock contains a random token, which the owner notes before it writes the lock. So the owner
+A lock on a ledger is ephemeral: it ends with its owner's session. Two concurrent repairs are safe,
+because the version of the ledger's metadata guards their changes. A bookie that reclaims copies
+relies on the lock: so whoever names a bookie in the metadata does it under `RepairLock.condition`.
+
+A lock contains a random token, which the owner notes before it writes the lock. So the owner
 recognises its own lock even if the write of the lock was not answered. The owner then takes the
 ledger with its next attempt, or gives the lock back when it closes.
 
@@ -71,12 +73,33 @@ _LOCKS = DigitTree(keys.REPAIR_LOCKS, (19,), maximum=MAX_ID)
 
 
 @dataclass(frozen=True, slots=True)
+class RepairLock:
+    """The lock of a ledger as one attempt took it. A later lock of this worker is another one."""
+
+    store: MetadataStore
+    condition: Check
+    """For a transaction: nobody has given the lock back or taken it anew."""
+
+    async def is_held(self) -> bool:
+        """True if the lock is there, and belongs to the session that asks."""
+        record = await self.store.get(self.condition.key)
+        return (
+            record is not None
+            and record.version == self.condition.version
+            and record.created_by_self
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class _Held:
     """A lock that this worker has or may have."""
 
     token: str
     mark_version: int | None
-    """Version of the mark when the ledger was locked; None while the lock may not be ours."""
+    """Version of the mark when the ledger was locked, `NOT_EXISTS` if it had no mark; None while
+    the lock may not be ours."""
+    lock_version: int = NOT_EXISTS
+    """Version of the lock itself, once it is ours."""
     may_have_ended: bool = False
     """True if a deletion of lock and mark was sent, but not answered."""
 
@@ -221,15 +244,37 @@ class UnderreplicationManager:
 
         If this call raises, the ledger may be locked all the same; the next call finds out.
         """
+        return await self._acquire(ledger_id, is_marked=True)
+
+    async def acquire_unmarked(self, ledger_id: int) -> bool:
+        """Lock a ledger that lacks no copy; False if it is locked or marked.
+
+        Only `release` ends such a lock. Raises like `acquire`.
+        """
+        return await self._acquire(ledger_id, is_marked=False)
+
+    def lock_of(self, ledger_id: int) -> RepairLock:
+        """Return the lock that this worker took last.
+
+        Raises:
+            BadRequestError: it has none.
+        """
+        held = self._held.get(ledger_id)
+        if held is None or held.mark_version is None:
+            raise BadRequestError(f"ledger {ledger_id} is not locked by this worker")
+        return RepairLock(self._store, Check(_LOCKS.key(ledger_id), held.lock_version))
+
+    async def _acquire(self, ledger_id: int, *, is_marked: bool) -> bool:
         async with self._serial:
             held = self._held.get(ledger_id)
             if held is not None and held.mark_version is not None:
                 if await self._own_lock(ledger_id, held) is not None:
                     return False  # another task of this worker has it
                 held = None  # it ended with a former session
-            return await self._lock(ledger_id, held or _Held(secrets.token_hex(8), None))
+            held = held or _Held(secrets.token_hex(8), None)
+            return await self._lock(ledger_id, held, is_marked=is_marked)
 
-    async def _lock(self, ledger_id: int, held: _Held) -> bool:
+    async def _lock(self, ledger_id: int, held: _Held, *, is_marked: bool) -> bool:
         key, value = _LOCKS.key(ledger_id), encode_lock(self._worker, held.token)
         while True:
             mark = await self._store.get(_MARKS.key(ledger_id))
@@ -237,19 +282,21 @@ class UnderreplicationManager:
             if lock is not None and _lock_of(key, lock.value)[1] != held.token:
                 self._held.pop(ledger_id, None)
                 return False
-            if mark is None:
+            if (mark is not None) != is_marked:
                 if ledger_id in self._held:
                     await self._give_back(ledger_id, held)
                 return False
             version = NOT_EXISTS if lock is None else lock.version
+            mark_version = NOT_EXISTS if mark is None else mark.version
             self._held[ledger_id] = held
+            put = Put(key, value, version, ephemeral=True)
+            check = Check(_MARKS.key(ledger_id), mark_version)
             try:
-                await self._store.transaction(
-                    [Put(key, value, version, ephemeral=True), Check(mark.key, mark.version)]
-                )
-            except (BadVersionError, NoSuchKeyError):
+                stat, _ = await self._store.transaction([put, check])
+            except (BadVersionError, KeyExistsError, NoSuchKeyError):
                 continue  # another worker locked it, or it was marked again, or repaired
-            self._held[ledger_id] = _Held(held.token, mark.version)
+            assert stat is not None, "a put has a result"
+            self._held[ledger_id] = _Held(held.token, mark_version, stat.version)
             return True
 
     async def mark_replicated(self, ledger_id: int) -> bool:

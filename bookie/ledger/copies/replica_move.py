@@ -5,9 +5,10 @@ For each fragment that names a bookie of the `gone` ones:
 1. Placement chooses a newcomer for the slot. Its incarnation is read from the metadata store.
 2. The slot's entries are copied, verified and durable (`EntryCopier`), by adds that only this
    incarnation takes.
-3. The newcomer lists its entries. If one is missing, the move ends here.
-4. The metadata names the newcomer: by compare-and-set, in one step with the check that the
-   newcomer's cookie has not changed. A newcomer that lost its data since has another incarnation.
+3. The newcomer lists all entries of the slot. If one is missing, the move ends here.
+4. The metadata names the newcomer: by compare-and-set, in one step with two checks. The newcomer's
+   cookie has not changed: one that lost its data since has another incarnation. And the ledger's
+   lock is still the one under which step 3 ran: a bookie reclaims copies only under that lock.
 
 A newcomer that loses its data *after* step 4 finds the ledger when it lists those that name it.
 Until step 4 readers and recoveries use the old bookies. So a move that ends anywhere does no harm,
@@ -25,7 +26,9 @@ from bookie.env.pace import Pace
 from bookie.errors import BadVersionError, BookieError, MetadataError, NoSuchLedgerError
 from bookie.ids import is_vacant
 from bookie.ledger.copies.entry_copier import EntryCopier
+from bookie.ledger.copies.marks import RepairLock
 from bookie.ledger.copies.replica_plan import (
+    EntryRange,
     count_of,
     difference,
     quorum_of,
@@ -66,7 +69,7 @@ class _BegunMove:
     """By slot."""
     incarnations: dict[str, str] = field(default_factory=dict)
     following: dict[int, int] = field(default_factory=dict)
-    """By slot: the first entry that its newcomer may lack; all before it are durable there."""
+    """By slot: the first entry that its newcomer may lack; all before it were durable there."""
 
 
 class ReplicaMove:
@@ -77,12 +80,20 @@ class ReplicaMove:
         self._pace = pace
         self._begun: dict[tuple[int, int, Fragment], _BegunMove] = {}
 
-    async def run(self, ledger_id: int, gone: Collection[str]) -> RepairOutcome:
+    async def run(
+        self, ledger_id: int, gone: Collection[str], lock: RepairLock | None
+    ) -> RepairOutcome:
         """Replace the bookies `gone` and vacant slots wherever entries do not change any more.
 
         The outcome speaks of all of them: ``repaired``, ``was-fine``, ``no-spare`` (no bookie may
         take the place of one), ``no-good-copy``, ``refused`` (a newcomer did not take the entries),
-        ``open`` (only the fragment that belongs to the writer names them), ``deleted``.
+        ``open`` (only the fragment that belongs to the writer names them), ``deleted``, ``locked``
+        (the lock was lost).
+
+        Args:
+            ledger_id: the ledger.
+            gone: the bookies to replace.
+            lock: the ledger's lock; None only where no bookie reclaims copies, as in a simulation.
 
         Raises:
             MetadataError: the metadata store failed; a swap may have happened all the same.
@@ -96,7 +107,7 @@ class ReplicaMove:
                 found = _first_with(metadata, gone)
                 if found is None:
                     break
-                copied = await self._move(metadata, *found, gone, excluded)
+                copied = await self._move(metadata, *found, gone, excluded, lock)
             except NoSuchLedgerError:
                 return RepairOutcome(ledger_id, names, "deleted", done.entries, done.packet_bytes)
             except _MoveError as error:
@@ -117,6 +128,41 @@ class ReplicaMove:
             )
         return done
 
+    async def exchange(
+        self,
+        ledger_id: int,
+        first_entry_id: int,
+        former: str,
+        newcomer: str,
+        lock: RepairLock | None,
+    ) -> RepairOutcome:
+        """Put `newcomer` in the place of `former` in one fragment that does not change any more.
+
+        Outcomes and errors are those of `run`. It is ``was-fine`` if the fragment does not name
+        `former` any more, and ``no-spare`` if `newcomer` may not stand there.
+        """
+
+        def outcome(kind: str, copied: tuple[int, int] = (0, 0), detail: str = "") -> RepairOutcome:
+            return RepairOutcome(ledger_id, former, kind, *copied, detail)
+
+        excluded = set(self._client.directory.bookies()) - {newcomer}
+        try:
+            metadata = (await self._client.ledgers.read_latest(ledger_id)).value
+            for fragment, last in settled_fragments(metadata):
+                if any(map(is_vacant, fragment.bookies)):
+                    continue  # repair fills it first
+                if fragment.first_entry_id == first_entry_id and former in fragment.bookies:
+                    copied = await self._move(metadata, fragment, last, {former}, excluded, lock)
+                    if newcomer in excluded:
+                        return outcome("no-spare", detail=f"{newcomer} has no cookie")
+                    return outcome("repaired", copied)
+        except NoSuchLedgerError:
+            return outcome("deleted")
+        except _MoveError as error:
+            kind, detail = error.args
+            return outcome(kind, detail=detail)
+        return outcome("was-fine")
+
     async def _move(
         self,
         metadata: LedgerMetadata,
@@ -124,6 +170,7 @@ class ReplicaMove:
         last: int,
         gone: Collection[str],
         excluded: set[str],
+        lock: RepairLock | None,
     ) -> tuple[int, int]:
         """Move one fragment; returns the number of copied entries and of their bytes.
 
@@ -172,7 +219,7 @@ class ReplicaMove:
                 raise _MoveError("refused", f"{bookie_id}: {error}") from error
             entries += copier.entries
             packet_bytes += copier.packet_bytes
-        await self._swap(metadata, fragment, last, newcomers, incarnations)
+        await self._swap(metadata, fragment, last, newcomers, incarnations, lock)
         self._begun.pop(key, None)
         return entries, packet_bytes
 
@@ -217,21 +264,29 @@ class ReplicaMove:
         """Copy all entries of a slot, and let the newcomer list them.
 
         Also those that it lists already: they may not be durable yet, or may be damaged. Only what
-        an earlier attempt of this process copied is done: up to `following`, by slot.
+        an earlier attempt of this process copied, up to `following` by slot, is done if it is still
+        listed: the newcomer may have reclaimed it between two locks.
         """
         stripe = quorum_of(metadata).stripe_of(slot)
-        for begin, end in windows(following.get(slot, fragment.first_entry_id), last):
+        done = following.get(slot, fragment.first_entry_id)
+        for begin, end in windows(fragment.first_entry_id, last):
             owed = stripe_ranges(stripe, begin, end)
-            if not owed:
+            if not owed or (end < done and not await self._lacking(metadata, copier, owed)):
                 continue
             for run, first, until in runs_by_residue(stripe, owed):
                 if reason := await copier.copy(first, until, run):
                     raise _MoveError("no-good-copy", reason)
-            pool, target = self._client.pool, copier.target
-            stored = await list_stored(pool, target, metadata, owed[0][0], owed[-1][1])
-            if lacking := count_of(difference(owed, stored)):
+            if lacking := await self._lacking(metadata, copier, owed):
                 raise _NewcomerError(f"it lacks {lacking} entries that it took")
-            following[slot] = end + 1
+            following[slot] = max(done, end + 1)
+
+    async def _lacking(
+        self, metadata: LedgerMetadata, copier: EntryCopier, owed: Sequence[EntryRange]
+    ) -> int:
+        """Count the entries that the newcomer does not list."""
+        pool, target = self._client.pool, copier.target
+        stored = await list_stored(pool, target, metadata, owed[0][0], owed[-1][1])
+        return count_of(difference(owed, stored))
 
     async def _swap(
         self,
@@ -240,12 +295,13 @@ class ReplicaMove:
         last: int,
         newcomers: Mapping[int, str],
         incarnations: Mapping[str, str],
+        lock: RepairLock | None,
     ) -> None:
-        """Name the newcomers in the metadata, unless fragment or newcomers have changed."""
+        """Name the newcomers in the metadata, unless fragment, newcomers or lock have changed."""
         client = self._client
         cookies = client.ensembles.cookies
         for _ in range(SWAPS_MAX):
-            conditions = []
+            conditions = [] if lock is None else [lock.condition]
             for bookie_id, incarnation in incarnations.items():
                 cookie = await cookies.read_latest(bookie_id)
                 if cookie is None or cookie.value.incarnation != incarnation:
@@ -258,6 +314,8 @@ class ReplicaMove:
             try:
                 await client.ledgers.write(swapped, found.version, conditions)
             except BadVersionError:
+                if lock is not None and not await lock.is_held():
+                    raise _MoveError("locked", "the ledger's lock was lost meanwhile") from None
                 continue
             _log.info(
                 "copies_moved",

@@ -15,6 +15,7 @@ from bookie.cluster.cookies import CookieManager
 from bookie.cluster.registration import BookieRegistration
 from bookie.cluster.registration_record import Endpoint, Registration
 from bookie.ledger.copies.entry_copier import EntryCopier
+from bookie.ledger.copies.marks import RepairLock, UnderreplicationManager
 from bookie.ledger.copies.replica_move import ReplicaMove
 from bookie.ledger.ledger_client import LedgerClient
 from bookie.ledger.metadata import LedgerMetadata
@@ -90,7 +91,7 @@ async def test_another_bookie_takes_the_place(
 ) -> None:
     metadata = await _write(bk, *sizes)
     former = metadata.last_fragment.bookies[0]
-    outcome = await ReplicaMove(client).run(metadata.ledger_id, {former})
+    outcome = await ReplicaMove(client).run(metadata.ledger_id, {former}, None)
     assert outcome.outcome == "repaired"
     assert outcome.entries == sum(
         1 for entry_id in range(len(PAYLOADS)) if 0 in _write_set(metadata, entry_id)
@@ -99,7 +100,7 @@ async def test_another_bookie_takes_the_place(
     assert former not in found.last_fragment.bookies
     assert found.last_fragment.bookies[1:] == metadata.last_fragment.bookies[1:]
     assert await _is_whole(bk, metadata.ledger_id)
-    again = await ReplicaMove(client).run(metadata.ledger_id, {former})
+    again = await ReplicaMove(client).run(metadata.ledger_id, {former}, None)
     assert (again.outcome, again.entries) == ("was-fine", 0)
 
 
@@ -121,7 +122,7 @@ async def test_a_newcomer_that_lost_its_data_is_not_named(
         return reason
 
     monkeypatch.setattr(EntryCopier, "copy", copy_and_lose)
-    outcome = await ReplicaMove(client).run(metadata.ledger_id, {former})
+    outcome = await ReplicaMove(client).run(metadata.ledger_id, {former}, None)
     assert outcome.outcome == "refused"
     assert "may have lost what it took" in outcome.detail
     assert await bk.ledger_metadata(metadata.ledger_id) == metadata
@@ -139,7 +140,7 @@ async def test_a_newcomer_may_lose_its_data_in_the_last_moment(
         await _renew(cluster, newcomer)
 
     _before_first_write(monkeypatch, client, lose)
-    outcome = await ReplicaMove(client).run(metadata.ledger_id, {former})
+    outcome = await ReplicaMove(client).run(metadata.ledger_id, {former}, None)
     assert outcome.outcome == "refused"
     assert await bk.ledger_metadata(metadata.ledger_id) == metadata
 
@@ -156,7 +157,7 @@ async def test_a_change_of_the_ledger_meanwhile_is_kept(
         await write(replace(found.value, custom_metadata={"by": b"another"}), found.version)
 
     _before_first_write(monkeypatch, client, change)
-    outcome = await ReplicaMove(client).run(metadata.ledger_id, {former})
+    outcome = await ReplicaMove(client).run(metadata.ledger_id, {former}, None)
     assert outcome.outcome == "repaired"
     found = await bk.ledger_metadata(metadata.ledger_id)
     assert found.custom_metadata == {"by": b"another"}
@@ -172,11 +173,11 @@ async def test_the_second_of_two_movers_changes_nothing(
     by_the_other = []
 
     async def move_too(_: LedgerMetadata) -> None:
-        assert (await ReplicaMove(client).run(metadata.ledger_id, {former})).is_whole
+        assert (await ReplicaMove(client).run(metadata.ledger_id, {former}, None)).is_whole
         by_the_other.append(await bk.ledger_metadata(metadata.ledger_id))
 
     proposed = _before_first_write(monkeypatch, client, move_too)
-    assert (await ReplicaMove(client).run(metadata.ledger_id, {former})).is_whole
+    assert (await ReplicaMove(client).run(metadata.ledger_id, {former}, None)).is_whole
     assert [await bk.ledger_metadata(metadata.ledger_id)] == by_the_other
     assert len(proposed) == 2, "each proposed once, and the first one saw the change"
     assert await _is_whole(bk, metadata.ledger_id)
@@ -192,7 +193,9 @@ async def test_a_newcomer_without_all_entries_is_not_named(
         return await copy(self, first, last - 1, *args) if last > first else ""
 
     monkeypatch.setattr(EntryCopier, "copy", copy_less)
-    outcome = await ReplicaMove(client).run(metadata.ledger_id, {metadata.last_fragment.bookies[0]})
+    outcome = await ReplicaMove(client).run(
+        metadata.ledger_id, {metadata.last_fragment.bookies[0]}, None
+    )
     assert outcome.outcome == "refused"
     assert "lacks 1 entries" in outcome.detail
     assert await bk.ledger_metadata(metadata.ledger_id) == metadata
@@ -210,11 +213,11 @@ async def test_the_last_fragment_of_an_open_ledger_stays(
     await until(lambda: len(writer.metadata.fragments) == 2)
     await writer.append_many(PAYLOADS)
     move = ReplicaMove(client)
-    outcome = await move.run(writer.ledger_id, {former})
+    outcome = await move.run(writer.ledger_id, {former}, None)
     assert outcome.outcome == "repaired"
     moved = await bk.ledger_metadata(writer.ledger_id)
     assert former not in {name for one in moved.fragments for name in one.bookies}
-    outcome = await move.run(writer.ledger_id, {moved.last_fragment.bookies[0]})
+    outcome = await move.run(writer.ledger_id, {moved.last_fragment.bookies[0]}, None)
     assert outcome.outcome == "open"
     assert (await bk.ledger_metadata(writer.ledger_id)).last_fragment == moved.last_fragment
     await writer.append_many(PAYLOADS)
@@ -227,7 +230,9 @@ async def test_the_last_fragment_of_an_open_ledger_stays(
 async def test_an_empty_ledger_moves_without_a_copy(bk: BookKeeper, client: LedgerClient) -> None:
     writer = await bk.create_ledger(ensemble_size=3, write_quorum_size=3, ack_quorum_size=2)
     metadata = await writer.close()
-    outcome = await ReplicaMove(client).run(metadata.ledger_id, {metadata.last_fragment.bookies[0]})
+    outcome = await ReplicaMove(client).run(
+        metadata.ledger_id, {metadata.last_fragment.bookies[0]}, None
+    )
     assert (outcome.outcome, outcome.entries) == ("repaired", 0)
 
 
@@ -237,7 +242,7 @@ async def test_the_last_copy_is_not_given_up(
     metadata = await _write(bk, 1, 1, 1)
     (former,) = metadata.last_fragment.bookies
     await cluster.stop(int(former[1:]))
-    outcome = await ReplicaMove(client).run(metadata.ledger_id, {former})
+    outcome = await ReplicaMove(client).run(metadata.ledger_id, {former}, None)
     assert outcome.outcome == "no-good-copy"
     assert f"entry 0 ({former}: " in outcome.detail
     assert await bk.ledger_metadata(metadata.ledger_id) == metadata
@@ -245,7 +250,7 @@ async def test_the_last_copy_is_not_given_up(
     await until(lambda: former in bk.bookies())
     async with asyncio.timeout(60):
         while True:  # the connection comes back in its own time
-            if (await ReplicaMove(client).run(metadata.ledger_id, {former})).is_whole:
+            if (await ReplicaMove(client).run(metadata.ledger_id, {former}, None)).is_whole:
                 break
             await asyncio.sleep(0.1)
     assert former not in (await bk.ledger_metadata(metadata.ledger_id)).last_fragment.bookies
@@ -261,7 +266,9 @@ async def test_a_ledger_that_is_deleted_meanwhile_is_left(
         await bk.delete_ledger(metadata.ledger_id)
 
     _before_first_write(monkeypatch, client, delete)
-    outcome = await ReplicaMove(client).run(metadata.ledger_id, {metadata.last_fragment.bookies[0]})
+    outcome = await ReplicaMove(client).run(
+        metadata.ledger_id, {metadata.last_fragment.bookies[0]}, None
+    )
     assert outcome.outcome == "deleted"
 
 
@@ -282,12 +289,12 @@ async def test_a_newcomer_that_refuses_is_not_taken_again(
     move = ReplicaMove(client)
     async with BookieRegistration(cluster.store, unreachable):
         await until(lambda: client.directory.bookies().keys() == {"b0", "b1", "b2", "b9"})
-        outcome = await move.run(metadata.ledger_id, {former})
+        outcome = await move.run(metadata.ledger_id, {former}, None)
         assert outcome.outcome == "refused"
         assert outcome.detail.startswith("b9: ")
         await cluster.start(3)
         await until(lambda: "b3" in client.directory.bookies())
-        assert (await move.run(metadata.ledger_id, {former})).outcome == "repaired"
+        assert (await move.run(metadata.ledger_id, {former}, None)).outcome == "repaired"
     assert "b3" in (await bk.ledger_metadata(metadata.ledger_id)).last_fragment.bookies
     assert await _is_whole(bk, metadata.ledger_id)
 
@@ -304,11 +311,88 @@ async def test_a_begun_move_leaves_a_bookie_that_stays(
 
     monkeypatch.setattr(EntryCopier, "copy", no_good_copy)
     move = ReplicaMove(client)
-    outcome = await move.run(metadata.ledger_id, {former, stays})
+    outcome = await move.run(metadata.ledger_id, {former, stays}, None)
     assert outcome.outcome == "no-good-copy"
     monkeypatch.setattr(EntryCopier, "copy", copy)
-    assert (await move.run(metadata.ledger_id, {former})).outcome == "repaired"
+    assert (await move.run(metadata.ledger_id, {former}, None)).outcome == "repaired"
     bookies = (await bk.ledger_metadata(metadata.ledger_id)).last_fragment.bookies
     assert former not in bookies
     assert stays in bookies
     assert await _is_whole(bk, metadata.ledger_id)
+
+
+async def _locked(
+    cluster: RealCluster, ledger_id: int
+) -> tuple[UnderreplicationManager, RepairLock]:
+    marks = UnderreplicationManager(cluster.store, "mover")
+    assert await marks.acquire_unmarked(ledger_id)
+    return marks, marks.lock_of(ledger_id)
+
+
+async def test_a_mover_that_lost_the_lock_names_nobody(
+    cluster: RealCluster, bk: BookKeeper, client: LedgerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if it loses the lock in the last moment, and takes it again itself."""
+    metadata = await _write(bk)
+    former = metadata.last_fragment.bookies[0]
+    marks, lock = await _locked(cluster, metadata.ledger_id)
+
+    async def lose(_: LedgerMetadata) -> None:
+        await marks.release(metadata.ledger_id)
+        assert await marks.acquire_unmarked(metadata.ledger_id)
+
+    proposed = _before_first_write(monkeypatch, client, lose)
+    outcome = await ReplicaMove(client).run(metadata.ledger_id, {former}, lock)
+    assert (outcome.outcome, len(proposed)) == ("locked", 1)
+    assert await bk.ledger_metadata(metadata.ledger_id) == metadata
+    lock = marks.lock_of(metadata.ledger_id)
+    outcome = await ReplicaMove(client).run(metadata.ledger_id, {former}, lock)
+    assert outcome.outcome == "repaired"
+
+
+async def test_a_move_goes_on_with_what_the_newcomer_still_has(
+    cluster: RealCluster, bk: BookKeeper, client: LedgerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copies of an earlier attempt may have been reclaimed between two locks."""
+    monkeypatch.setattr("bookie.ledger.copies.replica_plan.WINDOW_ENTRIES", 5)
+    metadata = await _write(bk)
+    former, *others = metadata.last_fragment.bookies
+    marks, lock = await _locked(cluster, metadata.ledger_id)
+    targets: list[str] = []
+
+    async def release(proposed: LedgerMetadata) -> None:
+        targets.extend(set(proposed.last_fragment.bookies) - set(others))
+        await marks.release(metadata.ledger_id)
+
+    _before_first_write(monkeypatch, client, release)
+    move = ReplicaMove(client)
+    assert (await move.run(metadata.ledger_id, {former}, lock)).outcome == "locked"
+    (newcomer,) = targets
+    engine = cluster.nodes[int(newcomer[1:])].engine
+    await engine.remove_copies(metadata.ledger_id, metadata.password_key, lambda: True)
+    assert await marks.acquire_unmarked(metadata.ledger_id)
+    lock = marks.lock_of(metadata.ledger_id)
+    outcome = await move.run(metadata.ledger_id, {former}, lock)
+    assert (outcome.outcome, outcome.entries) == ("repaired", len(PAYLOADS))
+    assert newcomer in (await bk.ledger_metadata(metadata.ledger_id)).last_fragment.bookies
+    assert await _is_whole(bk, metadata.ledger_id)
+
+
+async def test_one_bookie_takes_the_place_of_another(
+    cluster: RealCluster, bk: BookKeeper, client: LedgerClient
+) -> None:
+    metadata = await _write(bk)
+    former, *others = metadata.last_fragment.bookies
+    newcomer, spare = sorted(set(bk.bookies()) - {former, *others})
+    marks, lock = await _locked(cluster, metadata.ledger_id)
+    move = ReplicaMove(client)
+    assert not await marks.acquire_unmarked(metadata.ledger_id)
+    outcome = await move.exchange(metadata.ledger_id, 0, former, newcomer, lock)
+    assert outcome.outcome == "repaired"
+    found = await bk.ledger_metadata(metadata.ledger_id)
+    assert found.last_fragment.bookies == (newcomer, *others)
+    assert await _is_whole(bk, metadata.ledger_id)
+    outcome = await move.exchange(metadata.ledger_id, 0, former, spare, lock)
+    assert outcome.outcome == "was-fine"
+    outcome = await move.exchange(metadata.ledger_id, 0, newcomer, others[0], lock)
+    assert outcome.outcome == "no-spare"
