@@ -528,9 +528,10 @@ class IntegrityCheck:
     def _may_be_lost(self, state: LocalLedger) -> bool:
         """True if missing entries of a ledger outside of limbo may have been acknowledged here.
 
-        Damage here, or a deletion of the ledger here, may have removed such entries.
+        Damage here, or a deletion of the ledger or of its copies here, may have removed such
+        entries. Metadata that names them again may come from a store that went back in time.
         """
-        return state.deleted or bool(self._engine.damage)
+        return state.deleted or state.reclaimed or bool(self._engine.damage)
 
     async def _unreadable(self, state: LocalLedger, metadata: LedgerMetadata) -> Missing:
         """Read all entries that should be here, verify their digests, and return the failures."""

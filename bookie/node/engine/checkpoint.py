@@ -29,6 +29,7 @@ from bookie.node.engine.file_removal import Removal
 from bookie.node.engine.files import FileTable, SealedFile
 from bookie.node.engine.format.index_rows import LedgerIndexRow, Mark
 from bookie.node.engine.index.entry_index import CheckpointChange, CommitResult, Index, LedgerChange
+from bookie.node.engine.index.reclaimed_entries import RemovedEntries
 from bookie.node.engine.index.relocation import Relocation
 from bookie.node.engine.journal.group_commit import JournalRequest, RequestKind
 from bookie.node.engine.ledger_state import LocalLedger
@@ -89,6 +90,8 @@ class Checkpointer:
         self._entries_max = MEMTABLES_FULL * entries_due
         self.moved = asyncio.Event()
         """Set when the older memtable is in the index, or must stay because the device is full."""
+        self._removing: dict[int, asyncio.Event] = {}
+        """By ledger: set when the transaction that removes entries of it has ended."""
         self.more_to_do = bool(dead_files)
         """True if another checkpoint has work even without new entries."""
 
@@ -303,6 +306,45 @@ class Checkpointer:
         failpoints.hit("compaction.after_commit")
         self._metrics.index_pages_total.inc(committed.pages)
         return committed
+
+    async def remove_entries(
+        self, state: LocalLedger, may_go: Callable[[], bool]
+    ) -> RemovedEntries | None:
+        """Remove some entries of a ledger from the index, durably; None if that may not be.
+
+        Nothing goes unless `may_go` agrees in the same turn of the event loop, and the index has
+        all entries: then they lie before the mark, and no replay brings them back. A listing that
+        begins meanwhile waits for the end (`settled`). Raises like `run`.
+        """
+        async with self._lock:
+            if self.is_dirty(state.ledger_id) or state.deleted or not may_go():
+                return None
+            # A checkpoint may write the row of this state before the next removal.
+            state.reclaimed = True
+            ended = self._removing[state.ledger_id] = asyncio.Event()
+            try:
+                # A caller that is cancelled ends with the transaction: it may hold a lock.
+                removed = await self._env.workers.run_through(
+                    "index", self._index.remove_entries, state.ledger_id
+                )
+            except DiskFullError:
+                self._release_reserve()
+                raise
+            finally:
+                del self._removing[state.ledger_id]
+                ended.set()
+                self._index.cached_pages.forget([state.ledger_id])
+            if not self.is_dirty(state.ledger_id):
+                state.entries, state.payload_bytes = removed.row.entries, removed.row.payload_bytes
+                state.first_entry_id = removed.row.first_entry_id
+                state.last_entry_id = removed.row.last_entry_id
+            self.more_to_do = True  # files may be dead now
+            return removed
+
+    async def settled(self, ledger_id: int) -> None:
+        """Return when no entries of the ledger are on their way out of the index."""
+        while (removing := self._removing.get(ledger_id)) is not None:
+            await removing.wait()
 
     async def _remove_dead(self, committed: CommitResult, failpoint: str) -> None:
         """Step 6: remove dead files; the next transaction removes their rows from the index."""

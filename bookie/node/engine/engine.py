@@ -40,6 +40,7 @@ from bookie.node.engine.memtable import Memtable
 from bookie.node.engine.page_cache import PageCache
 from bookie.node.engine.reader import EntryReader, ReadResult
 from bookie.node.engine.reclaim.compaction import CompactionStatus, Compactor, EngineCalls
+from bookie.node.engine.reclaim.copy_removal import CopyRemoval
 from bookie.node.engine.scrub import Scrubber
 from bookie.telemetry import Metrics, event_log
 from bookie.wire.commands import LacReply
@@ -100,6 +101,7 @@ class Engine:
             environment,
             booted.index,
             self._checkpointer.memtables,
+            self._checkpointer.settled,
             booted.files,
             metrics,
             settings.read_coalesce_gap_bytes,
@@ -124,6 +126,16 @@ class Engine:
         """Accept a batch that is not refused; see `Admission.add`."""
         self.add_over_stored = DuplicateAdds(admission, reader, metrics).add
         """Add entries whose ids may be stored already; see `DuplicateAdds.add`."""
+        self.publish_lac = admission.publish_lac
+        """Store an explicit LAC: in memory now, in the journal with the next block, unsynced."""
+        self.delete = admission.delete
+        """Delete the ledger's entries; the waiter says OK once the deletion is durable."""
+        self.set_limbo = admission.set_limbo
+        """Put a ledger in limbo (fenced or not) or take it out; the waiter's OK means durable."""
+        self.remove_copies = CopyRemoval(
+            self.clock, self.load, self.checkpoint, self._checkpointer, self._failing
+        ).run
+        """Remove the entries of a ledger that stays; see `CopyRemoval.run`."""
         self.read_only_reasons = admission.read_only_reasons
         """The reasons to refuse new entries, empty if there are none; the node adds its own."""
 
@@ -139,10 +151,6 @@ class Engine:
 
     # --- changes -------------------------------------------------------------------------
 
-    def publish_lac(self, state: LocalLedger, packet: bytes, key: bytes) -> None:
-        """Store an explicit LAC: in memory now, in the journal with the next block, unsynced."""
-        self.admission.publish_lac(state, packet, key)
-
     def fence(self, state: LocalLedger, key: bytes) -> Waiter:
         """Fence a ledger, even one unknown here; the waiter says OK once the fence is durable."""
         return self.admission.fence(state, key)
@@ -150,14 +158,6 @@ class Engine:
     def force(self) -> Waiter:
         """Return a waiter that says OK once everything accepted so far is durable."""
         return self.admission.force()
-
-    def delete(self, state: LocalLedger, deleted_at_ms: int) -> Waiter:
-        """Delete the ledger's entries; the waiter says OK once the deletion is durable."""
-        return self.admission.delete(state, deleted_at_ms)
-
-    def set_limbo(self, state: LocalLedger, *, in_limbo: bool, fence: bool = True) -> Waiter:
-        """Put a ledger in limbo (fenced or not) or take it out; the waiter's OK means durable."""
-        return self.admission.set_limbo(state, in_limbo=in_limbo, fence=fence)
 
     # --- ledgers -------------------------------------------------------------------------
 

@@ -53,6 +53,7 @@ class LocalLedger:
         "limbo",
         "max_lac",
         "payload_bytes",
+        "reclaimed",
         "users",
     )
 
@@ -79,6 +80,8 @@ class LocalLedger:
         entry. After a crash, a row of the index may count entries that were lost."""
         self.entries = known.entries
         self.payload_bytes = known.payload_bytes
+        self.reclaimed = known.reclaimed
+        """True if entries that were acknowledged here were removed, because nobody named them."""
         self.comparisons = 0
         """Counts adds of ids at or below `last_entry_id`, and adds that the journal refused."""
         self.users = 0
@@ -126,6 +129,7 @@ class LocalLedger:
             last_entry_id=self.last_entry_id,
             entries=self.entries,
             payload_bytes=self.payload_bytes,
+            reclaimed=self.reclaimed,
         )
 
     def take_lac(self, packet: bytes) -> None:

@@ -10,7 +10,7 @@ missing entry. A packet that belongs to another entry is an I/O error, too.
 from __future__ import annotations
 
 import struct
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -113,15 +113,20 @@ class EntryReader:
         environment: Environment,
         index: Index,
         memtables: Callable[[], tuple[Memtable, ...]],
+        settled: Callable[[int], Awaitable[None]],
         files: FileTable,
         metrics: Metrics,
         gap: int,
         was_read: Callable[[int, int, int], None],
     ) -> None:
-        """`was_read` is called with file, offset and size of bytes that may come from a device."""
+        """`was_read` is called with file, offset and size of bytes that may come from a device.
+
+        `settled` returns when no entries of a ledger are on their way out of the index.
+        """
         self._env = environment
         self._pages = index.cached_pages
         self._memtables = memtables
+        self._settled = settled
         self._files = files
         self.unreadable = UnreadableEntries(environment.clock, metrics)
         self._from_cache = metrics.reads_total.labels("cache").inc
@@ -277,6 +282,7 @@ class EntryReader:
         Raises:
             CorruptionError: a page of the index is damaged; the listing is not complete.
         """
+        await self._settled(ledger_id)
         recent = [
             runs.entry_ids()
             for memtable in self._memtables()

@@ -10,7 +10,7 @@ offset  size  meaning
 ======  ====  =========================================================================
 0       4     CRC32C of the key and of everything after it
 4       1     version, 1
-5       1     flags: 1 fenced, 2 limbo, 4 key known, 8 deleted
+5       1     flags: 1 fenced, 2 limbo, 4 key known, 8 deleted, 16 copies reclaimed
 6       2     length of the key digest
 8       2     length of the explicit LAC packet
 10      2     zero
@@ -66,7 +66,7 @@ _LEDGER_KEY = struct.Struct(">Q")
 _FILE_KEY = struct.Struct(">I")
 LEDGER_KEY_SIZE_BYTES = _LEDGER_KEY.size
 
-_FENCED, _LIMBO, _KEY_KNOWN, _DELETED = 1, 2, 4, 8
+_FENCED, _LIMBO, _KEY_KNOWN, _DELETED, _RECLAIMED = 1, 2, 4, 8, 16
 
 
 class FileState(enum.IntEnum):
@@ -107,6 +107,9 @@ class LedgerIndexRow:
     payload_bytes: int = 0
     held_in: HeldIn = NOT_KNOWN
     """Files that may hold entries of a deleted ledger, whose counts are 0."""
+    reclaimed: bool = False
+    """True if entries that were acknowledged here were removed. A program that does not know this
+    flag drops it."""
 
     def counting(self, entries: int, payload_bytes: int) -> LedgerIndexRow:
         """Return a copy of the row with other counts; faster than `dataclasses.replace`."""
@@ -121,6 +124,7 @@ class LedgerIndexRow:
             self.last_entry_id,
             entries,
             payload_bytes,
+            reclaimed=self.reclaimed,
         )
 
 
@@ -185,6 +189,7 @@ def encode_ledger_row(ledger_id: int, row: LedgerIndexRow) -> bytes:
         | (_LIMBO if row.limbo else 0)
         | (_KEY_KNOWN if row.key_digest is not None else 0)
         | (_DELETED if row.deleted_at_ms is not None else 0)
+        | (_RECLAIMED if row.reclaimed else 0)
     )
     deleted = row.deleted_at_ms is not None
     body = (
@@ -236,6 +241,7 @@ def decode_ledger_row(ledger_id: int, data: bytes) -> LedgerIndexRow:
         entries=0 if flags & _DELETED else entries,
         payload_bytes=0 if flags & _DELETED else size,
         held_in=HeldIn(_unpacked(entries), _unpacked(size)) if flags & _DELETED else NOT_KNOWN,
+        reclaimed=bool(flags & _RECLAIMED),
     )
 
 

@@ -61,6 +61,7 @@ from bookie.node.engine.index.deleted_ledgers import (
     row_of,
 )
 from bookie.node.engine.index.page_reads import look_up, stored_pages, verify_all_pages
+from bookie.node.engine.index.reclaimed_entries import RemovedEntries, remove_entries
 from bookie.node.engine.index.relocation import (
     FoundSlots,
     MovedEntries,
@@ -402,6 +403,18 @@ class Index:
             dead = transaction.dead_files(mark) if is_last else ()
         self._files_changed(transaction.files)
         return CommitResult({}, dead, transaction.slots.pages, deletions_left=False)
+
+    def remove_entries(self, ledger_id: int) -> RemovedEntries:
+        """Remove some entries of a ledger that stays, in one durable transaction.
+
+        The mark does not move. Raises like `commit`.
+        """
+        with self._store.write() as txn:
+            transaction = _Commit(txn, self._all_files(txn))
+            removed = remove_entries(txn, transaction.slots, ledger_id)
+            transaction.write_files()
+        self._files_changed(transaction.files)
+        return removed
 
     def put_meta(self, values: dict[bytes, bytes]) -> None:
         """Set values in the ``meta`` table, durably; raises like `commit`."""

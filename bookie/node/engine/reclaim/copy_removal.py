@@ -1,0 +1,85 @@
+"""Removes all entries of a ledger that stays known here, step by step, between checkpoints.
+
+Every step is one transaction of the index (`index/reclaimed_entries.py`). The caller decides before
+each step whether it may still be done, and says so without a wait. So a caller that relies on a
+lease may look at the lease in the same turn of the event loop. A transaction that has begun then is
+not stopped any more. So whoever lists the ledger's entries meanwhile waits for its end.
+
+After a crash between two steps, a part of the entries is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+from bookie.env import Clock
+from bookie.node.engine.checkpoint import PAUSE_SECONDS_MAX, Checkpointer
+from bookie.node.engine.ledger_state import LocalLedger
+
+
+@dataclass(frozen=True, slots=True)
+class CopyRemoved:
+    """The entries of a ledger that were removed, and the bytes of their packets."""
+
+    entries: int
+    size_bytes: int
+    is_whole: bool
+    """False if some entries are left: the removal was not, or no longer, allowed."""
+
+
+class CopyRemoval:
+    """Removes the copies of one ledger at a time."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        load: Callable[[int], Awaitable[LocalLedger]],
+        checkpoint: Callable[[], Awaitable[None]],
+        checkpointer: Checkpointer,
+        failing: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self._clock = clock
+        self._load = load
+        self._checkpoint = checkpoint
+        self._checkpointer = checkpointer
+        self._failing = failing
+
+    async def run(self, ledger_id: int, key: bytes, may_go: Callable[[], bool]) -> CopyRemoved:
+        """Remove the entries of a ledger; each step is durable when it ends.
+
+        Recovery adds bring entries back at any time. Nothing goes if the ledger was deleted here.
+
+        Args:
+            ledger_id: the ledger.
+            key: its key. Entries of another life of this id, with another key, stay.
+            may_go: is called right before each step; False ends the removal.
+
+        Raises:
+            CorruptionError: the ledger's row is damaged.
+            DiskFullError: the index has no room; some entries may be gone.
+            StorageFailedError: the index failed; the process must end.
+        """
+        state = await self._load(ledger_id)
+        entries = size_bytes = 0
+        is_whole = False
+        state.users += 1
+        try:
+            if self._checkpointer.is_dirty(ledger_id):
+                await self._checkpoint()
+            while not is_whole and state.key_digest is not None and state.accepts_key(key):
+                began = self._clock.monotonic()
+                with self._failing():
+                    step = await self._checkpointer.remove_entries(state, may_go)
+                if step is None:
+                    break
+                entries, size_bytes = entries + step.entries, size_bytes + step.size_bytes
+                is_whole = step.is_whole
+                if not is_whole:
+                    pause = self._clock.monotonic() - began
+                    await asyncio.sleep(min(pause, PAUSE_SECONDS_MAX))
+        finally:
+            state.users -= 1
+        return CopyRemoved(entries, size_bytes, is_whole)
