@@ -39,7 +39,7 @@ from bookie.node.engine.ledger_state import LedgerStates, LocalLedger, StoredLed
 from bookie.node.engine.memtable import Memtable
 from bookie.node.engine.page_cache import PageCache
 from bookie.node.engine.reader import EntryReader, ReadResult
-from bookie.node.engine.reclaim.compaction import CompactionStatus, Compactor, EngineCalls
+from bookie.node.engine.reclaim.compaction import Compactor, EngineCalls
 from bookie.node.engine.reclaim.copy_removal import CopyRemoval
 from bookie.node.engine.scrub import Scrubber
 from bookie.telemetry import Metrics, event_log
@@ -96,7 +96,7 @@ class Engine:
             directories.release_reserve,
             settings.checkpoint_entries,
         )
-        self._states = states = LedgerStates(self._load_row, self._checkpointer.is_dirty)
+        self._states = LedgerStates(self._load_row, self._checkpointer.is_dirty)
         self._reader = reader = EntryReader(
             environment,
             booted.index,
@@ -117,17 +117,23 @@ class Engine:
             self._checkpointer,
             self._calls_of_compaction(),
         )
-        # Bound methods of the parts: each add uses all three, and saves a Python call each time.
-        self.known = states.get
+        self._bind_parts(reader)
+
+    def _bind_parts(self, reader: EntryReader) -> None:
+        """Make methods of the parts the engine's: an add uses three, and saves a call each."""
+        admission = self.admission
+        self.known = self._states.get
         """Return the state of a ledger if it is in memory; see `LedgerStates.get`."""
         self.refusal = admission.refusal
         """Return the reason to refuse an add, or None; see `Admission.refusal`."""
         self.add = admission.add
         """Accept a batch that is not refused; see `Admission.add`."""
-        self.add_over_stored = DuplicateAdds(admission, reader, metrics).add
+        self.add_over_stored = DuplicateAdds(admission, reader, self._metrics).add
         """Add entries whose ids may be stored already; see `DuplicateAdds.add`."""
         self.publish_lac = admission.publish_lac
         """Store an explicit LAC: in memory now, in the journal with the next block, unsynced."""
+        self.force = admission.force
+        """Return a waiter that says OK once everything accepted so far is durable."""
         self.delete = admission.delete
         """Delete the ledger's entries; the waiter says OK once the deletion is durable."""
         self.set_limbo = admission.set_limbo
@@ -136,6 +142,7 @@ class Engine:
             self.clock, self.load, self.checkpoint, self._checkpointer, self._failing
         ).run
         """Remove the entries of a ledger that stays; see `CopyRemoval.run`."""
+        self.compaction_status = self.compactor.status
         self.read_only_reasons = admission.read_only_reasons
         """The reasons to refuse new entries, empty if there are none; the node adds its own."""
 
@@ -154,10 +161,6 @@ class Engine:
     def fence(self, state: LocalLedger, key: bytes) -> Waiter:
         """Fence a ledger, even one unknown here; the waiter says OK once the fence is durable."""
         return self.admission.fence(state, key)
-
-    def force(self) -> Waiter:
-        """Return a waiter that says OK once everything accepted so far is durable."""
-        return self.admission.force()
 
     # --- ledgers -------------------------------------------------------------------------
 
@@ -414,9 +417,6 @@ class Engine:
         self.compactor.suspended = suspended
         if not suspended:
             self.compactor.wake()
-
-    def compaction_status(self) -> CompactionStatus:
-        return self.compactor.status()
 
     def index_is_damaged(self, error: CorruptionError) -> StorageFailedError:
         """End the engine because the index is damaged; the next start checks and rebuilds it."""
