@@ -433,6 +433,14 @@ class RepairSettings(Section):
         description="The longest pause before a ledger is tried again that could not be repaired.",
         json_schema_extra=DYNAMIC,
     )
+    unnamed_copies_grace_seconds: float = Field(
+        default=86400.0,
+        ge=0,
+        le=1e9,
+        description="A bookie keeps copies of a closed ledger that no longer names it for this"
+        " long. A restart begins the time anew.",
+        json_schema_extra=DYNAMIC,
+    )
 
 
 class RpcSettings(Section):

@@ -52,6 +52,7 @@ from bookie.ledger.copies.departures import Departures
 from bookie.ledger.place.labels import BookieLabels
 from bookie.metadata.store import MetadataStore
 from bookie.metadata.uri import require_shared
+from bookie.node.own_copies import OwnCopies
 from bookie.node.start import StartedBookie, start_bookie
 from bookie.telemetry import Metrics, configure_logging, event_log, set_log_level
 from bookie.wire.grpc.server.grpc_server import hold_port
@@ -260,6 +261,7 @@ def _repair(
             SystemClock(),
             live.settings.bookie.id,
             own_damage,
+            OwnCopies(started.engine, started.garbage),
         )
     ]
 

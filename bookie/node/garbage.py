@@ -271,6 +271,23 @@ class GarbageCollector:
         self._show()
         self.on_store_doubt()
 
+    async def find_objection(self) -> str:
+        """The reason why nothing may be removed here now; empty if there is none.
+
+        It looks at the metadata store as a round does before a deletion.
+
+        Raises:
+            MetadataError, WrongClusterError: the store does not answer, or is not this cluster's.
+        """
+        if self.suspended:
+            return "an operator has suspended garbage collection"
+        async with self._lock:
+            await self._load()
+            with suppress(_StoreDoubtedError):
+                await self._look_at_store()
+            self._show()
+        return self.stopped
+
     async def keep(self, ledger_ids: Iterable[int] = ()) -> int:
         """Make these absent ledgers, or all, wait for a whole grace again; return how many.
 

@@ -12,8 +12,10 @@ from bookie.errors import BookieError
 from bookie.ledger.copies.marks import UnderreplicationManager
 from bookie.ledger.ledger_client import open_ledger_client
 from bookie.metadata.store import MetadataStore
+from bookie.node.own_copies import OwnCopies
 from bookie.repair.auditor import Auditor
 from bookie.repair.own_damage import OwnDamage
+from bookie.repair.reclaimer import Reclaimer
 from bookie.repair.replicator import Replicator
 from bookie.telemetry import Metrics, event_log
 
@@ -32,6 +34,7 @@ async def keep_repairing(
     clock: Clock,
     worker: str,
     own_damage: OwnDamage | None = None,
+    own_copies: OwnCopies | None = None,
 ) -> NoReturn:
     """Audit and repair until cancelled. An error ends an attempt, and never the process.
 
@@ -44,6 +47,7 @@ async def keep_repairing(
         clock: for delays and for times in records.
         worker: who repairs, for others to see: the bookie's id.
         own_damage: of the bookie in this process.
+        own_copies: of the same bookie, whose id is `worker`; None reclaims nothing.
     """
     pauses = Backoff(RESTART_SECONDS_MIN, RESTART_SECONDS_MAX, jitter)
     marks = UnderreplicationManager(store, worker, clock)
@@ -57,6 +61,8 @@ async def keep_repairing(
             ]
             if own_damage is not None:
                 works.append(own_damage.run())
+            if own_copies is not None:
+                works.append(Reclaimer(*about, own_copies).run())
             await gather(works)
 
     this = asyncio.current_task()

@@ -42,6 +42,7 @@ REPAIR_OUTCOMES = (
     "refused",
     "open",
     "away",
+    "locked",
 )
 """Ends of a repair; only the first three leave nothing to do."""
 
@@ -273,6 +274,16 @@ class Metrics:
         )
         for outcome in REPAIR_OUTCOMES:
             self.repair_outcomes_total.labels(outcome)
+        self.repair_unnamed_ledgers = declare.gauge(
+            "repair_unnamed_ledgers",
+            "Ledgers with copies here whose metadata does not name this bookie.",
+        )
+        self.repair_reclaimed_ledgers_total = declare.counter(
+            "repair_reclaimed_ledgers_total", "Ledgers whose unnamed copies were removed here."
+        )
+        self.repair_reclaimed_bytes_total = declare.counter(
+            "repair_reclaimed_bytes_total", "Bytes of the entries that were removed so."
+        )
 
     def exposition(self) -> tuple[bytes, str]:
         """Return all metrics in Prometheus's text format, and the content type of this format.

@@ -21,7 +21,7 @@ from bookie.ledger.copies.departures import Departures
 from bookie.ledger.copies.marks import UnderreplicationManager
 from bookie.ledger.copies.replica_plan import quorum_of, settled_fragments
 from bookie.ledger.metadata import LedgerMetadata
-from bookie.ledger.read.verification import read_command
+from bookie.ledger.read.verification import list_stored, read_command
 from bookie.metadata.connect import open_store
 from bookie.metadata.store import MetadataStore
 from tests.fault.lossy_cluster import LossyCluster, create, healed, lossy_cluster, payloads_of
@@ -227,6 +227,39 @@ async def test_whoever_repairs_is_killed(uri: str, tmp_path: Path) -> None:
             await cluster.start(name)
         await cluster.start(victim)
         await _check_end(cluster, client, ledgers)
+
+
+@pytest.mark.parametrize("uri", STORES, indirect=True)
+async def test_a_bookie_returns_after_its_copies_moved(uri: str, tmp_path: Path) -> None:
+    """It loses what nobody names any more."""
+    async with repairing(uri, tmp_path, unnamed_copies_grace_seconds=1) as cluster:
+        client = await cluster.client()
+        ledgers = await _written(client)
+        victim = (await client.ledger_metadata(ledgers[0])).last_fragment.bookies[0]
+        had = await _named(client, ledgers, victim)
+        await cluster.kill(victim)
+
+        async def has_moved() -> bool:
+            return not await _named(client, ledgers, victim)
+
+        await _until(has_moved, f"no ledger names {victim}")
+        await cluster.start(victim)
+
+        async def has_lost_them() -> bool:
+            return not await _stored(client, victim, had)
+
+        await _until(has_lost_them, f"{victim} has removed its copies")
+        await _check_end(cluster, client, ledgers)
+
+
+async def _stored(client: BookKeeper, bookie_id: str, ledgers: list[int]) -> list[int]:
+    """Those ledgers of which a bookie lists entries."""
+    found = []
+    for ledger_id in ledgers:
+        metadata = await client.ledger_metadata(ledger_id)
+        if await list_stored(client._connected.pool, bookie_id, metadata, 0):
+            found.append(ledger_id)
+    return found
 
 
 async def test_a_bookie_leaves_the_cluster(tmp_path: Path) -> None:

@@ -8,6 +8,9 @@ REPAIR = "tests/unit/ledger/copies/test_replica_repair.py::test_"
 MOVE = "tests/unit/ledger/copies/test_replica_move.py::test_"
 SERVICE = "tests/unit/repair/test_repair_service.py::test_"
 ABSENCE = "tests/unit/repair/test_absence.py::test_"
+RECLAIM = "tests/unit/repair/test_reclaimer.py::test_"
+REMOVAL = "tests/unit/node/engine/reclaim/test_copy_removal.py::test_"
+RECLAIMING = "bookie/repair/reclaimer.py"
 MOVING = "bookie/ledger/copies/replica_move.py"
 
 CLIENT_MUTANTS = (
@@ -54,7 +57,7 @@ CLIENT_MUTANTS = (
     Mutant(
         "a swap trusts the copy without the newcomer's listing",
         MOVING,
-        "if lacking := count_of(difference(owed, stored)):",
+        "if lacking := await self._lacking(metadata, copier, owed):",
         "if lacking := 0:",
         (f"{MOVE}a_newcomer_without_all_entries_is_not_named",),
         "The metadata names a bookie that lacks entries.",
@@ -98,5 +101,85 @@ CLIENT_MUTANTS = (
         "is_suspect = state.limbo",
         (f"{SERVICE}entries_that_cannot_be_read_come_back",),
         "Damage stays until a reader meets it.",
+    ),
+    Mutant(
+        "a swap does not need the lock",
+        MOVING,
+        "conditions = [] if lock is None else [lock.condition]",
+        "conditions = []",
+        (f"{MOVE}a_mover_that_lost_the_lock_names_nobody",),
+        "The metadata names a bookie that removes the copies at the same time.",
+    ),
+    Mutant(
+        "a move trusts what an earlier attempt copied",
+        MOVING,
+        "(end < done and not await self._lacking(metadata, copier, owed))",
+        "end < done",
+        (f"{MOVE}a_move_goes_on_with_what_the_newcomer_still_has",),
+        "The metadata names a bookie that has removed the copies since.",
+    ),
+    Mutant(
+        "a reclaim does not ask the members of the write sets",
+        RECLAIMING,
+        "if await self._find_lack(metadata):",
+        "if False:",
+        (f"{RECLAIM}all_members_have_to_list_all_entries",),
+        "The last copies are removed because metadata went back to before a move.",
+    ),
+    Mutant(
+        "a reclaim of an open ledger",
+        "bookie/ledger/copies/whole_copies.py",
+        "    if not metadata.is_closed:\n        return",
+        "    if False:\n        return",
+        (f"{RECLAIM}an_open_ledger_keeps_its_copies",),
+        "A bookie removes entries of a ledger that a recovery gives back to it.",
+    ),
+    Mutant(
+        "a reclaim without the lock",
+        RECLAIMING,
+        "if not (await self._may_remove() and await lock.is_held()):",
+        "if not await self._may_remove():",
+        (f"{RECLAIM}a_lock_that_was_lost_removes_nothing",),
+        "A mover names the bookie while it removes the copies.",
+    ),
+    Mutant(
+        "a ledger that lacks copies is locked as one that lacks none",
+        "bookie/ledger/copies/marks.py",
+        "if (mark is not None) != is_marked:",
+        "if mark is None and is_marked:",
+        (f"{RECLAIM}the_lock_of_another_is_respected",),
+        "Copies go while others of the ledger are missing.",
+    ),
+    Mutant(
+        "a reclaim goes on after its session",
+        RECLAIMING,
+        "lambda: participant.is_certain and participant.session_epoch == epoch,",
+        "lambda: True,",
+        (f"{RECLAIM}a_session_in_doubt_removes_nothing",),
+        "After a pause a bookie removes copies that a mover has just named.",
+    ),
+    Mutant(
+        "a reclaim believes the metadata that it read before the lock",
+        RECLAIMING,
+        "        if self._is_named(metadata):\n            del",
+        "        if False:\n            del",
+        (f"{RECLAIM}the_metadata_counts_that_is_read_under_the_lock",),
+        "A bookie removes copies that the metadata names.",
+    ),
+    Mutant(
+        "a listing does not wait for a removal",
+        "bookie/node/engine/reader.py",
+        "        await self._settled(ledger_id)\n",
+        "",
+        (f"{REMOVAL}a_listing_waits_for_a_removal_under_way",),
+        "A mover relies on entries that are on their way out.",
+    ),
+    Mutant(
+        "entries of the journal are removed from the index alone",
+        "bookie/node/engine/checkpoint.py",
+        "if self.is_dirty(state.ledger_id) or state.deleted or not may_go():",
+        "if state.deleted or not may_go():",
+        (f"{REMOVAL}a_removal_ends_at_entries_that_the_index_lacks",),
+        "The next start brings removed entries back.",
     ),
 )

@@ -41,6 +41,11 @@ ROWS: list[tuple[object, Callable[[Any], bytes], Callable[[bytes], object]]] = [
     (LEDGER, encode_ledger, decode_ledger),
     (DELETED, encode_ledger, decode_ledger),
     (LedgerIndexRow(), encode_ledger, decode_ledger),
+    (
+        LedgerIndexRow(fenced=True, key_digest=b"k" * 32, reclaimed=True),
+        encode_ledger,
+        decode_ledger,
+    ),
     (LedgerIndexRow(limbo=True, key_digest=b""), encode_ledger, decode_ledger),
     (FileRow(1, FileState.SEALED, 2**30, 5), encode_file, decode_file),
     (Mark(7, 4096, 2**64 - 1, bytes(range(16))), encode_mark, decode_mark),

@@ -169,7 +169,7 @@ async def test_a_listing_waits_for_a_removal_under_way(
     await asyncio.to_thread(reached.wait)
     state = await engine.load(7)
     listing = engine.entry_ranges(state, 0, MAX_ID)
-    first = loop.create_task(anext(listing, None))  # type: ignore[arg-type]
+    first = loop.create_task(anext(listing, None))
     await engine.force()
     assert not first.done()
     go_on.set()

@@ -1,0 +1,42 @@
+"""The proof that all members of all write sets store a closed ledger, each by its own listing."""
+
+from __future__ import annotations
+
+from bookie.ids import is_vacant
+from bookie.ledger.connection.pool import BookiePool
+from bookie.ledger.copies.replica_plan import (
+    count_of,
+    difference,
+    quorum_of,
+    settled_fragments,
+    stripe_ranges,
+    windows,
+)
+from bookie.ledger.metadata import LedgerMetadata
+from bookie.ledger.read.verification import list_stored
+
+
+async def find_lack(pool: BookiePool, metadata: LedgerMetadata) -> str:
+    """The first lack in the copies that the metadata names; empty if each entry is listed.
+
+    Nothing is proven about a ledger that is not closed. A listing tells what is stored, and not
+    whether its bytes are intact.
+
+    Raises:
+        BookieError: a member did not answer; nothing is proven.
+    """
+    if not metadata.is_closed:
+        return "the ledger is not closed"
+    quorum = quorum_of(metadata)
+    for fragment, last in settled_fragments(metadata):
+        for slot, bookie_id in enumerate(fragment.bookies):
+            for begin, end in windows(fragment.first_entry_id, last):
+                owed = stripe_ranges(quorum.stripe_of(slot), begin, end)
+                if not owed:
+                    continue
+                if is_vacant(bookie_id):
+                    return f"a slot of the fragment from {fragment.first_entry_id} on is vacant"
+                stored = await list_stored(pool, bookie_id, metadata, owed[0][0], owed[-1][1])
+                if lacking := count_of(difference(owed, stored)):
+                    return f"bookie {bookie_id} lacks {lacking} entries"
+    return ""

@@ -1,0 +1,44 @@
+"""The copies that this bookie stores, for the repair that reclaims those which nobody names."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+
+from bookie.ids import MAX_ID, NO_ENTRY
+from bookie.node.engine.engine import Engine
+from bookie.node.engine.reclaim.copy_removal import CopyRemoved
+from bookie.node.garbage import GarbageCollector
+
+LEDGERS_PER_PAGE = 1000
+
+
+class OwnCopies:
+    """A bookie's engine and collector, as far as a reclaim needs them."""
+
+    def __init__(self, engine: Engine, garbage: GarbageCollector) -> None:
+        self._engine = engine
+        self._garbage = garbage
+
+    async def pages(self) -> AsyncIterator[list[int]]:
+        """Ids of the ledgers of which entries are stored here, ascending, in pages.
+
+        Entries count once a checkpoint has put them into the index.
+        """
+        after = NO_ENTRY
+        while after < MAX_ID:
+            page, after = await self._engine.ledgers(after, LEDGERS_PER_PAGE)
+            yield [stored.ledger_id for stored in page if stored.row.entries]
+
+    async def find_objection(self) -> str:
+        """The reason to remove nothing now; see `GarbageCollector.find_objection`."""
+        return await self._garbage.find_objection()
+
+    async def remove(self, ledger_id: int, key: bytes, may_go: Callable[[], bool]) -> CopyRemoved:
+        """Remove the entries of a ledger durably, and free their bytes soon.
+
+        See `CopyRemoval.run`.
+        """
+        removed = await self._engine.remove_copies(ledger_id, key, may_go)
+        if removed.entries:
+            self._engine.compact()
+        return removed

@@ -1,0 +1,220 @@
+"""A bookie removes its copies of ledgers whose metadata does not name it any more.
+
+Copies stay behind after a move, after a rebalance, and on a bookie that returns after its copies
+moved. Removing copies that are needed loses data, so a ledger's copies go only if all of this is
+so:
+
+1. The bookie's process has seen the ledger unnamed for a whole grace, in every round. A restart
+   begins the grace anew.
+2. Repair is enabled. The metadata store is not in doubt, by the marks that garbage collection keeps
+   (`GarbageCollector.find_objection`).
+3. No copy of the ledger is marked as missing, and this bookie holds the ledger's repair lock. So
+   no repair, rebalance or change of its sizes is under way. One that lost the lock fails when it
+   changes the metadata (`RepairLock.condition`).
+4. The metadata, read after all of that, says CLOSED and does not name the bookie. No writer and no
+   recovery changes the ensembles of a closed ledger.
+5. Every member of every write set lists every entry; `find_lack` proves this, and CLOSED. So after
+   metadata went back to before a move, the newcomer does not remove the only copy.
+6. The session that holds the lock is certain, in the turn of the event loop in which each step of
+   the removal begins (`CopyRemoval`).
+
+Removed copies may come back by a later move: the engine keeps key and fence, and takes recovery
+adds (`index/reclaimed_entries.py`).
+
+Source: BookKeeper's GarbageCollectorThread with `verifyMetadataOnGC`, which trusts the metadata.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import NoReturn
+
+from bookie.config import RepairSettings
+from bookie.coordination.participant import Participant
+from bookie.env import Backoff, Clock, gather, jitter
+from bookie.errors import (
+    BookieError,
+    FormatError,
+    MetadataClosedError,
+    MetadataError,
+    NoSuchLedgerError,
+)
+from bookie.ledger.copies.marks import RepairLock, UnderreplicationManager
+from bookie.ledger.copies.whole_copies import find_lack
+from bookie.ledger.ledger_client import LedgerClient
+from bookie.ledger.metadata import LedgerMetadata
+from bookie.metadata.store import MetadataStore
+from bookie.node.own_copies import OwnCopies
+from bookie.telemetry import Metrics, event_log
+
+READS_AT_ONCE = 16
+ROUND_SECONDS_MIN, ROUND_SECONDS_MAX = 1.0, 600.0
+ROUNDS_PER_GRACE = 10.0
+"""A grace is measured in rounds, up to so many."""
+REST = 20.0
+"""The pause after a round is at least so many times as long as the round."""
+RELEASE_SECONDS = 2.0
+"""Time in which a lock is given back; then its next use finds out whether it exists."""
+
+_log = event_log(__name__)
+
+
+class Reclaimer:
+    """Removes unnamed copies of one bookie, a ledger at a time."""
+
+    def __init__(
+        self,
+        client: LedgerClient,
+        store: MetadataStore,
+        settings: Callable[[], RepairSettings],
+        metrics: Metrics,
+        clock: Clock,
+        bookie_id: str,
+        marks: UnderreplicationManager,
+        copies: OwnCopies,
+    ) -> None:
+        self._client = client
+        self._store = store
+        self._settings = settings
+        self._metrics = metrics
+        self._clock = clock
+        self._bookie_id = bookie_id
+        self._marks = marks
+        self._copies = copies
+        self._since: dict[int, float] = {}
+        """When each unnamed ledger was first seen so, by the clock of this process."""
+        self._told = ""
+
+    async def run(self) -> NoReturn:
+        """Make rounds until cancelled.
+
+        Raises:
+            MetadataClosedError: the store was closed.
+        """
+        pauses = Backoff(ROUND_SECONDS_MIN, ROUND_SECONDS_MAX, jitter)
+        async with Participant(self._store) as participant:
+            while True:
+                began = self._clock.monotonic()
+                seconds = 0.0
+                try:
+                    await self.round(participant)
+                    pauses.reset()
+                except MetadataClosedError:
+                    raise
+                except BookieError as error:
+                    _log.warning("reclaim_interrupted", reason=str(error))
+                    seconds = pauses.next()
+                took = self._clock.monotonic() - began
+                usual = self._settings().unnamed_copies_grace_seconds / ROUNDS_PER_GRACE
+                usual = min(max(usual, ROUND_SECONDS_MIN), ROUND_SECONDS_MAX)
+                await asyncio.sleep(max(usual, REST * took, seconds))
+
+    async def round(self, participant: Participant) -> int:
+        """Look at all ledgers stored here once; returns the number of those that were reclaimed.
+
+        Raises:
+            MetadataError: the metadata store failed.
+        """
+        seen: set[int] = set()
+        async for page in self._copies.pages():
+            for start in range(0, len(page), READS_AT_ONCE):
+                some = page[start : start + READS_AT_ONCE]
+                found = await gather(map(self._read, some))
+                seen.update(
+                    ledger_id
+                    for ledger_id, metadata in zip(some, found, strict=True)
+                    if metadata is not None and not self._is_named(metadata)
+                )
+        now = self._clock.monotonic()
+        self._since = {ledger_id: self._since.get(ledger_id, now) for ledger_id in seen}
+        latest = now - self._settings().unnamed_copies_grace_seconds
+        due = sorted(ledger_id for ledger_id, since in self._since.items() if since <= latest)
+        reclaimed = 0
+        try:
+            for ledger_id in due:
+                if not await self._may_remove():
+                    break
+                reclaimed += await self._reclaim(ledger_id, participant)
+        finally:
+            self._metrics.repair_unnamed_ledgers.set(len(self._since))
+        return reclaimed
+
+    async def _read(self, ledger_id: int) -> LedgerMetadata | None:
+        """Read the metadata of a ledger; None if it has none, or none that can be read."""
+        with suppress(NoSuchLedgerError, FormatError):
+            return (await self._client.ledgers.read(ledger_id)).value
+        return None
+
+    def _is_named(self, metadata: LedgerMetadata) -> bool:
+        return any(self._bookie_id in fragment.bookies for fragment in metadata.fragments)
+
+    async def _may_remove(self) -> bool:
+        """True if repair is enabled and nothing casts doubt on the metadata store."""
+        if not await self._marks.is_enabled():
+            return False
+        reason = await self._copies.find_objection()
+        if reason and reason != self._told:
+            _log.warning("unnamed_copies_kept", reason=reason)
+        self._told = reason
+        return not reason
+
+    async def _reclaim(self, ledger_id: int, participant: Participant) -> bool:
+        """Remove the copies of one ledger under its lock, if all conditions hold."""
+        epoch = participant.session_epoch
+        try:
+            if not await self._marks.acquire_unmarked(ledger_id):
+                return False
+            try:
+                return await self._remove(
+                    ledger_id,
+                    self._marks.lock_of(ledger_id),
+                    lambda: participant.is_certain and participant.session_epoch == epoch,
+                )
+            finally:
+                # The end of the process does not wait for a silent store: locks are leased.
+                with suppress(BookieError, TimeoutError):
+                    async with asyncio.timeout(RELEASE_SECONDS):
+                        await self._marks.release(ledger_id)
+        except NoSuchLedgerError:
+            return False  # garbage collection deletes it
+        except MetadataError:
+            raise
+        except BookieError as error:
+            _log.warning("copies_not_reclaimed", ledger_id=ledger_id, reason=str(error))
+            return False
+
+    async def _remove(
+        self, ledger_id: int, lock: RepairLock, is_certain: Callable[[], bool]
+    ) -> bool:
+        metadata = (await self._client.ledgers.read_latest(ledger_id)).value
+        if self._is_named(metadata):
+            del self._since[ledger_id]
+            return False
+        if await self._find_lack(metadata):
+            return False
+        # The listings may have taken long.
+        if not (await self._may_remove() and await lock.is_held()):
+            return False
+        removed = await self._copies.remove(ledger_id, metadata.password_key, is_certain)
+        self._metrics.repair_reclaimed_bytes_total.inc(removed.size_bytes)
+        if not removed.is_whole:
+            return False
+        self._metrics.repair_reclaimed_ledgers_total.inc()
+        del self._since[ledger_id]
+        _log.info(
+            "copies_reclaimed",
+            ledger_id=ledger_id,
+            entries=removed.entries,
+            size_bytes=removed.size_bytes,
+        )
+        return True
+
+    async def _find_lack(self, metadata: LedgerMetadata) -> str:
+        try:
+            return await find_lack(self._client.pool, metadata)
+        except MetadataError:
+            raise
+        except BookieError as error:
+            return str(error)  # a member that does not answer proves nothing

@@ -1,0 +1,335 @@
+"""Reclaim of unnamed copies on real bookies: they go only if every condition of the proof holds."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bookie.api import BookKeeper, connect
+from bookie.config import RepairSettings
+from bookie.coordination.participant import Participant
+from bookie.env import SystemClock
+from bookie.errors import BookieUnreachableError
+from bookie.ids import MAX_ID
+from bookie.ledger.copies.marks import UnderreplicationManager
+from bookie.ledger.copies.replica_move import ReplicaMove
+from bookie.ledger.copies.whole_copies import find_lack
+from bookie.ledger.metadata import LedgerMetadata, LedgerState
+from bookie.node.own_copies import OwnCopies
+from bookie.node.start import StartedBookie
+from bookie.repair.reclaimer import Reclaimer
+from bookie.telemetry import Metrics
+from tests.unit.ledger.real_cluster import RealCluster, real_cluster, until
+
+PAYLOADS = [b"%d" % number * 30 for number in range(25)]
+GRACE = 100.0
+
+
+class _Clock(SystemClock):
+    """Its monotonic time stands until a test sets it."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class Place:
+    """A closed ledger whose copy moved away from `former`, and the reclaimer of `former`."""
+
+    metadata: LedgerMetadata
+    """Before the move; `moved` is what came of it."""
+    moved: LedgerMetadata
+    reclaimer: Reclaimer
+
+    def __init__(self, cluster: RealCluster, bk: BookKeeper, participant: Participant) -> None:
+        self.cluster, self.bk, self.client = cluster, bk, bk._connected
+        self.participant = participant
+        self.clock, self.metrics = _Clock(), Metrics()
+        self.settings = RepairSettings(unnamed_copies_grace_seconds=0)
+        self.marks = UnderreplicationManager(cluster.store, "reclaimer")
+
+    async def write_and_move(self) -> None:
+        writer = await self.bk.create_ledger(
+            ensemble_size=3, write_quorum_size=3, ack_quorum_size=2
+        )
+        await writer.append_many(PAYLOADS)
+        self.metadata = await writer.close()
+        move = ReplicaMove(self.client)
+        assert (await move.run(self.ledger_id, {self.former}, None)).is_whole
+        self.moved = await self.bk.ledger_metadata(self.ledger_id)
+        await self.node.engine.checkpoint()
+        self.reclaimer = Reclaimer(
+            self.client,
+            self.cluster.store,
+            lambda: self.settings,
+            self.metrics,
+            self.clock,
+            self.former,
+            self.marks,
+            OwnCopies(self.node.engine, self.node.garbage),
+        )
+
+    @property
+    def ledger_id(self) -> int:
+        return self.metadata.ledger_id
+
+    @property
+    def former(self) -> str:
+        return self.metadata.last_fragment.bookies[0]
+
+    @property
+    def newcomer(self) -> str:
+        return self.moved.last_fragment.bookies[0]
+
+    @property
+    def node(self) -> StartedBookie:
+        return self.node_of(self.former)
+
+    def node_of(self, bookie_id: str) -> StartedBookie:
+        return self.cluster.nodes[int(bookie_id[1:])]
+
+    async def round(self) -> int:
+        return await self.reclaimer.round(self.participant)
+
+    async def stored(self, bookie_id: str = "") -> int:
+        """The number of entries of the ledger on a bookie."""
+        engine = self.node_of(bookie_id or self.former).engine
+        state = await engine.load(self.ledger_id)
+        ranges = engine.entry_ranges(state, 0, MAX_ID)
+        return sum([int((lasts - firsts + 1).sum()) async for firsts, lasts in ranges])
+
+    async def put(self, metadata: LedgerMetadata) -> None:
+        found = await self.client.ledgers.read(self.ledger_id)
+        await self.client.ledgers.write(metadata, found.version)
+
+    async def keeps(self) -> bool:
+        """True if a round removes nothing, and gives the lock back."""
+        reclaimed = await self.round()
+        return (reclaimed, await self.stored()) == (0, len(PAYLOADS))
+
+
+@pytest.fixture
+async def place(tmp_path: Path) -> AsyncIterator[Place]:
+    async with (
+        real_cluster(tmp_path, 5) as cluster,
+        connect(cluster.uri, replace_after_seconds=0.2) as bk,
+        Participant(cluster.store) as participant,
+    ):
+        found = Place(cluster, bk, participant)
+        await found.write_and_move()
+        yield found
+
+
+async def test_copies_that_nobody_names_go(place: Place) -> None:
+    assert await place.round() == 1
+    assert await place.stored() == 0
+    metrics = place.metrics
+    assert metrics.repair_reclaimed_ledgers_total._value.get() == 1
+    size = metrics.repair_reclaimed_bytes_total._value.get()
+    assert size > sum(map(len, PAYLOADS))
+    assert metrics.repair_unnamed_ledgers._value.get() == 0
+    assert await place.round() == 0
+    assert not await place.marks.locked()
+    reader = await place.bk.open_ledger(place.ledger_id)
+    assert [entry.payload async for entry in reader.read(0, len(PAYLOADS) - 1)] == PAYLOADS
+
+
+async def test_a_ledger_that_is_named_keeps_its_copies(place: Place) -> None:
+    """Also one that is named again when the lock is held."""
+    await place.put(place.metadata)
+    assert await place.keeps()
+    assert place.metrics.repair_unnamed_ledgers._value.get() == 0
+
+
+async def test_the_metadata_counts_that_is_read_under_the_lock(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acquire = place.marks.acquire_unmarked
+
+    async def named_again(ledger_id: int) -> bool:
+        await place.put(place.metadata)
+        return await acquire(ledger_id)
+
+    monkeypatch.setattr(place.marks, "acquire_unmarked", named_again)
+    assert await place.keeps()
+
+
+async def test_an_open_ledger_keeps_its_copies(place: Place) -> None:
+    """Its writer, or a recovery, may still change its ensembles."""
+    for state in (LedgerState.OPEN, LedgerState.IN_RECOVERY):
+        await place.put(replace(place.moved, state=state, last_entry_id=-1, length=0))
+        assert await place.keeps()
+        assert place.metrics.repair_unnamed_ledgers._value.get() == 1
+    await place.put(place.moved)
+    assert await place.round() == 1
+
+
+async def test_all_members_have_to_list_all_entries(place: Place) -> None:
+    """Otherwise metadata that went back in time would destroy the last copies."""
+    engine = place.node_of(place.newcomer).engine
+    await engine.remove_copies(place.ledger_id, place.metadata.password_key, lambda: True)
+    assert await place.keeps()
+    await ReplicaMove(place.client).run(place.ledger_id, {place.newcomer}, None)
+    assert await place.stored() == len(PAYLOADS)
+
+
+async def test_a_member_that_does_not_answer_proves_nothing(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def silent(*_: object) -> Any:
+        raise BookieUnreachableError("it does not answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("bookie.ledger.copies.whole_copies.list_stored", silent)
+        assert await place.keeps()
+    assert await place.round() == 1
+
+
+async def test_a_doubted_store_is_not_believed(place: Place) -> None:
+    await place.node.garbage.doubt_store("it went back in time")
+    assert await place.keeps()
+    await place.node.garbage.confirm_store()
+    assert await place.round() == 1
+
+
+async def test_a_store_that_went_back_is_noticed_before_a_removal(place: Place) -> None:
+    """No round of garbage collection has to come first."""
+    await place.node.garbage.round()
+    memory = place.node.garbage._memory
+    memory.now = replace(memory.now, counters=dict.fromkeys(memory.now.counters, 1 << 40))
+    assert memory.now.counters
+    assert await place.keeps()
+    assert place.node.garbage.store_doubt
+
+
+async def test_nothing_goes_while_an_operator_has_stopped_it(place: Place) -> None:
+    place.node.garbage.suspend(suspended=True)
+    assert await place.keeps()
+    place.node.garbage.suspend(suspended=False)
+    await place.marks.disable()
+    assert await place.keeps()
+    await place.marks.enable()
+    assert await place.round() == 1
+
+
+async def test_the_lock_of_another_is_respected(place: Place) -> None:
+    other = UnderreplicationManager(place.cluster.store, "another")
+    assert await other.acquire_unmarked(place.ledger_id)
+    assert await place.keeps()
+    await other.release(place.ledger_id)
+    await other.mark(place.ledger_id, ["b1"])
+    assert await place.keeps(), "a copy is missing"
+    assert await other.acquire(place.ledger_id)
+    assert await other.mark_replicated(place.ledger_id)
+    assert await place.round() == 1
+
+
+async def test_a_lock_that_was_lost_removes_nothing(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def lose_the_lock(*arguments: Any) -> str:
+        await place.marks.release(place.ledger_id)
+        other = UnderreplicationManager(place.cluster.store, "another")
+        assert await other.acquire_unmarked(place.ledger_id)
+        await place.marks.acquire_unmarked(place.ledger_id)
+        await other.release(place.ledger_id)
+        return await find_lack(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("bookie.repair.reclaimer.find_lack", lose_the_lock)
+        assert await place.keeps()
+    assert await place.round() == 1
+
+
+async def test_a_session_in_doubt_removes_nothing(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is asked right before the removal begins, and another session is another lock."""
+    with monkeypatch.context() as patch:
+        patch.setattr(Participant, "is_certain", False)
+        assert await place.keeps()
+    epochs = iter(range(1000))
+    with monkeypatch.context() as patch:
+        patch.setattr(Participant, "session_epoch", property(lambda _: next(epochs)))
+        assert await place.keeps()
+    assert await place.round() == 1
+
+
+async def test_a_grace_passes_first(place: Place) -> None:
+    """It begins anew if the ledger is named meanwhile."""
+    place.settings = RepairSettings(unnamed_copies_grace_seconds=GRACE)
+    assert await place.keeps()
+    assert place.metrics.repair_unnamed_ledgers._value.get() == 1
+    place.clock.now = GRACE - 1
+    assert await place.keeps()
+    await place.put(place.metadata)
+    assert await place.keeps()
+    await place.put(place.moved)
+    place.clock.now = GRACE + 1
+    assert await place.keeps()
+    place.clock.now = 2 * GRACE + 1
+    assert await place.round() == 1
+
+
+async def test_a_deleted_ledger_is_left_to_garbage_collection(place: Place) -> None:
+    await place.bk.delete_ledger(place.ledger_id)
+    assert await place.keeps()
+    assert place.metrics.repair_unnamed_ledgers._value.get() == 0
+    assert (await place.node.garbage.round()).deleted == 1
+    assert (await place.node.engine.load(place.ledger_id)).deleted
+    assert await place.round() == 0
+
+
+async def test_a_ledger_that_is_deleted_meanwhile_is_left(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acquire = place.marks.acquire_unmarked
+
+    async def deleted(ledger_id: int) -> bool:
+        await place.bk.delete_ledger(ledger_id)
+        return await acquire(ledger_id)
+
+    monkeypatch.setattr(place.marks, "acquire_unmarked", deleted)
+    assert await place.keeps()
+
+
+async def test_copies_move_back_after_a_reclaim(place: Place) -> None:
+    """Every entry is readable from that bookie alone, also after its next start."""
+    await place.round()
+    number = int(place.former[1:])
+    await place.cluster.stop(number)
+    await place.cluster.start(number)
+    assert await place.stored() == 0
+    await until(lambda: place.former in place.client.directory.bookies())
+    marks = UnderreplicationManager(place.cluster.store, "mover")
+    assert await marks.acquire_unmarked(place.ledger_id)
+    lock = marks.lock_of(place.ledger_id)
+    move = ReplicaMove(place.client)
+    outcome = await move.exchange(place.ledger_id, 0, place.newcomer, place.former, lock)
+    assert (outcome.outcome, outcome.entries) == ("repaired", len(PAYLOADS))
+    for is_again in (False, True):
+        if is_again:
+            await place.cluster.stop(number)
+            await place.cluster.start(number)
+            await until(lambda: place.former in place.client.directory.bookies())
+        maintenance = place.bk.maintenance()
+        items = await maintenance.plan(1 << 20, lambda _: True, lambda _: None)
+        assert {one.verdict for one in await maintenance.audit(items)} == {"ok"}
+        report = await place.node.check.check()
+        assert (report.whole, report.missing_entries) == (True, 0)
+
+
+async def test_metadata_that_names_reclaimed_copies_again_puts_the_ledger_in_limbo(
+    place: Place,
+) -> None:
+    """A recovery of a store that went back would believe that the entries never were there."""
+    await place.round()
+    await place.put(place.metadata)
+    report = await place.node.check.check()
+    assert report.missing_entries == len(PAYLOADS)
+    assert place.node.engine.ledgers_in_limbo == 1
