@@ -9,6 +9,7 @@ import typer
 from bookie.cli.config import parse_overrides
 from bookie.cli.options import Metadata, Output, OutputFormat, Yes, confirm
 from bookie.cli.output import Record, format_bytes, print_record, print_records
+from bookie.cli.rebalance import rebalance
 from bookie.cli.repair import decommission
 from bookie.cli.stores import on_store
 
@@ -255,3 +256,4 @@ def unset(
 
 
 app.command("decommission")(decommission)
+app.command("rebalance")(rebalance)

@@ -231,7 +231,7 @@ async def test_whoever_repairs_is_killed(uri: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("uri", STORES, indirect=True)
 async def test_a_bookie_returns_after_its_copies_moved(uri: str, tmp_path: Path) -> None:
-    """It loses what nobody names any more."""
+    """It loses what nobody names any more, and takes copies again."""
     async with repairing(uri, tmp_path, unnamed_copies_grace_seconds=1) as cluster:
         client = await cluster.client()
         ledgers = await _written(client)
@@ -250,6 +250,12 @@ async def test_a_bookie_returns_after_its_copies_moved(uri: str, tmp_path: Path)
 
         await _until(has_lost_them, f"{victim} has removed its copies")
         await _check_end(cluster, client, ledgers)
+        if not uri.startswith("local:"):
+            return
+        status, said = await cluster.command("cluster", "rebalance")
+        assert status == 0, said
+        assert await _named(client, ledgers, victim), said
+        await _check_end(cluster, client, ledgers)
 
 
 async def _stored(client: BookKeeper, bookie_id: str, ledgers: list[int]) -> list[int]:
@@ -260,6 +266,53 @@ async def _stored(client: BookKeeper, bookie_id: str, ledgers: list[int]) -> lis
         if await list_stored(client._connected.pool, bookie_id, metadata, 0):
             found.append(ledger_id)
     return found
+
+
+async def test_a_bookie_that_comes_gets_its_share(tmp_path: Path) -> None:
+    """By one command; the others free what they gave."""
+    uri = f"local://{tmp_path}/metadata"
+    settings = REPAIR | {"unnamed_copies_grace_seconds": 1.0, "lost_bookie_delay_seconds": 600.0}
+    async with lossy_cluster(
+        uri, tmp_path, FIVE, repair=settings, session_timeout_seconds=SESSION_SECONDS
+    ) as cluster:
+        client = await cluster.client()
+        await cluster.stop("b5")
+
+        async def is_away() -> bool:
+            return "b5" not in client.bookies()
+
+        await _until(is_away, "b5 is away")
+        ledgers = await _written(client, 40)
+        assert not await _named(client, ledgers, "b5")
+        before = {name: await _named(client, ledgers, name) for name in FIVE}
+        await cluster.start("b5")
+
+        async def is_there() -> bool:
+            return "b5" in client.bookies()
+
+        await _until(is_there, "b5 is there")
+        status, plan = await cluster.command("cluster", "rebalance", "--dry-run")
+        assert status == 0, plan
+        assert not await _named(client, ledgers, "b5")
+        status, said = await cluster.command("cluster", "rebalance", "--bytes-per-second-max", "0")
+        assert (status, said) == (0, plan)
+        assert await _named(client, ledgers, "b5")
+        await _check_end(cluster, client, ledgers)
+
+        async def have_freed() -> bool:
+            for name in FIVE:
+                left = set(before[name]) - set(await _named(client, ledgers, name))
+                if await _stored(client, name, sorted(left)):
+                    return False
+            return True
+
+        await _until(have_freed, "the former bookies have removed their copies")
+        assert await cluster.command("repair", "disable") == (0, "")
+        status, said = await cluster.command("cluster", "rebalance")
+        assert (status, said) == (
+            1,
+            "bookie: repair is disabled in this cluster; enable it first\n",
+        )
 
 
 async def test_a_bookie_leaves_the_cluster(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ SERVICE = "tests/unit/repair/test_repair_service.py::test_"
 ABSENCE = "tests/unit/repair/test_absence.py::test_"
 RECLAIM = "tests/unit/repair/test_reclaimer.py::test_"
 REMOVAL = "tests/unit/node/engine/reclaim/test_copy_removal.py::test_"
+REBALANCE = "tests/unit/ledger/copies/test_rebalance_plan.py::test_"
 RECLAIMING = "bookie/repair/reclaimer.py"
 MOVING = "bookie/ledger/copies/replica_move.py"
 
@@ -181,5 +182,13 @@ CLIENT_MUTANTS = (
         "if state.deleted or not may_go():",
         (f"{REMOVAL}a_removal_ends_at_entries_that_the_index_lacks",),
         "The next start brings removed entries back.",
+    ),
+    Mutant(
+        "a rebalance does not look at the difference",
+        "bookie/ledger/copies/rebalance_plan.py",
+        "if empty >= self._mean or not is_due or size >= full - empty:",
+        "if empty >= self._mean or not is_due:",
+        (f"{REBALANCE}a_move_makes_the_difference_smaller",),
+        "A large ledger wanders from bookie to bookie.",
     ),
 )

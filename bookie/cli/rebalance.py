@@ -1,0 +1,85 @@
+"""``bookie cluster rebalance``: copies move from fuller bookies to emptier ones."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bookie.cli.options import Metadata, Output, OutputFormat
+from bookie.cli.output import Record, print_records
+from bookie.cli.stores import open_metadata
+from bookie.errors import BadRequestError
+
+if TYPE_CHECKING:
+    from bookie.ledger.copies.replica_repair import RepairOutcome
+    from bookie.repair.rebalance import RebalanceReport
+
+
+def rebalance(
+    metadata: Metadata,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would move, and move nothing.")
+    ] = False,
+    bytes_per_second_max: Annotated[
+        int | None,
+        typer.Option(
+            "--bytes-per-second-max",
+            metavar="N",
+            min=0,
+            help="Copy at most so many bytes per second; 0 is no limit. By default 64 MiB.",
+        ),
+    ] = None,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """Move copies of closed ledgers from fuller bookies to emptier ones, such as new ones.
+
+    It ends when every writable bookie stores about the mean. Bytes are estimated from the metadata.
+    Interrupt it at any time: the same command goes on. The former bookies remove their copies
+    later, after repair.unnamed_copies_grace_seconds.
+    """
+    from bookie.daemon.loop import run
+
+    report = run(_rebalance(metadata, bytes_per_second_max, dry_run=dry_run))
+    records: list[Record] = [
+        {
+            "bookie": name,
+            "bytes_before": one.before,
+            "bytes_from": one.given,
+            "bytes_to": one.taken,
+            "bytes_after": one.before - one.given + one.taken,
+        }
+        for name, one in report.bookies.items()
+    ]
+    print_records(records, output)
+    if not (report.is_balanced or report.failed):
+        print("more cannot move: ledgers are too large, not closed, or bound", file=sys.stderr)
+    if report.failed:
+        raise BadRequestError(f"{report.failed} copies could not be moved")
+
+
+async def _rebalance(
+    uri: str, bytes_per_second_max: int | None, *, dry_run: bool
+) -> RebalanceReport:
+    import os
+    import socket
+
+    from bookie.config import RepairSettings, Sources
+    from bookie.ledger.ledger_client import open_ledger_client
+    from bookie.repair.rebalance import Rebalance
+
+    def tell(outcome: RepairOutcome) -> None:
+        sentence = f"ledger {outcome.ledger_id}: {outcome.outcome}: {outcome.detail}"
+        print(sentence, file=sys.stderr, flush=True)
+
+    rate = bytes_per_second_max
+    if rate is None:
+        rate = RepairSettings().bytes_per_second_max
+    sources = Sources.read(None, {})
+    async with (
+        open_metadata(uri) as store,
+        open_ledger_client(store, sources, sources.settings().rpc) as client,
+    ):
+        worker = f"{socket.gethostname()}:{os.getpid()}"
+        return await Rebalance(client, store, worker, rate, tell).run(dry_run=dry_run)

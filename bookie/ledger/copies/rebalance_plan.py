@@ -1,0 +1,124 @@
+"""Plan which copies move from fuller bookies to emptier ones, from metadata alone. No I/O.
+
+The unit of a move is a slot of one fragment of a closed ledger: all entries that one bookie stores
+of the fragment. Its size is estimated: the ledger's length, times the slot's share of all entries.
+
+Ledgers are planned one after the other, so memory holds one ledger and two numbers a bookie. A
+bookie is *balanced* if its bytes differ from the mean by at most `BALANCED_SHARE` of the mean. A
+move leads from a bookie above the mean to a writable one below it, and one of the two is not
+balanced. It makes the difference of the two smaller. So a plan ends, and two plans one after the
+other never move copies back and forth for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from bookie.ids import is_vacant
+from bookie.ledger.copies.replica_plan import settled_fragments
+from bookie.ledger.metadata import Fragment, LedgerMetadata
+
+BALANCED_SHARE = 0.05
+"""The share of the mean by which the bytes of a balanced bookie may differ from it."""
+
+MayPlace = Callable[[LedgerMetadata, Sequence[str], int, str], bool]
+"""Gets a ledger, the bookies of a fragment, a slot and a newcomer; True if it may stand there."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotMove:
+    """A slot that is to move from `former` to `newcomer`."""
+
+    ledger_id: int
+    first_entry_id: int
+    """Of the fragment."""
+    former: str
+    newcomer: str
+    size_bytes: int
+
+
+def slot_sizes(metadata: LedgerMetadata) -> Iterator[tuple[Fragment, int]]:
+    """The fragments of a closed ledger, and the estimated bytes of each of their slots."""
+    if not metadata.is_closed or metadata.last_entry_id < 0:
+        return
+    share = metadata.write_quorum_size / metadata.ensemble_size
+    entry_bytes = metadata.length / (metadata.last_entry_id + 1)
+    for fragment, last in settled_fragments(metadata):
+        entries = max(0, last - fragment.first_entry_id + 1)
+        yield fragment, round(entries * entry_bytes * share)
+
+
+def add_sizes(sizes: dict[str, int], metadata: LedgerMetadata) -> None:
+    """Add the bytes of one ledger to those bookies that `sizes` has."""
+    for fragment, size in slot_sizes(metadata):
+        for bookie_id in fragment.bookies:
+            if bookie_id in sizes:
+                sizes[bookie_id] += size
+
+
+class RebalancePlan:
+    """The bytes of each bookie as they are once all moves are made that were planned so far.
+
+    Args:
+        sizes: the bytes of each bookie that may give copies away.
+        writable: those of them that may take copies.
+        may_place: tells whether a move obeys placement.
+    """
+
+    def __init__(
+        self, sizes: Mapping[str, int], writable: Collection[str], may_place: MayPlace
+    ) -> None:
+        self.sizes = dict(sizes)
+        self._writable = sorted(set(writable) & set(sizes))
+        self._may_place = may_place
+        self._mean = sum(sizes.values()) / len(sizes) if sizes else 0.0
+        self._low, self._high = (self._mean * (1 + sign * BALANCED_SHARE) for sign in (-1, 1))
+
+    @property
+    def is_balanced(self) -> bool:
+        """True if every writable bookie is balanced."""
+        return all(self._low <= self.sizes[name] <= self._high for name in self._writable)
+
+    def moves_of(self, metadata: LedgerMetadata) -> list[SlotMove]:
+        """Plan the moves of one ledger."""
+        moves: list[SlotMove] = []
+        for fragment, size in slot_sizes(metadata):
+            bookies = list(fragment.bookies)
+            if not size or any(map(is_vacant, bookies)):
+                continue
+            # The fullest first, as they are at the begin of the fragment.
+            for former in sorted(bookies, key=lambda name: (-self.sizes.get(name, 0), name)):
+                slot = bookies.index(former)
+                newcomer = self._newcomer(metadata, bookies, slot, size)
+                if newcomer is None:
+                    continue
+                move = SlotMove(metadata.ledger_id, fragment.first_entry_id, former, newcomer, size)
+                bookies[slot] = newcomer
+                self._apply(move, 1)
+                moves.append(move)
+        return moves
+
+    def undo(self, move: SlotMove) -> None:
+        """Take back a move that was not made."""
+        self._apply(move, -1)
+
+    def _apply(self, move: SlotMove, sign: int) -> None:
+        self.sizes[move.former] -= sign * move.size_bytes
+        self.sizes[move.newcomer] += sign * move.size_bytes
+
+    def _newcomer(
+        self, metadata: LedgerMetadata, bookies: Sequence[str], slot: int, size: int
+    ) -> str | None:
+        """The emptiest bookie that may take a slot; None if a move would improve nothing."""
+        full = self.sizes.get(bookies[slot], 0)
+        if full <= self._mean:
+            return None
+        for name in sorted(self._writable, key=lambda one: (self.sizes[one], one)):
+            empty = self.sizes[name]
+            is_due = full > self._high or empty < self._low
+            if empty >= self._mean or not is_due or size >= full - empty:
+                return None  # so it is with all that are fuller
+            if name not in bookies and self._may_place(metadata, bookies, slot, name):
+                return name
+        return None
