@@ -54,7 +54,7 @@ _log = event_log(__name__)
 
 
 class _MoveError(Exception):
-    """The move of a fragment ends here; the arguments are an outcome and its detail."""
+    """The move of a fragment ends here; the arguments are an outcome, its detail, who refused."""
 
 
 class _NewcomerError(Exception):
@@ -111,7 +111,10 @@ class ReplicaMove:
             except NoSuchLedgerError:
                 return RepairOutcome(ledger_id, names, "deleted", done.entries, done.packet_bytes)
             except _MoveError as error:
-                outcome, detail = error.args
+                outcome, detail, *refused = error.args
+                for newcomer in refused:
+                    # The next attempt begins with another bookie.
+                    self._client.ensembles.quarantine.put(newcomer)
                 return RepairOutcome(
                     ledger_id, names, outcome, done.entries, done.packet_bytes, detail
                 )
@@ -159,7 +162,7 @@ class ReplicaMove:
         except NoSuchLedgerError:
             return outcome("deleted")
         except _MoveError as error:
-            kind, detail = error.args
+            kind, detail, *_ = error.args
             return outcome(kind, detail=detail)
         return outcome("was-fine")
 
@@ -212,11 +215,11 @@ class ReplicaMove:
             except (NoSuchLedgerError, MetadataError):
                 raise
             except (BookieError, _NewcomerError) as error:
+                refused = []
                 if begun.following.get(slot) == before:
-                    # The next attempt begins with another bookie.
                     del newcomers[slot]
-                    ensembles.quarantine.put(bookie_id)
-                raise _MoveError("refused", f"{bookie_id}: {error}") from error
+                    refused.append(bookie_id)
+                raise _MoveError("refused", f"{bookie_id}: {error}", *refused) from error
             entries += copier.entries
             packet_bytes += copier.packet_bytes
         await self._swap(metadata, fragment, last, newcomers, incarnations, lock)
