@@ -31,10 +31,12 @@ class ClusterConnection:
         *,
         session_timeout_seconds: float,
         security: MetadataSecurity | None = None,
+        names_writer: bool = True,
     ) -> None:
         self._metadata_uri = metadata_uri
         self._session_timeout_seconds = session_timeout_seconds
         self._security = security
+        self._names_writer = names_writer
         self._sources = sources
         self._rpc = rpc
         self._resources = AsyncExitStack()
@@ -59,7 +61,9 @@ class ClusterConnection:
                     open_store(uri, security=self._security)
                 )
             ledgers = await stack.enter_async_context(
-                open_ledger_client(store, self._sources, self._rpc)
+                open_ledger_client(
+                    store, self._sources, self._rpc, names_writer=self._names_writer
+                )
             )
             entered = LogClient(ledgers, store, configuration)
             entered.require_here()

@@ -19,6 +19,8 @@ key                             value
                                 ``transactions/<application>``
 ``groups/<group>/…``             consumers that share logs (`groups`): ``assignment``, and leased
                                 ``members/<member>`` and ``leader/…``
+``writers/<writer>``            leased: a client that writes ledgers, as host and process
+                                (`writer_record`)
 ``underreplication/…``          ledgers that lack copies, and the workers that repair them
 ``config/settings/<s>.<key>``    a cluster setting, the text that a flag would give; the record
                                 ``config/settings`` itself orders the changes
@@ -47,6 +49,7 @@ LEDGERS = "/ledgers"
 DELETED = "/deleted"
 LOGS = "/logs"
 GROUPS = "/groups"
+WRITERS = "/writers"
 UNDERREPLICATION = "/underreplication"
 MARKED_LEDGERS = "/underreplication/ledgers"
 REPAIR_LOCKS = "/underreplication/locks"
@@ -78,6 +81,7 @@ OWN = frozenset(
         "logs",
         "groups",
         "underreplication",
+        "writers",
         "config",
     }
 )
@@ -92,6 +96,11 @@ def cookie(bookie_id: str) -> str:
 def registration(bookie_id: str, *, read_only: bool) -> str:
     """Return the key under which a bookie is registered, as writable or as read-only."""
     return f"{READ_ONLY if read_only else WRITABLE}/{_checked(bookie_id)}"
+
+
+def writer(writer_id: str) -> str:
+    """Return the key of the leased record of a client that writes ledgers."""
+    return f"{WRITERS}/{writer_id}"
 
 
 def essential(key: str) -> str | None:

@@ -28,13 +28,14 @@ from bookie.ledger.catalog.ledger_ids import LedgerIdGenerator
 from bookie.ledger.catalog.ledgers import LedgerManager, new_token
 from bookie.ledger.connection.arguments import checked_bytes
 from bookie.ledger.connection.pool import BookiePool
-from bookie.ledger.metadata import Fragment, LedgerMetadata, LedgerState
+from bookie.ledger.metadata import WRITER, Fragment, LedgerMetadata, LedgerState
 from bookie.ledger.place.ensembles import Ensembles
 from bookie.ledger.place.placement_view import PlacementView
 from bookie.ledger.quorum import Quorum
 from bookie.ledger.read.handle import ReaderHandle
 from bookie.ledger.recover.driver import recover_ledger
 from bookie.ledger.write.handle import WriterHandle
+from bookie.ledger.write.writer_record import WriterRecord
 from bookie.metadata.store import MetadataStore
 from bookie.metadata.versioned import Versioned
 
@@ -58,9 +59,11 @@ class LedgerShape:
 
 @asynccontextmanager
 async def open_ledger_client(
-    store: MetadataStore, sources: Sources, rpc: RpcSettings
+    store: MetadataStore, sources: Sources, rpc: RpcSettings, *, names_writer: bool = True
 ) -> AsyncIterator[LedgerClient]:
     """A client with its view of bookies, its placement and its connections, for the block.
+
+    Without `names_writer`, its ledgers name no writer: nobody recovers them automatically.
 
     Raises:
         ConfigurationError: a setting of the placement is wrong.
@@ -78,6 +81,10 @@ async def open_ledger_client(
         steps.push_async_callback(tasks.__aexit__, None, None, None)
         pool = BookiePool(directory, instance_id, tasks, sources.settings().client, rpc)
         steps.push_async_callback(pool.close)
+        record = None
+        if names_writer:
+            record = WriterRecord(store, instance_id, pool.spawn)
+            steps.push_async_callback(record.close)
         yield LedgerClient(
             instance_id,
             directory,
@@ -85,6 +92,7 @@ async def open_ledger_client(
             pool,
             LedgerManager(store),
             LedgerIdGenerator(store),
+            record,
         )
 
 
@@ -99,6 +107,7 @@ class LedgerClient:
         pool: BookiePool,
         ledgers: LedgerManager,
         ids: LedgerIdGenerator,
+        writer_record: WriterRecord | None = None,
     ) -> None:
         self.instance_id = instance_id
         self.directory = directory
@@ -106,6 +115,11 @@ class LedgerClient:
         self.pool = pool
         self.ledgers = ledgers
         self.ids = ids
+        self._writer_record = writer_record
+
+    async def _writer_id(self) -> str:
+        """Return the id that new ledgers name, once its record exists; empty if they name none."""
+        return "" if self._writer_record is None else await self._writer_record.ensure()
 
     async def create(
         self,
@@ -123,6 +137,7 @@ class LedgerClient:
         token = new_token()
         bookies = self.ensembles.choose(shape.quorum, allow_degraded=shape.allow_degraded)
         incarnations = await self.ensembles.incarnations(bookies)
+        custom = _custom(custom_metadata)
         metadata = LedgerMetadata(
             ledger_id=0,
             ensemble_size=shape.quorum.ensemble_size,
@@ -133,8 +148,9 @@ class LedgerClient:
             digest_type=shape.digest_type,
             password_key=key_of_life(password, token),
             ctime_ms=SystemClock().now_ms() if created_ms is None else created_ms,
-            custom_metadata=_custom(custom_metadata),
+            custom_metadata=custom,
             c_token=token,
+            writer_id="" if UNCLAIMED in custom else await self._writer_id(),
         )
         created = await self._store(metadata, ledger_id)
         lost = await self.ensembles.lost_since(incarnations)
@@ -173,6 +189,7 @@ class LedgerClient:
             raise _has_a_writer(ledger_id)
         claimed = self.ensembles.mended(replace(found.value, custom_metadata=custom_metadata))
         incarnations = await self.ensembles.incarnations(claimed.last_fragment.bookies)
+        claimed = replace(claimed, writer_id=await self._writer_id())
         try:
             found = await self.ledgers.write(claimed, found.version)
         except BadVersionError as error:
@@ -243,6 +260,8 @@ def _custom(metadata: Mapping[str, bytes] | None) -> dict[str, bytes]:
         isinstance(name, str) for name in metadata or {}
     ):
         raise BadRequestError("custom metadata must map strings to bytes")
+    if WRITER in (metadata or {}):
+        raise BadRequestError(f"custom metadata cannot have the name {WRITER}: it is reserved")
     return {
         name: checked_bytes(value, f"the custom metadata {name!r}")
         for name, value in (metadata or {}).items()

@@ -21,6 +21,9 @@ numbers and custom metadata in the order of its keys, so equal metadata has equa
 named ``password`` holds the ledger key (:func:`bookie.entry.digest.derive_key`), never the
 password.
 
+The writer's id is stored as custom metadata of the name `WRITER`. So BookKeeper and older versions
+read such metadata, and keep the id when they change it. In memory the id has a field of its own.
+
 Source: Apache BookKeeper's ledger metadata formats (version 3: BP-50).
 """
 
@@ -46,6 +49,10 @@ LEDGER_METADATA_SIZE_BYTES_MAX = 512 * 1024
 CLOSING_BYTES_MAX = 24
 """The most bytes that closing a ledger adds to its encoded metadata: two numbers."""
 
+WRITER = "bookie.writer"
+"""The reserved name in stored custom metadata whose value is the writer's id."""
+
+_WRITER_ID = re.compile(r"[0-9a-f]{32}")
 _VERSION_LINE = re.compile(rb"BookieMetadataFormatVersion\t([0-9]{1,9})\n")
 _HEADER_V3 = b"BookieMetadataFormatVersion\t3\n"
 _NEWEST_VERSION = 3
@@ -93,6 +100,8 @@ class LedgerMetadata:
     custom_metadata: Mapping[str, bytes] = field(default_factory=dict)
     c_token: int = 0
     """A random number of each attempt to create the ledger; it identifies the creator."""
+    writer_id: str = ""
+    """The client that writes or wrote the ledger (`keys.writer`); empty if nobody knows."""
 
     @property
     def is_closed(self) -> bool:
@@ -176,29 +185,46 @@ class LedgerMetadata:
                 not (-(2**63) <= self.ctime_ms <= MAX_ID and -(2**63) <= self.c_token <= MAX_ID),
                 "creation time or token is not a 64-bit number",
             ),
+            (
+                bool(self.writer_id) and not is_writer_id(self.writer_id),
+                "the id of its writer is not 32 hexadecimal digits",
+            ),
         ]
 
 
+def is_writer_id(text: str) -> bool:
+    """True if `text` may name a writer: 32 hexadecimal digits."""
+    return _WRITER_ID.fullmatch(text) is not None
+
+
 def encode(metadata: LedgerMetadata) -> bytes:
-    """Encode `metadata` in format version 3.
+    """Encode `metadata` in format version 3; without the writer's id if there is no room for it.
 
     Raises:
         BadRequestError: the metadata breaks a rule, or is larger than the stores take.
     """
     metadata.validate()
+    # An open ledger must have room for its end, or nobody could close it.
+    room = CLOSING_BYTES_MAX if metadata.state is LedgerState.OPEN else 0
+    size_max = LEDGER_METADATA_SIZE_BYTES_MAX - room
+    data = _encode_v3(metadata)
+    if len(data) > size_max and metadata.writer_id:
+        # The id only serves an automatic recovery; what the user stores comes first.
+        data = _encode_v3(replace(metadata, writer_id=""))
+    if len(data) > size_max:
+        raise BadRequestError(
+            f"metadata of ledger {metadata.ledger_id} has {len(data)} bytes, "
+            f"more than the {size_max} that metadata stores take"
+        )
+    return data
+
+
+def _encode_v3(metadata: LedgerMetadata) -> bytes:
     try:
         body = _to_message(metadata).SerializeToString(deterministic=True)
     except ValueError as error:
         raise BadRequestError(f"metadata of ledger {metadata.ledger_id}: {error}") from error
-    data = _HEADER_V3 + _encode_varint(len(body)) + body
-    # An open ledger must have room for its end, or nobody could close it.
-    room = CLOSING_BYTES_MAX if metadata.state is LedgerState.OPEN else 0
-    if len(data) > LEDGER_METADATA_SIZE_BYTES_MAX - room:
-        raise BadRequestError(
-            f"metadata of ledger {metadata.ledger_id} has {len(data)} bytes, "
-            f"more than the {LEDGER_METADATA_SIZE_BYTES_MAX - room} that metadata stores take"
-        )
-    return data
+    return _HEADER_V3 + _encode_varint(len(body)) + body
 
 
 def decode(ledger_id: int, data: bytes) -> LedgerMetadata:
@@ -249,7 +275,10 @@ def _to_message(metadata: LedgerMetadata) -> LedgerMetadataFormat:
         message.ctime = metadata.ctime_ms
     for fragment in metadata.fragments:
         message.segment.add(firstEntryId=fragment.first_entry_id, ensembleMember=fragment.bookies)
-    for key, value in sorted(metadata.custom_metadata.items()):
+    custom = dict(metadata.custom_metadata)
+    if metadata.writer_id:
+        custom[WRITER] = metadata.writer_id.encode("ascii")
+    for key, value in sorted(custom.items()):
         message.customMetadata.add(key=key, value=value)
     return message
 
@@ -292,6 +321,13 @@ def _from_message(ledger_id: int, message: LedgerMetadataFormat) -> LedgerMetada
         raise FormatError("its digest type is not one that this program knows")
     state = LedgerState(message.state)
     is_closed = state is LedgerState.CLOSED
+    custom = {_text(entry.key): entry.value for entry in message.customMetadata}
+    # Another value is of another program, and is kept as it is.
+    writer_id = custom.get(WRITER, b"").decode("latin-1")
+    if is_writer_id(writer_id):
+        del custom[WRITER]
+    else:
+        writer_id = ""
     return LedgerMetadata(
         ledger_id=ledger_id,
         ensemble_size=message.ensembleSize,
@@ -309,8 +345,9 @@ def _from_message(ledger_id: int, message: LedgerMetadataFormat) -> LedgerMetada
         ctime_ms=message.ctime if message.HasField("ctime") else -1,
         last_entry_id=message.lastEntryId if is_closed else NO_ENTRY,
         length=message.length if is_closed else 0,
-        custom_metadata={_text(entry.key): entry.value for entry in message.customMetadata},
+        custom_metadata=custom,
         c_token=message.cToken,
+        writer_id=writer_id,
     )
 
 
