@@ -61,9 +61,7 @@ class ClusterConnection:
                     open_store(uri, security=self._security)
                 )
             ledgers = await stack.enter_async_context(
-                open_ledger_client(
-                    store, self._sources, self._rpc, names_writer=self._names_writer
-                )
+                open_ledger_client(store, self._sources, self._rpc, names_writer=self._names_writer)
             )
             entered = LogClient(ledgers, store, configuration)
             entered.require_here()

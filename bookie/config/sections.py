@@ -405,6 +405,14 @@ class RepairSettings(Section):
         " the network is more likely at fault.",
         json_schema_extra=DYNAMIC,
     )
+    open_ledger_grace_seconds: float = Field(
+        default=3600.0,
+        ge=0,
+        le=1e9,
+        description="The absence of a ledger's writer after which its open ledger is recovered and"
+        " closed. A writer without a session for so long loses its ledgers.",
+        json_schema_extra=DYNAMIC,
+    )
     audit_interval_seconds: float = Field(
         default=86400.0,
         gt=0,

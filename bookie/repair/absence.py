@@ -1,4 +1,4 @@
-"""The decision that a bookie is lost: it was away for long, while most others were not. Pure."""
+"""The decision that a bookie is lost, or a writer gone: each was away for long. Pure."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ class AbsenceVerdict:
     """Those that are away for longer than the delay. Empty during a split."""
     is_split: bool = False
     """True if somebody would be lost, and so many are away that the network may be at fault."""
+    too_many: bool = False
+    """True if so many are away at this moment."""
     next_seconds: float | None = None
     """Time until the next bookie may be lost; None if no bookie is on its way there."""
 
@@ -64,10 +66,43 @@ class BookieAbsence:
             self._since = {name: min(now, since + passed) for name, since in self._since.items()}
             if self._split_since is None:
                 self._split_since = now
-            return AbsenceVerdict(away, is_split=now - self._split_since >= delay_seconds)
+            is_split = now - self._split_since >= delay_seconds
+            return AbsenceVerdict(away, is_split=is_split, too_many=True)
         self._split_since = None
         left = {name: since + delay_seconds - now for name, since in self._since.items()}
         lost = frozenset(name for name, seconds in left.items() if seconds <= 0)
         return AbsenceVerdict(
             away, lost, next_seconds=min((s for s in left.values() if s > 0), default=None)
         )
+
+
+class WriterAbsence:
+    """Counts for how long the records of writers are missing, by the clock of one auditor.
+
+    Time counts while somebody looks: a pause between two looks adds `unseen_seconds_max` at most.
+    So a machine that was suspended does not find its writers gone when it wakes up.
+    """
+
+    def __init__(self, unseen_seconds_max: float) -> None:
+        self._unseen_max = unseen_seconds_max
+        self._since: dict[str, float] = {}
+        self._looked_at = math.inf
+
+    def look(self, now: float, named: Collection[str], present: Collection[str]) -> None:
+        """Note which of the writers that open ledgers name have no record at `now`, in seconds."""
+        unseen = max(0.0, now - self._looked_at - self._unseen_max)
+        self._looked_at = now
+        self._since = {
+            name: self._since.get(name, now - unseen) + unseen
+            for name in frozenset(named) - frozenset(present)
+        }
+
+    @property
+    def missing(self) -> frozenset[str]:
+        """The writers without a record at the last look."""
+        return frozenset(self._since)
+
+    def is_gone(self, name: str, grace_seconds: float) -> bool:
+        """True if the writer's record was missing in all looks of so many seconds."""
+        since = self._since.get(name)
+        return since is not None and self._looked_at - since >= grace_seconds

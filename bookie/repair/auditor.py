@@ -6,6 +6,8 @@ Bookies elect it. A second auditor does no harm, because marks only add up. It m
   slot;
 - a registered bookie lacks entries that the metadata gives it.
 
+It also recovers open ledgers whose writer is gone (`OpenLedgers`).
+
 It looks at all ledgers (a *survey*) when it begins, when a bookie is lost or leaves, when one comes
 back or has another incarnation, and from time to time while bookies are gone. A survey reads rows,
 and lists entries where a row leaves doubt. An *audit* is a survey that lists every entry of every
@@ -41,6 +43,7 @@ from bookie.ledger.metadata import LedgerMetadata
 from bookie.metadata.store import MetadataStore
 from bookie.repair.absence import AbsenceVerdict, BookieAbsence
 from bookie.repair.comparison import CopyComparison, listed_bookies
+from bookie.repair.open_ledgers import OpenLedgers
 from bookie.telemetry import Metrics, event_log
 
 AUDIT = "replicas"
@@ -102,6 +105,17 @@ class Auditor:
     def _begin(self) -> None:
         self._absence = BookieAbsence()
         self._was_split = self._has_looked = False
+        self._are_many_away = True
+        """True while the network may be at fault; true before the first look."""
+        self._open_ledgers = OpenLedgers(
+            self._client,
+            self._store,
+            self._settings,
+            self._metrics,
+            self._clock,
+            self._marks,
+            lambda: self._are_many_away,
+        )
         self._seen: dict[str, str] = {}
         self._known: set[str] = set()
         self._gone: frozenset[str] = frozenset()
@@ -152,16 +166,19 @@ class Auditor:
             self._metrics.repair_split,
             self._metrics.repair_audit_age_seconds,
             self._metrics.repair_marked_ledgers,
+            self._metrics.repair_abandoned_ledgers,
         ):
             gauge.set(0)
 
     async def _lead(self) -> NoReturn:
-        """Look at registrations, and survey, beside each other: a survey may take long."""
+        """Look at registrations, survey and recover beside each other: some take long."""
         self._begin()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._repeat(self._look))
             tasks.create_task(self._repeat(self._survey_if_due))
-        raise AssertionError("both go on until they are cancelled")
+            tasks.create_task(self._repeat(self._open_ledgers.look))
+            tasks.create_task(self._repeat(self._open_ledgers.work))
+        raise AssertionError("they go on until they are cancelled")
 
     async def _repeat(self, work: Callable[[], Awaitable[None]]) -> NoReturn:
         pauses = Backoff(ROUND_SECONDS, 30.0)
@@ -212,6 +229,7 @@ class Auditor:
             delay_seconds=settings.lost_bookie_delay_seconds,
             share_max=settings.away_share_max,
         )
+        self._are_many_away = verdict.too_many
         self._tell(verdict, known)
         back = recorded.intersection(registered)
         if self._named is not None:

@@ -37,14 +37,16 @@ REPAIR_OUTCOMES = (
     "repaired",
     "was-fine",
     "deleted",
+    "recovered",
     "no-good-copy",
     "no-spare",
     "refused",
     "open",
     "away",
     "locked",
+    "not-recovered",
 )
-"""Ends of a repair; only the first three leave nothing to do."""
+"""Ends of a repair; only the first four leave nothing to do."""
 
 ERROR_KINDS = (
     "conflict",
@@ -262,6 +264,9 @@ class Metrics:
         )
         self.repair_marked_ledgers = declare.gauge(
             "repair_marked_ledgers", "Ledgers that lack copies; the auditor tells."
+        )
+        self.repair_abandoned_ledgers = declare.gauge(
+            "repair_abandoned_ledgers", "Open ledgers whose writer is gone; the auditor tells."
         )
         self.repair_copied_entries_total = declare.counter(
             "repair_copied_entries_total", "Entries that this bookie's repairs copied."

@@ -239,12 +239,12 @@ class UnderreplicationManager:
         locked = {_LOCKS.number_of(f"{keys.REPAIR_LOCKS}/{name}") for name in names}
         return locked - {one for one, held in self._held.items() if held.mark_version is None}
 
-    async def acquire(self, ledger_id: int) -> bool:
-        """Lock one marked ledger; False if it is locked or unmarked.
+    async def acquire(self, ledger_id: int, *, needs_mark: bool = True) -> bool:
+        """Lock one ledger; False if it is locked, or unmarked although a mark is needed.
 
         If this call raises, the ledger may be locked all the same; the next call finds out.
         """
-        return await self._acquire(ledger_id, is_marked=True)
+        return await self._acquire(ledger_id, is_marked=True if needs_mark else None)
 
     async def acquire_unmarked(self, ledger_id: int) -> bool:
         """Lock a ledger that lacks no copy; False if it is locked or marked.
@@ -264,7 +264,8 @@ class UnderreplicationManager:
             raise BadRequestError(f"ledger {ledger_id} is not locked by this worker")
         return RepairLock(self._store, Check(_LOCKS.key(ledger_id), held.lock_version))
 
-    async def _acquire(self, ledger_id: int, *, is_marked: bool) -> bool:
+    async def _acquire(self, ledger_id: int, *, is_marked: bool | None) -> bool:
+        """Lock a ledger that is marked, that is not, or (None) either of them."""
         async with self._serial:
             held = self._held.get(ledger_id)
             if held is not None and held.mark_version is not None:
@@ -274,7 +275,7 @@ class UnderreplicationManager:
             held = held or _Held(secrets.token_hex(8), None)
             return await self._lock(ledger_id, held, is_marked=is_marked)
 
-    async def _lock(self, ledger_id: int, held: _Held, *, is_marked: bool) -> bool:
+    async def _lock(self, ledger_id: int, held: _Held, *, is_marked: bool | None) -> bool:
         key, value = _LOCKS.key(ledger_id), encode_lock(self._worker, held.token)
         while True:
             mark = await self._store.get(_MARKS.key(ledger_id))
@@ -282,7 +283,7 @@ class UnderreplicationManager:
             if lock is not None and _lock_of(key, lock.value)[1] != held.token:
                 self._held.pop(ledger_id, None)
                 return False
-            if (mark is not None) != is_marked:
+            if is_marked is not None and (mark is not None) != is_marked:
                 if ledger_id in self._held:
                     await self._give_back(ledger_id, held)
                 return False

@@ -1,0 +1,260 @@
+"""Open ledgers whose writer is gone: the auditor recovers them, and never under their writer.
+
+A client that writes ledgers has a leased record (`writer_record`), and its ledgers name it. If the
+record was missing for a grace, the ledgers that name it are recovered in the ordinary way.
+
+The grace is for writers that lose their session and come back. Nothing depends on it for safety:
+
+- A recovery begins with a compare-and-set from OPEN to IN_RECOVERY. Here the same transaction
+  demands that the writer's record does not exist. So the store itself states that no session of the
+  writer is alive at the moment at which its ledger is taken.
+- A writer that goes on without a session is fenced: its next append raises LedgerFencedError. The
+  closed ledger has all entries that were acknowledged.
+
+Ledgers of older clients name no writer, and unclaimed ledgers have none yet: both are left alone.
+Nothing is recovered while many bookies are away, or while one of them doubts the metadata store.
+
+A survey of copies runs seldom and may take long. So the ledgers are listed here once more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from bookie.cluster import keys
+from bookie.config import RepairSettings
+from bookie.env import Backoff, Clock, gather, jitter
+from bookie.errors import BadVersionError, BookieError, MetadataClosedError, NoSuchLedgerError
+from bookie.ledger.copies.departures import RepairFailures
+from bookie.ledger.copies.marks import UnderreplicationManager
+from bookie.ledger.ledger_client import UNCLAIMED, LedgerClient
+from bookie.ledger.metadata import LedgerMetadata, LedgerState
+from bookie.ledger.recover.driver import recover_ledger
+from bookie.metadata.model import NOT_EXISTS, Check
+from bookie.metadata.store import MetadataStore
+from bookie.metadata.versioned import Versioned
+from bookie.repair.absence import WriterAbsence
+from bookie.telemetry import Metrics, event_log
+
+RECOVERED, NOT_RECOVERED = "recovered", "not-recovered"
+"""Outcomes, for metrics and for records of failures."""
+
+LOOK_SECONDS_MAX = 10.0
+"""The longest time between two listings of the writers' records."""
+LOOKS_OF_A_GRACE = 10
+LISTINGS_OF_A_GRACE = 4
+"""The ledgers are listed so often in the time of one grace."""
+REST = 20.0
+"""A pause is at least so many times as long as the listing before it."""
+UNSEEN_SECONDS_MAX = 60.0
+"""The most seconds of a grace that pass between two looks."""
+RETRY_SECONDS_MIN, RETRY_SECONDS_EACH = 1.0, 0.5
+"""A ledger waits at least so long, and so long for each ledger that failed."""
+RELEASE_SECONDS = 2.0
+"""Time in which a lock is given back; then it ends with the session."""
+
+_log = event_log(__name__)
+
+
+@dataclass(slots=True)
+class _OpenLedger:
+    """A ledger that is not closed, and whose writer was missing when it was listed."""
+
+    writer_id: str
+    is_taken: bool = False
+    """True once it is IN_RECOVERY by this auditor: the writer's return changes nothing any more."""
+    pauses: Backoff | None = field(default=None, repr=False)
+    """Set after the first failure."""
+    not_before: float = -math.inf
+
+
+class OpenLedgers:
+    """The open ledgers that one auditor knows of, from the moment at which it begins to lead.
+
+    Args:
+        is_split: True while nothing may be recovered, because too many bookies are away.
+    """
+
+    def __init__(
+        self,
+        client: LedgerClient,
+        store: MetadataStore,
+        settings: Callable[[], RepairSettings],
+        metrics: Metrics,
+        clock: Clock,
+        marks: UnderreplicationManager,
+        is_split: Callable[[], bool],
+    ) -> None:
+        self._client = client
+        self._store = store
+        self._settings = settings
+        self._metrics = metrics
+        self._clock = clock
+        self._marks = marks
+        self._is_split = is_split
+        self._failures = RepairFailures(store, clock)
+        self._found: dict[int, _OpenLedger] = {}
+        self._absence = WriterAbsence(UNSEEN_SECONDS_MAX)
+        self._look_at = self._list_at = -math.inf
+
+    async def look(self) -> None:
+        """Note which writers have no record, if a look is due.
+
+        Raises:
+            MetadataError: the metadata store failed.
+        """
+        now = self._clock.monotonic()
+        if now < self._look_at:
+            return
+        present = await self._store.get_children(keys.WRITERS)
+        took = self._clock.monotonic() - now
+        self._absence.look(now, {one.writer_id for one in self._found.values()}, present)
+        missing = self._absence.missing
+        self._metrics.repair_abandoned_ledgers.set(
+            sum(one.is_taken or one.writer_id in missing for one in self._found.values())
+        )
+        seconds = min(self._grace / LOOKS_OF_A_GRACE, LOOK_SECONDS_MAX)
+        self._look_at = now + took + max(seconds, REST * took)
+
+    async def work(self) -> None:
+        """List the ledgers if that is due, and recover those whose writer is gone.
+
+        Raises:
+            MetadataError: the metadata store failed.
+        """
+        if not await self._marks.is_enabled():
+            return
+        if self._clock.monotonic() >= self._list_at:
+            await self._list()
+        room = asyncio.Semaphore(self._settings().ledgers_at_once)
+
+        async def recover(ledger_id: int, one: _OpenLedger) -> None:
+            async with room:
+                if self._is_due(one) and await self._marks.is_enabled():
+                    await self._try(ledger_id, one)
+
+        due = [(ledger_id, one) for ledger_id, one in self._found.items() if self._is_due(one)]
+        await gather(recover(*one) for one in due)
+
+    @property
+    def _grace(self) -> float:
+        return self._settings().open_ledger_grace_seconds
+
+    def _is_due(self, one: _OpenLedger) -> bool:
+        if self._is_held_back() or self._clock.monotonic() < one.not_before:
+            return False
+        return one.is_taken or self._absence.is_gone(one.writer_id, self._grace)
+
+    def _is_held_back(self) -> bool:
+        # A store that went back in time may not name the bookies of the last entries.
+        registrations = self._client.directory.all().values()
+        return self._is_split() or any(one.store_doubt for one in registrations)
+
+    # ---- the listing
+
+    async def _list(self) -> None:
+        began = self._clock.monotonic()
+        present = set(await self._store.get_children(keys.WRITERS))
+        found: dict[int, _OpenLedger] = {}
+        async for versioned in self._client.ledgers.list_readable(lambda _: None):
+            metadata = versioned.value
+            if not _has_writer(metadata):
+                continue
+            ledger_id = metadata.ledger_id
+            known = self._found.get(ledger_id)
+            if known is not None and known.writer_id == metadata.writer_id:
+                if known.is_taken or metadata.writer_id not in present:
+                    found[ledger_id] = known
+            elif metadata.writer_id not in present:
+                found[ledger_id] = _OpenLedger(metadata.writer_id)
+        self._found = found
+        async for failure in self._failures.all():
+            if failure.outcome == NOT_RECOVERED and failure.ledger_id not in found:
+                await self._failures.remove(failure.ledger_id)  # closed, or its writer is back
+        took = self._clock.monotonic() - began
+        self._list_at = began + took + max(self._grace / LISTINGS_OF_A_GRACE, REST * took)
+
+    # ---- recovery
+
+    async def _try(self, ledger_id: int, one: _OpenLedger) -> None:
+        try:
+            if not await self._marks.acquire(ledger_id, needs_mark=False):
+                return  # another worker repairs it; the next round comes soon
+            try:
+                is_over = await self._recover(ledger_id, one)
+            finally:
+                with suppress(BookieError, TimeoutError):
+                    async with asyncio.timeout(RELEASE_SECONDS):
+                        await self._marks.release(ledger_id)
+        except MetadataClosedError:
+            raise
+        except BookieError as error:
+            await self._note_failure(ledger_id, one, error)
+            return
+        if is_over:
+            self._found.pop(ledger_id, None)
+            if one.pauses is not None:
+                await self._failures.remove(ledger_id)
+
+    async def _recover(self, ledger_id: int, one: _OpenLedger) -> bool:
+        """Recover a locked ledger; False if it changed, or its writer returned, in this moment."""
+        client = self._client
+        try:
+            found = await client.ledgers.read_latest(ledger_id)
+            if not _has_writer(found.value) or found.value.writer_id != one.writer_id:
+                return True
+            one.is_taken = True  # a write that is not answered may happen
+            if found.value.state is LedgerState.OPEN:
+                try:
+                    found = await self._take(found)
+                except BadVersionError:
+                    one.is_taken = False
+                    return False
+            closed = await recover_ledger(found, client.pool, client.ledgers, client.ensembles)
+        except NoSuchLedgerError:
+            return True
+        self._metrics.repair_outcomes_total.labels(RECOVERED).inc()
+        _log.info(
+            "abandoned_ledger_recovered",
+            ledger_id=ledger_id,
+            writer=one.writer_id,
+            last_entry_id=closed.value.last_entry_id,
+        )
+        return True
+
+    async def _take(self, found: Versioned[LedgerMetadata]) -> Versioned[LedgerMetadata]:
+        """Set a ledger IN_RECOVERY if its writer has no record at that moment.
+
+        Raises:
+            BadVersionError: it has one, or the ledger has changed.
+        """
+        taken = found.value.with_state(LedgerState.IN_RECOVERY)
+        absent = Check(keys.writer(found.value.writer_id), NOT_EXISTS)
+        return await self._client.ledgers.write(taken, found.version, [absent])
+
+    async def _note_failure(self, ledger_id: int, one: _OpenLedger, error: BookieError) -> None:
+        if one.pauses is None:
+            longest = self._settings().retry_seconds_max
+            one.pauses = Backoff(RETRY_SECONDS_MIN, longest, jitter)
+        failing = sum(other.pauses is not None for other in self._found.values())
+        seconds = max(one.pauses.next(), RETRY_SECONDS_EACH * failing)
+        one.not_before = self._clock.monotonic() + seconds
+        self._metrics.repair_outcomes_total.labels(NOT_RECOVERED).inc()
+        failure = await self._failures.add(ledger_id, NOT_RECOVERED, str(error))
+        _log.warning(
+            "abandoned_ledger_not_recovered",
+            ledger_id=ledger_id,
+            reason=str(error),
+            attempts=failure.attempts,
+        )
+
+
+def _has_writer(metadata: LedgerMetadata) -> bool:
+    """True if the ledger is not closed and names the client that has to close it."""
+    return bool(
+        metadata.writer_id and not metadata.is_closed and UNCLAIMED not in metadata.custom_metadata
+    )
