@@ -97,6 +97,10 @@ class WriterAbsence:
             for name in frozenset(named) - frozenset(present)
         }
 
+    def forget(self, name: str) -> None:
+        """Count anew from the next look."""
+        self._since.pop(name, None)
+
     @property
     def missing(self) -> frozenset[str]:
         """The writers without a record at the last look."""

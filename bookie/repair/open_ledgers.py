@@ -201,7 +201,10 @@ class OpenLedgers:
                 await self._failures.remove(ledger_id)
 
     async def _recover(self, ledger_id: int, one: _OpenLedger) -> bool:
-        """Recover a locked ledger; False if it changed, or its writer returned, in this moment."""
+        """Recover a locked ledger; False if it changed, or its writer returned, in this moment.
+
+        In that case the writer gets its whole grace again.
+        """
         client = self._client
         try:
             found = await client.ledgers.read_latest(ledger_id)
@@ -213,6 +216,7 @@ class OpenLedgers:
                     found = await self._take(found)
                 except BadVersionError:
                     one.is_taken = False
+                    self._absence.forget(one.writer_id)
                     return False
             closed = await recover_ledger(found, client.pool, client.ledgers, client.ensembles)
         except NoSuchLedgerError:

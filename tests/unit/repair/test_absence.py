@@ -1,8 +1,8 @@
-"""When a bookie counts as lost."""
+"""When a bookie counts as lost, and a writer as gone."""
 
 from __future__ import annotations
 
-from bookie.repair.absence import AbsenceVerdict, BookieAbsence
+from bookie.repair.absence import AbsenceVerdict, BookieAbsence, WriterAbsence
 
 FIVE = ["b1", "b2", "b3", "b4", "b5"]
 
@@ -84,3 +84,29 @@ def test_a_split_now_and_then_does_not_keep_others_from_being_lost() -> None:
         _look(absence, now + 1, "b1 b2 b3")
         _look(absence, now + 2, "b1 b2")
     assert _look(absence, 30, "b1 b2").lost == {"b1", "b2"}
+
+
+def _gone(absence: WriterAbsence, now: float, *present: str) -> set[str]:
+    absence.look(now, ("w1", "w2"), present)
+    return {name for name in ("w1", "w2", "w3") if absence.is_gone(name, 10)}
+
+
+def test_a_writer_is_gone_after_the_grace() -> None:
+    absence = WriterAbsence(5)
+    assert not _gone(absence, 0, "w1")
+    assert not _gone(absence, 5, "w1")
+    assert _gone(absence, 10, "w1") == {"w2"}
+    assert absence.missing == {"w2"}
+    assert not _gone(absence, 11, "w1", "w2")
+    assert not _gone(absence, 15)
+    assert not _gone(absence, 20)
+    assert _gone(absence, 25) == {"w1", "w2"}
+
+
+def test_time_in_which_nobody_looked_does_not_count() -> None:
+    """The machine may have been suspended, with the writers on it."""
+    absence = WriterAbsence(5)
+    _gone(absence, 0)
+    assert not _gone(absence, 1000)
+    assert not _gone(absence, 1004.9)
+    assert _gone(absence, 1005) == {"w1", "w2"}
