@@ -80,7 +80,8 @@ class WriterRecord:
             # In a task of its own, because the first caller may end before the others.
             self._task = self._spawn(self._keep(begun), "record of a writer")
         await asyncio.shield(self._following)
-        if self._doubt.is_set() or not self._store.is_session_certain:
+        is_being_written = self._serial.locked()
+        if self._doubt.is_set() or is_being_written or not self._store.is_session_certain:
             await self._write()
         return self._writer_id
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from bookie._pb.ledger_metadata_pb2 import LedgerMetadataFormat
 from bookie.entry.digest import DigestType
 from bookie.errors import BadRequestError, FormatError
 from bookie.ids import MAX_ID
@@ -239,6 +240,7 @@ def test_bad_metadata_is_a_format_error(data: bytes, message: str) -> None:
         (OPEN.closed(1, -1), "out of range"),
         (replace(OPEN, c_token=2**63), "64-bit"),
         (replace(OPEN, ctime_ms=2**63), "64-bit"),
+        (replace(OPEN, writer_id="w"), "32 hexadecimal digits"),
         (replace(OPEN, custom_metadata={"k": bytes(LEDGER_METADATA_SIZE_BYTES_MAX)}), "more than"),
         (replace(OPEN, custom_metadata={"\ud800": b""}), "metadata of ledger 7"),
     ],
@@ -297,3 +299,47 @@ def test_versioned_pairs_value_and_version() -> None:
     """A version travels with what it is the version of."""
     assert Versioned(OPEN, 3) == Versioned(OPEN, 3)
     assert Versioned(OPEN, 3) != Versioned(OPEN, 4)
+
+
+WRITER_ID = "0123456789abcdef" * 2
+
+
+def test_the_writer_is_not_custom_metadata_of_the_user() -> None:
+    """It is stored there, under a reserved name, so that other readers keep it."""
+    named = replace(OPEN, writer_id=WRITER_ID)
+    message = LedgerMetadataFormat.FromString(_body(encode(named)))
+    stored = {one.key: one.value for one in message.customMetadata}
+    assert stored == {**OPEN.custom_metadata, "bookie.writer": WRITER_ID.encode()}
+    assert decode(7, encode(named)) == named
+    assert decode(7, encode(named)).custom_metadata == OPEN.custom_metadata
+    assert decode(7, encode(OPEN)).writer_id == ""
+
+
+@pytest.mark.parametrize("value", [b"", b"me", WRITER_ID.upper().encode(), b"\xff" * 32])
+def test_what_another_program_stored_under_that_name_is_kept(value: bytes) -> None:
+    foreign = replace(OPEN, custom_metadata={"bookie.writer": value})
+    assert decode(7, encode(foreign)) == foreign
+
+
+def test_the_writer_makes_room_for_the_user() -> None:
+    """A ledger that could be made without a writer's id can be made with it."""
+    size = LEDGER_METADATA_SIZE_BYTES_MAX - len(encode(OPEN)) - 64
+    dropped = 0
+    while True:
+        fuller = replace(OPEN, custom_metadata={"k": bytes(size)})
+        try:
+            encode(fuller)
+        except BadRequestError:
+            break
+        found = decode(7, encode(replace(fuller, writer_id=WRITER_ID)))
+        assert replace(found, writer_id="") == fuller
+        encode(found.closed(MAX_ID, MAX_ID))
+        dropped += not found.writer_id
+        size += 1
+    assert 40 < dropped < 60
+
+
+def _body(data: bytes) -> bytes:
+    """The message, behind the line of the version and its length."""
+    rest = data.partition(b"\n")[2]
+    return rest[next(at for at, byte in enumerate(rest) if byte < 0x80) + 1 :]
