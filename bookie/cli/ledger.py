@@ -180,8 +180,12 @@ async def _list(
 @app.command("show")
 def show(ledger: LedgerArgument, metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
     """Show all metadata of one ledger."""
-    found = on_store(metadata, lambda store: _read_metadata(store, ledger))
-    summary = _describe(found)
+    found, process = on_store(metadata, lambda store: _read_with_writer(store, ledger))
+    summary = _describe(found) | {
+        "writer": found.writer_id or None,
+        # None if the writer has no session any more: then its open ledger is closed by itself.
+        "writer_process": process,
+    }
     fragments: list[Record] = [
         {"first_entry_id": fragment.first_entry_id, "bookies": fragment.bookies}
         for fragment in found.fragments
@@ -200,6 +204,17 @@ async def _read_metadata(store: MetadataStore, ledger_id: int) -> LedgerMetadata
 
     await read_layout(store)
     return (await LedgerManager(store).read(ledger_id)).value
+
+
+async def _read_with_writer(
+    store: MetadataStore, ledger_id: int
+) -> tuple[LedgerMetadata, str | None]:
+    """The metadata, and host and process of the writer while that has a session."""
+    from bookie.cluster import keys
+
+    found = await _read_metadata(store, ledger_id)
+    record = await store.get(keys.writer(found.writer_id)) if found.writer_id else None
+    return found, None if record is None else record.value.decode("utf-8", "backslashreplace")
 
 
 def _describe(found: LedgerMetadata) -> Record:

@@ -72,7 +72,10 @@ def list_(
     ] = 1000,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """List the ledgers that lack copies, since when, and why the last repair failed."""
+    """List the ledgers that lack copies, since when, and why the last repair failed.
+
+    Open ledgers whose writer is gone and that could not be recovered come last.
+    """
     records = on_store(metadata, lambda store: _list(store, limit + 1))
     print_records(records[:limit], output, empty="no ledger lacks copies")
     if len(records) > limit:
@@ -101,7 +104,20 @@ async def _list(store: MetadataStore, limit: int) -> list[Record]:
             }
         )
         if len(records) == limit:
-            break
+            return records
+    marked = {record["ledger_id"] for record in records}
+    async for failure in failures.all():
+        if failure.ledger_id not in marked and len(records) < limit:
+            records.append(
+                {
+                    "ledger_id": failure.ledger_id,
+                    "missing_on": [],
+                    "since": format_moment(failure.failed_ms),
+                    "worker": await marks.worker_of(failure.ledger_id) or "",
+                    "attempts": failure.attempts,
+                    "reason": failure.reason,
+                }
+            )
     return records
 
 

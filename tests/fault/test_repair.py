@@ -7,6 +7,7 @@ same, and nothing is marked or locked.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
@@ -24,6 +25,7 @@ from bookie.ledger.metadata import LedgerMetadata
 from bookie.ledger.read.verification import list_stored, read_command
 from bookie.metadata.connect import open_store
 from bookie.metadata.store import MetadataStore
+from tests.fault.ledger_worker import payload_of
 from tests.fault.lossy_cluster import LossyCluster, create, healed, lossy_cluster, payloads_of
 from tests.fault.metadata_servers import SHARED
 
@@ -313,6 +315,39 @@ async def test_a_bookie_that_comes_gets_its_share(tmp_path: Path) -> None:
             1,
             "bookie: repair is disabled in this cluster; enable it first\n",
         )
+
+
+@pytest.mark.parametrize("uri", STORES, indirect=True)
+async def test_a_writer_is_killed(uri: str, tmp_path: Path) -> None:
+    """Its ledger is closed by itself, with every acknowledged entry. Another writer goes on."""
+    async with repairing(uri, tmp_path, open_ledger_grace_seconds=1.0) as cluster:
+        client = await cluster.client()
+        living = await create(client)
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tests.fault.ledger_worker", uri),
+            stdout=asyncio.subprocess.PIPE,
+        )
+        assert process.stdout is not None
+        try:
+            ledger_id = int(await process.stdout.readline())
+            for _ in range(200):
+                await process.stdout.readline()
+        finally:
+            process.kill()
+        rest, _ = await process.communicate()
+        # The kill may have cut off the last line.
+        acknowledged = int((b"199\n" + rest).rpartition(b"\n")[0].rpartition(b"\n")[2])
+
+        async def is_closed() -> bool:
+            return (await client.ledger_metadata(ledger_id)).is_closed
+
+        await _until(is_closed, f"ledger {ledger_id} is closed")
+        found = await payloads_of(client, ledger_id)
+        assert len(found) > acknowledged
+        assert found == [payload_of(entry_id) for entry_id in range(len(found))]
+        await living.append_many(PAYLOADS)
+        assert not (await client.ledger_metadata(living.ledger_id)).is_closed
+        await living.close()
 
 
 async def test_a_bookie_leaves_the_cluster(tmp_path: Path) -> None:

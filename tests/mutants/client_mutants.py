@@ -12,6 +12,7 @@ RECLAIM = "tests/unit/repair/test_reclaimer.py::test_"
 REMOVAL = "tests/unit/node/engine/reclaim/test_copy_removal.py::test_"
 REBALANCE = "tests/unit/ledger/copies/test_rebalance_plan.py::test_"
 RECLAIMING = "bookie/repair/reclaimer.py"
+WRITERS = "tests/unit/repair/test_open_ledgers.py::test_"
 MOVING = "bookie/ledger/copies/replica_move.py"
 
 CLIENT_MUTANTS = (
@@ -146,7 +147,7 @@ CLIENT_MUTANTS = (
     Mutant(
         "a ledger that lacks copies is locked as one that lacks none",
         "bookie/ledger/copies/marks.py",
-        "if (mark is not None) != is_marked:",
+        "if is_marked is not None and (mark is not None) != is_marked:",
         "if mark is None and is_marked:",
         (f"{RECLAIM}the_lock_of_another_is_respected",),
         "Copies go while others of the ledger are missing.",
@@ -190,5 +191,40 @@ CLIENT_MUTANTS = (
         "if empty >= self._mean or not is_due:",
         (f"{REBALANCE}a_move_makes_the_difference_smaller",),
         "A large ledger wanders from bookie to bookie.",
+    ),
+    Mutant(
+        "a ledger is taken without a look at its writer's record",
+        "bookie/repair/open_ledgers.py",
+        "ledgers.write(taken, found.version, [absent])",
+        "ledgers.write(taken, found.version)",
+        (f"{WRITERS}a_writer_may_return_in_the_last_moment",),
+        "A writer that lives and has a session loses its ledger.",
+    ),
+    Mutant(
+        "a writer without a record is gone at once",
+        "bookie/repair/absence.py",
+        "return since is not None and self._looked_at - since >= grace_seconds",
+        "return since is not None",
+        (
+            f"{ABSENCE}a_writer_is_gone_after_the_grace",
+            f"{WRITERS}another_auditor_gives_the_whole_grace_again",
+        ),
+        "A writer that loses its session for a moment loses its ledgers, too.",
+    ),
+    Mutant(
+        "the time in which nobody looked counts for the grace",
+        "bookie/repair/absence.py",
+        "unseen = max(0.0, now - self._looked_at - self._unseen_max)",
+        "unseen = 0.0",
+        (f"{ABSENCE}time_in_which_nobody_looked_does_not_count",),
+        "A machine that wakes up takes the ledgers of all writers that slept with it.",
+    ),
+    Mutant(
+        "an unclaimed ledger names its creator as the writer",
+        "bookie/ledger/ledger_client.py",
+        'writer_id="" if UNCLAIMED in custom else await self._writer_id(),',
+        "writer_id=await self._writer_id(),",
+        ("tests/unit/ledger/write/test_writer_record.py::test_who_reads_or_prepares_writes_none",),
+        "A ledger that waits for its writer looks abandoned.",
     ),
 )

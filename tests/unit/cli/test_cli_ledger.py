@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -11,6 +13,8 @@ import pytest
 
 from bookie.api import UNCLAIMED, connect
 from bookie.cli import app
+from bookie.cluster import keys
+from bookie.metadata.connect import open_store
 from tests.unit.cli.command_process import CommandProcess
 from tests.unit.ledger.real_cluster import real_cluster
 
@@ -53,6 +57,23 @@ async def test_json_names_a_ledger_in_one_way(command: Command) -> None:
     _, out, _ = await command("create --output json")
     assert json.loads(out).keys() == {"ledger_id"}
     assert found == [0, 0, 1, 1, 1]
+
+
+async def test_show_tells_whether_the_writer_lives(command: Command, tmp_path: Path) -> None:
+    """By its record; a ledger without a writer shows none."""
+    _, out, _ = await command("show 0 --output json")
+    shown = json.loads(out)
+    assert shown["writer_process"] == f"{socket.gethostname()}:{os.getpid()}"
+    assert shown["custom"] == {}
+    _, out, _ = await command("show 1 --output json")
+    assert (json.loads(out)["writer"], json.loads(out)["writer_process"]) == (None, None)
+    async with open_store(f"local://{tmp_path}/metadata") as store:
+        assert await store.get_children(keys.WRITERS) == [shown["writer"]]
+    async with connect(f"local://{tmp_path}/metadata") as other:
+        left = (await other.create_ledger()).ledger_id
+    _, out, _ = await command(f"show {left} --output json")
+    assert json.loads(out)["writer"] not in (None, shown["writer"])
+    assert json.loads(out)["writer_process"] is None
 
 
 async def test_a_degraded_ledger_is_found_and_mended(command: Command) -> None:

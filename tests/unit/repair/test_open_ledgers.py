@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from bookie.api import UNCLAIMED, BookKeeper, connect
+from bookie.cli.repair import _list
 from bookie.cluster import keys
 from bookie.cluster.registration import BookieRegistration
 from bookie.cluster.registration_record import Registration
@@ -386,6 +387,8 @@ async def test_a_recovery_that_fails_is_repeated_and_stalls_nobody(place: Place)
     assert failure is not None
     assert failure.outcome == "not-recovered"
     assert failure.attempts > 1, "it was tried again"
+    (listed,) = await _list(place.cluster.store, 10)
+    assert (listed["ledger_id"], listed["reason"]) == (alone.ledger_id, failure.reason)
     assert await place.state(alone.ledger_id) is LedgerState.IN_RECOVERY
     # The writer has lost this ledger, so its return does not end the attempts.
     await place.cluster.store.put(keys.writer(alone.metadata.writer_id), b"", ephemeral=True)

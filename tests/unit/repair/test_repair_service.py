@@ -19,11 +19,17 @@ from bookie.env import SystemClock, beside
 from bookie.errors import MetadataClosedError
 from bookie.ledger.copies.departures import Departures, RepairFailures
 from bookie.ledger.copies.marks import UnderreplicationManager
+from bookie.ledger.ledger_client import open_ledger_client
 from bookie.ledger.metadata import LedgerMetadata
+from bookie.log.catalog.logs import LogName
+from bookie.log.log_client import LogClient
+from bookie.log.write.takeover import WriterOptions
+from bookie.log.write.writer import open_writer
 from bookie.repair.own_damage import OwnDamage
 from bookie.repair.replicator import Replicator
 from bookie.repair.service import keep_repairing
 from bookie.telemetry import Metrics
+from bookie.testing.faulty_memory import FaultyMemoryStore
 from tests.unit.ledger.real_cluster import RealCluster, real_cluster, until
 
 PAYLOADS = [b"%d" % number * 30 for number in range(40)]
@@ -207,6 +213,38 @@ async def test_entries_that_cannot_be_read_come_back(cluster: RealCluster, bk: B
         await _until_no_marks(cluster)
         report = await node.check.check()
     assert (report.missing_entries, report.unreadable_entries) == (0, 0)
+
+
+async def test_a_log_whose_owner_is_gone_can_be_read_to_its_end(
+    cluster: RealCluster, bk: BookKeeper
+) -> None:
+    """Its last ledger is closed by itself. The next owner goes on behind the last record."""
+    settings = SETTINGS.model_copy(update={"open_ledger_grace_seconds": 0.5})
+    records = [b"record %d" % number for number in range(20)]
+    # A kill: the session ends, and nothing else happens.
+    async with FaultyMemoryStore(cluster.uri.removeprefix("memory://")) as store:
+        await bk.create_log("orders")
+        sources, name = Sources.read(None, {}), LogName.parse("orders")
+        async with open_ledger_client(store, sources, RpcSettings()) as ledgers:
+            owner = LogClient(ledgers, store)
+            log = await open_writer(
+                owner, name, partition=None, options=WriterOptions(), create=False
+            )
+            for record in records:
+                await log.append(record)
+            (last,) = [one async for one in bk.list_ledgers()]
+            store.disconnect()
+            store.expire_session()
+            async with repairing(cluster, settings) as metrics, asyncio.timeout(60):
+                while not (await bk.ledger_metadata(last)).is_closed:  # noqa: ASYNC110  (metadata tells nobody)
+                    await asyncio.sleep(0.05)
+                assert metrics.repair_outcomes_total.labels("recovered")._value.get() == 1
+            found = [one.value async for one in bk.read_log("orders")]
+            assert found == records
+            async with bk.open_log("orders") as following:
+                await following.append(b"of the next owner")
+            found = [one.value async for one in bk.read_log("orders")]
+            assert found == [*records, b"of the next owner"]
 
 
 async def test_all_marks_get_their_turn(
