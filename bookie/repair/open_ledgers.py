@@ -248,7 +248,8 @@ class OpenLedgers:
         seconds = max(one.pauses.next(), RETRY_SECONDS_EACH * failing)
         one.not_before = self._clock.monotonic() + seconds
         self._metrics.repair_outcomes_total.labels(NOT_RECOVERED).inc()
-        failure = await self._failures.add(ledger_id, NOT_RECOVERED, str(error))
+        reason = f"{NOT_RECOVERED}: {error}"
+        failure = await self._failures.add(ledger_id, NOT_RECOVERED, reason)
         _log.warning(
             "abandoned_ledger_not_recovered",
             ledger_id=ledger_id,

@@ -238,7 +238,8 @@ async def test_a_log_whose_owner_is_gone_can_be_read_to_its_end(
             async with repairing(cluster, settings) as metrics, asyncio.timeout(60):
                 while not (await bk.ledger_metadata(last)).is_closed:  # noqa: ASYNC110  (metadata tells nobody)
                     await asyncio.sleep(0.05)
-                assert metrics.repair_outcomes_total.labels("recovered")._value.get() == 1
+                recovered = metrics.repair_outcomes_total.labels("recovered")
+                await until(lambda: recovered._value.get() == 1)
             found = [one.value async for one in bk.read_log("orders")]
             assert found == records
             async with bk.open_log("orders") as following:
