@@ -181,7 +181,8 @@ async def _list(
 def show(ledger: LedgerArgument, metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
     """Show all metadata of one ledger."""
     found, process = on_store(metadata, lambda store: _read_with_writer(store, ledger))
-    summary = _describe(found) | {
+    summary = {
+        **_describe(found),
         "writer": found.writer_id or None,
         # None if the writer has no session any more: then its open ledger is closed by itself.
         "writer_process": process,
