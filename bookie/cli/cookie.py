@@ -9,7 +9,7 @@ a cookie that the directories still have.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,7 +19,7 @@ from bookie.cli.config import MetadataUri, Set, parse_overrides
 from bookie.cli.options import ConfigFile, Metadata, Output, OutputFormat, Yes, confirm
 from bookie.cli.output import Record, print_record, print_records
 from bookie.cli.stores import on_store
-from bookie.errors import BadVersionError, CookieError, FormatError, IdentityError, NoSuchKeyError
+from bookie.errors import CookieError, FormatError, IdentityError, NoSuchKeyError
 
 if TYPE_CHECKING:
     from bookie.cluster.cookie import Cookie
@@ -91,15 +91,6 @@ async def _read(manager: CookieManager, bookie_id: str) -> Versioned[Cookie]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Examined:
-    """The facts that the question shows; they must still hold when the user has answered yes."""
-
-    version: int
-    reliable: frozenset[str]
-    dependents: Dependents
-
-
 @app.command("delete")
 def delete(
     bookie: BookieArgument,
@@ -113,12 +104,16 @@ def delete(
 ) -> None:
     """Forget a stopped bookie whose data is lost; its id can then start on empty directories.
 
-    The command shows which ledgers name the bookie. The command refuses if an entry may have its
-    last copies on this bookie. For each write set that includes this bookie, the command counts the
-    members that are in doubt or deleted, and this bookie. A count as high as the ack quorum makes
-    the command refuse. --force deletes nevertheless. Delete one bookie at a time.
+    A bookie that repairs does the same by itself, if all its directories are empty and nothing is
+    at risk (bookie.replace_lost_data). The command shows which ledgers name the bookie. The command
+    refuses if an entry may have its last copies on this bookie. For each write set that includes
+    this bookie, the command counts the members that are in doubt or deleted, and this bookie. A
+    count as high as the ack quorum makes the command refuse. --force deletes nevertheless. Delete
+    one bookie at a time.
     """
-    examined = on_store(metadata, lambda store: _examine(store, bookie))
+    from bookie.ledger.catalog.bookie_losses import BookieLosses
+
+    examined = on_store(metadata, lambda store: BookieLosses(store).examine(bookie))
     found = examined.dependents
     if found.last_copies.count and not force:
         print_record(_deletion(bookie, found, deleted=False), output)
@@ -128,7 +123,7 @@ def delete(
             "--force to lose these entries"
         )
     confirm(_question(bookie, found), yes=yes)
-    on_store(metadata, lambda store: _delete(store, bookie, examined))
+    on_store(metadata, lambda store: BookieLosses(store).forget(examined))
     print_record(_deletion(bookie, found, deleted=True), output)
 
 
@@ -157,51 +152,6 @@ def _deletion(bookie: str, found: Dependents, *, deleted: bool) -> Record:
         "first_last_copies": found.last_copies.first_ids,
         "deleted": deleted,
     }
-
-
-async def _examine(store: MetadataStore, bookie_id: str) -> _Examined:
-    from bookie.cluster.cookies import CookieManager
-    from bookie.ledger.catalog.dependents import find_dependents, reliable_bookies
-    from bookie.ledger.catalog.ledgers import LedgerManager
-
-    await store.sync()
-    manager = CookieManager(store)
-    found = await _read(manager, bookie_id)
-    await _refuse_running(store, bookie_id)
-    reliable = await reliable_bookies(manager)
-    dependents = await find_dependents(LedgerManager(store), bookie_id, reliable)
-    return _Examined(found.version, reliable, dependents)
-
-
-async def _delete(store: MetadataStore, bookie_id: str, examined: _Examined) -> None:
-    from bookie.cluster.cookies import CookieManager
-    from bookie.ledger.catalog.dependents import reliable_bookies
-
-    await store.sync()
-    manager = CookieManager(store)
-    await _refuse_running(store, bookie_id)
-    # Another operator may have deleted a bookie while this one read the question.
-    if lost := examined.reliable - await reliable_bookies(manager) - {bookie_id}:
-        raise BadVersionError(
-            f"bookie {min(lost)} was deleted or came into doubt meanwhile: look again"
-        )
-    try:
-        await manager.delete(bookie_id, examined.version)
-    except BadVersionError as error:
-        raise BadVersionError(
-            f"the cookie of bookie {bookie_id} changed meanwhile: look again"
-        ) from error
-
-
-async def _refuse_running(store: MetadataStore, bookie_id: str) -> None:
-    from bookie.cluster.instance import read_status
-
-    status = await read_status(store)
-    if bookie_id in {*status.writable, *status.read_only}:
-        raise IdentityError(
-            f"bookie {bookie_id} is running; stop it first, or wait for its session to end if it "
-            "was killed"
-        )
 
 
 @app.command("move")
@@ -247,6 +197,7 @@ async def _move(sources: Sources, *, accept_older: bool) -> Move:
     from bookie.config import require_bookie_id
     from bookie.daemon.live_settings import fetch_cluster_settings, open_configured
     from bookie.env import ThreadWorkers, system_environment
+    from bookie.ledger.catalog.bookie_losses import BookieLosses
     from bookie.node.move import move_directories
 
     first = sources.first_settings()
@@ -258,7 +209,7 @@ async def _move(sources: Sources, *, accept_older: bool) -> Move:
         ThreadWorkers() as workers,
     ):
         await store.sync()
-        await _refuse_running(store, settings.bookie.id)
+        await BookieLosses(store).refuse_running(settings.bookie.id)
         return await move_directories(
             system_environment(workers),
             settings.storage,

@@ -8,7 +8,8 @@ key                             value
 ``REMOVAL``                     while the cluster is being removed: its identity, and whether
                                 anything was deleted
 ``IDGEN/<bucket>``              the lowest ledger id that is not reserved, as decimal text
-``cookies/<bookie>``            the cookie of a bookie
+``cookies/<bookie>``            the cookie of a bookie; the record ``cookies`` itself orders the
+                                decisions that a bookie's data is lost
 ``available/readwrite/<bookie>`` leased: the registration of a bookie that takes new entries
 ``available/readonly/<bookie>`` leased: the registration of one that does not
 ``ledgers/…``                   ledger metadata (`layout`)

@@ -47,6 +47,7 @@ from bookie.daemon.signals import NOTED_SIGNALS, noting, until_signal
 from bookie.daemon.systemd import ServiceManager, beat
 from bookie.env import Failpoints, SystemClock, ThreadWorkers, beside, system_environment
 from bookie.errors import BookieError, StorageFailedError
+from bookie.ledger.catalog.bookie_losses import BookieLosses
 from bookie.ledger.catalog.ledgers import LedgerManager
 from bookie.ledger.copies.departures import Departures
 from bookie.ledger.place.labels import BookieLabels
@@ -159,6 +160,7 @@ async def _run(
                 bookie_id=settings.bookie.id,
                 instance_id=instance_id,
                 garbage=settings.garbage,
+                losses=_losses(store, settings),
             ) as started,
             held.serve(started.bookie, metrics),
         ):
@@ -264,6 +266,12 @@ def _repair(
             OwnCopies(started.engine, started.garbage),
         )
     ]
+
+
+def _losses(store: MetadataStore, settings: Settings) -> BookieLosses | None:
+    """Who decides if lost data may be replaced; None if the settings forbid it."""
+    may_replace = settings.repair.enabled and settings.bookie.replace_lost_data
+    return BookieLosses(store) if may_replace else None
 
 
 async def _until_stopped(stop_requested: asyncio.Event, started: StartedBookie) -> None:

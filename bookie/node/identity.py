@@ -14,6 +14,7 @@ NEW          cookies equal, or none and  resume: an earlier first start was inte
              that directory is empty
 NEW          any other                   refuse
 READY        all equal                   start
+READY        no cookie, all empty        replace, if that is allowed; else refuse
 READY        any missing or different    refuse
 ===========  ==========================  ==============================================
 
@@ -21,6 +22,11 @@ To stamp a new bookie, first the metadata cookie is written as NEW with a fresh 
 durable cookie is written into each directory, and the empty index is made. At last the metadata
 cookie is set to READY by compare-and-set. After a crash between these steps, one of the rows above
 applies.
+
+To replace lost data, the metadata cookie is set to NEW with another unique id, by compare-and-set,
+and only if no entry may have its last copies here (`BookieLosses`). Then the bookie is stamped as a
+new one is. If the disks were only not mounted, a later start with them is refused: their cookies
+have the former unique id.
 
 A newly stamped bookie is in doubt, and its cookie says so. A bookie with the same id may have
 acknowledged entries before, in directories that are gone. The module `own_cookie` explains state
@@ -36,17 +42,27 @@ from dataclasses import dataclass, replace
 from bookie.cluster.cookie import Cookie, CookieState, decode_cookie, encode_cookie
 from bookie.cluster.cookies import CookieManager
 from bookie.env import Environment
-from bookie.errors import CookieError, FormatError
+from bookie.errors import BadVersionError, CookieError, FormatError
+from bookie.ledger.catalog.bookie_losses import BookieLosses, ExaminedLoss
+from bookie.metadata.versioned import Versioned
 from bookie.node.engine.directories import Directories
 from bookie.node.own_cookie import OwnCookie, StateComparison, compare_states
+from bookie.telemetry import event_log
+
+LOOKS_MAX = 10
+"""Looks at what depends on lost data. Each one more follows the loss of another bookie."""
+
+_log = event_log(__name__)
 
 
 class Decision(enum.Enum):
-    """The decision about this start: stamp a new bookie, resume the stamping, or start."""
+    """The decision about this start: stamp a new bookie, resume the stamping, start, or replace."""
 
     STAMP = enum.auto()
     RESUME = enum.auto()
     START = enum.auto()
+    REPLACE = enum.auto()
+    """Begin empty in the place of the data that is lost, if nothing is at risk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +75,17 @@ class Root:
 
 
 def decide(
-    bookie_id: str, expected: Cookie, recorded: Cookie | None, roots: list[Root]
+    bookie_id: str,
+    expected: Cookie,
+    recorded: Cookie | None,
+    roots: list[Root],
+    *,
+    may_replace: bool = False,
 ) -> Decision:
     """Return the decision in the row of the table that applies.
 
     `expected` is the cookie that this configuration would give; its unique id and state are
-    ignored.
+    ignored. Without `may_replace`, a bookie whose directories are all empty must not start.
 
     Raises:
         CookieError: the bookie must not start; one sentence says why.
@@ -72,6 +93,9 @@ def decide(
     if recorded is None:
         return _decide_unrecorded(expected, roots)
     _refuse_difference(expected, recorded, "the metadata store")
+    is_ready = recorded.state is CookieState.READY
+    if is_ready and may_replace and all(root.cookie is None and root.empty for root in roots):
+        return Decision.REPLACE
     for root in roots:
         if root.cookie is not None:
             if root.cookie.bookie_id != bookie_id:
@@ -80,7 +104,7 @@ def decide(
                     f"{bookie_id}: give each bookie its own directories back"
                 )
             _refuse_difference(recorded, root.cookie, root.path, with_unique_id=True)
-        elif recorded.state is CookieState.READY:
+        elif is_ready:
             raise CookieError(
                 f"{root.path} has no cookie although bookie {bookie_id} had stamped it: the disk "
                 "was lost or replaced; bring it back, or empty all directories of the bookie, type "
@@ -91,7 +115,7 @@ def decide(
                 f"{root.path} has no cookie but is not empty; give bookie {bookie_id} an empty "
                 "directory"
             )
-    return Decision.START if recorded.state is CookieState.READY else Decision.RESUME
+    return Decision.START if is_ready else Decision.RESUME
 
 
 def _decide_unrecorded(expected: Cookie, roots: list[Root]) -> Decision:
@@ -142,14 +166,17 @@ async def ensure_identity(
     bookie_id: str,
     instance_id: str,
     furnish: Callable[[], None] = lambda: None,
+    losses: BookieLosses | None = None,
 ) -> ClaimedDirectories:
     """Make sure that the directories are this bookie's; stamp them if they are new.
 
     `furnish` makes the index of a new bookie, in a worker thread; after an interruption it is
-    called again. This function returns when the decision has been carried out.
+    called again. With `losses`, the bookie may begin empty in the place of data that is lost. This
+    function returns when the decision has been carried out.
 
     Raises:
         CookieError: they are not, or something is missing.
+        IdentityError: its data is lost, and the store has a registration of it.
         BadVersionError: another process stamps the same bookie id right now.
     """
     expected = Cookie(
@@ -161,9 +188,7 @@ async def ensure_identity(
         state=CookieState.NEW,
         is_in_doubt=True,
     )
-    roots = await environment.workers.run("read", _look, directories)
-    recorded = await cookies.read_latest(bookie_id)
-    decision = decide(bookie_id, expected, recorded.value if recorded else None, roots)
+    decision, recorded, roots = await _decide(environment, directories, cookies, expected, losses)
     if decision is Decision.START:
         assert recorded is not None
         found = [(root.path, root.cookie) for root in roots if root.cookie is not None]
@@ -188,6 +213,82 @@ async def ensure_identity(
     return ClaimedDirectories(
         decision, OwnCookie(environment, directories, cookies, ready, comparison)
     )
+
+
+async def _decide(
+    environment: Environment,
+    directories: Directories,
+    cookies: CookieManager,
+    expected: Cookie,
+    losses: BookieLosses | None,
+) -> tuple[Decision, Versioned[Cookie] | None, list[Root]]:
+    """Return the decision with the cookie of the store, and the directories as they were found.
+
+    If lost data may be replaced, the store's cookie is NEW when this function returns.
+    """
+    bookie_id = expected.bookie_id
+    roots = await environment.workers.run("read", _look, directories)
+    for left in reversed(range(LOOKS_MAX)):
+        recorded = await cookies.read_latest(bookie_id)
+        decision = decide(
+            bookie_id,
+            expected,
+            recorded.value if recorded else None,
+            roots,
+            may_replace=losses is not None,
+        )
+        if decision is not Decision.REPLACE:
+            return decision, recorded, roots
+        assert losses is not None
+        try:
+            examined = await _examine(losses, bookie_id)
+            # The look at all ledgers may take minutes, in which a disk may be mounted.
+            if await environment.workers.run("read", _look, directories) != roots:
+                raise CookieError(
+                    f"a disk of bookie {bookie_id} was mounted during its start; start it again"
+                )
+            return decision, await _replace(losses, examined, expected), roots
+        except BadVersionError as error:
+            if not left:
+                raise
+            _log.info("looking_again", reason=str(error))
+    raise AssertionError("the last look returns or raises")
+
+
+async def _examine(losses: BookieLosses, bookie_id: str) -> ExaminedLoss:
+    """Examine the loss of all data of a bookie.
+
+    Raises:
+        CookieError: an acknowledged entry may have its last copies here.
+    """
+    examined = await losses.examine(bookie_id)
+    last_copies = examined.dependents.last_copies
+    if last_copies.count:
+        raise CookieError(
+            f"all directories of bookie {bookie_id} are empty, and it may have the last copies of "
+            f"entries of {last_copies.count} ledgers ({last_copies}): bring its disks back, or "
+            "repair the other bookies first, as the runbook of a lost disk says"
+        )
+    return examined
+
+
+async def _replace(
+    losses: BookieLosses, examined: ExaminedLoss, cookie: Cookie
+) -> Versioned[Cookie]:
+    """Give the bookie its NEW cookie in the place of its last one.
+
+    Raises:
+        BadVersionError: something changed meanwhile; look again.
+    """
+    replaced = await losses.replace(examined, cookie)
+    _log.warning(
+        "lost_data_replaced",
+        reason="all directories are empty, and other bookies have copies of every entry",
+        ledgers=examined.dependents.named.count,
+        not_closed=examined.dependents.not_closed.count,
+        hint="the former disks are refused from now on, if they were only not mounted",
+    )
+    return replaced
 
 
 def _look(directories: Directories) -> list[Root]:

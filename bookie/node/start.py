@@ -26,6 +26,7 @@ from bookie.cluster.cookies import CookieManager
 from bookie.config import GarbageSettings, NodeSettings, StorageSettings
 from bookie.env import Environment, beside, is_disk_full
 from bookie.errors import ConfigurationError, DiskFullError, StorageFailedError
+from bookie.ledger.catalog.bookie_losses import BookieLosses
 from bookie.ledger.catalog.ledgers import LedgerManager
 from bookie.node.bookie import Bookie, open_bookie
 from bookie.node.disk_watch import DiskWatch
@@ -78,12 +79,13 @@ async def _claim(
     cookies: CookieManager,
     bookie_id: str,
     instance_id: str,
+    losses: BookieLosses | None,
 ) -> ClaimedDirectories:
     """Claim the directories for this bookie, and translate errors of their devices."""
     furnish = partial(make_index, environment, storage, directories)
     try:
         return await ensure_identity(
-            environment, directories, cookies, bookie_id, instance_id, furnish
+            environment, directories, cookies, bookie_id, instance_id, furnish, losses
         )
     except (OSError, DiskFullError) as error:
         if is_disk_full(error):
@@ -155,6 +157,27 @@ async def _advanced_at_the_end(own: OwnCookie) -> AsyncIterator[None]:
     await own.stop()
 
 
+def _disk_watch(
+    environment: Environment,
+    storage: StorageSettings,
+    directories: Directories,
+    served: Bookie,
+    engine: Engine,
+    metrics: Metrics,
+) -> DiskWatch:
+    return DiskWatch(
+        served,
+        engine,
+        served.settings,
+        metrics,
+        lambda: {
+            "journal": environment.disk.usage(directories.journal),
+            "ledgers": environment.disk.usage(directories.ledgers),
+        },
+        lambda: environment.workers.run("room", directories.has_room, storage.journal_step_bytes),
+    )
+
+
 _GARBAGE_DEFAULTS = GarbageSettings()
 
 
@@ -170,8 +193,11 @@ async def start_bookie(
     bookie_id: str,
     instance_id: str,
     garbage: GarbageSettings = _GARBAGE_DEFAULTS,
+    losses: BookieLosses | None = None,
 ) -> AsyncIterator[StartedBookie]:
     """Start a bookie; stop it in order at the end of the ``with`` block.
+
+    With `losses`, a bookie that lost all its data may begin empty (`ensure_identity`).
 
     Raises:
         DirectoryLockedError, CookieError: the directories are in use, or another bookie's.
@@ -180,7 +206,9 @@ async def start_bookie(
         StorageFailedError: (in a group) a disk failed; the process must exit with code 74.
     """
     with locked_directories(environment.disk, storage) as directories:
-        claim = await _claim(environment, storage, directories, cookies, bookie_id, instance_id)
+        claim = await _claim(
+            environment, storage, directories, cookies, bookie_id, instance_id, losses
+        )
         own = claim.cookie
         stamped_before = claim.decision is Decision.START
         identity = Identity(bookie_id, instance_id, stamped_before=stamped_before)
@@ -202,19 +230,7 @@ async def start_bookie(
                 version=bookie.__version__,
                 usage=lambda: environment.disk.usage(directories.ledgers),
             ) as served:
-                watch = DiskWatch(
-                    served,
-                    engine,
-                    limits,
-                    metrics,
-                    lambda: {
-                        "journal": environment.disk.usage(directories.journal),
-                        "ledgers": environment.disk.usage(directories.ledgers),
-                    },
-                    lambda: environment.workers.run(
-                        "room", directories.has_room, storage.journal_step_bytes
-                    ),
-                )
+                watch = _disk_watch(environment, storage, directories, served, engine, metrics)
                 check = IntegrityCheck(
                     environment, engine, ledgers, limits, metrics, identity, own.end_doubt
                 )

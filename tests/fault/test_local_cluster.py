@@ -21,7 +21,7 @@ from bookie.cli import app
 from bookie.cluster.directory import BookieDirectory
 from bookie.daemon.local.process import child_environment
 from bookie.daemon.local.supervisor import local_cluster, start_all
-from bookie.errors import ConfigurationError, ShuttingDownError
+from bookie.errors import ConfigurationError, CookieError, ShuttingDownError
 from bookie.metadata.connect import open_store
 from tests.fault.metadata_servers import SHARED
 
@@ -194,7 +194,30 @@ async def test_a_bookie_that_cannot_start_is_named(tmp_path: Path) -> None:
             pytest.fail("a bookie with a damaged cookie came up")
 
 
-@pytest.mark.parametrize("deleted", [".", "journal", "ledgers"])
+async def test_a_deleted_bookie_begins_empty(tmp_path: Path) -> None:
+    """Nobody has to type anything, unless entries could be lost."""
+    async with local_cluster(tmp_path, bookies=3) as cluster:
+        uri = cluster.metadata_uri
+        async with connect(uri) as client:
+            writer = await client.create_ledger(
+                ensemble_size=3, write_quorum_size=3, ack_quorum_size=2
+            )
+            await writer.append_many([b"entry"] * 10)
+            await writer.close()
+    shutil.rmtree(tmp_path / "bookie-2")
+    shutil.move(tmp_path / "bookie-3", tmp_path / "kept")
+    with pytest.raises(CookieError, match=r"bookie-2 has lost its data: .* `bookie cookie delete"):
+        async with local_cluster(tmp_path):
+            pytest.fail("two of three copies were given up")
+    shutil.rmtree(tmp_path / "bookie-3")
+    shutil.move(tmp_path / "kept", tmp_path / "bookie-3")
+    async with local_cluster(tmp_path), connect(uri) as client:
+        reader = await client.open_ledger(writer.ledger_id)
+        assert [one.payload async for one in reader.read(0, 9)] == [b"entry"] * 10
+    assert "lost_data_replaced" in (tmp_path / "bookie-2" / "bookie.log").read_text()
+
+
+@pytest.mark.parametrize("deleted", ["journal", "ledgers"])
 async def test_a_deleted_bookie_comes_back_by_what_is_said(tmp_path: Path, deleted: str) -> None:
     """The commands of the message are typed, and the same command starts the cluster again."""
     data = tmp_path / "a cluster"
@@ -206,7 +229,7 @@ async def test_a_deleted_bookie_comes_back_by_what_is_said(tmp_path: Path, delet
         told = started.lines[-1]
     assert told.startswith("bookie: bookie-2 has lost its data: ")
     [typed] = re.findall("`(.*?)`", told)
-    assert ("rm -r " in typed) == (deleted != ".")
+    assert "rm -r " in typed
     words = typed.replace("bookie cookie", f"{shlex.quote(sys.executable)} -m bookie cookie")
     # Nobody is there to be asked.
     shell = await asyncio.create_subprocess_shell(

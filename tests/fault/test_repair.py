@@ -7,6 +7,7 @@ same, and nothing is marked or locked.
 from __future__ import annotations
 
 import asyncio
+import shutil
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, suppress
@@ -25,6 +26,7 @@ from bookie.ledger.metadata import LedgerMetadata
 from bookie.ledger.read.verification import list_stored, read_command
 from bookie.metadata.connect import open_store
 from bookie.metadata.store import MetadataStore
+from tests.fault.daemon_process import serving
 from tests.fault.ledger_worker import payload_of
 from tests.fault.lossy_cluster import LossyCluster, create, healed, lossy_cluster, payloads_of
 from tests.fault.metadata_servers import SHARED
@@ -73,12 +75,14 @@ async def _until(condition: Condition, what: str) -> None:
 
 async def _written(client: BookKeeper, count: int = 8) -> list[int]:
     """Closed ledgers of several sizes, all with the same entries."""
-    ledgers = []
-    for number in range(count):
-        writer = await create(client, SIZES[number % len(SIZES)])
-        await writer.append_many(PAYLOADS)
-        ledgers.append((await writer.close()).ledger_id)
-    return ledgers
+    sizes = [SIZES[number % len(SIZES)] for number in range(count)]
+    return [await _written_ledger(client, one) for one in sizes]
+
+
+async def _written_ledger(client: BookKeeper, sizes: tuple[int, int, int]) -> int:
+    writer = await create(client, sizes)
+    await writer.append_many(PAYLOADS)
+    return (await writer.close()).ledger_id
 
 
 async def _named(client: BookKeeper, ledgers: list[int], bookie_id: str) -> list[int]:
@@ -202,6 +206,51 @@ async def test_a_disk_that_is_replaced(uri: str, tmp_path: Path) -> None:
 
         await _until(is_out_of_doubt, f"{victim} is whole")
         assert ledgers[0] in await _named(client, ledgers, victim)
+
+
+async def test_a_replaced_disk_needs_no_command(tmp_path: Path) -> None:
+    """The bookie starts on empty directories. A second one waits for the first one's copies."""
+    uri = f"local://{tmp_path}/metadata"
+    async with repairing(uri, tmp_path, lost_bookie_delay_seconds=600) as cluster:
+        client = await cluster.client()
+        ledgers = [await _written_ledger(client, (3, 3, 2)) for _ in range(4)]
+        one, other, *_ = (await client.ledger_metadata(ledgers[0])).last_fragment.bookies
+        assert await cluster.command("repair", "disable") == (0, "")
+        await cluster.stop(one, other)
+        for name in (one, other):
+            for directory in cluster.directories(name):
+                shutil.rmtree(directory)
+        await cluster.start(one)
+        assert any("lost_data_replaced" in line for line in cluster.daemons[one].lines)
+        async with serving(cluster.homes[other].write()) as refused:
+            assert await refused.end() == 1
+            assert "it may have the last copies of entries of" in refused.lines[-1]
+        assert await cluster.command("repair", "enable") == (0, "")
+
+        async def is_whole() -> bool:
+            return bool((await cluster.checked(one))["whole"])
+
+        await _until(is_whole, f"{one} is whole")
+        await cluster.start(other)
+        await _check_end(cluster, client, ledgers)
+        assert ledgers[0] in await _named(client, ledgers, one)
+        assert ledgers[0] in await _named(client, ledgers, other)
+
+
+@pytest.mark.parametrize(
+    ("section", "key"), [("repair", "enabled"), ("bookie", "replace_lost_data")]
+)
+async def test_who_may_not_replace_refuses(tmp_path: Path, section: str, key: str) -> None:
+    uri = f"local://{tmp_path}/metadata"
+    async with lossy_cluster(uri, tmp_path) as cluster:
+        await cluster.stop("b1")
+        for directory in cluster.directories("b1"):
+            shutil.rmtree(directory)
+        home = cluster.homes["b1"]
+        home.sections.setdefault(section, {})[key] = False
+        async with serving(home.write()) as refused:
+            assert await refused.end() == 1
+            assert "type `bookie cookie delete b1`" in refused.lines[-1]
 
 
 @pytest.mark.parametrize("uri", STORES, indirect=True)

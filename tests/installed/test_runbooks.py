@@ -77,9 +77,8 @@ def bookies_come_and_go(operator: Operator) -> None:
     operator.run("until bookie node check b2; do sleep 1; done")
     operator.run(f"bookie ledger repair {ledger_id}")
 
-    for entry, shown in operator.follow("A lost disk or bookie"):
-        if "cookie delete" in entry.command:
-            assert "last copies        0" in shown
+    for entry, _ in operator.follow("A lost disk or bookie"):
+        if "systemctl stop" in entry.command:
             machines.empty("b2")
     operator.all_of("Missing entries, doubt and limbo")
     operator.run("until bookie node check b2; do sleep 1; done")

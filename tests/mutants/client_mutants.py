@@ -13,6 +13,7 @@ REMOVAL = "tests/unit/node/engine/reclaim/test_copy_removal.py::test_"
 REBALANCE = "tests/unit/ledger/copies/test_rebalance_plan.py::test_"
 RECLAIMING = "bookie/repair/reclaimer.py"
 WRITERS = "tests/unit/repair/test_open_ledgers.py::test_"
+LOST = "tests/unit/node/test_lost_data.py::test_"
 MOVING = "bookie/ledger/copies/replica_move.py"
 
 CLIENT_MUTANTS = (
@@ -226,5 +227,21 @@ CLIENT_MUTANTS = (
         "writer_id=await self._writer_id(),",
         ("tests/unit/ledger/write/test_writer_record.py::test_who_reads_or_prepares_writes_none",),
         "A ledger that waits for its writer looks abandoned.",
+    ),
+    Mutant(
+        "lost data is replaced although last copies are among it",
+        "bookie/node/identity.py",
+        "    if last_copies.count:",
+        "    if False:",
+        (f"{LOST}the_last_copies_are_not_given_up",),
+        "Bookies whose disks are not mounted give up acknowledged entries.",
+    ),
+    Mutant(
+        "two bookies at once trust each other's copies",
+        "bookie/ledger/catalog/bookie_losses.py",
+        'Put(keys.COOKIES, b"", examined.order)',
+        'Put(keys.COOKIES, b"")',
+        (f"{LOST}the_changes_themselves_exclude_each_other",),
+        "Two bookies that start empty at the same time give up acknowledged entries.",
     ),
 )

@@ -1,7 +1,8 @@
 """Refuse to start if directories of a local cluster were deleted; say which command to type.
 
 The check runs before any bookie starts. A bookie alone knows neither the other bookies nor the URI
-to type.
+to type. A bookie that lost all its directories begins empty by itself, if no entry may have its
+last copies there.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from bookie.cluster.cookies import CookieManager
 from bookie.cluster.instance import read_instance_id
 from bookie.daemon.local.layout import Layout
 from bookie.errors import ConfigurationError, CookieError, NoSuchKeyError
+from bookie.ledger.catalog.bookie_losses import BookieLosses
 from bookie.metadata.store import MetadataStore
 
 DIRECTORIES = ("journal", "ledgers")
@@ -39,12 +41,15 @@ async def refuse_lost_metadata(store: MetadataStore, directory: Path, layout: La
 
 
 async def refuse_lost_bookies(store: MetadataStore, directory: Path, layout: Layout) -> None:
-    """Refuse bookies that have stored entries before and whose directories were deleted.
+    """Refuse bookies that stored entries, lost directories, and may not begin empty by themselves.
 
     Raises:
-        CookieError: there is one.
+        CookieError: there is one: it lost a part of its directories, or the last copies of entries.
     """
     cookies = CookieManager(store)
+    all_gone = {
+        member.id for member in layout.members if all(map(_is_gone, _roots(directory / member.id)))
+    }
     for member in layout.members:
         roots = _roots(directory / member.id)
         lost = [root for root in roots if not _has_cookie(root)]
@@ -53,6 +58,10 @@ async def refuse_lost_bookies(store: MetadataStore, directory: Path, layout: Lay
         found = await cookies.read(member.id)
         if found is None or found.value.state is not CookieState.READY:
             continue  # its first start was interrupted, or is still to come
+        if member.id in all_gone:
+            examined = await BookieLosses(store).examine(member.id, all_gone - {member.id})
+            if not examined.dependents.last_copies.count:
+                continue
         left = " ".join(shlex.quote(str(root)) for root in roots if root.exists())
         command = f"rm -r {left} && " if left else ""
         command += f"bookie cookie delete {member.id} --metadata {shlex.quote(layout.metadata_uri)}"
@@ -64,6 +73,11 @@ async def refuse_lost_bookies(store: MetadataStore, directory: Path, layout: Lay
 
 def _roots(home: Path) -> list[Path]:
     return [home / name for name in DIRECTORIES]
+
+
+def _is_gone(root: Path) -> bool:
+    """True if no file is left, apart from the lock of an earlier start."""
+    return all(path.is_dir() or path.name == "LOCK" for path in root.rglob("*"))
 
 
 def _has_cookie(root: Path) -> bool:

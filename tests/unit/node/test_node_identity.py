@@ -47,7 +47,7 @@ RECORDED: dict[str, Cookie | None] = {
 } | {f"{name}, ready": replace(c, state=CookieState.READY) for name, c in FOREIGN.items()}
 
 
-def by_the_table(recorded: str, roots: tuple[str, str]) -> Decision | None:
+def by_the_table(recorded: str, roots: tuple[str, str], may_replace: bool) -> Decision | None:
     """The table, row by row; None to refuse."""
     equal = [name.startswith("equal") for name in roots]
     fresh = [name == "missing, empty" for name in roots]
@@ -58,6 +58,8 @@ def by_the_table(recorded: str, roots: tuple[str, str]) -> Decision | None:
             return Decision.RESUME
         case "ready" if all(equal):
             return Decision.START
+        case "ready" if all(fresh) and may_replace:
+            return Decision.REPLACE
         case _:
             return None
 
@@ -66,15 +68,16 @@ def test_every_combination_has_the_answer_of_the_table() -> None:
     """Of what the metadata store holds and what each of two directories holds."""
     expected = replace(OURS, unique_id="fresh, does not count")
     seen: set[Decision | None] = set()
-    for recorded, *names in product(RECORDED, ROOTS, ROOTS):
+    for may_replace, (recorded, *names) in product((False, True), product(RECORDED, ROOTS, ROOTS)):
         roots = [Root(path, *ROOTS[name]) for path, name in zip(("/j", "/l"), names, strict=True)]
-        wanted = by_the_table(recorded, (names[0], names[1]))
+        wanted = by_the_table(recorded, (names[0], names[1]), may_replace)
         seen.add(wanted)
+        about = "b1", expected, RECORDED[recorded], roots
         if wanted is None:
             with pytest.raises(CookieError):
-                decide("b1", expected, RECORDED[recorded], roots)
+                decide(*about, may_replace=may_replace)
         else:
-            assert decide("b1", expected, RECORDED[recorded], roots) is wanted
+            assert decide(*about, may_replace=may_replace) is wanted
     assert seen == {None, *Decision}
 
 

@@ -1,0 +1,119 @@
+"""Forget that a bookie stored anything, because its data is lost, if no last copy may be among it.
+
+The data must be expendable at one moment: no other bookie may be forgotten between the look at the
+ledgers and the change of the cookie. Otherwise two bookies could each trust the other's copies. So
+each change also writes the record above the cookies, in the version that it had before the look. Of
+two changes at the same time one fails, looks again, and sees that the other bookie is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from bookie.cluster import keys
+from bookie.cluster.cookie import Cookie, encode_cookie
+from bookie.cluster.cookies import CookieManager
+from bookie.cluster.instance import read_status
+from bookie.errors import BadVersionError, IdentityError, NoSuchKeyError
+from bookie.ledger.catalog.dependents import Dependents, find_dependents, reliable_bookies
+from bookie.ledger.catalog.ledgers import LedgerManager
+from bookie.metadata.model import NOT_EXISTS, Delete, Put
+from bookie.metadata.store import MetadataStore
+from bookie.metadata.versioned import Versioned
+
+
+@dataclass(frozen=True, slots=True)
+class ExaminedLoss:
+    """The facts of one moment about a bookie whose data is lost. A change fails if they changed."""
+
+    bookie_id: str
+    version: int
+    """Version of the bookie's cookie; `order` is that of the record above all cookies."""
+    order: int
+    reliable: frozenset[str]
+    """The bookies whose copies counted."""
+    dependents: Dependents
+
+
+class BookieLosses:
+    """Looks at a bookie whose data is lost, and forgets the data."""
+
+    def __init__(self, store: MetadataStore) -> None:
+        self._store = store
+        self._cookies = CookieManager(store)
+
+    async def examine(self, bookie_id: str, also_lost: Collection[str] = ()) -> ExaminedLoss:
+        """Find what depends on a bookie that does not run. This lists all ledgers.
+
+        Args:
+            bookie_id: the bookie whose data is lost.
+            also_lost: further bookies whose copies do not count.
+
+        Raises:
+            NoSuchKeyError: the bookie has no cookie.
+            IdentityError: it is registered, so it may run.
+            FormatError: a ledger's metadata or a cookie is damaged.
+            MetadataError: the metadata store failed.
+        """
+        await self._store.sync()
+        order = await self._order()
+        found = await self._cookies.read(bookie_id)
+        if found is None:
+            raise NoSuchKeyError(f"bookie {bookie_id} has no cookie in this cluster")
+        await self.refuse_running(bookie_id)
+        reliable = (await reliable_bookies(self._cookies)).difference(also_lost)
+        dependents = await find_dependents(LedgerManager(self._store), bookie_id, reliable)
+        return ExaminedLoss(bookie_id, found.version, order, reliable, dependents)
+
+    async def forget(self, examined: ExaminedLoss) -> None:
+        """Delete the cookie of a bookie. Raises like `replace`."""
+        await self._change(
+            examined, Delete(keys.cookie(examined.bookie_id), version=examined.version)
+        )
+
+    async def replace(self, examined: ExaminedLoss, cookie: Cookie) -> Versioned[Cookie]:
+        """Put the cookie of a bookie that begins empty in the place of its last one.
+
+        Raises:
+            BadVersionError: something changed since `examine`; look again.
+            IdentityError: the bookie is registered by now.
+            MetadataError: the metadata store failed; the outcome may be unknown.
+        """
+        key = keys.cookie(examined.bookie_id)
+        version = await self._change(examined, Put(key, encode_cookie(cookie), examined.version))
+        return Versioned(cookie, version)
+
+    async def refuse_running(self, bookie_id: str) -> None:
+        """Raise IdentityError if the bookie is registered."""
+        status = await read_status(self._store)
+        if bookie_id in {*status.writable, *status.read_only}:
+            raise IdentityError(
+                f"bookie {bookie_id} is running; stop it first, or wait for its session to end if "
+                "it was killed"
+            )
+
+    async def _order(self) -> int:
+        record = await self._store.get(keys.COOKIES)
+        return NOT_EXISTS if record is None else record.version
+
+    async def _change(self, examined: ExaminedLoss, change: Put | Delete) -> int:
+        """Change the cookie; return its new version, or `NOT_EXISTS` if it is deleted."""
+        bookie_id = examined.bookie_id
+        await self._store.sync()
+        await self.refuse_running(bookie_id)
+        # A bookie may also have come into doubt by itself.
+        if lost := examined.reliable - await reliable_bookies(self._cookies) - {bookie_id}:
+            raise BadVersionError(
+                f"bookie {min(lost)} was deleted or came into doubt meanwhile: look again"
+            )
+        try:
+            _, stat = await self._store.transaction(
+                [Put(keys.COOKIES, b"", examined.order), change]
+            )
+        except (BadVersionError, NoSuchKeyError) as error:
+            changed = f"the cookie of bookie {bookie_id} changed"
+            if await self._order() != examined.order:
+                changed = "another bookie was forgotten"
+            raise BadVersionError(f"{changed} meanwhile: look again") from error
+        return NOT_EXISTS if stat is None else stat.version
