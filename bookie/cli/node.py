@@ -47,14 +47,20 @@ def readonly(
     bookie: BookieArgument,
     switch: Annotated[Switch, typer.Argument(help="Refuse new entries, or take them again.")],
     metadata: Metadata,
+    persist: Annotated[
+        bool, typer.Option("--persist", help="With on: stay read-only after a restart, too.")
+    ] = False,
     output: Output = OutputFormat.TABLE,
 ) -> None:
     """Make a bookie refuse new entries, or accept them again; reads and recovery go on.
 
-    The bookie accepts this command only from its own machine. A full bookie stays read-only until
-    it has room, with or without this command.
+    Without --persist the next start ends the switch, unless it persists already. `off` ends it for
+    good. The bookie accepts this command only from its own machine. A full bookie stays read-only
+    until it has room, with or without this command. The switch is lost with the bookie's data.
     """
-    change = {"read_only": switch is Switch.ON}
+    if persist and switch is Switch.OFF:
+        raise typer.BadParameter("--persist goes with on; off always lasts")
+    change = {"read_only": switch is Switch.ON} | ({"persist": True} if persist else {})
     _print(asyncio.run(_ask(metadata, bookie, "read-only", change)), output)
 
 

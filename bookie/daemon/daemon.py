@@ -184,14 +184,14 @@ async def _run(
                 show_registration(registration, registered, metrics, readiness, remarks)
                 readiness.clear(Part.BOOT)
                 administration.bookie = started.bookie
-                administration.reclaiming = started.garbage
+                administration.switch, administration.reclaiming = started.switch, started.garbage
                 administration.upkeep = {
                     "check": started.check,
                     "scrub": started.engine.scrubber,
                 }
                 manager.ready(f"serving on {join_address(settings.listen.host, held.port)}")
                 await _until_stopped(stop_requested, started)
-                administration.bookie = administration.reclaiming = None
+                administration.bookie = administration.switch = administration.reclaiming = None
                 administration.upkeep = {}
                 readiness.block(Part.SHUTDOWN, "the bookie is stopping")
                 manager.stopping()

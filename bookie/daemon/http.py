@@ -5,7 +5,8 @@
 ``/healthz``        200 while the event loop answers; a bookie whose disk fails ends by itself
 ``/readyz``         200 when traffic may come; 503 with the reasons otherwise
 ``GET /bookie``     the bookie's own description
-``PUT /read-only``  ``{"read_only": true}`` refuses new entries, ``false`` takes them again
+``PUT /read-only``  ``{"read_only": true}`` refuses new entries, ``false`` takes them again. With
+                    ``"persist": true`` a restart refuses them, too. 409: it could not be kept
 ``GET /check``      the result of the last check of all entries; ``PUT``: make one now
 ``PUT /garbage``    409 says why it was not done. ``{"action": …}`` is one of these:
                     ``"run"`` looks for deleted ledgers now;
@@ -45,7 +46,6 @@ from bookie.addresses import is_wildcard, join_address
 from bookie.daemon.readiness import Readiness
 from bookie.errors import BookieError, CannotStartError
 from bookie.ids import BOOKIE_ID_METADATA_KEY, INSTANCE_ID_METADATA_KEY, MAX_ID
-from bookie.node.bookie import COMMAND
 from bookie.node.garbage import GarbageStatus
 from bookie.telemetry import Metrics
 from bookie.wire.commands import Info
@@ -80,11 +80,19 @@ class Administered(Protocol):
     def read_only_reasons(self) -> list[str]:
         """Return why new entries are refused; empty while the bookie takes entries."""
 
-    def set_read_only(self, reason: str, *, read_only: bool) -> None:
-        """Refuse new entries for `reason`, or drop that reason."""
-
     async def info(self) -> Info:
         """Return the bookie's description of itself."""
+
+
+class ReadOnlySwitching(Protocol):
+    """The switch by which an operator makes a bookie read-only."""
+
+    @property
+    def persists(self) -> bool:
+        """True if the bookie will be read-only after a restart, too."""
+
+    async def set(self, *, read_only: bool, persist: bool = False) -> None:
+        """Refuse new entries or take them; BookieError says why this fails."""
 
 
 class Upkeep(Protocol):
@@ -131,6 +139,7 @@ class Administration:
         self.instance_id = ""
         """The id of the cluster; empty until it was read from the metadata store."""
         self.bookie: Administered | None = None
+        self.switch: ReadOnlySwitching | None = None
         self.upkeep: dict[str, Upkeep] = {}
         """Background work, by the last part of the work's URL."""
         self.reclaiming: Reclaiming | None = None
@@ -192,6 +201,9 @@ class _Handlers:
         if bookie is None:
             return _error(503, "the bookie does not serve now")
         report = asdict(await bookie.info()) | {"read_only_reasons": bookie.read_only_reasons()}
+        switch = self._administration.switch
+        if switch is not None:
+            report["read_only_persists"] = switch.persists
         reclaiming = self._administration.reclaiming
         if reclaiming is not None:
             report |= asdict(reclaiming.status())
@@ -211,9 +223,17 @@ class _Handlers:
         wanted = await _wanted(request, "read_only", (True, False))
         if isinstance(wanted, web.Response):
             return wanted
-        bookie = self._administration.bookie
-        if bookie is not None:
-            bookie.set_read_only(COMMAND, read_only=bool(wanted))
+        persist = (await request.json()).get("persist", False)
+        if not isinstance(persist, bool):
+            return _error(400, "persist must be true or false")
+        if persist and not wanted:
+            return _error(400, "a bookie that takes entries has no switch to persist")
+        switch = self._administration.switch
+        if switch is not None:
+            try:
+                await switch.set(read_only=bool(wanted), persist=persist)
+            except BookieError as error:
+                return _error(409, str(error))
         return await self.bookie(request)
 
     async def garbage(self, request: web.Request) -> web.Response:

@@ -40,6 +40,7 @@ from bookie.node.identity import ClaimedDirectories, Decision, ensure_identity
 from bookie.node.integrity_check import IntegrityCheck
 from bookie.node.limbo_entry import put_ledgers_in_limbo
 from bookie.node.own_cookie import OwnCookie
+from bookie.node.read_only_switch import ReadOnlySwitch
 from bookie.telemetry import Metrics, event_log
 
 _log = event_log(__name__)
@@ -55,6 +56,7 @@ class StartedBookie:
     check: IntegrityCheck
     watch: DiskWatch
     cookie: OwnCookie
+    switch: ReadOnlySwitch
 
     def apply(
         self, storage: StorageSettings, limits: NodeSettings, garbage: GarbageSettings
@@ -231,6 +233,8 @@ async def start_bookie(
                 usage=lambda: environment.disk.usage(directories.ledgers),
             ) as served:
                 watch = _disk_watch(environment, storage, directories, served, engine, metrics)
+                switch = ReadOnlySwitch(environment, directories, served)
+                await switch.load()
                 check = IntegrityCheck(
                     environment, engine, ledgers, limits, metrics, identity, own.end_doubt
                 )
@@ -248,6 +252,6 @@ async def start_bookie(
                 ]
                 try:
                     async with beside(work):
-                        yield StartedBookie(served, engine, collector, check, watch, own)
+                        yield StartedBookie(served, engine, collector, check, watch, own, switch)
                 finally:
                     own.is_in_doubt_at_stop = engine.needs_integrity_check

@@ -279,6 +279,16 @@ def test_a_command_for_another_machines_bookie_is_refused(shell: Shell, words: s
     assert json.loads(shell.ok("node", "info", here, "-o", "json"))["read_only"] is False
 
 
+def test_a_read_only_switch_that_persists(shell: Shell) -> None:
+    """The bookie says so, and `off` ends it. The next start is the subject of unit tests."""
+    for words, persists in ((["on", "--persist"], True), (["on"], True), (["off"], False)):
+        shell.ok("node", "readonly", "bookie-1", *words)
+        found = json.loads(shell.ok("node", "info", "bookie-1", "-o", "json"))
+        assert found["read_only"] is (words[0] == "on")
+        assert found["read_only_persists"] is persists
+    assert shell.run("node", "readonly", "bookie-1", "off", "--persist").returncode == 2
+
+
 def test_the_python_of_the_readme_runs(shell: Shell) -> None:
     """As it is printed, with the variable that the tour exports."""
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")

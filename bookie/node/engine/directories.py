@@ -4,11 +4,12 @@
 
     journal_dir/   00000001.journal …        COOKIE  LOCK  (RESERVE, on a device of its own)
     ledgers_dir/   index/data.mdb  logs/00000007.log …   COOKIE  LOCK  RESERVE  FAILED  STOPPED
+                   READONLY
 
 The file `COOKIE` names the owner. The file `LOCK` keeps a second process out. The file `RESERVE`
 takes up space that is freed when the device is full. A process that ends because a disk failed
 leaves the file `FAILED`. After an orderly stop, the file `STOPPED` holds the size of the index and
-a CRC32C of its two meta pages.
+a CRC32C of its two meta pages. The file `READONLY` is there if the bookie shall start read-only.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ _LOCK = "LOCK"
 _RESERVE = "RESERVE"
 _FAILED = "FAILED"
 _STOPPED = "STOPPED"
+_READ_ONLY = "READONLY"
 _META_BYTES = 2 * 4096
 """Bytes at the begin of the index file; its pages have the machine's page size, or a multiple."""
 COOKIE_BYTES_MAX = 64 * 1024
@@ -150,6 +152,18 @@ class Directories:
 
     def clear_failed(self) -> None:
         self._disk.unlink(os.path.join(self.ledgers, _FAILED))
+
+    def is_read_only(self) -> bool:
+        """True if the bookie shall start read-only."""
+        return _READ_ONLY in self._disk.names(self.ledgers)
+
+    def keep_read_only(self, keep: bool) -> None:
+        """Let the bookie start read-only or writable; durable when it returns."""
+        if keep:
+            self._write(self.ledgers, _READ_ONLY, b"")
+        else:
+            self._disk.unlink(os.path.join(self.ledgers, _READ_ONLY))
+            self._disk.sync_directory(self.ledgers)
 
     def mark_stopped(self) -> None:
         """Record durably that the index is closed, with its size and a CRC of its meta pages."""

@@ -10,7 +10,7 @@ import pytest
 from bookie.addresses import join_address
 from bookie.daemon.http import Administration, is_same_machine, serve_http
 from bookie.daemon.readiness import Readiness
-from bookie.errors import BadRequestError
+from bookie.errors import BadRequestError, DiskFullError
 from bookie.node.garbage import GarbageStatus
 from bookie.telemetry import Metrics
 from bookie.wire.commands import Info
@@ -36,17 +36,66 @@ class _Bookie:
     def read_only_reasons(self) -> list[str]:
         return sorted(self.reasons)
 
-    def set_read_only(self, reason: str, *, read_only: bool) -> None:
-        (self.reasons.add if read_only else self.reasons.discard)(reason)
-
     async def info(self) -> Info:
         return Info("b1", "c1", "0", self.read_only, 10, 5, 3)
 
 
-async def test_read_only_by_command_and_back() -> None:
-    """The switch holds until it is taken back, and the answer says why."""
+class _Switch:
+    """A switch of such a bookie, which may break."""
+
+    def __init__(self, bookie: _Bookie) -> None:
+        self._bookie = bookie
+        self.persists = self.is_broken = False
+
+    async def set(self, *, read_only: bool, persist: bool = False) -> None:
+        if self.is_broken:
+            raise DiskFullError("the switch could not be kept")
+        self.persists = read_only and (persist or self.persists)
+        (self._bookie.reasons.add if read_only else self._bookie.reasons.discard)("command")
+
+
+def _switched() -> tuple[Administration, _Bookie, _Switch]:
     administration, bookie = Administration("b1"), _Bookie()
     administration.bookie = bookie
+    administration.switch = switch = _Switch(bookie)
+    return administration, bookie, switch
+
+
+async def test_a_switch_that_persists() -> None:
+    """The answer says so; what cannot be kept, or makes no sense, changes nothing."""
+    administration, bookie, switch = _switched()
+    async with (
+        serve_http(Metrics(), Readiness(), administration, host="127.0.0.1", port=0) as port,
+        named_session(port) as session,
+    ):
+        for change, persists in (
+            ({"read_only": True}, False),
+            ({"read_only": True, "persist": True}, True),
+            ({"read_only": True, "persist": False}, True),
+            ({"read_only": False}, False),
+        ):
+            async with session.put("/read-only", json=change) as response:
+                answer = await response.json()
+                assert response.status == 200
+                assert answer["read_only_persists"] is persists
+        for wrong in (
+            {"read_only": True, "persist": "yes"},
+            {"read_only": True, "persist": 1},
+            {"read_only": False, "persist": True},
+            {"persist": True},
+        ):
+            async with session.put("/read-only", json=wrong) as response:
+                assert response.status == 400
+        switch.is_broken = True
+        async with session.put("/read-only", json={"read_only": True, "persist": True}) as response:
+            assert response.status == 409
+            assert (await response.json())["error"] == "the switch could not be kept"
+        assert not bookie.read_only
+
+
+async def test_read_only_by_command_and_back() -> None:
+    """The switch holds until it is taken back, and the answer says why."""
+    administration, bookie, _ = _switched()
     async with (
         serve_http(Metrics(), Readiness(), administration, host="127.0.0.1", port=0) as port,
         named_session(port) as session,
@@ -310,9 +359,9 @@ def test_a_peer_with_the_address_that_it_reached_is_this_machine(
 
 def _administered() -> tuple[Administration, _Bookie, _Reclaiming, _Work]:
     """Bookie b1 of cluster c1, and what the commands would change."""
-    administration = Administration("b1")
-    bookie, reclaiming, work = _Bookie(), _Reclaiming(), _Work()
+    administration, bookie, _ = _switched()
+    reclaiming, work = _Reclaiming(), _Work()
     administration.instance_id = "c1"
-    administration.bookie, administration.reclaiming = bookie, reclaiming
+    administration.reclaiming = reclaiming
     administration.upkeep = {"check": work, "scrub": work}
     return administration, bookie, reclaiming, work

@@ -1,0 +1,60 @@
+"""An operator's switch that makes a bookie read-only, which may survive a restart.
+
+The ledgers directory keeps the switch as a file. So it goes where the bookie's data goes, and is
+lost with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from bookie.env import Environment, is_disk_full
+from bookie.errors import DiskFullError, StorageFailedError
+from bookie.node.bookie import COMMAND, Bookie
+from bookie.node.engine.directories import Directories
+
+
+class ReadOnlySwitch:
+    """Adds the reason `COMMAND` to a bookie's reasons to be read-only, or removes it.
+
+    Call `load` before the bookie is registered.
+    """
+
+    def __init__(self, environment: Environment, directories: Directories, bookie: Bookie) -> None:
+        self._workers = environment.workers
+        self._directories = directories
+        self._bookie = bookie
+        self._lock = asyncio.Lock()
+        """Held during a change, so that file and bookie agree."""
+        self.persists = False
+        """True if the bookie will be read-only after a restart, too."""
+
+    async def load(self) -> None:
+        """Turn the bookie read-only if the switch was kept."""
+        self.persists = await self._workers.run("read", self._directories.is_read_only)
+        if self.persists:
+            self._bookie.set_read_only(COMMAND, read_only=True)
+
+    async def set(self, *, read_only: bool, persist: bool = False) -> None:
+        """Refuse new entries, or take them again.
+
+        With `persist`, the refusal is durable when this returns. Without it, a switch that was kept
+        stays kept. The switch to writable is always durable. After an error nothing has changed for
+        the running bookie, and the next start may see either state.
+
+        Raises:
+            DiskFullError, StorageFailedError: the switch could not be kept or removed.
+        """
+        async with self._lock:
+            if persist or not read_only:
+                await self._keep(read_only)
+                self.persists = read_only
+            self._bookie.set_read_only(COMMAND, read_only=read_only)
+
+    async def _keep(self, keep: bool) -> None:
+        try:
+            await self._workers.run("read", self._directories.keep_read_only, keep)
+        except OSError as error:
+            sentence = f"the switch could not be {'kept' if keep else 'removed'}: {error}"
+            kind = DiskFullError if is_disk_full(error) else StorageFailedError
+            raise kind(sentence) from error
