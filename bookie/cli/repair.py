@@ -15,7 +15,7 @@ import typer
 from bookie.cli.options import LedgerArgument, Metadata, Output, OutputFormat, Yes, confirm
 from bookie.cli.output import Record, format_moment, print_record, print_records
 from bookie.cli.stores import on_store, open_metadata
-from bookie.errors import BadRequestError, NoSuchKeyError
+from bookie.errors import BadRequestError, FormatError, NoSuchKeyError
 
 if TYPE_CHECKING:
     from bookie.ledger.catalog.dependents import Dependents
@@ -119,6 +119,47 @@ async def _list(store: MetadataStore, limit: int) -> list[Record]:
                 }
             )
     return records
+
+
+@app.command("history")
+def history(
+    metadata: Metadata,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=1, help="At most so many repairs.")
+    ] = 20,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """Show the last repairs that ended, the newest first, by the clocks of their workers.
+
+    Each worker keeps its last 100, and writes them within a few seconds. Of repairs that fail again
+    and again it keeps the last one. If records are damaged, the exit status is 1.
+    """
+    records, damaged = on_store(metadata, _history)
+    print_records(records[:limit], output, empty="no repair has ended yet")
+    if damaged:
+        raise FormatError(f"not listed, because their records are damaged: {', '.join(damaged)}")
+
+
+async def _history(store: MetadataStore) -> tuple[list[Record], list[str]]:
+    from bookie.cluster.instance import read_instance_id
+    from bookie.ledger.copies.repair_history import ended_repairs
+
+    await read_instance_id(store)
+    found, damaged = await ended_repairs(store)
+    records: list[Record] = [
+        {
+            "ended": format_moment(one.ended_ms),
+            "ledger_id": one.ledger_id,
+            "worker": worker,
+            "outcome": one.outcome,
+            "entries": one.entries,
+            "bytes": one.packet_bytes,
+            "seconds": one.seconds,
+            "detail": one.detail,
+        }
+        for worker, one in found
+    ]
+    return records, damaged
 
 
 @app.command("disable")

@@ -1,11 +1,13 @@
 """Records of repair in the metadata store: ledgers that lack copies, and bookies that are gone.
 
 Canonical JSON (:mod:`bookie.metadata.json_record`), formats ``bookie-underreplicated``,
-``bookie-repair-lock``, ``bookie-repair-failure`` and ``bookie-departure``, version 1.
+``bookie-repair-lock``, ``bookie-repair-failure``, ``bookie-departure`` and
+``bookie-repair-history``, version 1.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from bookie.errors import FormatError
@@ -16,7 +18,10 @@ _MARK_FORMAT = "bookie-underreplicated"
 _LOCK_FORMAT = "bookie-repair-lock"
 _FAILURE_FORMAT = "bookie-repair-failure"
 _DEPARTURE_FORMAT = "bookie-departure"
+_HISTORY_FORMAT = "bookie-repair-history"
 _VERSION = 1
+_LAST_MS = 253402300799999
+"""The end of the year 9999, the last moment that can be shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,3 +135,57 @@ def decode_departure(bookie_id: str, data: bytes) -> Departure:
     """
     fields = json_record.decode(_DEPARTURE_FORMAT, _VERSION, data)
     return Departure(bookie_id, fields.integer("since_ms", minimum=0))
+
+
+@dataclass(frozen=True, slots=True)
+class EndedRepair:
+    """A repair of one ledger that has ended."""
+
+    ledger_id: int
+    outcome: str
+    """See `RepairOutcome`; of several bookies the first one that was not repaired."""
+    entries: int
+    """Entries that were copied, and the bytes of their packets."""
+    packet_bytes: int
+    seconds: float
+    detail: str
+    ended_ms: int
+    """Time of the end, in ms by the worker's clock."""
+
+
+def encode_history(repairs: Iterable[EndedRepair]) -> bytes:
+    """The bytes of a worker's last repairs, the oldest first; the worker's name is in the key."""
+    rows = [
+        {
+            "ledger_id": one.ledger_id,
+            "outcome": one.outcome,
+            "entries": one.entries,
+            "packet_bytes": one.packet_bytes,
+            "seconds": one.seconds,
+            "detail": one.detail,
+            "ended_ms": one.ended_ms,
+        }
+        for one in repairs
+    ]
+    return json_record.encode(_HISTORY_FORMAT, _VERSION, {"repairs": rows})
+
+
+def decode_history(data: bytes) -> list[EndedRepair]:
+    """The repairs in `data`, the oldest first.
+
+    Raises:
+        FormatError: not a history, damaged, or of a newer version.
+    """
+    fields = json_record.decode(_HISTORY_FORMAT, _VERSION, data)
+    return [
+        EndedRepair(
+            row.integer("ledger_id", minimum=0),
+            row.text("outcome"),
+            row.integer("entries", minimum=0),
+            row.integer("packet_bytes", minimum=0),
+            row.number("seconds"),
+            row.text("detail"),
+            row.integer("ended_ms", minimum=0, maximum=_LAST_MS),
+        )
+        for row in fields.objects("repairs")
+    ]

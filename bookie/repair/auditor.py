@@ -37,6 +37,7 @@ from bookie.errors import BookieError, MetadataClosedError, NewerFormatError
 from bookie.ids import is_vacant
 from bookie.ledger.copies.departures import Departures
 from bookie.ledger.copies.marks import UnderreplicationManager
+from bookie.ledger.copies.repair_history import forget_strangers
 from bookie.ledger.copies.replica_plan import settled_fragments
 from bookie.ledger.ledger_client import LedgerClient
 from bookie.ledger.metadata import LedgerMetadata
@@ -56,6 +57,8 @@ SURVEY_SECONDS, SURVEY_SECONDS_MAX = 60.0, 3600.0
 """Time between two surveys while bookies are gone; it doubles while they find nothing."""
 REST = 20.0
 """A pause is at least so many times as long as the survey, or the count, before it."""
+HISTORY_SECONDS = 3600.0
+"""Time between two looks for records of workers that are gone for good."""
 COUNT_SECONDS = 10.0
 """Time between two counts of the marks."""
 
@@ -130,6 +133,7 @@ class Auditor:
         """The same of the survey under way."""
         self._changes, self._surveyed_changes = 0, -1
         """Changes of registrations that a survey has to look for; and those that one has seen."""
+        self._history_at = -math.inf
         self._next_at = self._rest_until = self._audit_at = self._count_at = -math.inf
         """The times of the next survey while bookies are gone, and before which there is none."""
         self._pauses = Backoff(SURVEY_SECONDS, SURVEY_SECONDS_MAX)
@@ -208,6 +212,9 @@ class Auditor:
             self._changes += 1  # a bookie came, lost its data, or was forgotten
         self._seen, self._known = seen, known
         self._has_looked = True
+        if now >= self._history_at:
+            await forget_strangers(self._store, known | seen.keys(), self._clock.now_ms())
+            self._history_at = now + HISTORY_SECONDS
         if now >= self._count_at:
             self._metrics.repair_marked_ledgers.set(await self._marks.count())
             took = self._clock.monotonic() - now

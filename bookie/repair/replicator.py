@@ -33,6 +33,7 @@ from bookie.errors import BadRequestError, BookieError, MetadataClosedError, NoS
 from bookie.ids import is_vacant
 from bookie.ledger.copies.departures import Departures, RepairFailures
 from bookie.ledger.copies.marks import UnderreplicationManager
+from bookie.ledger.copies.repair_history import RepairHistory
 from bookie.ledger.copies.replica_fill import ReplicaFill
 from bookie.ledger.copies.replica_move import ReplicaMove
 from bookie.ledger.copies.replica_plan import settled_fragments
@@ -85,6 +86,7 @@ class Replicator:
         clock: Clock,
         worker: str,
         marks: UnderreplicationManager | None = None,
+        history: RepairHistory | None = None,
     ) -> None:
         self._client = client
         self._store = store
@@ -92,6 +94,7 @@ class Replicator:
         self._metrics = metrics
         self._clock = clock
         self._marks = marks or UnderreplicationManager(store, worker, clock)
+        self._history = history or RepairHistory(store, worker, clock)
         self._failures = RepairFailures(store, clock)
         self._departures = [
             Departures(store, keys.LOST_BOOKIES, clock),
@@ -234,11 +237,13 @@ class Replicator:
 
     async def _repair(self, ledger_id: int) -> bool:
         """Repair one ledger under its lock; False if another worker has it."""
+        began = self._clock.monotonic()
         try:
             if not await self._marks.acquire(ledger_id):
                 return False
             try:
-                await self._finish(ledger_id, await self._gone())
+                outcomes = await self._finish(ledger_id, await self._gone())
+                self._history.note(ledger_id, outcomes, self._clock.monotonic() - began)
             finally:
                 # The end of the process does not wait for a silent store: locks are leased.
                 with suppress(BookieError, TimeoutError):
@@ -248,6 +253,7 @@ class Replicator:
             raise
         except BookieError as error:
             self._wait(ledger_id)
+            self._history.note_error(ledger_id, str(error), self._clock.monotonic() - began)
             _log.warning("repair_failed", ledger_id=ledger_id, reason=str(error))
         return True
 

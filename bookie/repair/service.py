@@ -10,6 +10,7 @@ from bookie.config import RepairSettings, RpcSettings, Sources
 from bookie.env import Backoff, Clock, gather, jitter
 from bookie.errors import BookieError
 from bookie.ledger.copies.marks import UnderreplicationManager
+from bookie.ledger.copies.repair_history import RepairHistory
 from bookie.ledger.ledger_client import open_ledger_client
 from bookie.metadata.store import MetadataStore
 from bookie.node.own_copies import OwnCopies
@@ -51,13 +52,15 @@ async def keep_repairing(
     """
     pauses = Backoff(RESTART_SECONDS_MIN, RESTART_SECONDS_MAX, jitter)
     marks = UnderreplicationManager(store, worker, clock)
+    history = RepairHistory(store, worker, clock)
 
     async def attempt() -> None:
         async with open_ledger_client(store, sources, rpc) as client:
             about = client, store, settings, metrics, clock, worker, marks
             works: list[Coroutine[object, object, NoReturn]] = [
                 Auditor(*about).run(),
-                Replicator(*about).run(),
+                Replicator(*about, history).run(),
+                history.run(),
             ]
             if own_damage is not None:
                 works.append(own_damage.run())

@@ -19,6 +19,7 @@ from bookie.env import SystemClock, beside
 from bookie.errors import MetadataClosedError
 from bookie.ledger.copies.departures import Departures, RepairFailures
 from bookie.ledger.copies.marks import UnderreplicationManager
+from bookie.ledger.copies.repair_history import ended_repairs
 from bookie.ledger.ledger_client import open_ledger_client
 from bookie.ledger.metadata import LedgerMetadata
 from bookie.log.catalog.logs import LogName
@@ -138,6 +139,28 @@ async def test_the_copies_of_a_lost_bookie_come_back(cluster: RealCluster, bk: B
     for one in ledgers:
         reader = await bk.open_ledger(one.ledger_id)
         assert [entry.payload async for entry in reader.read(0, len(PAYLOADS) - 1)] == PAYLOADS
+
+
+async def test_ended_repairs_are_told(cluster: RealCluster, bk: BookKeeper) -> None:
+    """Also those that failed. The auditor removes records of workers that are gone for good."""
+    fine, wide = await _write(bk, (3, 3, 2)), await _write(bk, (5, 5, 3))
+    stranger = f"{keys.REPAIR_HISTORY}/host:1"
+    await cluster.store.put(stranger, b"of nobody")
+    victim, *_ = fine.last_fragment.bookies
+    async with repairing(cluster):
+        await cluster.stop(int(victim[1:]))
+        await _until_gone(bk, [fine], victim)
+        async with asyncio.timeout(60):
+            while True:
+                found, damaged = await ended_repairs(cluster.store)
+                told = {(one.ledger_id, one.outcome): one for _, one in found}
+                wanted = {(fine.ledger_id, "repaired"), (wide.ledger_id, "no-spare")}
+                if wanted <= told.keys() and not damaged:
+                    break
+                await asyncio.sleep(0.05)
+    assert told[fine.ledger_id, "repaired"].entries == len(PAYLOADS)
+    assert "no writable bookie may take" in told[wide.ledger_id, "no-spare"].detail
+    assert {worker for worker, _ in found} == {"worker"}
 
 
 async def test_a_leaving_bookie_serves_as_a_source(cluster: RealCluster, bk: BookKeeper) -> None:

@@ -1,0 +1,200 @@
+"""The last repairs of each worker, for operators to see: one record a worker.
+
+A record is written at most every few seconds, and at the end of its worker. It is no part of any
+decision. So a record that is damaged, old or gone does no harm.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import deque
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from typing import NoReturn
+
+from bookie.cluster import keys
+from bookie.env import Backoff, Clock, SystemClock, jitter
+from bookie.errors import (
+    BadVersionError,
+    BookieError,
+    FormatError,
+    MetadataClosedError,
+    NoSuchKeyError,
+)
+from bookie.ids import is_valid_bookie_id
+from bookie.ledger.copies.replica_repair import RepairOutcome
+from bookie.ledger.underreplicated import EndedRepair, decode_history, encode_history
+from bookie.metadata.store import MetadataStore
+from bookie.telemetry import event_log
+
+REPAIRS_KEPT = 100
+"""The repairs that a worker keeps."""
+DETAIL_CHARACTERS_MAX = 200
+
+WRITE_SECONDS_MIN, WRITE_SECONDS_MAX = 3.0, 60.0
+"""Time between two writes; it doubles while they fail."""
+WORKER_CHARACTERS_MAX = 128
+LAST_WRITE_SECONDS = 2.0
+"""The end of a worker waits at most this long for its last write."""
+
+STRANGER_SECONDS = 7 * 86400.0
+"""A record of a worker that is no bookie of the cluster is kept for this time."""
+STRANGERS_MAX = 100
+"""The records of such workers that are kept."""
+
+FAILED = "failed"
+"""The outcome of a repair that an error ended, such as a metadata store that is away."""
+
+_log = event_log(__name__)
+
+
+class RepairHistory:
+    """The last repairs of one worker."""
+
+    def __init__(self, store: MetadataStore, worker: str, clock: Clock | None = None) -> None:
+        self._store = store
+        self._key = _key(worker)
+        self._clock = clock or SystemClock()
+        self._repairs: deque[EndedRepair] = deque(maxlen=REPAIRS_KEPT)
+        self._has_read = False
+        self._noted = asyncio.Event()
+
+    def note(self, ledger_id: int, outcomes: Sequence[RepairOutcome], seconds: float) -> None:
+        """Note the end of the repair of a ledger; returns at once, and needs no store."""
+        if not outcomes:
+            return
+        failed = [one for one in outcomes if not one.is_whole]
+        changed = [one for one in outcomes if one.entries or one.outcome == "repaired"]
+        first, *_ = failed or changed or outcomes
+        self._add(
+            EndedRepair(
+                ledger_id,
+                first.outcome,
+                sum(one.entries for one in outcomes),
+                sum(one.packet_bytes for one in outcomes),
+                round(seconds, 3),
+                "; ".join(one.detail for one in failed)[:DETAIL_CHARACTERS_MAX],
+                self._clock.now_ms(),
+            ),
+            is_whole=not failed,
+        )
+
+    def note_error(self, ledger_id: int, reason: str, seconds: float) -> None:
+        """Note that an error ended the repair of a ledger; returns at once."""
+        detail = reason[:DETAIL_CHARACTERS_MAX]
+        now_ms = self._clock.now_ms()
+        self._add(
+            EndedRepair(ledger_id, FAILED, 0, 0, round(seconds, 3), detail, now_ms), is_whole=False
+        )
+
+    def _add(self, repair: EndedRepair, *, is_whole: bool) -> None:
+        if not is_whole:
+            # One that fails again and again must not push out all others.
+            same = (repair.ledger_id, repair.outcome)
+            kept = [one for one in self._repairs if (one.ledger_id, one.outcome) != same]
+            self._repairs = deque(kept, maxlen=REPAIRS_KEPT)
+        self._repairs.append(repair)
+        self._noted.set()
+
+    async def run(self) -> NoReturn:
+        """Write what is noted until cancelled, and then once more.
+
+        Raises:
+            MetadataClosedError: the store was closed.
+        """
+        pauses = Backoff(WRITE_SECONDS_MIN, WRITE_SECONDS_MAX, jitter)
+        try:
+            while True:
+                await self._noted.wait()
+                try:
+                    await self._write()
+                    pauses.reset()
+                except MetadataClosedError:
+                    raise
+                except BookieError as error:
+                    _log.warning("repair_history_not_written", reason=str(error))
+                await asyncio.sleep(pauses.next())
+        finally:
+            if self._noted.is_set():
+                with suppress(BookieError, TimeoutError):
+                    async with asyncio.timeout(LAST_WRITE_SECONDS):
+                        await self._write()
+
+    async def _write(self) -> None:
+        self._noted.clear()
+        try:
+            if not self._has_read:
+                record = await self._store.get(self._key)
+                earlier: list[EndedRepair] = []
+                if record is not None:
+                    with suppress(FormatError):
+                        earlier = decode_history(record.value)
+                self._repairs = deque([*earlier, *self._repairs], maxlen=REPAIRS_KEPT)
+                self._has_read = True
+            await self._store.put(self._key, encode_history(self._repairs))
+        except BaseException:
+            self._noted.set()
+            raise
+
+
+async def ended_repairs(
+    store: MetadataStore,
+) -> tuple[list[tuple[str, EndedRepair]], list[str]]:
+    """The repairs of all workers with the names of these, the newest first.
+
+    The second list names the workers whose records are damaged or of a newer version.
+    """
+    found: list[tuple[str, EndedRepair]] = []
+    damaged = []
+    for worker in await store.get_children(keys.REPAIR_HISTORY):
+        record = await store.get(f"{keys.REPAIR_HISTORY}/{worker}")
+        if record is None:
+            continue
+        try:
+            found += [(worker, one) for one in decode_history(record.value)]
+        except FormatError:
+            damaged.append(worker)
+    found.sort(key=lambda one: one[1].ended_ms, reverse=True)
+    return found, damaged
+
+
+async def forget_strangers(store: MetadataStore, known: Collection[str], now_ms: int) -> list[str]:
+    """Remove old records of workers that are no bookies of the cluster; returns their names.
+
+    A worker that lives all the same writes its record again, with all that it knows.
+
+    Args:
+        store: where the records are kept.
+        known: the bookies of the cluster.
+        now_ms: the time of day, in ms.
+    """
+    strangers: list[tuple[int, str, int]] = []
+    for worker in await store.get_children(keys.REPAIR_HISTORY):
+        if worker in known:
+            continue
+        key = f"{keys.REPAIR_HISTORY}/{worker}"
+        record = await store.get(key)
+        if record is None:
+            continue
+        try:
+            last_ms = max((one.ended_ms for one in decode_history(record.value)), default=0)
+        except FormatError:
+            last_ms = 0
+        strangers.append((last_ms, key, record.version))
+    strangers.sort(reverse=True)
+    oldest_ms = now_ms - STRANGER_SECONDS * 1000
+    forgotten = []
+    for number, (last_ms, key, version) in enumerate(strangers):
+        if number < STRANGERS_MAX and last_ms >= oldest_ms:
+            continue
+        with suppress(BadVersionError, NoSuchKeyError):  # it lives, or another auditor was faster
+            await store.delete(key, version=version)
+            forgotten.append(key.rpartition("/")[2])
+    return forgotten
+
+
+def _key(worker: str) -> str:
+    """The key of a worker; a host may have a name that is no name of a record."""
+    name = worker if is_valid_bookie_id(worker) else re.sub(r"[^A-Za-z0-9:-]", "-", worker)
+    return f"{keys.REPAIR_HISTORY}/{name[:WORKER_CHARACTERS_MAX] or '-'}"
