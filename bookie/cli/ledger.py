@@ -35,7 +35,7 @@ from bookie.cli.options import (
     read_password,
 )
 from bookie.cli.output import Record, format_moment, print_record, print_records
-from bookie.cli.repair import repair
+from bookie.cli.repair import repair, set_quorum
 from bookie.cli.stores import on_cluster, on_store
 from bookie.errors import FormatError
 
@@ -548,3 +548,4 @@ def delete(
 
 
 app.command("repair")(repair)
+app.command("set-quorum")(set_quorum)

@@ -1,13 +1,15 @@
 """``bookie repair``: how far the repair of copies is, and its switch.
 
-Here are also ``bookie cluster decommission`` and ``bookie ledger repair``.
+Here are also ``bookie cluster decommission``, ``bookie ledger repair`` and ``bookie ledger
+set-quorum``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,8 +20,11 @@ from bookie.cli.stores import on_store, open_metadata
 from bookie.errors import BadRequestError, FormatError, NoSuchKeyError
 
 if TYPE_CHECKING:
+    from bookie.config import RepairSettings
     from bookie.ledger.catalog.dependents import Dependents
+    from bookie.ledger.copies.quorum_change import QuorumChanged
     from bookie.ledger.copies.replica_repair import RepairOutcome
+    from bookie.ledger.ledger_client import LedgerClient
     from bookie.metadata.store import MetadataStore
 
 WAIT_SECONDS = 1.0
@@ -358,22 +363,69 @@ def repair(ledger: LedgerArgument, metadata: Metadata, output: Output = OutputFo
         raise BadRequestError(f"ledger {ledger} does not have all its copies")
 
 
+def set_quorum(
+    ledger: LedgerArgument,
+    write_quorum: Annotated[
+        int, typer.Option("--write-quorum", min=1, help="The copies that each entry shall have.")
+    ],
+    metadata: Metadata,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """Give a closed ledger another write quorum: copy its entries, then change its metadata.
+
+    A write quorum above the ensemble size makes the ensembles larger. One below the ack quorum is
+    refused. Readers find all entries at any time. If the command is interrupted, nothing has
+    changed: type it again. A smaller quorum frees no space by itself.
+    """
+    from bookie.daemon.loop import run
+
+    done = run(_set_quorum(metadata, ledger, write_quorum))
+    record: Record = {
+        "ledger_id": ledger,
+        "former_write_quorum": done.before.write_quorum_size,
+        "write_quorum": done.after.write_quorum_size,
+        "former_ensemble": done.before.ensemble_size,
+        "ensemble": done.after.ensemble_size,
+        "entries": done.entries,
+        "bytes": done.packet_bytes,
+    }
+    print_record(record, output)
+
+
+async def _set_quorum(uri: str, ledger_id: int, write_quorum_size: int) -> QuorumChanged:
+    from bookie.env.pace import Pace
+    from bookie.ledger.copies.quorum_change import QuorumChange
+
+    async with _worker(uri) as (client, store, settings, worker):
+        pace = Pace(lambda: settings.bytes_per_second_max)
+        change = QuorumChange(client, store, worker, pace)
+        return await change.run(ledger_id, write_quorum_size)
+
+
 async def _repair_ledger(uri: str, ledger_id: int) -> list[RepairOutcome]:
+    from bookie.env import SystemClock
+    from bookie.repair.replicator import Replicator
+    from bookie.telemetry import Metrics
+
+    async with _worker(uri) as (client, store, settings, worker):
+        replicator = Replicator(client, store, lambda: settings, Metrics(), SystemClock(), worker)
+        return await replicator.repair_now(ledger_id)
+
+
+@asynccontextmanager
+async def _worker(
+    uri: str,
+) -> AsyncIterator[tuple[LedgerClient, MetadataStore, RepairSettings, str]]:
+    """A client with its store, the settings of repair, and the name of this process as a worker."""
     import os
     import socket
 
     from bookie.config import RepairSettings, Sources
-    from bookie.env import SystemClock
     from bookie.ledger.ledger_client import open_ledger_client
-    from bookie.repair.replicator import Replicator
-    from bookie.telemetry import Metrics
 
     sources = Sources.read(None, {})
     async with (
         open_metadata(uri) as store,
         open_ledger_client(store, sources, sources.settings().rpc) as client,
     ):
-        settings = RepairSettings()
-        worker = f"{socket.gethostname()}:{os.getpid()}"
-        replicator = Replicator(client, store, lambda: settings, Metrics(), SystemClock(), worker)
-        return await replicator.repair_now(ledger_id)
+        yield client, store, RepairSettings(), f"{socket.gethostname()}:{os.getpid()}"

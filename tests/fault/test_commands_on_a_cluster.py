@@ -279,6 +279,38 @@ def test_a_command_for_another_machines_bookie_is_refused(shell: Shell, words: s
     assert json.loads(shell.ok("node", "info", here, "-o", "json"))["read_only"] is False
 
 
+def test_a_ledger_gets_another_write_quorum(shell: Shell) -> None:
+    """Up and down; what cannot be is refused in one sentence."""
+    words = ("--ensemble", "2", "--write-quorum", "2", "--ack-quorum", "2")
+    ledger = shell.new_ledger(*words)
+    shell.ok("ledger", "append", ledger, "--no-close", stdin=b"one\ntwo\n")
+    change = ("ledger", "set-quorum", ledger, "--write-quorum")
+    assert f"ledger {ledger} is not closed" in shell.refused(*change, "3")
+    shell.ok("ledger", "recover", ledger)
+    done = json.loads(shell.ok(*change, "3", "-o", "json"))
+    assert done == {
+        "ledger_id": int(ledger),
+        "former_write_quorum": 2,
+        "write_quorum": 3,
+        "former_ensemble": 2,
+        "ensemble": 3,
+        "entries": 2,
+        "bytes": done["bytes"],
+    }
+    shown = json.loads(shell.ok("ledger", "show", ledger, "-o", "json"))
+    assert len(shown["fragments"][0]["bookies"]) == 3
+    assert shell.ok("ledger", "read", ledger) == b"one\ntwo\n"
+    assert json.loads(shell.ok(*change, "2", "-o", "json"))["write_quorum"] == 2
+    assert shell.ok("ledger", "read", ledger) == b"one\ntwo\n"
+    assert "its ack quorum is 2" in shell.refused(*change, "1")
+    assert "3 are writable" in shell.refused(*change, "4")
+    assert "does not exist" in shell.refused(
+        "ledger", "set-quorum", "999999", "--write-quorum", "3"
+    )
+    assert shell.run(*change, "0").returncode == 2
+    assert shell.run("ledger", "set-quorum", ledger).returncode == 2
+
+
 def test_a_read_only_switch_that_persists(shell: Shell) -> None:
     """The bookie says so, and `off` ends it. The next start is the subject of unit tests."""
     for words, persists in ((["on", "--persist"], True), (["on"], True), (["off"], False)):

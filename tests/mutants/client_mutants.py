@@ -13,6 +13,7 @@ REMOVAL = "tests/unit/node/engine/reclaim/test_copy_removal.py::test_"
 REBALANCE = "tests/unit/ledger/copies/test_rebalance_plan.py::test_"
 RECLAIMING = "bookie/repair/reclaimer.py"
 WRITERS = "tests/unit/repair/test_open_ledgers.py::test_"
+QUORUM = "tests/unit/ledger/copies/test_quorum_change.py::test_"
 LOST = "tests/unit/node/test_lost_data.py::test_"
 MOVING = "bookie/ledger/copies/replica_move.py"
 
@@ -243,5 +244,29 @@ CLIENT_MUTANTS = (
         'Put(keys.COOKIES, b"")',
         (f"{LOST}the_changes_themselves_exclude_each_other",),
         "Two bookies that start empty at the same time give up acknowledged entries.",
+    ),
+    Mutant(
+        "a write quorum is changed before its entries are copied",
+        "bookie/ledger/copies/quorum_change.py",
+        "for duty in slot_duties(old, new):",
+        "for duty in ():",
+        (f"{QUORUM}the_new_copies_suffice",),
+        "Readers ask bookies that lack the entries.",
+    ),
+    Mutant(
+        "a change of the write quorum does not check the cookies",
+        "bookie/ledger/copies/quorum_change.py",
+        "await ledgers.write(changed, found.version, conditions)",
+        "await ledgers.write(changed, found.version)",
+        (f"{QUORUM}a_bookie_may_lose_its_data_in_the_last_moment",),
+        "The metadata names a bookie that lost the copies which it had just taken.",
+    ),
+    Mutant(
+        "a smaller write quorum trusts copies that nobody looked at",
+        "bookie/ledger/copies/quorum_change.py",
+        "return merged([*found.missing, *found.corrupt])",
+        "return []",
+        (f"{QUORUM}copies_that_were_missing_before_are_made",),
+        "The metadata names only the bookies that lack an entry.",
     ),
 )

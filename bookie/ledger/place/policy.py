@@ -285,12 +285,12 @@ def weights_by_free_space(free_bytes: Mapping[str, int]) -> dict[str, int]:
 def vacant_slots(quorum: Quorum, count: int) -> tuple[int, ...]:
     """Choose `count` slots to leave vacant: spread evenly, so that no write set has many of them.
 
-    The ensemble and quorum sizes of a ledger never change, so a ledger that is created with smaller
-    sizes keeps them. A ledger with vacant slots has the wanted sizes from its first entry on. A
-    vacant slot bears a name that no bookie may take. Writer, readers and recovery treat a vacant
-    slot as a bookie that is always silent. The first spare bookie takes over the vacant slot, when
-    a writer claims the ledger or by an ensemble change. The fragments of the ledger record which
-    entries were written while the slot was vacant.
+    The ensemble and quorum sizes of a ledger do not change before its close, so one that is created
+    with smaller sizes keeps them. A ledger with vacant slots has the wanted sizes from its first
+    entry on. A vacant slot bears a name that no bookie may take. Writer, readers and recovery treat
+    a vacant slot as a bookie that is always silent. The first spare bookie takes over the vacant
+    slot, when a writer claims the ledger or by an ensemble change. The fragments of the ledger
+    record which entries were written while the slot was vacant.
 
     Raises:
         NotEnoughBookiesError: a write set would be left with fewer bookies than the ack quorum.
