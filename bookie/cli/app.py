@@ -73,7 +73,7 @@ GROUPS: dict[str, tuple[str, str]] = {
     "group": ("bookie.cli.group", "Groups of consumers that share logs."),
     "repair": (
         "bookie.cli.repair",
-        "Copies that come back: see how far they are, pause repair, start an audit.",
+        "Copies that come back: see how far they are, pause, audit, repair without a bookie.",
     ),
     "node": (
         "bookie.cli.node",

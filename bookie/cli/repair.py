@@ -1,4 +1,4 @@
-"""``bookie repair``: how far the repair of copies is, and its switch.
+"""``bookie repair``: how far the repair of copies is, its switch, and a process of its own.
 
 Here are also ``bookie cluster decommission``, ``bookie ledger repair`` and ``bookie ledger
 set-quorum``.
@@ -8,19 +8,28 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bookie.cli.options import LedgerArgument, Metadata, Output, OutputFormat, Yes, confirm
+from bookie.cli.config import MetadataUri, Set
+from bookie.cli.options import (
+    ConfigFile,
+    LedgerArgument,
+    Metadata,
+    Output,
+    OutputFormat,
+    Yes,
+    confirm,
+)
 from bookie.cli.output import Record, format_moment, print_record, print_records
 from bookie.cli.stores import on_store, open_metadata
 from bookie.errors import BadRequestError, FormatError, NoSuchKeyError
 
 if TYPE_CHECKING:
-    from bookie.config import RepairSettings
+    from bookie.config import RepairSettings, Sources
     from bookie.ledger.catalog.dependents import Dependents
     from bookie.ledger.copies.quorum_change import QuorumChanged
     from bookie.ledger.copies.replica_repair import RepairOutcome
@@ -204,6 +213,26 @@ def trigger(metadata: Metadata) -> None:
         await marks.forget_check("replicas")
 
     on_store(metadata, work)
+
+
+@app.command("serve")
+def serve(config: ConfigFile = None, overrides: Set = None, metadata: MetadataUri = None) -> int:
+    """Repair without a bookie until SIGTERM, for clusters whose bookies have repair.enabled off.
+
+    It audits while it is elected, and copies entries of marked ledgers. Several such processes
+    share the work. The settings come from the same sources as those of `bookie serve`, and no
+    bookie.id is needed. [http] serves metrics; beside a bookie choose another port: --set
+    http.port=8001. Exit status 0 means an orderly stop; the others are those of `bookie serve`.
+    """
+    from bookie.cli.serve import run_service
+
+    return run_service(config, overrides, metadata, _start_repair)
+
+
+def _start_repair(sources: Sources) -> Coroutine[object, object, None]:
+    from bookie.daemon.repair_process import run_repair_process
+
+    return run_repair_process(sources)
 
 
 async def _require_cluster(store: MetadataStore) -> None:

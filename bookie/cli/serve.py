@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import gc
 import sys
-from typing import Annotated
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from bookie.cli.config import MetadataUri, Set, parse_overrides
 from bookie.cli.options import ConfigFile
 from bookie.errors import BookieError, ConfigurationError, SessionGivenUpError
+
+if TYPE_CHECKING:
+    from bookie.config import Sources
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -42,6 +47,35 @@ def serve(
     taken, for example, or the metadata store is away. Status 3 means that the metadata store was
     away for longer than [session] allows. Status 74 means a failed disk, 78 a wrong setting.
     """
+    return run_service(
+        config, overrides, metadata, _start_bookie, stop_with_parent=stop_with_parent
+    )
+
+
+def _start_bookie(sources: Sources) -> Coroutine[object, object, None]:
+    from bookie.config import read_failpoints, read_supervision
+    from bookie.daemon.daemon import run_daemon
+
+    return run_daemon(sources, read_supervision(), read_failpoints())
+
+
+def run_service(
+    config: Path | None,
+    overrides: list[str] | None,
+    metadata: str | None,
+    start: Callable[[Sources], Coroutine[object, object, None]],
+    *,
+    stop_with_parent: bool = False,
+) -> int:
+    """Run a service until it ends; return its exit status.
+
+    Args:
+        config: the file of settings; `overrides` and `metadata` are flags that override it.
+        overrides: values of ``--set``.
+        metadata: the value of ``--metadata``.
+        start: imports the service and returns its coroutine.
+        stop_with_parent: stop when the parent process ends.
+    """
     from bookie.config import find_log_format, silence_grpc
     from bookie.daemon import signals
     from bookie.telemetry import configure_logging, log_uncaught, writes_json
@@ -60,14 +94,13 @@ def serve(
     # of the time of a start. `run` turns the collector on again.
     gc.disable()
     try:
-        from bookie.config import Sources, read_failpoints, read_supervision
-        from bookie.daemon.daemon import run_daemon
+        from bookie.config import Sources
         from bookie.daemon.loop import run
         from bookie.env.process_tuning import ask_for_short_slices
 
         ask_for_short_slices()
         sources = Sources.read(config, given)
-        run(run_daemon(sources, read_supervision(), read_failpoints()))
+        run(start(sources))
     except ConfigurationError as error:
         return _refuse(str(error), EXIT_MISCONFIGURED)
     except SessionGivenUpError as error:

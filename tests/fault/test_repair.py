@@ -242,7 +242,7 @@ async def test_a_replaced_disk_needs_no_command(tmp_path: Path) -> None:
 )
 async def test_who_may_not_replace_refuses(tmp_path: Path, section: str, key: str) -> None:
     uri = f"local://{tmp_path}/metadata"
-    async with lossy_cluster(uri, tmp_path) as cluster:
+    async with lossy_cluster(uri, tmp_path, repair={"enabled": True}) as cluster:
         await cluster.stop("b1")
         for directory in cluster.directories("b1"):
             shutil.rmtree(directory)
