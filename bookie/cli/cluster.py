@@ -120,7 +120,8 @@ def health(
     the command asks every registered bookie which ledgers it stores. If a bookie has too few
     entries of a closed ledger or fragment, the command lists those that it has. With --deep the
     command lists all entries of all ledgers. So --deep also finds a missing entry beside a surplus
-    one, and takes much longer.
+    one, and takes much longer. At last it tells which ledgers wait for repair, and of which the
+    last repair failed.
 
     The command compares only entries of closed fragments. The command reads no payloads; `bookie
     node scrub` does.

@@ -1,4 +1,4 @@
-"""The health of a cluster: its bookies, and every copy that metadata promises (`comparison`)."""
+"""The health of a cluster: bookies, every copy that metadata promises (`comparison`), repair."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from bookie.cluster.directory import BookieDirectory
 from bookie.cluster.instance import ClusterStatus, read_status
 from bookie.ledger.catalog.ledgers import LedgerManager
+from bookie.ledger.copies.departures import RepairFailures
+from bookie.ledger.copies.marks import UnderreplicationManager
 from bookie.metadata.store import MetadataStore
-from bookie.repair.comparison import CopyComparison, listed_bookies
+from bookie.repair.comparison import CopyComparison, ListedFinding, listed_bookies
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,30 @@ async def check_cluster(
         HealthCheck("ledgers on absent bookies", not absent, elsewhere.ledgers, _by_bookie(absent)),
         _unless_unknown("ledgers with missing copies", comparison.missing.ledgers, missing, silent),
         _unless_unknown("ledgers in limbo", comparison.limbo.ledgers, limbo, silent),
+        *await _checks_of_repair(store),
+    ]
+
+
+async def _checks_of_repair(store: MetadataStore) -> list[HealthCheck]:
+    """Make the checks of what repair has to do, from its records alone."""
+    marks = UnderreplicationManager(store)
+    marked, locked = await marks.count(), len(await marks.locked())
+    failing = ListedFinding()
+    async for failure in RepairFailures(store).all():
+        failing.add(failure.ledger_id)
+    waiting = "none"
+    if marked:
+        waiting = f"{marked}, {locked} of them under repair"
+        if not await marks.is_enabled():
+            waiting += "; repair is disabled: bookie repair enable"
+    return [
+        HealthCheck("ledgers that wait for repair", not marked, marked, waiting),
+        HealthCheck(
+            "ledgers whose repair fails",
+            not failing.ledgers,
+            failing.ledgers,
+            f"{failing}: bookie repair list" if failing.ledgers else "none",
+        ),
     ]
 
 

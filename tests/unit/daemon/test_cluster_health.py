@@ -17,6 +17,8 @@ from bookie.daemon.cluster_health import HealthCheck, check_cluster
 from bookie.errors import CorruptionError
 from bookie.ids import Status
 from bookie.ledger.catalog.ledgers import LedgerManager
+from bookie.ledger.copies.departures import RepairFailures
+from bookie.ledger.copies.marks import UnderreplicationManager
 from bookie.ledger.metadata import LedgerState
 from bookie.node.holdings import holdings
 from bookie.repair import comparison
@@ -241,3 +243,29 @@ def test_the_entries_of_a_holding_are_those_of_its_stripe() -> None:
             for holding in holdings(found, name):
                 ids = range(holding.first, holding.last + 1)
                 assert holding.entries == sum(map(holding.stripe.contains, ids))
+
+
+async def test_what_repair_has_to_do(cluster: RealCluster) -> None:
+    """Marks, locks and failures count, also if no comparison sees that something is missing."""
+    async with UnderreplicationManager(cluster.store, "worker") as marks:
+        for ledger_id in (1, 2, 3):
+            await marks.mark(ledger_id, ["b0"])
+        assert await marks.acquire(2)
+        await RepairFailures(cluster.store).add(3, "no-spare", "why")
+        checks = await health(cluster)
+        assert unhealthy(checks) == {"ledgers that wait for repair", "ledgers whose repair fails"}
+        assert checks["ledgers that wait for repair"] == HealthCheck(
+            "ledgers that wait for repair", False, 3, "3, 1 of them under repair"
+        )
+        assert checks["ledgers whose repair fails"] == HealthCheck(
+            "ledgers whose repair fails", False, 1, "ledger 3: bookie repair list"
+        )
+        await marks.disable()
+        found = (await health(cluster))["ledgers that wait for repair"].found
+        assert found.endswith("repair is disabled: bookie repair enable")
+        await marks.mark_replicated(2)
+        for ledger_id in (1, 3):
+            assert await marks.acquire(ledger_id)
+            await marks.mark_replicated(ledger_id)
+    await RepairFailures(cluster.store).remove(3)
+    assert unhealthy(await health(cluster)) == set()
