@@ -53,8 +53,8 @@ CLIENT_MUTANTS = (
     Mutant(
         "a swap does not look whether the fragment has moved",
         MOVING,
-        "if (fragment, last) not in settled_fragments(found.value):",
-        "if False:",
+        "                (fragment, last) not in settled_fragments(found.value)\n            ):",
+        "                False\n            ):",
         (f"{MOVE}the_second_of_two_movers_changes_nothing",),
         "Two movers undo each other's work, for ever.",
     ),

@@ -9,7 +9,7 @@ Under the lock that repairs take:
 3. Each slot lists all of its entries. If the quorum shrinks, its entries are read and verified
    instead, because fewer copies have to suffice. What is wrong is copied as well.
 4. The metadata gets the new layout: by compare-and-set, in one step with the checks that no cookie
-   has changed of the bookies on which steps 2 and 3 rely.
+   has changed of the bookies on which steps 2 and 3 rely, and that the lock is still held.
 
 Until step 4 nothing has changed for readers, so a change that ends anywhere does no harm. The next
 one begins anew. Former copies stay where they are, so readers with the former metadata find all.
@@ -37,7 +37,7 @@ from bookie.ids import vacancy
 from bookie.ledger.copies.copy_check import CopyCheck
 from bookie.ledger.copies.departures import Departures
 from bookie.ledger.copies.entry_copier import EntryCopier
-from bookie.ledger.copies.marks import UnderreplicationManager
+from bookie.ledger.copies.marks import RepairLock, UnderreplicationManager
 from bookie.ledger.copies.quorum_plan import (
     SlotDuty,
     check_write_quorum,
@@ -117,21 +117,15 @@ class QuorumChange:
         self._check(metadata, write_quorum_size)
         if not await self._marks.is_enabled():
             raise BadRequestError("repair is disabled in this cluster; enable it first")
-        names = {name for one in metadata.fragments for name in one.bookies}
-        was_marked = await self._marks.find(ledger_id) is not None
-        await self._marks.mark(ledger_id, names)
-        if not await self._marks.acquire(ledger_id):
+        if not await self._marks.acquire(ledger_id, needs_mark=False):
             raise BadRequestError(f"another worker repairs ledger {ledger_id} right now")
         try:
             return await self._run_locked(ledger_id, write_quorum_size)
         finally:
-            if was_marked:
-                await self._marks.release(ledger_id)
-            else:
-                # The mark was for the lock alone. If somebody marked the ledger since, it stays.
-                await self._marks.mark_replicated(ledger_id)
+            await self._marks.release(ledger_id)
 
     async def _run_locked(self, ledger_id: int, write_quorum_size: int) -> QuorumChanged:
+        lock = self._marks.lock_of(ledger_id)
         # Read again, because another repair may have ended just before the lock.
         old = (await self._client.ledgers.read_latest(ledger_id)).value
         self._check(old, write_quorum_size)
@@ -143,7 +137,7 @@ class QuorumChange:
         progress = _GivenEntries(await self._incarnations(new))
         for duty in slot_duties(old, new):
             await self._fill(old, new, duty, progress)
-        after = await self._swap(old, new, progress)
+        after = await self._swap(old, new, progress, lock)
         return QuorumChanged(old, after, progress.entries, progress.packet_bytes)
 
     def _check(self, metadata: LedgerMetadata, write_quorum_size: int) -> None:
@@ -260,12 +254,16 @@ class QuorumChange:
         return merged([*found.missing, *found.corrupt])
 
     async def _swap(
-        self, old: LedgerMetadata, new: LedgerMetadata, progress: _GivenEntries
+        self,
+        old: LedgerMetadata,
+        new: LedgerMetadata,
+        progress: _GivenEntries,
+        lock: RepairLock,
     ) -> LedgerMetadata:
-        """Write the new layout, unless the old one or a bookie that it relies on has changed."""
+        """Write the new layout, unless the old one, a bookie or the lock has changed."""
         ledgers = self._client.ledgers
         for _ in range(SWAPS_MAX):
-            conditions = await self._conditions(progress)
+            conditions = [lock.condition, *await self._conditions(progress)]
             found = await ledgers.read(old.ledger_id, old.c_token)
             if replace(found.value, custom_metadata=old.custom_metadata) != old:
                 raise BadRequestError(
@@ -276,6 +274,11 @@ class QuorumChange:
             try:
                 await ledgers.write(changed, found.version, conditions)
             except BadVersionError:
+                if not await lock.is_held():
+                    raise BadRequestError(
+                        f"the lock of ledger {old.ledger_id} was lost meanwhile; type the command "
+                        "again"
+                    ) from None
                 continue
             _log.info(
                 "write_quorum_changed",

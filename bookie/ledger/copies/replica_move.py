@@ -78,7 +78,7 @@ class ReplicaMove:
     def __init__(self, client: LedgerClient, pace: Pace | None = None) -> None:
         self._client = client
         self._pace = pace
-        self._begun: dict[tuple[int, int, Fragment], _BegunMove] = {}
+        self._begun: dict[tuple[int, int, int, Fragment], _BegunMove] = {}
 
     async def run(
         self, ledger_id: int, gone: Collection[str], lock: RepairLock | None
@@ -180,7 +180,8 @@ class ReplicaMove:
         A newcomer that fails goes to `excluded`, and the call counts as done.
         """
         ensembles = self._client.ensembles
-        key = metadata.ledger_id, metadata.c_token, fragment
+        # Another write quorum gives other entries to the same slots.
+        key = metadata.ledger_id, metadata.c_token, metadata.write_quorum_size, fragment
         slots = [slot for slot, name in enumerate(fragment.bookies) if _is_gone(name, gone)]
         begun = self._begun.get(key)
         if begun is None or not self._may_go_on(begun, slots, excluded):
@@ -311,8 +312,10 @@ class ReplicaMove:
                     raise _MoveError("refused", f"{bookie_id} may have lost what it took")
                 conditions.append(cookies.unchanged(bookie_id, cookie.version))
             found = await client.ledgers.read(metadata.ledger_id, metadata.c_token)
-            if (fragment, last) not in settled_fragments(found.value):
-                return  # another one moved it
+            if found.value.write_quorum_size != metadata.write_quorum_size or (
+                (fragment, last) not in settled_fragments(found.value)
+            ):
+                return  # another one moved it, or changed the write quorum
             swapped = with_newcomers(found.value, fragment.first_entry_id, newcomers)
             try:
                 await client.ledgers.write(swapped, found.version, conditions)

@@ -110,8 +110,9 @@ async def test_a_bad_ledger_is_told_and_the_others_move(
 
     monkeypatch.setattr(EntryCopier, "copy", refuse)
     report = await place.rebalance()
-    assert report.failed == 1
-    assert [(one.ledger_id, one.outcome) for one in place.failures] == [(first, "refused")]
+    # Each bookie that gives copies away may try the ledger.
+    assert {(one.ledger_id, one.outcome) for one in place.failures} == {(first, "refused")}
+    assert report.failed == len(place.failures)
     assert first not in await place.named("b3")
     assert report.is_balanced, "another ledger moved instead"
     assert await place.is_whole()

@@ -396,7 +396,7 @@ async def test_the_ledger_moves_during_the_change(
     former = metadata.last_fragment.bookies[0]
 
     async def move() -> None:
-        assert (await ReplicaMove(client).run(metadata.ledger_id, {former})).is_whole
+        assert (await ReplicaMove(client).run(metadata.ledger_id, {former}, None)).is_whole
 
     _before_first_swap(monkeypatch, client, move)
     with pytest.raises(BadRequestError, match="changed during the change of its write quorum"):
