@@ -20,6 +20,8 @@ other.
 from __future__ import annotations
 
 import asyncio
+import heapq
+import math
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
@@ -51,8 +53,8 @@ PAUSE_SECONDS = 0.2
 
 LEDGERS_OF_A_ROUND = 256
 RETRY_SECONDS_MIN = 1.0
-RETRY_SECONDS_EACH = 0.5
-"""A ledger waits at least this long for each ledger that failed: 2 attempts per second in all."""
+RETRY_SECONDS_EACH = 0.2
+"""No ledger is tried again so long after each failure: 5 failures per second in all."""
 RELEASE_SECONDS = 2.0
 """Time in which a lock is given back; then its next use finds out whether it exists."""
 FORGET_SECONDS = 3600.0
@@ -104,6 +106,11 @@ class Replicator:
         self._move = ReplicaMove(client, pace)
         self._fill = ReplicaFill(client, pace)
         self._troubles: dict[int, _Trouble] = {}
+        self._retry_at = -math.inf
+        """No ledger that failed is tried again before."""
+        self._present: set[tuple[str, bool, int]] = set()
+        self._gone_then: set[str] = set()
+        """The registrations, and the bookies that were gone, at the last look."""
         self._woken = asyncio.Event()
         self._looked_at, self._look_seconds = clock.monotonic(), 0.0
         """When the last look began, and the time that it took if it read all marks."""
@@ -148,7 +155,8 @@ class Replicator:
 
         A ledger that was due at the last look was not there, or was locked.
         """
-        now, times = self._clock.monotonic(), [one.not_before for one in self._troubles.values()]
+        now = self._clock.monotonic()
+        times = [max(one.not_before, self._retry_at) for one in self._troubles.values()]
         waits = [time - now for time in times if time > self._looked_at]
         return max(0.0, min([IDLE_SECONDS, *waits]))
 
@@ -213,7 +221,10 @@ class Replicator:
         self._troubles = {
             one: how for one, how in self._troubles.items() if now < how.not_before + FORGET_SECONDS
         }
+        self._notice(await self._gone(), now)
+        ready = self._ready(now)
         locked = await self._marks.locked()
+        unseen = set(self._troubles)
         free: list[UnderreplicatedLedger] = []
         after, self._after = self._after, -1
         for first in (after, -1) if after >= 0 else (-1,):
@@ -221,19 +232,40 @@ class Replicator:
                 ledger_id = mark.ledger_id
                 if first < 0 <= after < ledger_id:
                     break  # the first listing had it
-                if ledger_id not in locked and not self._waits(ledger_id):
+                unseen.discard(ledger_id)
+                is_waiting = ledger_id in self._troubles and ledger_id not in ready
+                if ledger_id not in locked and not is_waiting:
                     free.append(mark)
                 if len(free) == LEDGERS_OF_A_ROUND:
                     self._after = ledger_id
                     break
             if len(free) == LEDGERS_OF_A_ROUND:
                 break
+        else:
+            for ledger_id in unseen:
+                self._troubles.pop(ledger_id, None)  # it has no mark any more
         # Few workers shall compete for the same ledgers.
         return sorted(free, key=lambda _: jitter())
 
-    def _waits(self, ledger_id: int) -> bool:
-        trouble = self._troubles.get(ledger_id)
-        return trouble is not None and self._clock.monotonic() < trouble.not_before
+    def _notice(self, gone: set[str], now: float) -> None:
+        """End all pauses if a bookie came, turned writable, or is gone or not gone any more."""
+        directory = self._client.directory
+        writable, arrivals = directory.bookies(), directory.arrivals
+        present = {(name, name in writable, arrivals(name)) for name in directory.all()}
+        if present - self._present or gone != self._gone_then:
+            self._retry_at = now
+            for trouble in self._troubles.values():
+                trouble.not_before = min(trouble.not_before, now)
+        self._present, self._gone_then = present, gone
+
+    def _ready(self, now: float) -> set[int]:
+        """Ledgers that failed and may be tried again; if they are many, those that wait longest."""
+        if now < self._retry_at:
+            return set()
+        ended = [
+            (how.not_before, one) for one, how in self._troubles.items() if how.not_before <= now
+        ]
+        return {one for _, one in heapq.nsmallest(LEDGERS_OF_A_ROUND, ended)}
 
     async def _repair(self, ledger_id: int) -> bool:
         """Repair one ledger under its lock; False if another worker has it."""
@@ -316,9 +348,10 @@ class Replicator:
         trouble = self._troubles.setdefault(
             ledger_id, _Trouble(Backoff(RETRY_SECONDS_MIN, longest, jitter))
         )
+        now = self._clock.monotonic()
+        trouble.not_before = now + trouble.pauses.next()
         # Very many ledgers that fail must not keep everybody busy.
-        seconds = max(trouble.pauses.next(), RETRY_SECONDS_EACH * len(self._troubles))
-        trouble.not_before = self._clock.monotonic() + seconds
+        self._retry_at = min(max(now, self._retry_at) + RETRY_SECONDS_EACH, now + longest)
 
     def _count(self, outcome: RepairOutcome) -> None:
         self._metrics.repair_copied_entries_total.inc(outcome.entries)

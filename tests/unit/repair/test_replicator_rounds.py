@@ -8,13 +8,20 @@ from pathlib import Path
 import pytest
 
 from bookie.api import BookKeeper, connect
+from bookie.cluster import keys
 from bookie.config import RepairSettings
+from bookie.ledger.copies.departures import Departures
 from bookie.ledger.copies.marks import UnderreplicationManager
 from bookie.metadata.model import Record
-from bookie.repair.replicator import IDLE_SECONDS, IDLE_SHARE, Replicator
+from bookie.repair.replicator import (
+    IDLE_SECONDS,
+    IDLE_SHARE,
+    LEDGERS_OF_A_ROUND,
+    Replicator,
+)
 from bookie.telemetry import Metrics
 from tests.conformance.faulty_store import FaultyStore
-from tests.unit.ledger.real_cluster import RealCluster, real_cluster
+from tests.unit.ledger.real_cluster import RealCluster, real_cluster, until
 from tests.unit.repair.test_auditor_rounds import TurnedClock
 
 SETTINGS = RepairSettings()
@@ -67,6 +74,18 @@ def replicator(bk: BookKeeper, store: SlowStore, clock: TurnedClock) -> Replicat
     return Replicator(bk._connected, store, lambda: SETTINGS, Metrics(), clock, "b0")
 
 
+async def _written(bk: BookKeeper, marks: UnderreplicationManager, count: int) -> list[int]:
+    """Marked ledgers that cannot be repaired while b1 is away."""
+    ledgers = []
+    for _ in range(count):
+        writer = await bk.create_ledger(ensemble_size=3, write_quorum_size=3, ack_quorum_size=2)
+        await writer.append(b"entry")
+        await writer.close()
+        await marks.mark(writer.ledger_id, ["b1"])
+        ledgers.append(writer.ledger_id)
+    return ledgers
+
+
 async def test_a_locked_ledger_that_is_due_keeps_nobody_awake(
     cluster: RealCluster,
     marks: UnderreplicationManager,
@@ -103,3 +122,57 @@ async def test_the_rest_grows_with_the_marks_also_if_some_are_due(
     store.seconds = 1
     assert await replicator.round() == 1
     assert replicator._rest_seconds() >= IDLE_SHARE
+
+
+async def test_pauses_end_when_a_bookie_comes_or_goes(
+    cluster: RealCluster,
+    bk: BookKeeper,
+    marks: UnderreplicationManager,
+    replicator: Replicator,
+) -> None:
+    """Each of them has the longest pause, and still none outlives the reason."""
+    ledgers = await _written(bk, marks, 3)
+    await cluster.stop(1)
+    await until(lambda: "b1" not in bk.bookies())
+    assert await replicator.round() == 3
+    for _ in range(20):
+        for ledger_id in ledgers:
+            replicator._wait(ledger_id)
+    assert await replicator.round() == 0
+    lost = Departures(cluster.store, keys.LOST_BOOKIES)
+    await lost.add("b1")
+    assert await replicator.round() == 3, "it is gone, and others may take over its copies"
+    assert await replicator.round() == 0
+    await cluster.start(1)
+    await until(lambda: "b1" in bk.bookies())
+    await lost.remove("b1")
+    assert await replicator.round() == 3
+    assert await marks.count() == 0
+
+
+async def test_no_pause_is_longer_than_the_longest(
+    replicator: Replicator, clock: TurnedClock
+) -> None:
+    """Also of very many ledgers that fail. Then a second has so many attempts."""
+    for ledger_id in range(10_000):
+        replicator._wait(ledger_id)
+    now, longest = clock.seconds, SETTINGS.retry_seconds_max
+    assert all(one.not_before <= now + longest for one in replicator._troubles.values())
+    assert replicator._ready(now + longest - 1) == set()
+    assert len(replicator._ready(now + longest)) == LEDGERS_OF_A_ROUND
+    for ledger_id in range(100):
+        clock.seconds = now + longest
+        replicator._wait(ledger_id)
+    assert replicator._ready(now + longest + 19) == set()
+    assert replicator._ready(now + longest + 21).isdisjoint(range(100)), "others waited longer"
+
+
+async def test_a_ledger_that_others_repaired_is_forgotten(
+    marks: UnderreplicationManager, replicator: Replicator
+) -> None:
+    assert await replicator.round() == 0
+    await marks.mark(7, ["b1"])
+    for ledger_id in (5, 7, 9):
+        replicator._wait(ledger_id)
+    await replicator.round()
+    assert replicator._troubles.keys() == {7}
