@@ -29,7 +29,7 @@ from typing import NoReturn
 
 from bookie.cluster import keys
 from bookie.config import RepairSettings
-from bookie.env import Backoff, Clock, beside, gather, jitter
+from bookie.env import Backoff, Clock, beside, jitter
 from bookie.env.pace import Pace
 from bookie.errors import BadRequestError, BookieError, MetadataClosedError, NoSuchLedgerError
 from bookie.ids import is_vacant
@@ -111,6 +111,9 @@ class Replicator:
         self._present: set[tuple[str, bool, int]] = set()
         self._gone_then: set[str] = set()
         """The registrations, and the bookies that were gone, at the last look."""
+        self._running: set[int] = set()
+        self._ended = asyncio.Event()
+        """Ledgers under repair here; and set when one of them ends."""
         self._woken = asyncio.Event()
         self._looked_at, self._look_seconds = clock.monotonic(), 0.0
         """When the last look began, and the time that it took if it read all marks."""
@@ -127,12 +130,13 @@ class Replicator:
             self._store.watch(keys.MARKED_LEDGERS) as changes,
             self._store.watch(keys.REPAIR_DISABLED) as switched,
             beside([self._wake(changes), self._wake(switched)]),
+            asyncio.TaskGroup() as tasks,
         ):
             pauses = Backoff(1.0, IDLE_SECONDS, jitter)
             while True:
                 self._woken.clear()
                 try:
-                    tried = await self.round()
+                    begun = await self.round(tasks)
                     pauses.reset()
                 except MetadataClosedError:
                     raise
@@ -140,7 +144,7 @@ class Replicator:
                     _log.warning("repair_interrupted", reason=str(error))
                     await asyncio.sleep(pauses.next())
                     continue
-                if not tried:
+                if not begun:
                     with suppress(TimeoutError):
                         async with asyncio.timeout(self._idle_seconds()):
                             await self._woken.wait()
@@ -164,8 +168,10 @@ class Replicator:
         """The pause after a look: longer if it read very many marks."""
         return max(PAUSE_SECONDS * (0.5 + jitter()), IDLE_SHARE * self._look_seconds)
 
-    async def round(self) -> int:
-        """Try marked ledgers that nobody repairs; returns the number of those that were tried.
+    async def round(self, tasks: asyncio.TaskGroup) -> int:
+        """Begin to repair marked ledgers that nobody repairs; returns their number.
+
+        It returns when the last of them has begun. So a ledger that takes long holds up no round.
 
         Raises:
             MetadataError: the metadata store failed.
@@ -176,16 +182,23 @@ class Replicator:
         due = await self._due()
         if len(due) < LEDGERS_OF_A_ROUND:
             self._look_seconds = self._clock.monotonic() - self._looked_at
-        if not due:
-            return 0
-        room = asyncio.Semaphore(self._settings().ledgers_at_once)
+        for begun, mark in enumerate(due):
+            while len(self._running) >= self._settings().ledgers_at_once:
+                self._ended.clear()
+                await self._ended.wait()
+            if not await self._marks.is_enabled():
+                return begun
+            self._running.add(mark.ledger_id)
+            tasks.create_task(self._work(mark.ledger_id))
+        return len(due)
 
-        async def repair(mark: UnderreplicatedLedger) -> bool:
-            async with room:
-                is_enabled = await self._marks.is_enabled()
-                return is_enabled and await self._repair(mark.ledger_id)
-
-        return sum(await gather(repair(mark) for mark in due))
+    async def _work(self, ledger_id: int) -> None:
+        try:
+            await self._repair(ledger_id)
+        finally:
+            self._running.discard(ledger_id)
+            self._ended.set()
+            self._woken.set()  # the ledger may be due soon
 
     async def repair_now(self, ledger_id: int) -> list[RepairOutcome]:
         """Repair all copies of one ledger under its lock; the outcomes by bookie.
@@ -223,7 +236,7 @@ class Replicator:
         }
         self._notice(await self._gone(), now)
         ready = self._ready(now)
-        locked = await self._marks.locked()
+        locked = await self._marks.locked() | self._running
         unseen = set(self._troubles)
         free: list[UnderreplicatedLedger] = []
         after, self._after = self._after, -1
@@ -267,12 +280,12 @@ class Replicator:
         ]
         return {one for _, one in heapq.nsmallest(LEDGERS_OF_A_ROUND, ended)}
 
-    async def _repair(self, ledger_id: int) -> bool:
-        """Repair one ledger under its lock; False if another worker has it."""
+    async def _repair(self, ledger_id: int) -> None:
+        """Repair one ledger under its lock, unless another worker has it."""
         began = self._clock.monotonic()
         try:
             if not await self._marks.acquire(ledger_id):
-                return False
+                return
             try:
                 outcomes = await self._finish(ledger_id, await self._gone())
                 self._history.note(ledger_id, outcomes, self._clock.monotonic() - began)
@@ -287,7 +300,6 @@ class Replicator:
             self._wait(ledger_id)
             self._history.note_error(ledger_id, str(error), self._clock.monotonic() - began)
             _log.warning("repair_failed", ledger_id=ledger_id, reason=str(error))
-        return True
 
     async def _finish(self, ledger_id: int, gone: Collection[str]) -> list[RepairOutcome]:
         """Repair a locked ledger, and remove its mark if it has all its copies then."""

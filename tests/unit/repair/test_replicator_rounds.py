@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bookie.api import BookKeeper, connect
 from bookie.cluster import keys
 from bookie.config import RepairSettings
+from bookie.env import beside
 from bookie.ledger.copies.departures import Departures
 from bookie.ledger.copies.marks import UnderreplicationManager
 from bookie.metadata.model import Record
@@ -74,6 +77,12 @@ def replicator(bk: BookKeeper, store: SlowStore, clock: TurnedClock) -> Replicat
     return Replicator(bk._connected, store, lambda: SETTINGS, Metrics(), clock, "b0")
 
 
+async def _round(replicator: Replicator) -> int:
+    """One round, and all that it began."""
+    async with asyncio.TaskGroup() as tasks:
+        return await replicator.round(tasks)
+
+
 async def _written(bk: BookKeeper, marks: UnderreplicationManager, count: int) -> list[int]:
     """Marked ledgers that cannot be repaired while b1 is away."""
     ledgers = []
@@ -86,6 +95,11 @@ async def _written(bk: BookKeeper, marks: UnderreplicationManager, count: int) -
     return ledgers
 
 
+async def _until_marked(marks: UnderreplicationManager, wanted: set[int]) -> None:
+    while {one.ledger_id async for one in marks.marked()} != wanted:  # noqa: ASYNC110  (a record tells nobody)
+        await asyncio.sleep(0.02)
+
+
 async def test_a_locked_ledger_that_is_due_keeps_nobody_awake(
     cluster: RealCluster,
     marks: UnderreplicationManager,
@@ -96,11 +110,11 @@ async def test_a_locked_ledger_that_is_due_keeps_nobody_awake(
     replicator._wait(7)
     assert await marks.acquire(7)
     clock.seconds += 700
-    assert await replicator.round() == 0
+    assert await _round(replicator) == 0
     assert replicator._idle_seconds() == IDLE_SECONDS
     await marks.disable()
     clock.seconds += 10
-    assert await replicator.round() == 0
+    assert await _round(replicator) == 0
     assert replicator._idle_seconds() == IDLE_SECONDS
 
 
@@ -108,10 +122,10 @@ async def test_a_ledger_that_is_due_soon_ends_the_idle_time(
     marks: UnderreplicationManager, replicator: Replicator
 ) -> None:
     await marks.mark(7, ["b1"])
-    assert await replicator.round() == 1, "there is no such ledger"
+    assert await _round(replicator) == 1, "there is no such ledger"
     await marks.mark(7, ["b1"])
     replicator._wait(7)
-    assert await replicator.round() == 0
+    assert await _round(replicator) == 0
     assert replicator._idle_seconds() <= 1
 
 
@@ -120,7 +134,7 @@ async def test_the_rest_grows_with_the_marks_also_if_some_are_due(
 ) -> None:
     await marks.mark(7, ["b1"])
     store.seconds = 1
-    assert await replicator.round() == 1
+    assert await _round(replicator) == 1
     assert replicator._rest_seconds() >= IDLE_SHARE
 
 
@@ -134,19 +148,19 @@ async def test_pauses_end_when_a_bookie_comes_or_goes(
     ledgers = await _written(bk, marks, 3)
     await cluster.stop(1)
     await until(lambda: "b1" not in bk.bookies())
-    assert await replicator.round() == 3
+    assert await _round(replicator) == 3
     for _ in range(20):
         for ledger_id in ledgers:
             replicator._wait(ledger_id)
-    assert await replicator.round() == 0
+    assert await _round(replicator) == 0
     lost = Departures(cluster.store, keys.LOST_BOOKIES)
     await lost.add("b1")
-    assert await replicator.round() == 3, "it is gone, and others may take over its copies"
-    assert await replicator.round() == 0
+    assert await _round(replicator) == 3, "it is gone, and others may take over its copies"
+    assert await _round(replicator) == 0
     await cluster.start(1)
     await until(lambda: "b1" in bk.bookies())
     await lost.remove("b1")
-    assert await replicator.round() == 3
+    assert await _round(replicator) == 3
     assert await marks.count() == 0
 
 
@@ -170,9 +184,34 @@ async def test_no_pause_is_longer_than_the_longest(
 async def test_a_ledger_that_others_repaired_is_forgotten(
     marks: UnderreplicationManager, replicator: Replicator
 ) -> None:
-    assert await replicator.round() == 0
+    assert await _round(replicator) == 0
     await marks.mark(7, ["b1"])
     for ledger_id in (5, 7, 9):
         replicator._wait(ledger_id)
-    await replicator.round()
+    await _round(replicator)
     assert replicator._troubles.keys() == {7}
+
+
+async def test_a_ledger_that_takes_long_holds_up_no_other(
+    marks: UnderreplicationManager, replicator: Replicator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor those that are marked later."""
+    finish, begun, may_end = replicator._finish, asyncio.Event(), asyncio.Event()
+
+    async def slow(ledger_id: int, *args: Any) -> Any:
+        if ledger_id == 7:
+            begun.set()
+            await may_end.wait()
+        return await finish(ledger_id, *args)
+
+    monkeypatch.setattr(replicator, "_finish", slow)
+    for ledger_id in (5, 6, 7, 8, 9):
+        await marks.mark(ledger_id, ["b1"])
+    async with asyncio.timeout(60), beside([replicator.run()]):
+        await begun.wait()
+        await _until_marked(marks, {7})
+        await marks.mark(3, ["b1"])
+        await _until_marked(marks, {7})
+        await marks.mark(4, ["b1"])
+        may_end.set()
+        await _until_marked(marks, set())
