@@ -334,7 +334,7 @@ class Auditor:
                 await marking.add(metadata.ledger_id, wanted)
 
         async def on_lacking(metadata: LedgerMetadata, lacking: set[str]) -> None:
-            await marking.add(metadata.ledger_id, lacking)
+            await marking.add(metadata.ledger_id, lacking, is_lacking=True)
 
         async with listed_bookies(
             registrations, registrations, client.instance_id, ANSWER_SECONDS
@@ -357,22 +357,28 @@ class _Marking:
 
     def __init__(self, marks: UnderreplicationManager) -> None:
         self._marks = marks
-        self._waiting: list[tuple[int, set[str]]] = []
+        self._waiting: list[tuple[int, set[str], bool]] = []
         self.ledgers: set[int] = set()
 
-    async def add(self, ledger_id: int, replicas: set[str]) -> None:
+    async def add(self, ledger_id: int, replicas: set[str], *, is_lacking: bool = False) -> None:
+        """Mark a ledger soon; `is_lacking` if entries were seen to be missing now."""
         self.ledgers.add(ledger_id)
-        self._waiting.append((ledger_id, replicas))
+        self._waiting.append((ledger_id, replicas, is_lacking))
         if len(self._waiting) >= MARKS_AT_ONCE:
             await self.finish()
 
     async def finish(self) -> None:
         """Return when all marks are in the store."""
         waiting, self._waiting = self._waiting, []
-        await gather(self._mark(*one) for one in waiting)
+        locked = await self._marks.locked() if any(one[-1] for one in waiting) else set()
+        await gather(
+            self._mark(ledger_id, replicas, again=is_lacking and ledger_id in locked)
+            for ledger_id, replicas, is_lacking in waiting
+        )
 
-    async def _mark(self, ledger_id: int, replicas: set[str]) -> None:
+    async def _mark(self, ledger_id: int, replicas: set[str], *, again: bool) -> None:
+        """Mark a ledger; `again` also if it is marked: a repair under way may have seen less."""
         with suppress(NewerFormatError):  # workers of that version care for it
             found = await self._marks.find(ledger_id)
-            if found is None or not replicas <= set(found.replicas):
+            if again or found is None or not replicas <= set(found.replicas):
                 await self._marks.mark(ledger_id, replicas)

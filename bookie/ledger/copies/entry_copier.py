@@ -67,6 +67,14 @@ class EntryCopier:
         self.entries = self.packet_bytes = 0
         """Entries that were copied, and the bytes of their packets."""
 
+    async def incarnation(self) -> str:
+        """The target's incarnation, empty if the store has none; no other one gets entries.
+
+        Raises:
+            MetadataError, FormatError: the store does not tell it.
+        """
+        return await self._incarnations.of(self.target)
+
     async def copy(self, first: int, last: int, stripe: Stripe = EVERY_ID) -> str:
         """Copy the ids of `stripe` from `first` to `last`, both inclusive.
 

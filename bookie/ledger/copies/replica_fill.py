@@ -1,8 +1,9 @@
 """Give a bookie that serves the entries of one ledger that it lacks, or whose bytes are wrong.
 
 All fragments that do not change any more are read from this bookie alone, and verified
-(`CopyCheck`). Good copies come from the other members of the write sets (`EntryCopier`). At the end
-the bookie is read once more.
+(`CopyCheck`). Good copies come from the other members of the write sets (`EntryCopier`). Then the
+bookie is read once more, and must still have the incarnation that it had at the beginning. Another
+one may lack what was found, or stored, before.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class ReplicaFill:
         outcome, detail = "was-fine", ""
         quorum = quorum_of(metadata)
         try:
+            incarnation = await copier.incarnation()
             for fragment, last in settled_fragments(metadata):
                 if bookie_id not in fragment.bookies:
                     continue
@@ -57,6 +59,9 @@ class ReplicaFill:
                 for begin, end in windows(fragment.first_entry_id, last):
                     if await self._fill(copier, stripe, begin, end):
                         outcome = "repaired"
+            cookie = await self._client.ensembles.cookies.read_latest(bookie_id)
+            if incarnation != ("" if cookie is None else cookie.value.incarnation):
+                raise _FillError("refused", f"{bookie_id} may have lost what it had")
         except _FillError as error:
             outcome, detail = error.args
         except NoSuchLedgerError:

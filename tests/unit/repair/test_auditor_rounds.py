@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -152,4 +153,22 @@ async def test_a_bookie_that_is_lost_again_is_surveyed_again(
     assert await marks.mark_replicated(ledger_id)
     await _lose(cluster, bk, auditor, clock, 1)
     await auditor._survey_if_due()
+    assert await _marked(cluster) == [("b1",)]
+
+
+async def test_what_is_missing_during_a_repair_stays_marked(
+    cluster: RealCluster, bk: BookKeeper, auditor: Auditor, clock: TurnedClock
+) -> None:
+    """The repair may have seen the bookie before it lost its data."""
+    (ledger_id,) = [one async for one in bk.list_ledgers()]
+    worker = UnderreplicationManager(cluster.store, "b2")
+    await worker.mark(ledger_id, ["b1"])
+    assert await worker.acquire(ledger_id)
+    await _stop(cluster, bk, 1)
+    shutil.rmtree(cluster.directory_of(1))
+    await _forget(cluster, "b1")
+    await _start(cluster, bk, 1)
+    clock.seconds += 4000
+    await _round(auditor)
+    assert not await worker.mark_replicated(ledger_id)
     assert await _marked(cluster) == [("b1",)]
