@@ -11,7 +11,9 @@ It also recovers open ledgers whose writer is gone (`OpenLedgers`).
 It looks at all ledgers (a *survey*) when it begins, when a bookie is lost or leaves, when one comes
 back or has another incarnation, and from time to time while bookies are gone. A survey reads rows,
 and lists entries where a row leaves doubt. An *audit* is a survey that lists every entry of every
-copy; its interval is long.
+copy. It runs beside the surveys, because it may take hours; its interval is long. If a bookie does
+not answer an audit, the audit does not count. The next one begins after a pause that is 20 times as
+long, but not longer than the interval.
 
 If more than a share of all bookies is away, nobody is lost: the network is split. Read-only bookies
 count as present.
@@ -33,7 +35,7 @@ from bookie.config import RepairSettings
 from bookie.coordination.election import Election, LeaderState
 from bookie.coordination.participant import Participant
 from bookie.env import Backoff, Clock, gather
-from bookie.errors import BookieError, MetadataClosedError, NewerFormatError
+from bookie.errors import BookieError, FormatError, MetadataClosedError, NewerFormatError
 from bookie.ids import is_vacant
 from bookie.ledger.copies.departures import Departures
 from bookie.ledger.copies.marks import UnderreplicationManager
@@ -135,8 +137,11 @@ class Auditor:
         """Changes of registrations that a survey has to look for; and those that one has seen."""
         self._history_at = -math.inf
         self._next_at = self._rest_until = self._audit_at = self._count_at = -math.inf
-        """The times of the next survey while bookies are gone, and before which there is none."""
+        """The times of the next survey while bookies are gone, and before which there is no survey
+        for changes, no audit, and no count."""
         self._pauses = Backoff(SURVEY_SECONDS, SURVEY_SECONDS_MAX)
+        self._never_since = math.inf
+        """The time since which no audit is known."""
 
     async def run(self) -> NoReturn:
         """Audit whenever this candidate leads, until cancelled.
@@ -175,14 +180,15 @@ class Auditor:
             gauge.set(0)
 
     async def _lead(self) -> NoReturn:
-        """Look at registrations, survey and recover beside each other: some take long."""
+        """Look at registrations, survey, audit and recover beside each other: some take long."""
         self._begin()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._repeat(self._look))
             tasks.create_task(self._repeat(self._survey_if_due))
+            tasks.create_task(self._repeat(self._audit_if_due))
             tasks.create_task(self._repeat(self._open_ledgers.look))
             tasks.create_task(self._repeat(self._open_ledgers.work))
-        raise AssertionError("they go on until they are cancelled")
+        raise AssertionError("all go on until they are cancelled")
 
     async def _repeat(self, work: Callable[[], Awaitable[None]]) -> NoReturn:
         pauses = Backoff(ROUND_SECONDS, 30.0)
@@ -257,13 +263,19 @@ class Auditor:
         self._was_split = verdict.is_split
 
     async def _is_audit_due(self) -> bool:
-        last = await self._marks.checked_ms(AUDIT)
-        now_ms = self._clock.now_ms()
-        age = None if last is None else (now_ms - last) / 1000
-        self._metrics.repair_audit_age_seconds.set(-1 if age is None else max(0.0, age))
+        last = None
+        with suppress(FormatError):  # the end of the next audit replaces it
+            last = await self._marks.checked_ms(AUDIT)
+        now = self._clock.monotonic()
+        self._never_since = math.inf if last is not None else min(now, self._never_since)
+        if last is None:
+            self._metrics.repair_audit_age_seconds.set(now - self._never_since)
+            return True
+        age = (self._clock.now_ms() - last) / 1000
+        self._metrics.repair_audit_age_seconds.set(max(0.0, age))
         interval = self._settings().audit_interval_seconds
         # A time in the future is of a wrong clock, ours or the other's.
-        return age is None or age > interval or age < -interval
+        return age > interval or age < -interval
 
     # ---- surveys
 
@@ -271,22 +283,19 @@ class Auditor:
         if not (self._has_looked and await self._marks.is_enabled()):
             return
         now = self._clock.monotonic()
-        is_audit = await self._is_audit_due() and now >= self._audit_at
         # Who is gone changes seldom. Registrations may change all the time.
         is_new = bool(self._gone - self._surveyed)
         has_changed = self._changes != self._surveyed_changes and now >= self._rest_until
         is_time = bool(self._gone) and now >= self._next_at
-        if is_audit or is_new or has_changed or is_time:
-            await self._survey(is_audit=is_audit)
+        if is_new or has_changed or is_time:
+            await self._survey()
 
-    async def _survey(self, *, is_audit: bool) -> None:
+    async def _survey(self) -> None:
         began = self._clock.monotonic()
         gone, known, changes = self._gone, set(self._known), self._changes
         self._surveying = gone
-        is_whole = False
         try:
-            report = await self.survey(gone, is_deep=is_audit)
-            is_whole = not report.silent
+            report = await self.survey(gone, is_deep=False)
             if report.ledgers or report.silent:
                 self._pauses.reset()
         finally:
@@ -294,22 +303,30 @@ class Auditor:
             rest = min(REST * took, SURVEY_SECONDS_MAX)
             self._rest_until = began + took + rest
             self._next_at = began + took + max(self._pauses.next(), rest)
-            # An audit that a silent bookie keeps from its end is not made again at once.
-            self._audit_at = -math.inf
-            if not is_whole:
-                self._audit_at = began + took + max(SURVEY_SECONDS, rest)
         self._named, self._strangers = report.named, report.named - known
         self._surveyed, self._surveyed_changes = self._surveying, changes
-        if is_audit and is_whole:
-            await self._marks.set_checked_ms(AUDIT, self._clock.now_ms())
-        _log.info(
-            "ledgers_surveyed",
-            kind="audit" if is_audit else "survey",
-            lacking=report.ledgers,
-            gone=sorted(gone),
-            silent=list(report.silent),
-            seconds=round(took, 3),
-        )
+        _tell_of("survey", report, gone, took)
+
+    async def _audit_if_due(self) -> None:
+        if not (self._has_looked and await self._marks.is_enabled()):
+            return
+        if await self._is_audit_due() and self._clock.monotonic() >= self._audit_at:
+            await self._audit()
+
+    async def _audit(self) -> None:
+        began, gone = self._clock.monotonic(), self._gone
+        version = await self._marks.check_version(AUDIT)
+        try:
+            report = await self.survey(gone, is_deep=True)
+        finally:
+            took = self._clock.monotonic() - began
+            rest = min(max(SURVEY_SECONDS, REST * took), self._settings().audit_interval_seconds)
+            self._audit_at = began + took + rest
+        _tell_of("audit", report, gone, took)
+        if not report.silent:
+            # Unless somebody asked for another audit meanwhile.
+            await self._marks.set_checked_ms(AUDIT, self._clock.now_ms(), version=version)
+            self._audit_at = -math.inf
 
     async def survey(self, gone: Collection[str], *, is_deep: bool) -> SurveyReport:
         """Mark every ledger that lacks copies.
@@ -350,6 +367,17 @@ class Auditor:
             silent = tuple(sorted(name for name, one in bookies.items() if one.problem))
         await marking.finish()
         return SurveyReport(len(marking.ledgers), silent, frozenset(named))
+
+
+def _tell_of(kind: str, report: SurveyReport, gone: Collection[str], took: float) -> None:
+    _log.info(
+        "ledgers_surveyed",
+        kind=kind,
+        lacking=report.ledgers,
+        gone=sorted(gone),
+        silent=list(report.silent),
+        seconds=round(took, 3),
+    )
 
 
 class _Marking:

@@ -260,7 +260,7 @@ class Metrics:
         )
         self.repair_audit_age_seconds = declare.gauge(
             "repair_audit_age_seconds",
-            "Seconds since the end of the last audit, -1 before the first; the auditor tells.",
+            "Seconds since the end of the last audit, or since this auditor knows of none.",
         )
         self.repair_marked_ledgers = declare.gauge(
             "repair_marked_ledgers", "Ledgers that lack copies; the auditor tells."

@@ -456,15 +456,27 @@ class UnderreplicationManager:
 
     async def checked_ms(self, check: str) -> int | None:
         """Read when the last check of this kind ended, in ms; None before the first check."""
-        return await self._number(_check_key(check))
+        return await self._number(_check_key(check)) or None
 
-    async def set_checked_ms(self, check: str, now_ms: int) -> None:
-        await self._store.put(_check_key(check), b"%d" % now_ms)
+    async def check_version(self, check: str) -> int:
+        """The version of that time, for `set_checked_ms`; ask for it when a check begins."""
+        record = await self._store.get(_check_key(check))
+        return NOT_EXISTS if record is None else record.version
+
+    async def set_checked_ms(self, check: str, now_ms: int, *, version: int | None = None) -> bool:
+        """Store the end of a check; False if the time has not `version` any more."""
+        try:
+            await self._store.put(_check_key(check), b"%d" % now_ms, version=version)
+        except (BadVersionError, NoSuchKeyError):
+            return False
+        return True
 
     async def forget_check(self, check: str) -> None:
-        """Let a check look as if it was never made, so that the next one begins at once."""
-        with suppress(NoSuchKeyError):
-            await self._store.delete(_check_key(check))
+        """Let a check look as if it was never made, so that the next one begins at once.
+
+        A check under way does not count any more (`check_version`).
+        """
+        await self._store.put(_check_key(check), b"0")  # a deletion of nothing would leave no trace
 
     async def _number(self, key: str) -> int | None:
         record = await self._store.get(key)

@@ -253,6 +253,20 @@ async def test_the_ends_of_checks_are_kept_for_all(backend: Backend) -> None:
         await first.checked_ms("everything")
 
 
+async def test_a_check_under_way_does_not_hide_that_another_is_wanted(
+    manager: UnderreplicationManager,
+) -> None:
+    """Also if the one under way is the first one."""
+    for now_ms in (100, 200):
+        version = await manager.check_version("replicas")
+        await manager.forget_check("replicas")
+        assert not await manager.set_checked_ms("replicas", now_ms, version=version)
+        assert await manager.checked_ms("replicas") is None
+        version = await manager.check_version("replicas")
+        assert await manager.set_checked_ms("replicas", now_ms, version=version)
+        assert await manager.checked_ms("replicas") == now_ms
+
+
 async def test_the_delay_for_lost_bookies_is_told_and_followed(backend: Backend) -> None:
     """Case 150."""
     stores = [await backend.open(), await backend.open()]

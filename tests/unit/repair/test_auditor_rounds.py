@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bookie.api import BookKeeper, connect
 from bookie.cluster import keys
 from bookie.cluster.cookies import CookieManager
+from bookie.cluster.registration import BookieRegistration
+from bookie.cluster.registration_record import Endpoint, Registration
 from bookie.config import RepairSettings
-from bookie.env import SystemClock
+from bookie.env import SystemClock, beside
 from bookie.ledger.copies.departures import Departures
 from bookie.ledger.copies.marks import UnderreplicationManager
-from bookie.repair.auditor import Auditor
+from bookie.repair.auditor import Auditor, SurveyReport
 from bookie.telemetry import Metrics
+from tests.servers.ports import claimed_ports
 from tests.unit.ledger.real_cluster import RealCluster, real_cluster, until
 
 DELAY_SECONDS = 600.0
@@ -61,12 +66,19 @@ async def auditor(cluster: RealCluster, bk: BookKeeper, clock: TurnedClock) -> A
     client = bk._connected
     auditor = Auditor(client, cluster.store, lambda: SETTINGS, Metrics(), clock, "b0")
     await _round(auditor)
+    await auditor._audit_if_due()
     return auditor
 
 
 async def _round(auditor: Auditor) -> None:
     await auditor._look()
     await auditor._survey_if_due()
+
+
+async def _until_marked(cluster: RealCluster, wanted: list[tuple[str, ...]]) -> None:
+    async with asyncio.timeout(60):
+        while await _marked(cluster) != wanted:  # noqa: ASYNC110  (a record tells nobody)
+            await asyncio.sleep(0.02)
 
 
 async def _stop(cluster: RealCluster, bk: BookKeeper, number: int) -> None:
@@ -172,3 +184,104 @@ async def test_what_is_missing_during_a_repair_stays_marked(
     await _round(auditor)
     assert not await worker.mark_replicated(ledger_id)
     assert await _marked(cluster) == [("b1",)]
+
+
+async def test_a_bookie_that_is_lost_during_an_audit_does_not_wait_for_its_end(
+    cluster: RealCluster,
+    bk: BookKeeper,
+    auditor: Auditor,
+    clock: TurnedClock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("bookie.repair.auditor.ROUND_SECONDS", 0.01)
+    survey, begun = auditor.survey, asyncio.Event()
+
+    async def endless(gone: Any, *, is_deep: bool) -> Any:
+        if is_deep:
+            begun.set()
+            await asyncio.Event().wait()
+        return await survey(gone, is_deep=is_deep)
+
+    monkeypatch.setattr(auditor, "survey", endless)
+    clock.seconds += SETTINGS.audit_interval_seconds + 1
+    async with beside([auditor._lead()]):
+        async with asyncio.timeout(60):
+            await begun.wait()
+        await _stop(cluster, bk, 1)
+        await until(lambda: "b1" in auditor._absence._since)
+        clock.seconds += DELAY_SECONDS
+        await _until_marked(cluster, [("b1",)])
+
+
+async def test_a_silent_bookie_does_not_make_audits_endless(
+    cluster: RealCluster,
+    bk: BookKeeper,
+    auditor: Auditor,
+    clock: TurnedClock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each of them takes three hours. The age of the last one tells that something is wrong."""
+    survey, audits, hours = auditor.survey, 0, 3600
+
+    async def slow(gone: Any, *, is_deep: bool) -> SurveyReport:
+        nonlocal audits
+        report = await survey(gone, is_deep=is_deep)
+        if is_deep:
+            audits += 1
+            clock.seconds += 3 * hours
+        return report
+
+    monkeypatch.setattr(auditor, "survey", slow)
+    monkeypatch.setattr("bookie.repair.auditor.ANSWER_SECONDS", 0.05)
+    (port,) = claimed_ports(1)
+    silent = Registration("b1", (Endpoint("bookie", "127.0.0.1", port, "grpc"),))
+    await _stop(cluster, bk, 1)
+    async with BookieRegistration(cluster.store, silent):
+        await until(lambda: "b1" in bk.bookies())
+        for _ in range(10 * 24):
+            clock.seconds += hours
+            await auditor._look()
+            await auditor._audit_if_due()
+    assert 8 <= audits <= 10
+    assert auditor._metrics.repair_audit_age_seconds._value.get() > 9 * 24 * hours
+
+
+async def test_an_audit_that_is_wanted_during_another_is_made(
+    cluster: RealCluster,
+    auditor: Auditor,
+    clock: TurnedClock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    marks = UnderreplicationManager(cluster.store)
+    survey, audits = auditor.survey, 0
+
+    async def and_trigger(gone: Any, *, is_deep: bool) -> SurveyReport:
+        nonlocal audits
+        audits += 1
+        if audits <= 2:
+            await marks.forget_check("replicas")
+        return await survey(gone, is_deep=is_deep)
+
+    monkeypatch.setattr(auditor, "survey", and_trigger)
+    await marks.forget_check("replicas")
+    for _ in range(5):
+        await auditor._audit_if_due()
+    assert audits == 3
+    assert await marks.checked_ms("replicas") == clock.now_ms()
+
+
+async def test_the_age_of_the_first_audit_counts_from_the_first_look(
+    cluster: RealCluster, auditor: Auditor, clock: TurnedClock
+) -> None:
+    """So an alert fires if none ever ends."""
+    age = auditor._metrics.repair_audit_age_seconds._value
+    marks = UnderreplicationManager(cluster.store)
+    await marks.forget_check("replicas")
+    assert await auditor._is_audit_due()
+    clock.seconds += 4 * 86400
+    assert await auditor._is_audit_due()
+    assert age.get() == 4 * 86400
+    await cluster.store.put(f"{keys.CHECKS}/replicas", b"junk")
+    await auditor._audit_if_due()
+    assert not await auditor._is_audit_due()
+    assert age.get() == 0
