@@ -60,16 +60,14 @@ async def _status(store: MetadataStore) -> Record:
 
     await read_instance_id(store)  # "no marks" would hide a mistyped address
     marks = UnderreplicationManager(store)
-    count, oldest = 0, None
-    async for mark in marks.marked():
-        count += 1
-        oldest = mark.marked_ms if oldest is None else min(oldest, mark.marked_ms)
-    failures = [failure async for failure in RepairFailures(store).all()]
+    marked = {mark.ledger_id: mark.marked_ms async for mark in marks.marked()}
+    # A worker that lost its lock may have noted a failure after another one's repair.
+    failures = [one async for one in RepairFailures(store).all() if one.ledger_id in marked]
     audited = await marks.checked_ms("replicas")
     return {
         "enabled": await marks.is_enabled(),
-        "marked_ledgers": count,
-        "oldest_mark": "none" if oldest is None else format_moment(oldest),
+        "marked_ledgers": len(marked),
+        "oldest_mark": format_moment(min(marked.values())) if marked else "none",
         "under_repair": len(await marks.locked()),
         "failing_ledgers": len(failures),
         "lost_bookies": sorted(await Departures(store, keys.LOST_BOOKIES).names()),

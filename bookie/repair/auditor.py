@@ -157,16 +157,18 @@ class Auditor:
             await election.elect()
             while True:
                 await election.wait_for(LeaderState.LEADING)
-                async with asyncio.TaskGroup() as tasks:
-                    leading = tasks.create_task(self._lead())
-                    gauge.set(1)
-                    try:
-                        while election.state is LeaderState.LEADING:
-                            await election.wait_for_change()
-                    finally:
-                        gauge.set(0)
-                        leading.cancel()
-                self._forget()
+                try:
+                    async with asyncio.TaskGroup() as tasks:
+                        leading = tasks.create_task(self._lead())
+                        gauge.set(1)
+                        try:
+                            while election.state is LeaderState.LEADING:
+                                await election.wait_for_change()
+                        finally:
+                            gauge.set(0)
+                            leading.cancel()
+                finally:
+                    self._forget()
 
     def _forget(self) -> None:
         """Tell nothing more: another bookie audits."""

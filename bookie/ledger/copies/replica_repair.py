@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from bookie.errors import BookieError, NoSuchLedgerError
 from bookie.ledger.copies.copy_check import CopyCheck
+from bookie.ledger.copies.departures import RepairFailures
 from bookie.ledger.copies.entry_copier import EntryCopier
 from bookie.ledger.copies.marks import UnderreplicationManager
 from bookie.ledger.copies.replica_plan import EntryRange, count_of, duties, merged
@@ -63,6 +64,7 @@ class ReplicaRepair:
     def __init__(self, client: LedgerClient, store: MetadataStore, worker: str) -> None:
         self._client = client
         self._marks = UnderreplicationManager(store, worker)
+        self._failures = RepairFailures(store)
 
     async def is_enabled(self) -> bool:
         return await self._marks.is_enabled()
@@ -85,6 +87,7 @@ class ReplicaRepair:
             marked = {damage.bookie_id for damage in damages}
             marked |= set() if before is None else set(before.replicas)
             if marked <= repaired:
+                await self._failures.remove(ledger_id)
                 await self._marks.mark_replicated(ledger_id)
         finally:
             await self._marks.release(ledger_id)

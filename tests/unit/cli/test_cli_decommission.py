@@ -1,4 +1,7 @@
-"""``bookie cluster decommission``: operators cancel it, or give the command twice."""
+"""``bookie cluster decommission`` and ``bookie repair status``, on a store without bookies.
+
+Operators cancel a decommission, or give the command twice.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,8 @@ from bookie.cluster.instance import initialize_cluster
 from bookie.cluster.registration import BookieRegistration
 from bookie.cluster.registration_record import Endpoint, Registration
 from bookie.errors import BadRequestError
-from bookie.ledger.copies.departures import Departures
+from bookie.ledger.copies.departures import Departures, RepairFailures
+from bookie.ledger.copies.marks import UnderreplicationManager
 from bookie.metadata.connect import open_store
 from bookie.metadata.store import MetadataStore
 
@@ -70,3 +74,12 @@ async def test_two_commands_end_together(
     assert capsys.readouterr().out.count("bookie b1 has left the cluster") == 2
     assert await CookieManager(store).bookie_ids() == ["b2"]
     assert await Departures(store, keys.LEAVING_BOOKIES).names() == set()
+
+
+async def test_only_marked_ledgers_count_as_failing(store: MetadataStore) -> None:
+    """A worker that lost its lock notes a failure after the ledger was repaired."""
+    await UnderreplicationManager(store).mark(7, ["b1"])
+    for ledger_id in (7, 8):
+        await RepairFailures(store).add(ledger_id, "refused", "b1 is away")
+    status = await repair._status(store)
+    assert (status["marked_ledgers"], status["failing_ledgers"]) == (1, 1)

@@ -285,3 +285,15 @@ async def test_the_age_of_the_first_audit_counts_from_the_first_look(
     await auditor._audit_if_due()
     assert not await auditor._is_audit_due()
     assert age.get() == 0
+
+
+async def test_an_auditor_that_ends_tells_nothing_more(
+    cluster: RealCluster, auditor: Auditor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if it ends while it leads. Its process goes on, and exposes the same metrics."""
+    monkeypatch.setattr("bookie.repair.auditor.ROUND_SECONDS", 0.01)
+    marked = auditor._metrics.repair_marked_ledgers._value
+    await UnderreplicationManager(cluster.store).mark(7, ["b1"])
+    async with beside([auditor.run()]):
+        await until(lambda: marked.get() == 1)
+    assert marked.get() == 0

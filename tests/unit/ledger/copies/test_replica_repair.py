@@ -13,6 +13,7 @@ from bookie.api import BookKeeper, connect
 from bookie.cluster.cookies import CookieManager
 from bookie.ids import MAX_ID
 from bookie.ledger.catalog.ledgers import LedgerManager
+from bookie.ledger.copies.departures import RepairFailures
 from bookie.ledger.copies.marks import UnderreplicationManager
 from bookie.ledger.copies.replica_audit import REPAIRABLE, ReplicaVerdict
 from bookie.ledger.copies.replica_repair import CopyDamage, RepairOutcome
@@ -105,6 +106,15 @@ async def test_a_copy_that_never_came_is_missing_until_it_is_repaired(
     marks = UnderreplicationManager(cluster.store)
     assert await marks.find(metadata.ledger_id) is None
     assert await marks.worker_of(metadata.ledger_id) is None
+
+
+async def test_a_repair_ends_the_failures_of_others(cluster: RealCluster, bk: BookKeeper) -> None:
+    metadata = await _write(bk)
+    await _unstore(cluster, metadata)
+    failures = RepairFailures(cluster.store)
+    await failures.add(metadata.ledger_id, "refused", "the bookie was away")
+    await _repair(bk, await _damage(bk))
+    assert await failures.find(metadata.ledger_id) is None
 
 
 async def test_a_fragment_on_the_wrong_bookie_is_misplaced(
