@@ -437,7 +437,7 @@ class RepairSettings(Section):
     bytes_per_second_max: Size = Field(
         default=64 * MIB,
         ge=0,
-        description="Bytes that this bookie's repairs copy per second; 0 is no limit.",
+        description="Bytes that repairs here check and copy per second; 0 is no limit.",
         json_schema_extra=DYNAMIC,
     )
     retry_seconds_max: float = Field(

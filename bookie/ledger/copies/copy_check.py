@@ -14,6 +14,7 @@ from bookie.entry.batch import EntryBatch
 from bookie.entry.digest import digester_for_key
 from bookie.entry.entry import parse_header
 from bookie.env.backoff import Backoff
+from bookie.env.pace import Pace
 from bookie.errors import BookieError
 from bookie.ids import Status
 from bookie.ledger.connection.pool import BookiePool
@@ -79,13 +80,16 @@ class CopyCheck:
         pool: BookiePool,
         *,
         is_patient: bool = True,
+        pace: Pace | None = None,
     ) -> None:
+        """`pace` bounds the bytes per second that are read; None reads as fast as it can."""
         self._metadata = metadata
         self._bookie_id = bookie_id
         self._stripe = stripe
         self._digester = digester_for_key(metadata.digest_type, metadata.password_key)
         self._pool = pool
         self._is_patient = is_patient
+        self._pace = pace
         self._timeout = pool.settings.read_timeout_seconds
 
     async def run(self, first: int, last: int) -> CopyFindings:
@@ -99,6 +103,8 @@ class CopyCheck:
                 at, problem = told.next_entry_id, told.stopped_by
             if told.batch is not None:
                 self._count(found, told.batch)
+                if self._pace is not None:
+                    await self._pace.spend(told.batch.payload_bytes)
             if problem is Status.OK and at > position:
                 position = self._stripe.next_id(at)
             elif problem is Status.NO_SUCH_LEDGER:

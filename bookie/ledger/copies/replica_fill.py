@@ -90,7 +90,9 @@ class ReplicaFill:
         self, copier: EntryCopier, stripe: Stripe, first: int, last: int
     ) -> list[EntryRange]:
         """Read a window from the bookie alone; return its missing and damaged entries."""
-        check = CopyCheck(copier.metadata, copier.target, stripe, self._client.pool)
+        check = CopyCheck(
+            copier.metadata, copier.target, stripe, self._client.pool, pace=self._pace
+        )
         found = await check.run(first, last)
         if found.unread:
             raise _FillError("refused", found.reason)

@@ -11,6 +11,7 @@ import pytest
 
 from bookie.api import BookKeeper, connect
 from bookie.cluster.cookies import CookieManager
+from bookie.env.pace import Pace
 from bookie.ledger.copies.copy_check import CopyCheck
 from bookie.ledger.copies.replica_fill import ReplicaFill
 from bookie.ledger.metadata import LedgerMetadata
@@ -62,3 +63,18 @@ async def test_a_bookie_that_loses_its_data_meanwhile_is_not_whole(
     outcome = await fill.run(metadata.ledger_id, "b1")
     assert calls == 3
     assert (outcome.outcome, outcome.detail) == ("refused", "b1 may have lost what it had")
+
+
+async def test_a_check_keeps_the_pace(bk: BookKeeper) -> None:
+    """Very many marked copies may be whole, because their bookie was only away."""
+
+    class CountedPace(Pace):
+        spent = 0
+
+        async def spend(self, size: int) -> None:
+            self.spent += size
+
+    metadata = await _write(bk)
+    pace = CountedPace(lambda: 0)
+    assert (await ReplicaFill(bk._connected, pace).run(metadata.ledger_id, "b1")).is_whole
+    assert pace.spent > metadata.length
