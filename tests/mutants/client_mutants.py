@@ -6,6 +6,8 @@ from tests.mutants.mutant import Mutant
 
 REPAIR = "tests/unit/ledger/copies/test_replica_repair.py::test_"
 MOVE = "tests/unit/ledger/copies/test_replica_move.py::test_"
+FILL = "tests/unit/ledger/copies/test_replica_fill.py::test_"
+AUDITOR = "tests/unit/repair/test_auditor_rounds.py::test_"
 SERVICE = "tests/unit/repair/test_repair_service.py::test_"
 ABSENCE = "tests/unit/repair/test_absence.py::test_"
 RECLAIM = "tests/unit/repair/test_reclaimer.py::test_"
@@ -81,6 +83,38 @@ CLIENT_MUTANTS = (
         "failed = [one for one in outcomes if False]",
         (f"{SERVICE}without_a_spare_the_reason_is_recorded",),
         "A ledger without all its copies looks whole.",
+    ),
+    Mutant(
+        "a newcomer that refuses stays in the move",
+        MOVING,
+        "del newcomers[slot]",
+        "pass",
+        (f"{MOVE}a_newcomer_that_refuses_is_not_taken_again",),
+        "A ledger never gets its copies, because nobody can reach one new bookie.",
+    ),
+    Mutant(
+        "a fill takes any incarnation at its end",
+        "bookie/ledger/copies/replica_fill.py",
+        'if incarnation != ("" if cookie is None else cookie.value.incarnation):',
+        "if False:",
+        (f"{FILL}a_bookie_that_loses_its_data_meanwhile_is_not_whole",),
+        "A mark goes, and the bookie lacks what was checked before it lost its data.",
+    ),
+    Mutant(
+        "a finding during a repair leaves the mark as it is",
+        "bookie/repair/auditor.py",
+        "if again or found is None or not replicas",
+        "if found is None or not replicas",
+        (f"{AUDITOR}what_is_missing_during_a_repair_stays_marked",),
+        "A repair that began before the loss removes the mark.",
+    ),
+    Mutant(
+        "a lost bookie without a cookie is nobody",
+        "bookie/repair/auditor.py",
+        "self._strangers | recorded.intersection(self._named or ())",
+        "self._strangers",
+        (f"{AUDITOR}a_lost_bookie_stays_lost_without_its_cookie",),
+        "Its copies wait for the delay once more.",
     ),
     Mutant(
         "a split of the network counts as many lost bookies",
