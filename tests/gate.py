@@ -1,9 +1,9 @@
 """What runs on every change, and what is left to the night (``.ci/run``, ``.ci/nightly``).
 
-The whole takes an hour on two cores; what runs on every change should take less than eighteen minutes.
-So each costly kind of test shows itself there with a part of its cases, always the same ones. The
-night runs all of them. Nothing is left to the night alone, unless a line below says what stands for
-it during the day.
+The whole takes an hour on two cores; what runs on every change should take less than eighteen
+minutes. So each costly kind of test shows itself there with a part of its cases, always the same
+ones. The night runs all of them. Nothing is left to the night alone, unless a line below says what
+stands for it during the day.
 """
 
 from __future__ import annotations
