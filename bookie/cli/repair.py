@@ -61,8 +61,7 @@ async def _status(store: MetadataStore) -> Record:
     await read_instance_id(store)  # "no marks" would hide a mistyped address
     marks = UnderreplicationManager(store)
     marked = {mark.ledger_id: mark.marked_ms async for mark in marks.marked()}
-    # A worker that lost its lock may have noted a failure after another one's repair.
-    failures = [one async for one in RepairFailures(store).all() if one.ledger_id in marked]
+    failures = [one async for one in RepairFailures(store).present(marked)]
     audited = await marks.checked_ms("replicas")
     return {
         "enabled": await marks.is_enabled(),
@@ -118,7 +117,7 @@ async def _list(store: MetadataStore, limit: int) -> list[Record]:
         if len(records) == limit:
             return records
     marked = {record["ledger_id"] for record in records}
-    async for failure in failures.all():
+    async for failure in failures.present(()):
         if failure.ledger_id not in marked and len(records) < limit:
             records.append(
                 {

@@ -77,9 +77,10 @@ async def check_cluster(
 async def _checks_of_repair(store: MetadataStore) -> list[HealthCheck]:
     """Make the checks of what repair has to do, from its records alone."""
     marks = UnderreplicationManager(store)
-    marked, locked = await marks.count(), len(await marks.locked())
+    ledgers, locked = await marks.ledgers(), len(await marks.locked())
+    marked = len(ledgers)
     failing = ListedFinding()
-    async for failure in RepairFailures(store).all():
+    async for failure in RepairFailures(store).present(ledgers):
         failing.add(failure.ledger_id)
     waiting = "none"
     if marked:

@@ -72,6 +72,10 @@ def decode_lock(data: bytes) -> tuple[str, str]:
     return fields.text("worker"), fields.text("token")
 
 
+NOT_RECOVERED = "not-recovered"
+"""The outcome for an open ledger that its auditor could not recover; it needs no mark."""
+
+
 @dataclass(frozen=True, slots=True)
 class RepairFailure:
     """The reason why the last repair of a ledger did not end well."""

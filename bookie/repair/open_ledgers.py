@@ -34,14 +34,15 @@ from bookie.ledger.copies.marks import UnderreplicationManager
 from bookie.ledger.ledger_client import UNCLAIMED, LedgerClient
 from bookie.ledger.metadata import LedgerMetadata, LedgerState
 from bookie.ledger.recover.driver import recover_ledger
+from bookie.ledger.underreplicated import NOT_RECOVERED
 from bookie.metadata.model import NOT_EXISTS, Check
 from bookie.metadata.store import MetadataStore
 from bookie.metadata.versioned import Versioned
 from bookie.repair.absence import WriterAbsence
 from bookie.telemetry import Metrics, event_log
 
-RECOVERED, NOT_RECOVERED = "recovered", "not-recovered"
-"""Outcomes, for metrics and for records of failures."""
+RECOVERED = "recovered"
+"""The outcome, for metrics, beside `NOT_RECOVERED`."""
 
 LOOK_SECONDS_MAX = 10.0
 """The longest time between two listings of the writers' records."""

@@ -12,7 +12,7 @@ key                              value
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Container
 
 from bookie.cluster import keys
 from bookie.cluster.digit_tree import DigitTree
@@ -21,6 +21,7 @@ from bookie.env import Clock, SystemClock
 from bookie.errors import BadRequestError, FormatError, NoSuchKeyError
 from bookie.ids import MAX_ID, is_valid_bookie_id
 from bookie.ledger.underreplicated import (
+    NOT_RECOVERED,
     Departure,
     RepairFailure,
     decode_departure,
@@ -132,6 +133,15 @@ class RepairFailures:
             await self._store.delete(_FAILURES.key(ledger_id))
         except NoSuchKeyError:
             return
+
+    async def present(self, marked: Container[int]) -> AsyncIterator[RepairFailure]:
+        """The records of `marked` ledgers, and of recoveries, by ledger id.
+
+        A record may outlive the mark: a worker that lost its lock noted it after another's repair.
+        """
+        async for failure in self.all():
+            if failure.ledger_id in marked or failure.outcome == NOT_RECOVERED:
+                yield failure
 
     async def all(self) -> AsyncIterator[RepairFailure]:
         """All readable records, by ledger id."""

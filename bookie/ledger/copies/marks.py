@@ -203,7 +203,11 @@ class UnderreplicationManager:
 
     async def count(self) -> int:
         """Count the marked ledgers, from their names alone."""
-        return len([ledger_id async for ledger_id in _MARKS.scan_numbers(self._store)])
+        return len(await self.ledgers())
+
+    async def ledgers(self) -> set[int]:
+        """The ids of the marked ledgers, from their names alone."""
+        return {ledger_id async for ledger_id in _MARKS.scan_numbers(self._store)}
 
     # ---- repair
 

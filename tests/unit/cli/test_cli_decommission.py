@@ -17,9 +17,11 @@ from bookie.cluster.cookies import CookieManager
 from bookie.cluster.instance import initialize_cluster
 from bookie.cluster.registration import BookieRegistration
 from bookie.cluster.registration_record import Endpoint, Registration
+from bookie.daemon.cluster_health import _checks_of_repair
 from bookie.errors import BadRequestError
 from bookie.ledger.copies.departures import Departures, RepairFailures
 from bookie.ledger.copies.marks import UnderreplicationManager
+from bookie.ledger.underreplicated import NOT_RECOVERED
 from bookie.metadata.connect import open_store
 from bookie.metadata.store import MetadataStore
 
@@ -76,10 +78,14 @@ async def test_two_commands_end_together(
     assert await Departures(store, keys.LEAVING_BOOKIES).names() == set()
 
 
-async def test_only_marked_ledgers_count_as_failing(store: MetadataStore) -> None:
+async def test_a_failure_that_outlived_its_mark_does_not_count(store: MetadataStore) -> None:
     """A worker that lost its lock notes a failure after the ledger was repaired."""
     await UnderreplicationManager(store).mark(7, ["b1"])
     for ledger_id in (7, 8):
         await RepairFailures(store).add(ledger_id, "refused", "b1 is away")
+    await RepairFailures(store).add(9, NOT_RECOVERED, "too few bookies answered")
     status = await repair._status(store)
-    assert (status["marked_ledgers"], status["failing_ledgers"]) == (1, 1)
+    assert (status["marked_ledgers"], status["failing_ledgers"]) == (1, 2)
+    assert [one["ledger_id"] for one in await repair._list(store, 10)] == [7, 9]
+    *_, check = await _checks_of_repair(store)
+    assert (check.healthy, check.count) == (False, 2)
