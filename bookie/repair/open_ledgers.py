@@ -54,7 +54,8 @@ REST = 20.0
 UNSEEN_SECONDS_MAX = 60.0
 """The most seconds of a grace that pass between two looks."""
 RETRY_SECONDS_MIN, RETRY_SECONDS_EACH = 1.0, 0.5
-"""A ledger waits at least so long, and so long for each ledger that failed."""
+"""A ledger waits at least so long, and so long for each ledger that failed, up to
+`repair.retry_seconds_max`."""
 RELEASE_SECONDS = 2.0
 """Time in which a lock is given back; then it ends with the session."""
 
@@ -242,11 +243,11 @@ class OpenLedgers:
         return await self._client.ledgers.write(taken, found.version, [absent])
 
     async def _note_failure(self, ledger_id: int, one: _OpenLedger, error: BookieError) -> None:
+        longest = self._settings().retry_seconds_max
         if one.pauses is None:
-            longest = self._settings().retry_seconds_max
             one.pauses = Backoff(RETRY_SECONDS_MIN, longest, jitter)
         failing = sum(other.pauses is not None for other in self._found.values())
-        seconds = max(one.pauses.next(), RETRY_SECONDS_EACH * failing)
+        seconds = min(longest, max(one.pauses.next(), RETRY_SECONDS_EACH * failing))
         one.not_before = self._clock.monotonic() + seconds
         self._metrics.repair_outcomes_total.labels(NOT_RECOVERED).inc()
         reason = f"{NOT_RECOVERED}: {error}"

@@ -167,9 +167,13 @@ class DrivenBookie(CrashHarness):
     async def readiness(self) -> dict[str, Any]:
         """What ``/readyz`` answers."""
         url = f"http://127.0.0.1:{self._process.member.http_port}/readyz"
-        async with aiohttp.ClientSession() as session, session.get(url) as response:
-            answer: dict[str, Any] = await response.json()
-            return answer
+        try:
+            async with aiohttp.ClientSession() as session, session.get(url) as response:
+                answer: dict[str, Any] = await response.json()
+                return answer
+        except aiohttp.ClientConnectionError as error:
+            last = "\n".join(self._process.log_path.read_text().splitlines()[-20:])
+            raise AssertionError(f"{error}{self._story()}\n{last}") from error
 
     async def verify(self) -> None:
         """Every promise holds."""
