@@ -428,14 +428,14 @@ class RepairSettings(Section):
         json_schema_extra=DYNAMIC,
     )
     ledgers_at_once: int = Field(
-        default=4,
+        default=2,
         ge=1,
         le=64,
         description="Ledgers that this bookie repairs at the same time.",
         json_schema_extra=DYNAMIC,
     )
     bytes_per_second_max: Size = Field(
-        default=64 * MIB,
+        default=8 * MIB,
         ge=0,
         description="Bytes that repairs here check and copy per second; 0 is no limit.",
         json_schema_extra=DYNAMIC,
