@@ -45,8 +45,8 @@ class BookieSettings(Section):
     replace_lost_data: bool = Field(
         default=True,
         description="Begin empty if all directories are empty although the bookie stored entries,"
-        " and other bookies have copies of all of them. It needs repair.enabled. Set it to false if"
-        " the bookie may start before its disks are mounted.",
+        " and bookies that run have copies of all of them. It needs repair.enabled. Set it to false"
+        " if the bookie may start before its disks are mounted.",
     )
 
     @field_validator("id")

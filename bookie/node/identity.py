@@ -24,9 +24,9 @@ cookie is set to READY by compare-and-set. After a crash between these steps, on
 applies.
 
 To replace lost data, the metadata cookie is set to NEW with another unique id, by compare-and-set,
-and only if no entry may have its last copies here (`BookieLosses`). Then the bookie is stamped as a
-new one is. If the disks were only not mounted, a later start with them is refused: their cookies
-have the former unique id.
+and only if no entry may have its last copies here (`BookieLosses`). Only copies of bookies that are
+registered now count. Then the bookie is stamped as a new one is. If the disks were only not
+mounted, a later start with them is refused: their cookies have the former unique id.
 
 A newly stamped bookie is in doubt, and its cookie says so. A bookie with the same id may have
 acknowledged entries before, in directories that are gone. The module `own_cookie` explains state
@@ -259,15 +259,15 @@ async def _examine(losses: BookieLosses, bookie_id: str) -> ExaminedLoss:
     """Examine the loss of all data of a bookie.
 
     Raises:
-        CookieError: an acknowledged entry may have its last copies here.
+        CookieError: an acknowledged entry may have its last copies here, or nobody can tell.
     """
-    examined = await losses.examine(bookie_id)
+    examined = await losses.examine(bookie_id, live_only=True)
     last_copies = examined.dependents.last_copies
     if last_copies.count:
         raise CookieError(
             f"all directories of bookie {bookie_id} are empty, and it may have the last copies of "
             f"entries of {last_copies.count} ledgers ({last_copies}): bring its disks back, or "
-            "repair the other bookies first, as the runbook of a lost disk says"
+            "start and repair the other bookies first, as the runbook of a lost disk says"
         )
     return examined
 

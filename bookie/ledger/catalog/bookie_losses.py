@@ -4,6 +4,9 @@ The data must be expendable at one moment: no other bookie may be forgotten betw
 ledgers and the change of the cookie. Otherwise two bookies could each trust the other's copies. So
 each change also writes the record above the cookies, in the version that it had before the look. Of
 two changes at the same time one fails, looks again, and sees that the other bookie is lost.
+
+A cookie outlives the disks of its bookie. So a bookie that begins empty by itself trusts only the
+copies of bookies that are registered now. An operator knows more, and decides by the cookies.
 """
 
 from __future__ import annotations
@@ -15,7 +18,8 @@ from bookie.cluster import keys
 from bookie.cluster.cookie import Cookie, encode_cookie
 from bookie.cluster.cookies import CookieManager
 from bookie.cluster.instance import read_status
-from bookie.errors import BadVersionError, IdentityError, NoSuchKeyError
+from bookie.cluster.registration_record import decode_registration
+from bookie.errors import BadVersionError, CookieError, IdentityError, NoSuchKeyError
 from bookie.ledger.catalog.dependents import Dependents, find_dependents, reliable_bookies
 from bookie.ledger.catalog.ledgers import LedgerManager
 from bookie.metadata.model import NOT_EXISTS, Delete, Put
@@ -34,6 +38,8 @@ class ExaminedLoss:
     reliable: frozenset[str]
     """The bookies whose copies counted."""
     dependents: Dependents
+    live_only: bool = False
+    """True if only the copies of registered bookies counted."""
 
 
 class BookieLosses:
@@ -43,14 +49,18 @@ class BookieLosses:
         self._store = store
         self._cookies = CookieManager(store)
 
-    async def examine(self, bookie_id: str, also_lost: Collection[str] = ()) -> ExaminedLoss:
+    async def examine(
+        self, bookie_id: str, also_lost: Collection[str] = (), *, live_only: bool = False
+    ) -> ExaminedLoss:
         """Find what depends on a bookie that does not run. This lists all ledgers.
 
         Args:
             bookie_id: the bookie whose data is lost.
             also_lost: further bookies whose copies do not count.
+            live_only: count only bookies that are registered, and that nobody found lost.
 
         Raises:
+            CookieError: with `live_only`, a registered bookie doubts the metadata store.
             NoSuchKeyError: the bookie has no cookie.
             IdentityError: it is registered, so it may run.
             FormatError: a ledger's metadata or a cookie is damaged.
@@ -62,9 +72,9 @@ class BookieLosses:
         if found is None:
             raise NoSuchKeyError(f"bookie {bookie_id} has no cookie in this cluster")
         await self.refuse_running(bookie_id)
-        reliable = (await reliable_bookies(self._cookies)).difference(also_lost)
+        reliable = (await self._reliable(live_only=live_only)).difference(also_lost)
         dependents = await find_dependents(LedgerManager(self._store), bookie_id, reliable)
-        return ExaminedLoss(bookie_id, found.version, order, reliable, dependents)
+        return ExaminedLoss(bookie_id, found.version, order, reliable, dependents, live_only)
 
     async def forget(self, examined: ExaminedLoss) -> None:
         """Delete the cookie of a bookie. Raises like `replace`."""
@@ -77,6 +87,7 @@ class BookieLosses:
 
         Raises:
             BadVersionError: something changed since `examine`; look again.
+            CookieError: see `examine`.
             IdentityError: the bookie is registered by now.
             MetadataError: the metadata store failed; the outcome may be unknown.
         """
@@ -93,6 +104,32 @@ class BookieLosses:
                 "it was killed"
             )
 
+    async def _reliable(self, *, live_only: bool) -> frozenset[str]:
+        found = await reliable_bookies(self._cookies)
+        return found & await self._live() if live_only else found
+
+    async def _live(self) -> frozenset[str]:
+        """Return the bookies that are registered, without those that the auditor found lost.
+
+        Raises:
+            CookieError: one of them says that the store may be an older one. Then the store may
+                lack ledgers.
+        """
+        found: set[str] = set()
+        for kind in (keys.WRITABLE, keys.READ_ONLY):
+            for bookie_id in await self._store.get_children(kind):
+                record = await self._store.get(f"{kind}/{bookie_id}")
+                if record is None:
+                    continue  # it went, or changed its kind
+                if doubt := decode_registration(record.value).store_doubt:
+                    raise CookieError(
+                        f"no lost data is replaced: bookie {bookie_id} says that {doubt}; an "
+                        f"operator must confirm the store by `bookie node gc {bookie_id} "
+                        "--confirm-store`"
+                    )
+                found.add(bookie_id)
+        return frozenset(found).difference(await self._store.get_children(keys.LOST_BOOKIES))
+
     async def _order(self) -> int:
         record = await self._store.get(keys.COOKIES)
         return NOT_EXISTS if record is None else record.version
@@ -103,9 +140,11 @@ class BookieLosses:
         await self._store.sync()
         await self.refuse_running(bookie_id)
         # A bookie may also have come into doubt by itself.
-        if lost := examined.reliable - await reliable_bookies(self._cookies) - {bookie_id}:
+        reliable = await self._reliable(live_only=examined.live_only)
+        if lost := examined.reliable - reliable - {bookie_id}:
+            went = "ended, " if examined.live_only else ""
             raise BadVersionError(
-                f"bookie {min(lost)} was deleted or came into doubt meanwhile: look again"
+                f"bookie {min(lost)} {went}was deleted or came into doubt meanwhile: look again"
             )
         try:
             _, stat = await self._store.transaction(

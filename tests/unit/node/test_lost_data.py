@@ -19,11 +19,13 @@ from bookie.cluster.cookie import CookieState
 from bookie.cluster.cookies import CookieManager
 from bookie.cluster.instance import initialize_cluster
 from bookie.cluster.layout import read_layout
+from bookie.cluster.registration_record import Registration, encode_registration
 from bookie.env import Failpoints, ThreadWorkers
 from bookie.errors import BadVersionError, CookieError, FormatError, IdentityError
 from bookie.ledger.catalog import bookie_losses
 from bookie.ledger.catalog.bookie_losses import BookieLosses, ExaminedLoss
 from bookie.ledger.catalog.ledgers import LedgerManager
+from bookie.ledger.copies.departures import Departures
 from bookie.ledger.metadata import Fragment, LedgerMetadata, LedgerState
 from bookie.metadata.connect import open_store
 from bookie.metadata.store import MetadataStore
@@ -66,7 +68,19 @@ class Trio:
         assert found is not None
         await self.cookies.write(replace(found.value, is_in_doubt=False), found.version)
 
-    def empty(self, *names: str, part: str = "") -> None:
+    async def register(self, *names: str, doubt: str = "", read_only: bool = False) -> None:
+        """The bookies run."""
+        for name in names:
+            record = encode_registration(Registration(name, (), store_doubt=doubt))
+            await self.store.put(keys.registration(name, read_only=read_only), record)
+
+    async def stop(self, *names: str) -> None:
+        for name in names:
+            await self.store.delete(keys.registration(name, read_only=False))
+
+    async def empty(self, *names: str, part: str = "") -> None:
+        """Stop bookies, and empty their directories."""
+        await self.stop(*names)
         for name in names:
             for root in self.roots(name):
                 if part in ("", root.name):
@@ -96,6 +110,7 @@ async def trio(tmp_path: Path) -> AsyncIterator[Trio]:
         for name in TRIO:
             assert (await trio.start(name)).decision is Decision.STAMP
             await trio.end_doubt(name)
+        await trio.register(*TRIO)
         yield trio
 
 
@@ -106,8 +121,8 @@ def _after_first_look(
     examine = BookieLosses.examine
     looks: list[str] = []
 
-    async def first(self: BookieLosses, bookie_id: str, *args: Any) -> ExaminedLoss:
-        found = await examine(self, bookie_id, *args)
+    async def first(self: BookieLosses, bookie_id: str, **options: Any) -> ExaminedLoss:
+        found = await examine(self, bookie_id, **options)
         looks.append(bookie_id)
         if len(looks) == 1:
             await action()
@@ -121,7 +136,7 @@ async def test_lost_data_is_replaced_if_others_have_copies(trio: Trio) -> None:
     """The bookie begins as a new one does: in doubt, with another unique id."""
     await trio.ledger(1)
     before = await trio.cookies.read("b1")
-    trio.empty("b1")
+    await trio.empty("b1")
     claim = await trio.start("b1")
     assert claim.decision is Decision.REPLACE
     assert claim.cookie.is_in_doubt
@@ -135,14 +150,14 @@ async def test_lost_data_is_replaced_if_others_have_copies(trio: Trio) -> None:
 
 
 async def test_without_leave_it_refuses(trio: Trio) -> None:
-    trio.empty("b1")
+    await trio.empty("b1")
     with pytest.raises(CookieError, match=r"lost or replaced; .* `bookie cookie delete b1`"):
         await trio.begin("b1", None)
 
 
 @pytest.mark.parametrize("part", ["journal", "ledgers"])
 async def test_a_part_that_is_lost_is_not_replaced(trio: Trio, part: str) -> None:
-    trio.empty("b1", part=part)
+    await trio.empty("b1", part=part)
     for _ in range(2):
         with pytest.raises(CookieError, match=r"lost or replaced; .* `bookie cookie delete b1`"):
             await trio.start("b1")
@@ -150,7 +165,7 @@ async def test_a_part_that_is_lost_is_not_replaced(trio: Trio, part: str) -> Non
 
 async def test_a_directory_with_stray_data_is_not_replaced(trio: Trio) -> None:
     """The cookies are gone, and a file is left."""
-    trio.empty("b1")
+    await trio.empty("b1")
     stray = trio.machines["b1"].journal / "00000001.journal"
     stray.parent.mkdir(parents=True)
     stray.write_bytes(b"data")
@@ -162,8 +177,10 @@ async def test_a_directory_with_stray_data_is_not_replaced(trio: Trio) -> None:
 async def test_the_last_copies_are_not_given_up(trio: Trio) -> None:
     """The second of two bookies that lost their data refuses, until the first one is whole."""
     await trio.ledger(7)
-    trio.empty("b1", "b2")
+    await trio.empty("b1")
     await trio.start("b1")
+    await trio.register("b1")
+    await trio.empty("b2")
     for _ in range(2):
         with pytest.raises(CookieError, match=r"last copies of entries of 1 ledgers \(7\)"):
             await trio.start("b2")
@@ -172,10 +189,46 @@ async def test_the_last_copies_are_not_given_up(trio: Trio) -> None:
     assert (await trio.start("b2")).decision is Decision.REPLACE
 
 
+@pytest.mark.parametrize("found_lost", [False, True])
+async def test_only_copies_of_bookies_that_run_count(trio: Trio, *, found_lost: bool) -> None:
+    """The cookie of a bookie that is gone for good says that nothing is missing."""
+    await trio.ledger(7, ("b1", "b2"))
+    await trio.empty("b2")
+    lost = Departures(trio.store, keys.LOST_BOOKIES)
+    await (lost.add("b1") if found_lost else trio.stop("b1"))
+    with pytest.raises(CookieError, match=r"last copies of entries of 1 ledgers \(7\)"):
+        await trio.start("b2")
+    assert await trio.state("b2") == (CookieState.READY, False)
+    await (lost.remove("b1") if found_lost else trio.register("b1", read_only=True))
+    assert (await trio.start("b2")).decision is Decision.REPLACE
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+async def test_a_store_that_went_back_replaces_nothing(trio: Trio, *, read_only: bool) -> None:
+    """It may lack ledgers, which nobody counts then."""
+    await trio.empty("b1")
+    await trio.stop("b3")
+    await trio.register("b3", doubt="the store is older", read_only=read_only)
+    with pytest.raises(CookieError, match=r"bookie b3 says that the store is older; .* gc b3"):
+        await trio.start("b1")
+    assert await trio.state("b1") == (CookieState.READY, False)
+
+
+async def test_a_bookie_that_ends_meanwhile_counts_no_more(
+    trio: Trio, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await trio.ledger(7)
+    await trio.empty("b1")
+    looks = _after_first_look(monkeypatch, lambda: trio.stop("b2"))
+    with pytest.raises(CookieError, match=r"last copies of entries of 1 ledgers \(7\)"):
+        await trio.start("b1")
+    assert looks == ["b1", "b1"]
+
+
 async def test_two_lost_bookies_without_a_common_ledger_are_both_replaced(trio: Trio) -> None:
     await trio.ledger(1, ("b1", "b3"))
     await trio.ledger(2, ("b2", "b3"))
-    trio.empty("b1", "b2")
+    await trio.empty("b1", "b2")
     for name in ("b1", "b2"):
         assert (await trio.start(name)).decision is Decision.REPLACE
 
@@ -185,13 +238,19 @@ async def test_of_two_at_the_same_time_the_second_looks_again(
 ) -> None:
     """Both have seen that the other one has copies; only one of them may act on it."""
     await trio.ledger(7)
-    trio.empty("b1", "b2")
-    looks = _after_first_look(monkeypatch, lambda: trio.start("b2"))
+    await trio.empty("b1")
+
+    async def forget_the_other() -> None:
+        await trio.stop("b2")
+        losses = BookieLosses(trio.store)
+        await losses.forget(await losses.examine("b2"))
+
+    looks = _after_first_look(monkeypatch, forget_the_other)
     with pytest.raises(CookieError, match=r"last copies of entries of 1 ledgers \(7\)"):
         await trio.start("b1")
     assert looks == ["b1", "b2", "b1"]
     assert await trio.state("b1") == (CookieState.READY, False)
-    assert await trio.state("b2") == (CookieState.READY, True)
+    assert await trio.cookies.read("b2") is None
 
 
 async def test_the_changes_themselves_exclude_each_other(
@@ -199,6 +258,7 @@ async def test_the_changes_themselves_exclude_each_other(
 ) -> None:
     """Also if both compared the reliable bookies before either one changed its cookie."""
     await trio.ledger(7)
+    await trio.stop("b1", "b2")
     losses = BookieLosses(trio.store)
     one, other = [await losses.examine(name) for name in ("b1", "b2")]
 
@@ -216,7 +276,7 @@ async def test_two_without_a_common_ledger_at_the_same_time(
     trio: Trio, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second one looks again, and goes on."""
-    trio.empty("b1", "b2")
+    await trio.empty("b1", "b2")
     looks = _after_first_look(monkeypatch, lambda: trio.start("b2"))
     assert (await trio.start("b1")).decision is Decision.REPLACE
     assert looks == ["b1", "b2", "b1"]
@@ -226,7 +286,7 @@ async def test_the_same_bookie_twice_at_the_same_time(
     trio: Trio, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """One of both processes replaces it, and the other one sees directories that are not its."""
-    trio.empty("b1")
+    await trio.empty("b1")
     other = Trio(tmp_path, trio.store)
     other.machines["b1"] = Machine(tmp_path / "elsewhere")
 
@@ -245,6 +305,7 @@ async def test_the_same_bookie_twice_at_the_same_time(
 async def test_a_disk_that_is_mounted_meanwhile_is_left_alone(
     trio: Trio, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    await trio.stop("b1")
     roots = trio.roots("b1")
     kept = {root: root.with_name(f"{root.name}.kept") for root in roots}
     for root, aside in kept.items():
@@ -265,6 +326,7 @@ async def test_a_disk_that_is_mounted_meanwhile_is_left_alone(
 
 async def test_a_disk_that_is_mounted_too_late_is_refused(trio: Trio) -> None:
     """Another bookie has its id by then."""
+    await trio.stop("b1")
     roots = trio.roots("b1")
     for root in roots:
         root.rename(root.with_name(f"{root.name}.kept"))
@@ -278,7 +340,7 @@ async def test_a_disk_that_is_mounted_too_late_is_refused(trio: Trio) -> None:
 
 async def test_a_bookie_that_may_run_is_not_replaced(trio: Trio) -> None:
     """Its process may hold the data elsewhere, or its session has to end."""
-    trio.empty("b1")
+    await trio.empty("b1")
     for read_only in (False, True):
         key = keys.registration("b1", read_only=read_only)
         await trio.store.put(key, b"")
@@ -295,7 +357,7 @@ async def test_who_cannot_see_all_does_not_replace(trio: Trio, damaged: str) -> 
     ledger = (await read_layout(trio.store)).key(7)
     key = keys.cookie("b3") if damaged == "a cookie" else ledger
     await trio.store.put(key, b"damaged")
-    trio.empty("b1")
+    await trio.empty("b1")
     with pytest.raises(FormatError):
         await trio.start("b1")
     assert await trio.state("b1") == (CookieState.READY, False)
@@ -321,12 +383,14 @@ class _KillAt(Failpoints):
 async def test_an_interrupted_replacement_goes_on(trio: Trio, step: str) -> None:
     """Also with a start that may not replace; meanwhile its copies do not count."""
     await trio.ledger(7)
-    trio.empty("b1", "b2")
+    await trio.empty("b1")
     machine = trio.machines["b1"]
     machine.failpoints = _KillAt(step)
     with pytest.raises(_Killed):
         await trio.start("b1")
     machine.failpoints = Failpoints()
+    await trio.register("b1")
+    await trio.empty("b2")
     with pytest.raises(CookieError, match="last copies"):
         await trio.start("b2")
     assert (await trio.begin("b1", None)).decision is Decision.RESUME
