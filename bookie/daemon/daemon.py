@@ -20,6 +20,7 @@ import json
 import os
 import socket
 from collections.abc import Coroutine
+from contextlib import AbstractAsyncContextManager
 from importlib import import_module
 from typing import NoReturn
 
@@ -36,6 +37,7 @@ from bookie.daemon.descriptors import require_descriptors, watch_descriptors
 from bookie.daemon.http import Administration, serve_http
 from bookie.daemon.live_settings import LiveSettings, fetch_cluster_settings, open_configured
 from bookie.daemon.loop import observe_loop_lag
+from bookie.daemon.patient_start import StoppedBeforeStartError, patiently
 from bookie.daemon.readiness import Part, Readiness
 from bookie.daemon.registration_updater import (
     RegistrationUpdater,
@@ -45,7 +47,14 @@ from bookie.daemon.registration_updater import (
 from bookie.daemon.session_policy import after_outages, obey_session_policy
 from bookie.daemon.signals import NOTED_SIGNALS, noting, until_signal
 from bookie.daemon.systemd import ServiceManager, beat
-from bookie.env import Failpoints, SystemClock, ThreadWorkers, beside, system_environment
+from bookie.env import (
+    Environment,
+    Failpoints,
+    SystemClock,
+    ThreadWorkers,
+    beside,
+    system_environment,
+)
 from bookie.errors import BookieError, StorageFailedError
 from bookie.ledger.catalog.bookie_losses import BookieLosses
 from bookie.ledger.catalog.ledgers import LedgerManager
@@ -117,8 +126,9 @@ async def run_daemon(sources: Sources, supervision: Supervision, failpoints: str
         error = _first_error(group)
         if isinstance(error, StorageFailedError):
             _die(error)
-        _note(error)
-        raise error from None
+        if not isinstance(error, StoppedBeforeStartError):
+            _note(error)
+            raise error from None
     except StorageFailedError as error:
         _die(error)
     except Exception as error:
@@ -145,22 +155,17 @@ async def _run(
         beside([obey_session_policy(store, settings.session, metrics, readiness)]),
         ThreadWorkers(settings.storage.read_threads) as workers,
     ):
+        environment = system_environment(workers, failpoints)
         instance_id = administration.instance_id = await read_instance_id(store)
         metrics.info.info(
             {"id": settings.bookie.id, "instance": instance_id, "version": bookie.__version__}
         )
         async with (
-            start_bookie(
-                system_environment(workers, failpoints),
-                settings.storage,
-                settings.limits,
-                metrics,
-                cookies=CookieManager(store),
-                ledgers=LedgerManager(store),
-                bookie_id=settings.bookie.id,
-                instance_id=instance_id,
-                garbage=settings.garbage,
-                losses=_losses(store, settings),
+            patiently(
+                lambda: _start(store, settings, metrics, environment, instance_id),
+                stop_requested,
+                readiness,
+                environment.clock,
             ) as started,
             held.serve(started.bookie, metrics),
         ):
@@ -197,6 +202,27 @@ async def _run(
                 manager.stopping()
                 _log.info("stopping")
                 metrics.server_status.set(-1)
+
+
+def _start(
+    store: MetadataStore,
+    settings: Settings,
+    metrics: Metrics,
+    environment: Environment,
+    instance_id: str,
+) -> AbstractAsyncContextManager[StartedBookie]:
+    return start_bookie(
+        environment,
+        settings.storage,
+        settings.limits,
+        metrics,
+        cookies=CookieManager(store),
+        ledgers=LedgerManager(store),
+        bookie_id=settings.bookie.id,
+        instance_id=instance_id,
+        garbage=settings.garbage,
+        losses=_losses(store, settings),
+    )
 
 
 def _signs_of_life(

@@ -43,7 +43,11 @@ from bookie.cluster.cookie import Cookie, CookieState, decode_cookie, encode_coo
 from bookie.cluster.cookies import CookieManager
 from bookie.env import Environment
 from bookie.errors import BadVersionError, CookieError, FormatError
-from bookie.ledger.catalog.bookie_losses import BookieLosses, ExaminedLoss
+from bookie.ledger.catalog.bookie_losses import (
+    BookieLosses,
+    DataNotExpendableError,
+    ExaminedLoss,
+)
 from bookie.metadata.versioned import Versioned
 from bookie.node.engine.directories import Directories
 from bookie.node.own_cookie import OwnCookie, StateComparison, compare_states
@@ -176,6 +180,7 @@ async def ensure_identity(
 
     Raises:
         CookieError: they are not, or something is missing.
+        DataNotExpendableError: its data is lost, and it may not begin empty now.
         IdentityError: its data is lost, and the store has a registration of it.
         BadVersionError: another process stamps the same bookie id right now.
     """
@@ -250,7 +255,7 @@ async def _decide(
             return decision, await _replace(losses, examined, expected), roots
         except BadVersionError as error:
             if not left:
-                raise
+                raise DataNotExpendableError(str(error)) from error
             _log.info("looking_again", reason=str(error))
     raise AssertionError("the last look returns or raises")
 
@@ -259,12 +264,19 @@ async def _examine(losses: BookieLosses, bookie_id: str) -> ExaminedLoss:
     """Examine the loss of all data of a bookie.
 
     Raises:
-        CookieError: an acknowledged entry may have its last copies here, or nobody can tell.
+        DataNotExpendableError: an acknowledged entry may have its last copies here, or nobody can
+            tell.
     """
-    examined = await losses.examine(bookie_id, live_only=True)
+    try:
+        examined = await losses.examine(bookie_id, live_only=True)
+    except FormatError as error:
+        raise DataNotExpendableError(
+            f"all directories of bookie {bookie_id} are empty, and nobody can tell if it has the "
+            f"last copies of entries: {error}"
+        ) from error
     last_copies = examined.dependents.last_copies
     if last_copies.count:
-        raise CookieError(
+        raise DataNotExpendableError(
             f"all directories of bookie {bookie_id} are empty, and it may have the last copies of "
             f"entries of {last_copies.count} ledgers ({last_copies}): bring its disks back, or "
             "start and repair the other bookies first, as the runbook of a lost disk says"

@@ -216,25 +216,51 @@ async def test_a_replaced_disk_needs_no_command(tmp_path: Path) -> None:
         ledgers = [await _written_ledger(client, (3, 3, 2)) for _ in range(4)]
         one, other, *_ = (await client.ledger_metadata(ledgers[0])).last_fragment.bookies
         assert await cluster.command("repair", "disable") == (0, "")
-        await cluster.stop(one, other)
-        for name in (one, other):
-            for directory in cluster.directories(name):
-                shutil.rmtree(directory)
+        await cluster.stop(one)
+        for directory in cluster.directories(one):
+            shutil.rmtree(directory)
         await cluster.start(one)
         assert any("lost_data_replaced" in line for line in cluster.daemons[one].lines)
-        async with serving(cluster.homes[other].write()) as refused:
-            assert await refused.end() == 1
-            assert "it may have the last copies of entries of" in refused.lines[-1]
-        assert await cluster.command("repair", "enable") == (0, "")
-
-        async def is_whole() -> bool:
-            return bool((await cluster.checked(one))["whole"])
-
-        await _until(is_whole, f"{one} is whole")
+        await cluster.stop(other)
+        for directory in cluster.directories(other):
+            shutil.rmtree(directory)
+        async with serving(cluster.homes[other].write()) as stopped:
+            await stopped.until("start_waits")
+            assert "it may have the last copies of entries of" in stopped.lines[-1]
+            stopped.process.terminate()
+            assert await stopped.end() == 0
+        async with serving(cluster.homes[other].write()) as waiting:
+            await waiting.until("start_waits")
+            assert await cluster.command("repair", "enable") == (0, "")
+            await waiting.until("lost_data_replaced")
+            await waiting.until("registered")
+            assert sum("start_waits" in line for line in waiting.lines) <= 2  # each reason once
+            waiting.process.terminate()
+            assert await waiting.end() == 0
         await cluster.start(other)
         await _check_end(cluster, client, ledgers)
         assert ledgers[0] in await _named(client, ledgers, one)
         assert ledgers[0] in await _named(client, ledgers, other)
+
+
+async def test_a_disk_that_is_not_mounted_is_waited_for(tmp_path: Path) -> None:
+    """The other copies were on a bookie that is gone for good; its cookie is still there."""
+    uri = f"local://{tmp_path}/metadata"
+    async with repairing(uri, tmp_path, lost_bookie_delay_seconds=600) as cluster:
+        client = await cluster.client()
+        ledgers = [await _written_ledger(client, (3, 3, 2)) for _ in range(2)]
+        gone, late, *_ = (await client.ledger_metadata(ledgers[0])).last_fragment.bookies
+        await cluster.stop(gone, late)
+        kept = [(path, path.with_name(f"{path.name}.kept")) for path in cluster.directories(late)]
+        for path, aside in kept:
+            path.rename(aside)
+        async with serving(cluster.homes[late].write()) as daemon:
+            await daemon.until("start_waits")
+            for path, aside in kept:
+                path.rename(path.with_name(f"{path.name}.below"))
+                aside.rename(path)
+            await daemon.until("registered")
+            assert not any("lost_data_replaced" in line for line in daemon.lines)
 
 
 @pytest.mark.parametrize(

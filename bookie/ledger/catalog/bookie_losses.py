@@ -27,6 +27,10 @@ from bookie.metadata.store import MetadataStore
 from bookie.metadata.versioned import Versioned
 
 
+class DataNotExpendableError(CookieError):
+    """The bookie may have last copies, or nobody can tell; this may change without its help."""
+
+
 @dataclass(frozen=True, slots=True)
 class ExaminedLoss:
     """The facts of one moment about a bookie whose data is lost. A change fails if they changed."""
@@ -60,7 +64,7 @@ class BookieLosses:
             live_only: count only bookies that are registered, and that nobody found lost.
 
         Raises:
-            CookieError: with `live_only`, a registered bookie doubts the metadata store.
+            DataNotExpendableError: with `live_only`, a registered bookie doubts the metadata store.
             NoSuchKeyError: the bookie has no cookie.
             IdentityError: it is registered, so it may run.
             FormatError: a ledger's metadata or a cookie is damaged.
@@ -87,7 +91,7 @@ class BookieLosses:
 
         Raises:
             BadVersionError: something changed since `examine`; look again.
-            CookieError: see `examine`.
+            DataNotExpendableError: see `examine`.
             IdentityError: the bookie is registered by now.
             MetadataError: the metadata store failed; the outcome may be unknown.
         """
@@ -112,7 +116,7 @@ class BookieLosses:
         """Return the bookies that are registered, without those that the auditor found lost.
 
         Raises:
-            CookieError: one of them says that the store may be an older one. Then the store may
+            DataNotExpendableError: one of them says that the store may be an older one, which may
                 lack ledgers.
         """
         found: set[str] = set()
@@ -122,7 +126,7 @@ class BookieLosses:
                 if record is None:
                     continue  # it went, or changed its kind
                 if doubt := decode_registration(record.value).store_doubt:
-                    raise CookieError(
+                    raise DataNotExpendableError(
                         f"no lost data is replaced: bookie {bookie_id} says that {doubt}; an "
                         f"operator must confirm the store by `bookie node gc {bookie_id} "
                         "--confirm-store`"

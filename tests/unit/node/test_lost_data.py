@@ -21,9 +21,13 @@ from bookie.cluster.instance import initialize_cluster
 from bookie.cluster.layout import read_layout
 from bookie.cluster.registration_record import Registration, encode_registration
 from bookie.env import Failpoints, ThreadWorkers
-from bookie.errors import BadVersionError, CookieError, FormatError, IdentityError
+from bookie.errors import BadVersionError, CookieError, IdentityError
 from bookie.ledger.catalog import bookie_losses
-from bookie.ledger.catalog.bookie_losses import BookieLosses, ExaminedLoss
+from bookie.ledger.catalog.bookie_losses import (
+    BookieLosses,
+    DataNotExpendableError,
+    ExaminedLoss,
+)
 from bookie.ledger.catalog.ledgers import LedgerManager
 from bookie.ledger.copies.departures import Departures
 from bookie.ledger.metadata import Fragment, LedgerMetadata, LedgerState
@@ -34,6 +38,7 @@ from bookie.node.identity import ClaimedDirectories, Decision, ensure_identity
 from tests.unit.node.engine.machine import IDENTITY, Machine
 
 TRIO = ("b1", "b2", "b3")
+LAST_COPIES = r"last copies of entries of 1 ledgers \(7\)"
 
 
 class Trio:
@@ -182,7 +187,7 @@ async def test_the_last_copies_are_not_given_up(trio: Trio) -> None:
     await trio.register("b1")
     await trio.empty("b2")
     for _ in range(2):
-        with pytest.raises(CookieError, match=r"last copies of entries of 1 ledgers \(7\)"):
+        with pytest.raises(DataNotExpendableError, match=LAST_COPIES):
             await trio.start("b2")
     assert await trio.state("b2") == (CookieState.READY, False)
     await trio.end_doubt("b1")
@@ -196,7 +201,7 @@ async def test_only_copies_of_bookies_that_run_count(trio: Trio, *, found_lost: 
     await trio.empty("b2")
     lost = Departures(trio.store, keys.LOST_BOOKIES)
     await (lost.add("b1") if found_lost else trio.stop("b1"))
-    with pytest.raises(CookieError, match=r"last copies of entries of 1 ledgers \(7\)"):
+    with pytest.raises(DataNotExpendableError, match=LAST_COPIES):
         await trio.start("b2")
     assert await trio.state("b2") == (CookieState.READY, False)
     await (lost.remove("b1") if found_lost else trio.register("b1", read_only=True))
@@ -209,7 +214,7 @@ async def test_a_store_that_went_back_replaces_nothing(trio: Trio, *, read_only:
     await trio.empty("b1")
     await trio.stop("b3")
     await trio.register("b3", doubt="the store is older", read_only=read_only)
-    with pytest.raises(CookieError, match=r"bookie b3 says that the store is older; .* gc b3"):
+    with pytest.raises(DataNotExpendableError, match=r"b3 says that the store is older; .* gc b3"):
         await trio.start("b1")
     assert await trio.state("b1") == (CookieState.READY, False)
 
@@ -220,7 +225,7 @@ async def test_a_bookie_that_ends_meanwhile_counts_no_more(
     await trio.ledger(7)
     await trio.empty("b1")
     looks = _after_first_look(monkeypatch, lambda: trio.stop("b2"))
-    with pytest.raises(CookieError, match=r"last copies of entries of 1 ledgers \(7\)"):
+    with pytest.raises(DataNotExpendableError, match=LAST_COPIES):
         await trio.start("b1")
     assert looks == ["b1", "b1"]
 
@@ -246,7 +251,7 @@ async def test_of_two_at_the_same_time_the_second_looks_again(
         await losses.forget(await losses.examine("b2"))
 
     looks = _after_first_look(monkeypatch, forget_the_other)
-    with pytest.raises(CookieError, match=r"last copies of entries of 1 ledgers \(7\)"):
+    with pytest.raises(DataNotExpendableError, match=LAST_COPIES):
         await trio.start("b1")
     assert looks == ["b1", "b2", "b1"]
     assert await trio.state("b1") == (CookieState.READY, False)
@@ -358,7 +363,7 @@ async def test_who_cannot_see_all_does_not_replace(trio: Trio, damaged: str) -> 
     key = keys.cookie("b3") if damaged == "a cookie" else ledger
     await trio.store.put(key, b"damaged")
     await trio.empty("b1")
-    with pytest.raises(FormatError):
+    with pytest.raises(DataNotExpendableError, match="nobody can tell if it has the last copies"):
         await trio.start("b1")
     assert await trio.state("b1") == (CookieState.READY, False)
 
@@ -391,7 +396,7 @@ async def test_an_interrupted_replacement_goes_on(trio: Trio, step: str) -> None
     machine.failpoints = Failpoints()
     await trio.register("b1")
     await trio.empty("b2")
-    with pytest.raises(CookieError, match="last copies"):
+    with pytest.raises(DataNotExpendableError, match="last copies"):
         await trio.start("b2")
     assert (await trio.begin("b1", None)).decision is Decision.RESUME
     assert await trio.state("b1") == (CookieState.READY, True)

@@ -1,0 +1,68 @@
+"""A start on empty directories: it waits while a last copy of an entry may be missing.
+
+Each look at this lists all ledgers of the cluster. A service manager would start a process that
+ended again and again, and each start would look. So the process itself waits, and looks again after
+a pause. The pause is at least `REST` times as long as the look.
+
+The directories are not locked during the pause, so the right disk may be mounted. The next look
+finds it, and the bookie starts with its data.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from typing import TypeVar
+
+from bookie.daemon.readiness import Part, Readiness
+from bookie.env import Clock
+from bookie.ledger.catalog.bookie_losses import DataNotExpendableError
+from bookie.telemetry import event_log
+
+PAUSE_SECONDS_MIN = 2.0
+REST = 20.0
+
+T = TypeVar("T")
+
+_log = event_log(__name__)
+
+
+class StoppedBeforeStartError(Exception):
+    """A signal ended the wait; nothing was started."""
+
+
+@asynccontextmanager
+async def patiently(
+    start: Callable[[], AbstractAsyncContextManager[T]],
+    stop_requested: asyncio.Event,
+    readiness: Readiness,
+    clock: Clock,
+) -> AsyncIterator[T]:
+    """Enter what `start` returns, again and again, until no last copy may be missing.
+
+    The log tells each reason once; readiness tells it during the wait.
+
+    Raises:
+        StoppedBeforeStartError: `stop_requested` was set during a pause.
+    """
+    reason = ""
+    async with AsyncExitStack() as stack:
+        while True:
+            began = clock.monotonic()
+            try:
+                started = await stack.enter_async_context(start())
+                break
+            except DataNotExpendableError as error:
+                if str(error) != reason:
+                    reason = str(error)
+                    _log.warning("start_waits", reason=reason)
+            readiness.block(Part.BOOT, reason)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(
+                    max(PAUSE_SECONDS_MIN, REST * (clock.monotonic() - began))
+                ):
+                    await stop_requested.wait()
+            if stop_requested.is_set():
+                raise StoppedBeforeStartError
+        yield started
