@@ -189,7 +189,8 @@ class Auditor:
             tasks.create_task(self._repeat(self._survey_if_due))
             tasks.create_task(self._repeat(self._audit_if_due))
             tasks.create_task(self._repeat(self._open_ledgers.look))
-            tasks.create_task(self._repeat(self._open_ledgers.work))
+            tasks.create_task(self._repeat(self._open_ledgers.find))
+            tasks.create_task(self._repeat(lambda: self._open_ledgers.work(tasks)))
         raise AssertionError("all go on until they are cancelled")
 
     async def _repeat(self, work: Callable[[], Awaitable[None]]) -> NoReturn:

@@ -15,6 +15,9 @@ Ledgers of older clients name no writer, and unclaimed ledgers have none yet: bo
 Nothing is recovered while many bookies are away, or while one of them doubts the metadata store.
 
 A survey of copies runs seldom and may take long. So the ledgers are listed here once more.
+
+Looks, listings and recoveries go on beside each other, so none of them holds up another one. A
+ledger whose last recovery failed waits behind all others, and gets at most half of the places.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from dataclasses import dataclass, field
 
 from bookie.cluster import keys
 from bookie.config import RepairSettings
-from bookie.env import Backoff, Clock, gather, jitter
+from bookie.env import Backoff, Clock, jitter
 from bookie.errors import BadVersionError, BookieError, MetadataClosedError, NoSuchLedgerError
 from bookie.ledger.copies.departures import RepairFailures
 from bookie.ledger.copies.marks import UnderreplicationManager
@@ -72,6 +75,8 @@ class _OpenLedger:
     pauses: Backoff | None = field(default=None, repr=False)
     """Set after the first failure."""
     not_before: float = -math.inf
+    tried_at: float = -math.inf
+    """The end of the last recovery."""
 
 
 class OpenLedgers:
@@ -102,6 +107,9 @@ class OpenLedgers:
         self._found: dict[int, _OpenLedger] = {}
         self._absence = WriterAbsence(UNSEEN_SECONDS_MAX)
         self._look_at = self._list_at = -math.inf
+        self._running: dict[int, _OpenLedger] = {}
+        self._ended = asyncio.Event()
+        """Ledgers under recovery here; and set when one of them ends."""
 
     async def look(self) -> None:
         """Note which writers have no record, if a look is due.
@@ -122,25 +130,53 @@ class OpenLedgers:
         seconds = min(self._grace / LOOKS_OF_A_GRACE, LOOK_SECONDS_MAX)
         self._look_at = now + took + max(seconds, REST * took)
 
-    async def work(self) -> None:
-        """List the ledgers if that is due, and recover those whose writer is gone.
+    async def find(self) -> None:
+        """List the ledgers, if that is due. After an error the pause is as long as after a success.
+
+        Raises:
+            MetadataError: the metadata store failed; the ledgers of the last listing stay known.
+        """
+        began = self._clock.monotonic()
+        if began < self._list_at or not await self._marks.is_enabled():
+            return
+        try:
+            await self._list(began)
+        finally:
+            took = self._clock.monotonic() - began
+            self._list_at = began + took + max(self._grace / LISTINGS_OF_A_GRACE, REST * took)
+
+    async def work(self, tasks: asyncio.TaskGroup) -> None:
+        """Begin to recover the ledgers whose writer is gone.
+
+        It returns when the last of them has begun, or when one that failed before finds no place.
 
         Raises:
             MetadataError: the metadata store failed.
         """
-        if not await self._marks.is_enabled():
-            return
-        if self._clock.monotonic() >= self._list_at:
-            await self._list()
-        room = asyncio.Semaphore(self._settings().ledgers_at_once)
+        due = [
+            (ledger_id, one)
+            for ledger_id, one in self._found.items()
+            if ledger_id not in self._running and self._is_due(one)
+        ]
+        due.sort(key=lambda pair: (pair[1].pauses is not None, pair[1].not_before))
+        for ledger_id, one in due:
+            if one.pauses is not None and not self._has_room(one):
+                return
+            while not self._has_room(one):
+                self._ended.clear()
+                await self._ended.wait()
+            if not await self._marks.is_enabled():
+                return
+            if self._is_due(one):
+                self._running[ledger_id] = one
+                tasks.create_task(self._work(ledger_id, one))
 
-        async def recover(ledger_id: int, one: _OpenLedger) -> None:
-            async with room:
-                if self._is_due(one) and await self._marks.is_enabled():
-                    await self._try(ledger_id, one)
-
-        due = [(ledger_id, one) for ledger_id, one in self._found.items() if self._is_due(one)]
-        await gather(recover(*one) for one in due)
+    def _has_room(self, one: _OpenLedger) -> bool:
+        places = self._settings().ledgers_at_once
+        if len(self._running) >= places:
+            return False
+        failing = sum(other.pauses is not None for other in self._running.values())
+        return one.pauses is None or failing < max(1, places // 2)
 
     @property
     def _grace(self) -> float:
@@ -158,8 +194,7 @@ class OpenLedgers:
 
     # ---- the listing
 
-    async def _list(self) -> None:
-        began = self._clock.monotonic()
+    async def _list(self, began: float) -> None:
         present = set(await self._store.get_children(keys.WRITERS))
         found: dict[int, _OpenLedger] = {}
         async for versioned in self._client.ledgers.list_readable(lambda _: None):
@@ -173,14 +208,29 @@ class OpenLedgers:
                     found[ledger_id] = known
             elif metadata.writer_id not in present:
                 found[ledger_id] = _OpenLedger(metadata.writer_id)
-        self._found = found
+        # The listing may have seen a ledger as it was before its recovery.
+        self._found = found | {
+            ledger_id: one
+            for ledger_id, one in self._found.items()
+            if ledger_id in self._running or one.tried_at >= began
+        }
         async for failure in self._failures.all():
-            if failure.outcome == NOT_RECOVERED and failure.ledger_id not in found:
+            if failure.outcome == NOT_RECOVERED and failure.ledger_id not in self._found:
                 await self._failures.remove(failure.ledger_id)  # closed, or its writer is back
-        took = self._clock.monotonic() - began
-        self._list_at = began + took + max(self._grace / LISTINGS_OF_A_GRACE, REST * took)
 
     # ---- recovery
+
+    async def _work(self, ledger_id: int, one: _OpenLedger) -> None:
+        try:
+            await self._try(ledger_id, one)
+        except MetadataClosedError:
+            raise
+        except BookieError as error:
+            _log.warning("failure_not_recorded", ledger_id=ledger_id, reason=str(error))
+        finally:
+            one.tried_at = self._clock.monotonic()
+            del self._running[ledger_id]
+            self._ended.set()
 
     async def _try(self, ledger_id: int, one: _OpenLedger) -> None:
         try:

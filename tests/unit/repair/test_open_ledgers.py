@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from bookie.cluster.registration import BookieRegistration
 from bookie.cluster.registration_record import Registration
 from bookie.config import RepairSettings, RpcSettings, Sources
 from bookie.env import SystemClock
-from bookie.errors import LedgerFencedError, NotEnoughBookiesError
+from bookie.errors import LedgerFencedError, MetadataUnavailableError, NotEnoughBookiesError
 from bookie.ledger.catalog.ledgers import LedgerManager
 from bookie.ledger.copies.departures import RepairFailures
 from bookie.ledger.copies.marks import UnderreplicationManager
@@ -26,6 +28,7 @@ from bookie.ledger.metadata import LedgerMetadata, LedgerState
 from bookie.ledger.quorum import Quorum
 from bookie.metadata.connect import open_store
 from bookie.metadata.store import MetadataStore
+from bookie.repair import open_ledgers
 from bookie.repair.open_ledgers import UNSEEN_SECONDS_MAX, OpenLedgers
 from bookie.telemetry import Metrics
 from bookie.testing.faulty_memory import FaultyMemoryStore
@@ -101,10 +104,11 @@ class Place:
         return Client(ledgers, session)
 
     async def look(self) -> None:
-        """One round of the auditor."""
-        await self.auditor.work()
+        """One round of the auditor, with the ends of all recoveries."""
+        await self.auditor.find()
         await self.auditor.look()
-        await self.auditor.work()
+        async with asyncio.TaskGroup() as tasks:
+            await self.auditor.work(tasks)
 
     async def pass_seconds(self, seconds: float) -> None:
         """Let time pass while the auditor looks and works."""
@@ -469,3 +473,130 @@ async def test_a_ledger_that_is_deleted_meanwhile(place: Place) -> None:
     await place.pass_seconds(2 * GRACE)
     assert place.abandoned == 0
     assert not [one async for one in RepairFailures(place.cluster.store).all()]
+
+
+@memory_only
+async def test_a_listing_that_fails_stalls_nobody(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Known ledgers are recovered, and the next listing waits as after a success."""
+    client = await place.client()
+    writer = await client.ledgers.create(THREE)
+    await client.end_session()
+    await place.look()
+    listings = 0
+
+    async def fail(*_: object) -> AsyncIterator[Any]:
+        nonlocal listings
+        listings += 1
+        raise MetadataUnavailableError("the listing was cut off")
+        yield
+
+    monkeypatch.setattr(LedgerManager, "list_readable", fail)
+    place.clock.seconds += GRACE
+    with pytest.raises(MetadataUnavailableError):
+        await place.auditor.find()
+    await place.pass_seconds(GRACE / 5)
+    assert listings == 1
+    for _ in range(5):
+        with suppress(MetadataUnavailableError):
+            await place.pass_seconds(GRACE / 4)
+    assert await place.state(writer.ledger_id) is LedgerState.CLOSED
+
+
+@memory_only
+@pytest.mark.parametrize("at_once", [2, 5])
+async def test_recoveries_that_fail_slowly_stall_nobody(
+    place: Place, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    """Ledgers found later are recovered beside them, as failing ones get half of the places."""
+    place.settings = place.settings.model_copy(update={"ledgers_at_once": at_once})
+    client, other = await place.client(), await place.client()
+    stuck = {(await client.ledgers.create(THREE)).ledger_id for _ in range(4)}
+    answer = asyncio.Event()
+    asked: set[int] = set()
+    recover = open_ledgers.recover_ledger
+
+    async def recover_slowly(found: Any, *args: Any) -> Any:
+        ledger_id = found.value.ledger_id
+        if ledger_id in stuck:
+            asked.add(ledger_id)
+            await answer.wait()
+            raise NotEnoughBookiesError("no bookie answers")
+        return await recover(found, *args)
+
+    monkeypatch.setattr(open_ledgers, "recover_ledger", recover_slowly)
+    await client.end_session()
+    answer.set()
+    await place.pass_seconds(1.05 * GRACE)
+    assert asked == stuck, "all have failed once"
+    answer.clear()
+    asked.clear()
+    place.clock.seconds += 1200
+    async with asyncio.TaskGroup() as tasks:
+        await place.auditor.work(tasks)
+        await until(lambda: len(asked) == max(1, at_once // 2))
+        later = await other.ledgers.create(THREE)
+        await later.append_many(PAYLOADS)
+        await other.end_session()
+        for _ in range(2 * int(GRACE / UNSEEN_SECONDS_MAX)):
+            place.clock.seconds += UNSEEN_SECONDS_MAX
+            await place.auditor.find()
+            await place.auditor.look()
+            await place.auditor.work(tasks)
+        while await place.state(later.ledger_id) is not LedgerState.CLOSED:  # noqa: ASYNC110  (a record tells nobody)
+            await asyncio.sleep(0)
+        assert len(asked) == max(1, at_once // 2)
+        answer.set()
+    assert await place.payloads(later.ledger_id) == PAYLOADS
+
+
+@memory_only
+async def test_a_listing_beside_a_recovery_forgets_nothing(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The recovery took the ledger after the listing had seen its writer's record."""
+    client = await place.client()
+    writer = await client.ledgers.create(THREE)
+    await client.end_session()
+    await place.pass_seconds(0.9 * GRACE)
+    recover = open_ledgers.recover_ledger
+    tries = 0
+
+    async def fail_once(found: Any, *args: Any) -> Any:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            raise NotEnoughBookiesError("no bookie answers")
+        return await recover(found, *args)
+
+    monkeypatch.setattr(open_ledgers, "recover_ledger", fail_once)
+    list_readable = LedgerManager.list_readable
+
+    async def list_slowly(self: LedgerManager, note: Any) -> AsyncIterator[Any]:
+        async for one in list_readable(self, note):
+            yield one
+        async with asyncio.TaskGroup() as tasks:
+            await place.auditor.work(tasks)
+
+    record = keys.writer(writer.metadata.writer_id)
+    place.clock.seconds += UNSEEN_SECONDS_MAX
+    while not place.auditor._is_due(place.auditor._found[writer.ledger_id]):
+        place.clock.seconds += UNSEEN_SECONDS_MAX
+        await place.auditor.look()
+    monkeypatch.setattr(LedgerManager, "list_readable", list_slowly)
+    get_children = place.cluster.store.get_children
+
+    async def with_the_writer(key: str) -> list[str]:
+        found = await get_children(key)
+        return [*found, writer.metadata.writer_id] if key == keys.WRITERS else found
+
+    place.auditor._list_at = -math.inf
+    with monkeypatch.context() as patch:
+        patch.setattr(place.cluster.store, "get_children", with_the_writer)
+        await place.auditor.find()
+    assert tries == 1
+    await place.cluster.store.put(record, b"", ephemeral=True)  # too late: the ledger is taken
+    monkeypatch.undo()
+    await place.pass_seconds(1200)
+    assert await place.state(writer.ledger_id) is LedgerState.CLOSED
