@@ -68,11 +68,15 @@ class Metrics:
     every request writes are a `FastCounter` or a `FastHistogram`, for the event loop's thread only.
     Names of metrics have the prefix ``bookie_`` and end in their unit. Label values come from
     closed sets, never from ledgers or clients.
+
+    Args:
+        exposed: prefixes of the names that `exposition` shows; empty for all.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, exposed: tuple[str, ...] = ()) -> None:
         from prometheus_client import CollectorRegistry, Info, ProcessCollector
 
+        self._exposed = exposed
         self.registry: CollectorRegistry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         declare = _Declare(self.registry)
@@ -291,14 +295,15 @@ class Metrics:
         )
 
     def exposition(self) -> tuple[bytes, str]:
-        """Return all metrics in Prometheus's text format, and the content type of this format.
+        """Return the metrics in Prometheus's text format, and the content type of this format.
 
         Collecting reads every metric under its lock, which takes well under a millisecond per
         hundred series.
         """
         from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
-        return generate_latest(_WithoutCreated(self.registry)), CONTENT_TYPE_PLAIN_0_0_4
+        shown = _Shown(self.registry, self._exposed)
+        return generate_latest(shown), CONTENT_TYPE_PLAIN_0_0_4
 
 
 class _Declare:
@@ -337,17 +342,19 @@ class _Declare:
         return Histogram(f"bookie_{name}", text, buckets=buckets, registry=self._registry)
 
 
-class _WithoutCreated:
-    """A view of a registry that omits the `_created` series.
+class _Shown:
+    """A view of a registry that omits the `_created` series, and names without certain prefixes.
 
     The `_created` series are of no use and would double the number of series. The library can omit
     them only for the whole process, which belongs to the embedding program.
     """
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, prefixes: tuple[str, ...]) -> None:
         self._registry = registry
+        self._prefixes = prefixes or ("",)
 
     def collect(self) -> Iterator[Metric]:
         for family in self._registry.collect():
-            family.samples = [s for s in family.samples if not s.name.endswith("_created")]
-            yield family
+            if family.name.startswith(self._prefixes):
+                family.samples = [s for s in family.samples if not s.name.endswith("_created")]
+                yield family

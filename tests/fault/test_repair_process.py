@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -17,6 +18,7 @@ import pytest
 
 from bookie.cluster.instance import initialize_cluster
 from bookie.daemon.local.process import child_environment
+from bookie.daemon.repair_process import EXPOSED
 from bookie.ledger.copies.marks import UnderreplicationManager
 from bookie.ledger.copies.repair_history import ended_repairs
 from bookie.metadata.connect import open_store
@@ -74,7 +76,9 @@ async def test_copies_come_back_without_a_bookie_that_repairs(tmp_path: Path) ->
                     await asyncio.sleep(0.1)
             async with aiohttp.ClientSession(f"http://127.0.0.1:{ports[1]}") as session:
                 async with session.get("/metrics") as response:
-                    assert "bookie_repair_copied_entries_total" in await response.text()
+                    families = re.findall(r"(?m)^# TYPE (\S+)", await response.text())
+                assert "bookie_repair_copied_entries_total" in families
+                assert not [one for one in families if not one.startswith(EXPOSED)]
                 async with session.get("/readyz") as response:
                     assert (await response.json())["ready"]
                 async with session.get("/bookie") as response:

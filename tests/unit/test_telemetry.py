@@ -48,9 +48,16 @@ def test_every_declared_metric_is_exposed_under_its_name() -> None:
     """The attribute name is the metric name behind the prefix `bookie_`."""
     metrics = Metrics()
     exposed = families(metrics)
-    declared = vars(metrics).keys() - {"registry", "info"}
+    declared = vars(metrics).keys() - {"registry", "info", "_exposed"}
     assert declared
     assert {f"bookie_{name.removesuffix('_total')}" for name in declared} <= exposed.keys()
+
+
+def test_a_process_exposes_only_the_prefixes_that_it_names() -> None:
+    exposed = families(Metrics(("bookie_repair_auditor", "process_")))
+    assert "bookie_repair_auditor" in exposed
+    assert "process_open_fds" in exposed
+    assert not [one for one in exposed if not one.startswith(("bookie_repair_a", "process_"))]
 
 
 def test_names_are_ours_or_the_standard_process_ones() -> None:
