@@ -107,7 +107,15 @@ def decide(
                     f"{root.path} holds data of bookie {root.cookie.bookie_id}, and this is bookie "
                     f"{bookie_id}: give each bookie its own directories back"
                 )
-            _refuse_difference(recorded, root.cookie, root.path, with_unique_id=True)
+            _refuse_difference(
+                recorded,
+                root.cookie,
+                root.path,
+                with_unique_id=True,
+                remedy="; another start of this id began empty, perhaps on another machine: stop "
+                f"that one, and type `bookie cookie delete {bookie_id}` and `bookie cookie "
+                "restore` with all directories that hold the data",
+            )
         elif is_ready:
             raise CookieError(
                 f"{root.path} has no cookie although bookie {bookie_id} had stamped it: the disk "
@@ -143,7 +151,7 @@ def _decide_unrecorded(expected: Cookie, roots: list[Root]) -> Decision:
 
 
 def _refuse_difference(
-    ours: Cookie, theirs: Cookie, where: str, *, with_unique_id: bool = False
+    ours: Cookie, theirs: Cookie, where: str, *, with_unique_id: bool = False, remedy: str = ""
 ) -> None:
     if not with_unique_id:
         theirs = replace(theirs, unique_id=ours.unique_id)
@@ -152,6 +160,8 @@ def _refuse_difference(
         sentence = f"the cookie in {where} differs from this bookie in its {', '.join(different)}"
         if {"journal directories", "ledger directories"}.issuperset(different):
             sentence += "; if you moved its directories, finish with `bookie cookie move`"
+        elif different == ["unique id"]:
+            sentence += remedy
         raise CookieError(sentence)
 
 
@@ -298,7 +308,8 @@ async def _replace(
         reason="all directories are empty, and other bookies have copies of every entry",
         ledgers=examined.dependents.named.count,
         not_closed=examined.dependents.not_closed.count,
-        hint="the former disks are refused from now on, if they were only not mounted",
+        hint="the former disks are refused from now on, if they were only not mounted or belong to "
+        "another machine that has this id",
     )
     return replaced
 

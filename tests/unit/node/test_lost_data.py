@@ -339,7 +339,8 @@ async def test_a_disk_that_is_mounted_too_late_is_refused(trio: Trio) -> None:
     for root in roots:
         shutil.rmtree(root)
         root.with_name(f"{root.name}.kept").rename(root)
-    with pytest.raises(CookieError, match="differs from this bookie in its unique id"):
+    said = r"differs .* in its unique id; .* `bookie cookie delete b1` and `bookie cookie restore`"
+    with pytest.raises(CookieError, match=said):
         await trio.start("b1")
 
 
