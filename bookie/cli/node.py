@@ -11,7 +11,13 @@ import typer
 from bookie.cli.options import Metadata, Output, OutputFormat, Yes, confirm, parse_pairs
 from bookie.cli.output import format_bytes, format_moment, print_record
 from bookie.cli.stores import on_store, open_metadata
-from bookie.errors import BookieUnreachableError, NoSuchKeyError, RequestError, WrongBookieError
+from bookie.errors import (
+    BadRequestError,
+    BookieUnreachableError,
+    NoSuchKeyError,
+    RequestError,
+    WrongBookieError,
+)
 from bookie.ids import BOOKIE_ID_METADATA_KEY, INSTANCE_ID_METADATA_KEY
 
 if TYPE_CHECKING:
@@ -61,7 +67,13 @@ def readonly(
     if persist and switch is Switch.OFF:
         raise typer.BadParameter("--persist goes with on; off always lasts")
     change = {"read_only": switch is Switch.ON} | ({"persist": True} if persist else {})
-    _print(asyncio.run(_ask(metadata, bookie, "read-only", change)), output)
+    answer = asyncio.run(_ask(metadata, bookie, "read-only", change))
+    _print(answer, output)
+    if persist and answer.get("read_only_persists") is not True:
+        raise BadRequestError(
+            f"bookie {bookie} is read-only only until its next start: its version "
+            f"{answer.get('version', '')} has no switch that persists; upgrade it first"
+        )
 
 
 @app.command("check")
