@@ -63,6 +63,7 @@ FORMAT_VERSION = 1
 NARROW_CHILDREN_MAX = 20_000
 """The most children (with long names) of one key that every kind of store lists in one answer."""
 
+_HOST_AND_PID = re.compile(rb"[\w.-]+:\d+").fullmatch
 _QUEUED = re.compile(rf"(.*)/items/item-\d{{{SEQUENCE_DIGITS_MIN},}}").fullmatch
 """Matches the key of an item that waits in a queue (`bookie.coordination.queues`)."""
 
@@ -261,8 +262,8 @@ async def _require_movable(
     async for record, acl in _walk_with_acl(source):
         if record.ephemeral and not record.created_by_self and not live:
             raise MetadataError(
-                f"the source is in use: {record.key} belongs to a live session; stop the bookies "
-                "first"
+                f"the source is in use: {record.key} belongs to a live session{_process(record)}; "
+                "stop all bookies and clients first"
             )
         if not record.ephemeral:
             _refuse_queued(record.key)
@@ -278,6 +279,11 @@ async def _require_movable(
                 f"{key} has {count} children, which {target.backend} could not list; at most "
                 f"{NARROW_CHILDREN_MAX} can be moved there"
             )
+
+
+def _process(record: Record) -> str:
+    """Name the process of a record whose value is ``HOST:PID``, as a client's is."""
+    return f" of the process {record.value.decode()}" if _HOST_AND_PID(record.value) else ""
 
 
 def _describe(value: bytes | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 
@@ -239,6 +240,20 @@ async def test_a_source_in_use_is_refused_unless_asked_for(stores: Stores) -> No
         copied = await migrate(source, target, live=True)
         assert copied.skipped == 1
         assert await content(target) == TREE
+
+
+@pytest.mark.parametrize(
+    ("value", "of"), [(b"host-7:123", " of the process host-7:123"), (b'{"load":1.0}', "")]
+)
+async def test_who_uses_the_source_is_told(stores: Stores, value: bytes, of: str) -> None:
+    """A client that writes ledgers has a record, too, and it names its process."""
+    _, target = stores
+    name = f"transfer-{next(_names)}"
+    async with FaultyMemoryStore(name) as source, FaultyMemoryStore(name) as client:
+        await client.put("/writers/0123abcd", value, ephemeral=True)
+        said = f"/writers/0123abcd belongs to a live session{of}; stop all bookies and clients"
+        with pytest.raises(MetadataError, match=re.escape(said)):
+            await migrate(source, target)
 
 
 async def test_what_the_target_could_not_list_is_refused_before(
