@@ -14,7 +14,7 @@ from __future__ import annotations
 import base64
 import json
 import sys
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -37,7 +37,7 @@ from bookie.cli.options import (
 from bookie.cli.output import Record, format_moment, print_record, print_records
 from bookie.cli.repair import repair, set_quorum
 from bookie.cli.stores import on_cluster, on_store
-from bookie.errors import FormatError
+from bookie.errors import BookieError, FormatError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
@@ -434,6 +434,7 @@ def recover(
     reader = on_cluster(
         metadata, lambda client: client.open_ledger(ledger, password=password, recover=True)
     )
+    _forget_failed_recoveries(metadata, ledger)
     print_record(
         {
             "ledger_id": ledger,
@@ -443,6 +444,22 @@ def recover(
         },
         output,
     )
+
+
+def _forget_failed_recoveries(metadata: str, ledger: int) -> None:
+    """Remove the record of recoveries that failed before; otherwise health would still tell it."""
+
+    async def forget(store: MetadataStore) -> None:
+        from bookie.ledger.copies.departures import RepairFailures
+        from bookie.ledger.underreplicated import NOT_RECOVERED
+
+        failures = RepairFailures(store)
+        found = await failures.find(ledger)
+        if found is not None and found.outcome == NOT_RECOVERED:
+            await failures.remove(ledger)
+
+    with suppress(BookieError):  # the auditor removes it, too
+        on_store(metadata, forget)
 
 
 @app.command("explain")
@@ -543,6 +560,7 @@ def delete(
     """Delete a ledger with all its entries. Asks first."""
     confirm(f"Delete ledger {ledger} with all its entries?", yes=yes)
     on_cluster(metadata, lambda client: client.delete_ledger(ledger))
+    _forget_failed_recoveries(metadata, ledger)
     if output is OutputFormat.JSON:
         print(json.dumps({"ledger_id": ledger, "deleted": True}))
 

@@ -14,6 +14,8 @@ import pytest
 from bookie.api import UNCLAIMED, connect
 from bookie.cli import app
 from bookie.cluster import keys
+from bookie.ledger.copies.departures import RepairFailures
+from bookie.ledger.underreplicated import NOT_RECOVERED
 from bookie.metadata.connect import open_store
 from tests.unit.cli.command_process import CommandProcess
 from tests.unit.ledger.real_cluster import real_cluster
@@ -74,6 +76,20 @@ async def test_show_tells_whether_the_writer_lives(command: Command, tmp_path: P
     _, out, _ = await command(f"show {left} --output json")
     assert json.loads(out)["writer"] not in (None, shown["writer"])
     assert json.loads(out)["writer_process"] is None
+
+
+@pytest.mark.parametrize("words", ["recover", "delete --yes"])
+async def test_a_failed_recovery_is_forgotten(command: Command, tmp_path: Path, words: str) -> None:
+    """Also while no auditor runs. The reason of a failed repair of copies stays."""
+    async with open_store(f"local://{tmp_path}/metadata") as store:
+        failures = RepairFailures(store)
+        await failures.add(1, NOT_RECOVERED, "too few bookies answered")
+        await failures.add(0, "no-spare", "too few bookies")
+        for ledger in (0, 1):
+            verb, *options = words.split()
+            status, _, said = await command(" ".join([verb, str(ledger), *options]))
+            assert status == 0, said
+        assert [one.ledger_id async for one in failures.all()] == [0]
 
 
 async def test_a_degraded_ledger_is_found_and_mended(command: Command) -> None:
