@@ -67,7 +67,7 @@ async def _status(store: MetadataStore) -> Record:
         "enabled": await marks.is_enabled(),
         "marked_ledgers": len(marked),
         "oldest_mark": format_moment(min(marked.values())) if marked else "none",
-        "under_repair": len(await marks.locked()),
+        "under_repair": len(marked.keys() & await marks.locked()),  # others are moved or recovered
         "failing_ledgers": len(failures),
         "lost_bookies": sorted(await Departures(store, keys.LOST_BOOKIES).names()),
         "leaving_bookies": sorted(await Departures(store, keys.LEAVING_BOOKIES).names()),

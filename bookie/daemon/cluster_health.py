@@ -77,7 +77,8 @@ async def check_cluster(
 async def _checks_of_repair(store: MetadataStore) -> list[HealthCheck]:
     """Make the checks of what repair has to do, from its records alone."""
     marks = UnderreplicationManager(store)
-    ledgers, locked = await marks.ledgers(), len(await marks.locked())
+    ledgers = await marks.ledgers()
+    locked = len(ledgers & await marks.locked())  # others are moved or recovered
     marked = len(ledgers)
     failing = ListedFinding()
     async for failure in RepairFailures(store).present(ledgers):

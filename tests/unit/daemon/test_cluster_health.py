@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from bookie.cli.repair import _status
 from bookie.cluster.layout import FLAT
 from bookie.cluster.registration import BookieRegistration
 from bookie.cluster.registration_record import Endpoint, Registration
@@ -251,6 +252,8 @@ async def test_what_repair_has_to_do(cluster: RealCluster) -> None:
         for ledger_id in (1, 2, 3):
             await marks.mark(ledger_id, ["b0"])
         assert await marks.acquire(2)
+        assert await marks.acquire(9, needs_mark=False), "a recovery, or a move"
+        assert (await _status(cluster.store))["under_repair"] == 1
         await RepairFailures(cluster.store).add(3, "no-spare", "why")
         checks = await health(cluster)
         assert unhealthy(checks) == {"ledgers that wait for repair", "ledgers whose repair fails"}
