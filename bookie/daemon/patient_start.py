@@ -46,23 +46,23 @@ async def patiently(
     Raises:
         StoppedBeforeStartError: `stop_requested` was set during a pause.
     """
-    reason = ""
     async with AsyncExitStack() as stack:
+        reason = ""
         while True:
             began = clock.monotonic()
             try:
                 started = await stack.enter_async_context(start())
-                break
             except DataNotExpendableError as error:
                 if str(error) != reason:
                     reason = str(error)
                     _log.warning("start_waits", reason=reason)
+            else:
+                yield started
+                return
             readiness.block(Part.BOOT, reason)
+            seconds = max(PAUSE_SECONDS_MIN, REST * (clock.monotonic() - began))
             with suppress(TimeoutError):
-                async with asyncio.timeout(
-                    max(PAUSE_SECONDS_MIN, REST * (clock.monotonic() - began))
-                ):
+                async with asyncio.timeout(seconds):
                     await stop_requested.wait()
             if stop_requested.is_set():
                 raise StoppedBeforeStartError
-        yield started

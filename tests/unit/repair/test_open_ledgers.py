@@ -26,6 +26,7 @@ from bookie.ledger.copies.marks import UnderreplicationManager
 from bookie.ledger.ledger_client import LedgerClient, LedgerShape, open_ledger_client
 from bookie.ledger.metadata import LedgerMetadata, LedgerState
 from bookie.ledger.quorum import Quorum
+from bookie.ledger.recover.driver import recover_ledger
 from bookie.metadata.connect import open_store
 from bookie.metadata.store import MetadataStore
 from bookie.repair import open_ledgers
@@ -486,11 +487,14 @@ async def test_a_listing_that_fails_stalls_nobody(
     await place.look()
     listings = 0
 
-    async def fail(*_: object) -> AsyncIterator[Any]:
+    list_readable = LedgerManager.list_readable
+
+    async def fail(self: LedgerManager, note: Any) -> AsyncIterator[Any]:
         nonlocal listings
         listings += 1
-        raise MetadataUnavailableError("the listing was cut off")
-        yield
+        async for one in list_readable(self, note):
+            yield one
+            raise MetadataUnavailableError("the listing was cut off")
 
     monkeypatch.setattr(LedgerManager, "list_readable", fail)
     place.clock.seconds += GRACE
@@ -515,7 +519,7 @@ async def test_recoveries_that_fail_slowly_stall_nobody(
     stuck = {(await client.ledgers.create(THREE)).ledger_id for _ in range(4)}
     answer = asyncio.Event()
     asked: set[int] = set()
-    recover = open_ledgers.recover_ledger
+    recover = recover_ledger
 
     async def recover_slowly(found: Any, *args: Any) -> Any:
         ledger_id = found.value.ledger_id
@@ -560,7 +564,7 @@ async def test_a_listing_beside_a_recovery_forgets_nothing(
     writer = await client.ledgers.create(THREE)
     await client.end_session()
     await place.pass_seconds(0.9 * GRACE)
-    recover = open_ledgers.recover_ledger
+    recover = recover_ledger
     tries = 0
 
     async def fail_once(found: Any, *args: Any) -> Any:
