@@ -26,11 +26,16 @@ from bookie.metadata.uri import require_shared
 from bookie.repair.service import keep_repairing
 from bookie.telemetry import Metrics, configure_logging, event_log, set_log_level
 
-EXPOSED = ("bookie_repair_", "bookie_errors", "bookie_metadata_away_seconds", "process_")
-"""The metrics that tell the truth about this process. The others describe a bookie, and at 0 they
-would raise its alerts."""
-
 _log = event_log(__name__)
+
+
+class RepairProcessMetrics(Metrics):
+    """The metrics that are true of this process.
+
+    The others describe a bookie. At 0 they would raise its alerts.
+    """
+
+    exposed = ("bookie_repair_", "bookie_errors", "bookie_metadata_away_seconds", "process_")
 
 
 async def run_repair_process(sources: Sources) -> None:
@@ -66,7 +71,7 @@ async def run_repair_process(sources: Sources) -> None:
 
 async def _run(live: LiveSettings, worker: str) -> None:
     settings = live.settings
-    metrics, readiness = Metrics(EXPOSED), Readiness()
+    metrics, readiness = RepairProcessMetrics(), Readiness()
     administration = Administration(worker)
     async with (
         until_signal() as stop_requested,

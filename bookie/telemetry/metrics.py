@@ -7,7 +7,7 @@ process, as in tests.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from bookie.telemetry.fast_metrics import FastCounter, FastHistogram
 
@@ -68,15 +68,14 @@ class Metrics:
     every request writes are a `FastCounter` or a `FastHistogram`, for the event loop's thread only.
     Names of metrics have the prefix ``bookie_`` and end in their unit. Label values come from
     closed sets, never from ledgers or clients.
-
-    Args:
-        exposed: prefixes of the names that `exposition` shows; empty for all.
     """
 
-    def __init__(self, exposed: tuple[str, ...] = ()) -> None:
+    exposed: ClassVar[tuple[str, ...]] = ("",)
+    """Prefixes of the names that `exposition` shows."""
+
+    def __init__(self) -> None:
         from prometheus_client import CollectorRegistry, Info, ProcessCollector
 
-        self._exposed = exposed
         self.registry: CollectorRegistry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         declare = _Declare(self.registry)
@@ -302,7 +301,7 @@ class Metrics:
         """
         from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
-        shown = _Shown(self.registry, self._exposed)
+        shown = _Shown(self.registry, self.exposed)
         return generate_latest(shown), CONTENT_TYPE_PLAIN_0_0_4
 
 
@@ -351,7 +350,7 @@ class _Shown:
 
     def __init__(self, registry: CollectorRegistry, prefixes: tuple[str, ...]) -> None:
         self._registry = registry
-        self._prefixes = prefixes or ("",)
+        self._prefixes = prefixes
 
     def collect(self) -> Iterator[Metric]:
         for family in self._registry.collect():

@@ -18,7 +18,7 @@ import pytest
 
 from bookie.cluster.instance import initialize_cluster
 from bookie.daemon.local.process import child_environment
-from bookie.daemon.repair_process import EXPOSED
+from bookie.daemon.repair_process import RepairProcessMetrics
 from bookie.ledger.copies.marks import UnderreplicationManager
 from bookie.ledger.copies.repair_history import ended_repairs
 from bookie.metadata.connect import open_store
@@ -78,7 +78,9 @@ async def test_copies_come_back_without_a_bookie_that_repairs(tmp_path: Path) ->
                 async with session.get("/metrics") as response:
                     families = re.findall(r"(?m)^# TYPE (\S+)", await response.text())
                 assert "bookie_repair_copied_entries_total" in families
-                assert not [one for one in families if not one.startswith(EXPOSED)]
+                assert not [
+                    one for one in families if not one.startswith(RepairProcessMetrics.exposed)
+                ]
                 async with session.get("/readyz") as response:
                     assert (await response.json())["ready"]
                 async with session.get("/bookie") as response:

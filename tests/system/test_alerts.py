@@ -27,7 +27,7 @@ from bookie.config.sections import SessionSettings
 from bookie.daemon.loop import observe_loop_lag
 from bookie.daemon.readiness import Readiness
 from bookie.daemon.registration_updater import show_registration
-from bookie.daemon.repair_process import EXPOSED
+from bookie.daemon.repair_process import RepairProcessMetrics
 from bookie.daemon.session_policy import obey_session_policy
 from bookie.env import DiskUsage, SystemClock, beside
 from bookie.errors import MetadataUnavailableError
@@ -581,5 +581,5 @@ async def test_copies_that_do_not_come_back(tmp_path: Path, prometheus: Scrapes)
 
 def test_a_process_that_repairs_is_no_bookie(prometheus: Scrapes) -> None:
     """Nothing fires for ``bookie repair serve``, which takes no entries."""
-    prometheus.hold(10, b1=Metrics(EXPOSED).exposition()[0].decode())
+    prometheus.hold(10, b1=RepairProcessMetrics().exposition()[0].decode())
     prometheus.fire()
