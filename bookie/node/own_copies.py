@@ -33,6 +33,21 @@ class OwnCopies:
         """The reason to remove nothing now; see `GarbageCollector.find_objection`."""
         return await self._garbage.find_objection()
 
+    async def known_end(self, ledger_id: int, last: int) -> int:
+        """The highest id above `last` that is stored here, or was confirmed to this bookie.
+
+        It is at most `last` if there is none. A stored entry may never have been acknowledged.
+
+        Raises:
+            CorruptionError: the index is damaged.
+            StorageFailedError: the index cannot be read; the process must end.
+        """
+        state = await self._engine.load(ledger_id)
+        highest = state.max_lac
+        async for _, lasts in self._engine.entry_ranges(state, last + 1, MAX_ID):
+            highest = max(highest, int(lasts[-1]))
+        return highest
+
     async def remove(self, ledger_id: int, key: bytes, may_go: Callable[[], bool]) -> CopyRemoved:
         """Remove the entries of a ledger durably, and free their bytes soon.
 

@@ -1,8 +1,8 @@
 """Answers requests for stored data: entries, the last add confirmed, listings.
 
-The bookie says that something is not stored only if this is certain: for a ledger in limbo the
-answer is UNKNOWN_LEDGER_STATE instead. An entry that is in the index but unreadable is an I/O
-error.
+The bookie says that something is not stored only if this is certain. For a ledger in limbo, or one
+whose copies were removed here, the answer is UNKNOWN_LEDGER_STATE instead. An entry that is in the
+index but unreadable is an I/O error.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bookie.wire.commands import LacReply, LedgerRow, ReadCommand, ReadReply
 LEDGERS_PER_PAGE = 1000
 
 _UNKNOWN = Status.UNKNOWN_LEDGER_STATE, "this bookie may have lost entries of the ledger"
-"""The answer for a ledger in limbo, instead of one that something is not stored."""
+"""The answer for a ledger in doubt, instead of one that something is not stored."""
 
 
 class EntryReads:
@@ -54,8 +54,8 @@ class EntryReads:
             return _negative_read(state, Status.NO_SUCH_LEDGER, "no such ledger", wanted)
         if first == NO_ENTRY:
             result = await self._engine.read_last(state)
-            # In limbo the last entry is unknown.
-            if result is None or state.limbo:
+            # In doubt the last entry is unknown.
+            if result is None or state.is_in_doubt:
                 return _negative_read(
                     state, Status.NO_SUCH_ENTRY, "the ledger has no entry here", 0
                 )
@@ -76,9 +76,9 @@ class EntryReads:
         return _reply(state, result)
 
     async def read_lac(self, state: LocalLedger) -> LacReply:
-        """Return what is known of the ledger's end; in limbo, acknowledged entries may be lost."""
+        """Return what is known of the ledger's end; in doubt, acknowledged entries may be gone."""
         reply = await self._engine.read_lac(state)
-        if state.limbo and reply.status is not Status.IO_ERROR:
+        if state.is_in_doubt and reply.status is not Status.IO_ERROR:
             return LacReply(*_UNKNOWN, max_lac=reply.max_lac, fenced=reply.fenced)
         return reply
 
@@ -129,13 +129,13 @@ def _reply(state: LocalLedger, result: ReadResult) -> ReadReply:
             return _negative_read(state, result.stopped_by, result.message, following)
         return ReadReply(result.stopped_by, result.message, None, following, result.stopped_by)
     stopped_by = result.stopped_by
-    if stopped_by is Status.NO_SUCH_ENTRY and state.limbo:
+    if stopped_by is Status.NO_SUCH_ENTRY and state.is_in_doubt:
         stopped_by = Status.UNKNOWN_LEDGER_STATE
     return ReadReply(Status.OK, "", result.batch, following, stopped_by, state.max_lac)
 
 
 def _negative_read(state: LocalLedger, status: Status, message: str, following: int) -> ReadReply:
-    if state.limbo:
+    if state.is_in_doubt:
         status, message = _UNKNOWN
     return ReadReply(status, message, None, following, status, state.max_lac)
 

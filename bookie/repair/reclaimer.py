@@ -15,7 +15,10 @@ so:
    recovery changes the ensembles of a closed ledger.
 5. Every member of every write set lists every entry; `find_lack` proves this, and CLOSED. So after
    metadata went back to before a move, the newcomer does not remove the only copy.
-6. The session that holds the lock is certain, in the turn of the event loop in which each step of
+6. This bookie knows no entry behind the ledger's end, neither stored nor confirmed. Otherwise the
+   metadata may come from a recovery that closed the ledger too early, as after a restore of an old
+   backup. An entry that was never acknowledged keeps the copies, too: nobody can tell it apart.
+7. The session that holds the lock is certain, in the turn of the event loop in which each step of
    the removal begins (`CopyRemoval`).
 
 Removed copies may come back by a later move: the engine keeps key and fence, and takes recovery
@@ -86,6 +89,8 @@ class Reclaimer:
         self._since: dict[int, float] = {}
         """When each unnamed ledger was first seen so, by the clock of this process."""
         self._told = ""
+        self._longer: set[int] = set()
+        """Ledgers of which the log has told that they end too early; each once."""
 
     async def run(self) -> NoReturn:
         """Make rounds until cancelled.
@@ -194,6 +199,8 @@ class Reclaimer:
             return False
         if await self._find_lack(metadata):
             return False
+        if not await self._ends_here(metadata):
+            return False
         # The listings may have taken long.
         if not (await self._may_remove() and await lock.is_held()):
             return False
@@ -210,6 +217,17 @@ class Reclaimer:
             size_bytes=removed.size_bytes,
         )
         return True
+
+    async def _ends_here(self, metadata: LedgerMetadata) -> bool:
+        """True if this bookie knows no entry behind the ledger's end; else the log tells, once."""
+        ledger_id, last = metadata.ledger_id, metadata.last_entry_id
+        known = await self._copies.known_end(ledger_id, last)
+        if known > last and ledger_id not in self._longer:
+            _log.warning(
+                "copies_behind_the_end_kept", ledger_id=ledger_id, last_entry_id=last, known=known
+            )
+            self._longer.add(ledger_id)
+        return known <= last
 
     async def _find_lack(self, metadata: LedgerMetadata) -> str:
         try:

@@ -173,6 +173,22 @@ CLIENT_MUTANTS = (
         "A bookie removes entries of a ledger that a recovery gives back to it.",
     ),
     Mutant(
+        "a reclaim of copies behind the end",
+        RECLAIMING,
+        "if not await self._ends_here(metadata):",
+        "if False:",
+        (f"{RECLAIM}copies_behind_the_end_of_the_ledger_stay",),
+        "A recovery of a restored store closed the ledger too early, and the last copies go.",
+    ),
+    Mutant(
+        "removed copies are denied",
+        "bookie/node/engine/ledger_state.py",
+        "return self.limbo or self.reclaimed",
+        "return self.limbo",
+        (f"{RECLAIM}removed_copies_are_never_denied",),
+        "A recovery of a restored store counts the denials, and closes the ledger too early.",
+    ),
+    Mutant(
         "a reclaim without the lock",
         RECLAIMING,
         "if not (await self._may_remove() and await lock.is_held()):",

@@ -92,6 +92,15 @@ class LocalLedger:
     def deleted(self) -> bool:
         return self.deleted_at_ms is not None
 
+    @property
+    def is_in_doubt(self) -> bool:
+        """True if entries that were acknowledged here may be gone, so that no denial is certain.
+
+        A metadata store that went back in time may show a ledger open whose copies were removed. A
+        recovery that counts such denials closes the ledger too early.
+        """
+        return self.limbo or self.reclaimed
+
     def accepts_key(self, key: bytes) -> bool:
         """True if `key` is the ledger's, in constant time, or if the ledger has no key yet."""
         if self.key_digest is None:

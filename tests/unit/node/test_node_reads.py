@@ -153,6 +153,24 @@ async def test_limbo_has_no_negative_answer(room: Room) -> None:
     assert verdict(await read(room.bookie, 8, 9, 9)) == (OK, [9], 10, OK)
 
 
+async def test_what_was_removed_is_not_denied(room: Room) -> None:
+    """Not by a read, nor by an answer about the end; also after a crash, and when it is back."""
+    await add(room.bookie, 7, [0, 1, 4], lac=0)
+    await room.engine.remove_copies(7, KEY, lambda: True)
+    async with serving(room.machine.without_power("off")) as after:
+        for bookie in (room.bookie, after.bookie):
+            assert verdict(await read(bookie, 7, 0, 9)) == (UNKNOWN, [], 0, UNKNOWN)
+            assert (await read(bookie, 7, -1, -1)).status is UNKNOWN
+            assert (await bookie.read_lac(7, b"")).status is UNKNOWN
+            fenced = await bookie.fence(7, KEY)
+            assert (fenced.status, fenced.fenced) == (UNKNOWN, True)
+            reply = bookie.try_read(one_of(7, 5))
+            assert reply is not None
+            assert verdict(reply) == (UNKNOWN, [], 5, UNKNOWN)
+            assert (await add(bookie, 7, [0], recovery=True)).status is OK
+            assert verdict(await read(bookie, 7, 0, 9)) == (OK, [0], 1, UNKNOWN)
+
+
 async def test_limbo_outlives_the_process_until_it_is_ended(room: Room) -> None:
     """The fence that came with it stays."""
     await add(room.bookie, 7, [0])

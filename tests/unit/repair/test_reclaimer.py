@@ -13,8 +13,8 @@ from bookie.api import BookKeeper, connect
 from bookie.config import RepairSettings
 from bookie.coordination.participant import Participant
 from bookie.env import SystemClock
-from bookie.errors import BookieUnreachableError
-from bookie.ids import MAX_ID
+from bookie.errors import BookieUnreachableError, LedgerRecoveryError
+from bookie.ids import MAX_ID, Status
 from bookie.ledger.copies.marks import UnderreplicationManager
 from bookie.ledger.copies.replica_move import ReplicaMove
 from bookie.ledger.copies.whole_copies import find_lack
@@ -333,3 +333,44 @@ async def test_metadata_that_names_reclaimed_copies_again_puts_the_ledger_in_lim
     report = await place.node.check.check()
     assert report.missing_entries == len(PAYLOADS)
     assert place.node.engine.ledgers_in_limbo == 1
+
+
+@pytest.mark.parametrize("last", [23, 10])
+async def test_copies_behind_the_end_of_the_ledger_stay(place: Place, last: int) -> None:
+    """A recovery of a restored store may have closed it too early, and may be wrong for good."""
+    lengths = list(map(len, PAYLOADS[: last + 1]))
+    await place.put(replace(place.moved, last_entry_id=last, length=sum(lengths)))
+    assert not await find_lack(place.client.pool, await place.bk.ledger_metadata(place.ledger_id))
+    for _ in range(2):
+        assert await place.keeps()
+    await place.put(place.moved)
+    assert await place.round() == 1
+
+
+async def test_a_confirmed_entry_that_is_not_stored_here_keeps_the_copies(place: Place) -> None:
+    """Its packet was here, or an explicit LAC told of it."""
+    state = await place.node.engine.load(place.ledger_id)
+    state.users += 1
+    state.max_lac = len(PAYLOADS)
+    assert await place.keeps()
+    state.max_lac = len(PAYLOADS) - 1
+    state.users -= 1
+    assert await place.round() == 1
+
+
+async def test_removed_copies_are_never_denied(place: Place) -> None:
+    """A recovery of a restored store counts denials, and would close the ledger too early."""
+    first, second, third = place.metadata.last_fragment.bookies
+    assert await place.round() == 1
+    engine = place.node_of(second).engine
+    await engine.remove_copies(place.ledger_id, place.metadata.password_key, lambda: True)
+    await place.cluster.stop(int(third[1:]))
+    await place.put(replace(place.metadata, state=LedgerState.OPEN, last_entry_id=-1, length=0))
+    for name in (first, second):
+        fenced = await place.node_of(name).bookie.fence(
+            place.ledger_id, place.metadata.password_key
+        )
+        assert (fenced.status, fenced.fenced) == (Status.UNKNOWN_LEDGER_STATE, True)
+    with pytest.raises(LedgerRecoveryError):
+        await place.client.recover(place.ledger_id)
+    assert not (await place.bk.ledger_metadata(place.ledger_id)).is_closed

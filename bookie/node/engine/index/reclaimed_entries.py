@@ -11,8 +11,11 @@ A rebuild of a lost index reads whole files, and may find entries again until co
 their bytes. These are intact copies of a closed ledger: nobody asks for them, and they are
 reclaimed once more.
 
-The row says from now on that entries were removed (`LedgerIndexRow.reclaimed`). If metadata names
-them again, the integrity check may not call the bookie's denials reliable.
+The row says from now on that entries were removed (`LedgerIndexRow.reclaimed`), and the bookie does
+not deny entries of this ledger any more. If metadata names them again, the integrity check puts the
+ledger in limbo. A rebuild of a lost index loses the flag, which is in no record. The rebuild puts
+those ledgers in limbo that name the bookie then. If the metadata store goes back after that, the
+bookie may deny removed entries.
 """
 
 from __future__ import annotations
