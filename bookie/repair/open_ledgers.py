@@ -236,12 +236,13 @@ class OpenLedgers:
         try:
             if not await self._marks.acquire(ledger_id, needs_mark=False):
                 return  # another worker repairs it; the next round comes soon
+            lock = self._marks.lock_of(ledger_id)
             try:
                 is_over = await self._recover(ledger_id, one)
             finally:
                 with suppress(BookieError, TimeoutError):
                     async with asyncio.timeout(RELEASE_SECONDS):
-                        await self._marks.release(ledger_id)
+                        await self._marks.release(ledger_id, lock)
         except MetadataClosedError:
             raise
         except BookieError as error:

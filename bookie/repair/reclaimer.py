@@ -18,8 +18,8 @@ so:
 6. This bookie knows no entry behind the ledger's end, neither stored nor confirmed. Otherwise the
    metadata may come from a recovery that closed the ledger too early, as after a restore of an old
    backup. An entry that was never acknowledged keeps the copies, too: nobody can tell it apart.
-7. The session that holds the lock is certain, in the turn of the event loop in which each step of
-   the removal begins (`CopyRemoval`).
+7. The session that holds the lock is certain, and no task of this process has ended the lock, in
+   the turn of the event loop in which each step of the removal begins (`CopyRemoval`).
 
 Removed copies may come back by a later move: the engine keeps key and fence, and takes recovery
 adds (`index/reclaimed_entries.py`).
@@ -171,17 +171,19 @@ class Reclaimer:
         try:
             if not await self._marks.acquire_unmarked(ledger_id):
                 return False
+            lock = self._marks.lock_of(ledger_id)
+
+            def is_certain() -> bool:
+                is_same = participant.is_certain and participant.session_epoch == epoch
+                return is_same and self._marks.has(ledger_id, lock)
+
             try:
-                return await self._remove(
-                    ledger_id,
-                    self._marks.lock_of(ledger_id),
-                    lambda: participant.is_certain and participant.session_epoch == epoch,
-                )
+                return await self._remove(ledger_id, lock, is_certain)
             finally:
                 # The end of the process does not wait for a silent store: locks are leased.
                 with suppress(BookieError, TimeoutError):
                     async with asyncio.timeout(RELEASE_SECONDS):
-                        await self._marks.release(ledger_id)
+                        await self._marks.release(ledger_id, lock)
         except NoSuchLedgerError:
             return False  # garbage collection deletes it
         except MetadataError:

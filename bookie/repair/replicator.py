@@ -34,7 +34,7 @@ from bookie.env.pace import Pace
 from bookie.errors import BadRequestError, BookieError, MetadataClosedError, NoSuchLedgerError
 from bookie.ids import is_vacant
 from bookie.ledger.copies.departures import Departures, RepairFailures
-from bookie.ledger.copies.marks import UnderreplicationManager
+from bookie.ledger.copies.marks import RepairLock, UnderreplicationManager
 from bookie.ledger.copies.repair_history import RepairHistory
 from bookie.ledger.copies.replica_fill import ReplicaFill
 from bookie.ledger.copies.replica_move import ReplicaMove
@@ -218,7 +218,7 @@ class Replicator:
         if not await self._marks.acquire(ledger_id):
             raise BadRequestError(f"another worker repairs ledger {ledger_id} right now")
         try:
-            return await self._finish(ledger_id, await self._gone())
+            return await self._finish(ledger_id, self._marks.lock_of(ledger_id))
         finally:
             await self._marks.close()
 
@@ -286,14 +286,15 @@ class Replicator:
         try:
             if not await self._marks.acquire(ledger_id):
                 return
+            lock = self._marks.lock_of(ledger_id)
             try:
-                outcomes = await self._finish(ledger_id, await self._gone())
+                outcomes = await self._finish(ledger_id, lock)
                 self._history.note(ledger_id, outcomes, self._clock.monotonic() - began)
             finally:
                 # The end of the process does not wait for a silent store: locks are leased.
                 with suppress(BookieError, TimeoutError):
                     async with asyncio.timeout(RELEASE_SECONDS):
-                        await self._marks.release(ledger_id)
+                        await self._marks.release(ledger_id, lock)
         except MetadataClosedError:
             raise
         except BookieError as error:
@@ -301,10 +302,11 @@ class Replicator:
             self._history.note_error(ledger_id, str(error), self._clock.monotonic() - began)
             _log.warning("repair_failed", ledger_id=ledger_id, reason=str(error))
 
-    async def _finish(self, ledger_id: int, gone: Collection[str]) -> list[RepairOutcome]:
+    async def _finish(self, ledger_id: int, lock: RepairLock) -> list[RepairOutcome]:
         """Repair a locked ledger, and remove its mark if it has all its copies then."""
+        gone = await self._gone()
         mark = await self._marks.find(ledger_id)
-        outcomes = [] if mark is None else await self._outcomes(mark, gone)
+        outcomes = [] if mark is None else await self._outcomes(mark, gone, lock)
         failed = [one for one in outcomes if not one.is_whole]
         for one in outcomes:
             self._count(one)
@@ -315,11 +317,11 @@ class Replicator:
         else:
             await self._failures.remove(ledger_id)
             self._troubles.pop(ledger_id, None)
-            await self._marks.mark_replicated(ledger_id)
+            await self._marks.mark_replicated(ledger_id, lock)
         return outcomes
 
     async def _outcomes(
-        self, mark: UnderreplicatedLedger, gone: Collection[str]
+        self, mark: UnderreplicatedLedger, gone: Collection[str], lock: RepairLock
     ) -> list[RepairOutcome]:
         ledger_id = mark.ledger_id
         try:
@@ -330,7 +332,6 @@ class Replicator:
         departed = [name for name in mark.replicas if name in gone or is_vacant(name)]
         outcomes = []
         if departed:
-            lock = self._marks.lock_of(ledger_id)
             outcomes.append(await self._move.run(ledger_id, departed, lock))
         for bookie_id in mark.replicas:
             if bookie_id in departed or bookie_id not in named:

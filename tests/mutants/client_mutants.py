@@ -207,8 +207,8 @@ CLIENT_MUTANTS = (
     Mutant(
         "a reclaim goes on after its session",
         RECLAIMING,
-        "lambda: participant.is_certain and participant.session_epoch == epoch,",
-        "lambda: True,",
+        "is_same = participant.is_certain and participant.session_epoch == epoch",
+        "is_same = True",
         (f"{RECLAIM}a_session_in_doubt_removes_nothing",),
         "After a pause a bookie removes copies that a mover has just named.",
     ),

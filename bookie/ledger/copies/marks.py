@@ -15,6 +15,9 @@ A lock contains a random token, which the owner notes before it writes the lock.
 recognises its own lock even if the write of the lock was not answered. The owner then takes the
 ledger with its next attempt, or gives the lock back when it closes.
 
+Several tasks may share a worker. A lock ends with the session, and another task of the same worker
+may take the ledger then. So each task names the lock that it took when it ends it (`lock_of`).
+
 =============================================== ===============================================
 key                                             value
 =============================================== ===============================================
@@ -102,6 +105,10 @@ class _Held:
     """Version of the lock itself, once it is ours."""
     may_have_ended: bool = False
     """True if a deletion of lock and mark was sent, but not answered."""
+
+    def is_taken_as(self, lock: RepairLock | None) -> bool:
+        """True if this may be `lock`; a lock in doubt may be any, since no task relies on it."""
+        return lock is None or self.lock_version in (NOT_EXISTS, lock.condition.version)
 
 
 class UnderreplicationManager:
@@ -258,7 +265,7 @@ class UnderreplicationManager:
         return await self._acquire(ledger_id, is_marked=False)
 
     def lock_of(self, ledger_id: int) -> RepairLock:
-        """Return the lock that this worker took last.
+        """Return the lock that this worker took last; it is the caller's right after `acquire`.
 
         Raises:
             BadRequestError: it has none.
@@ -267,6 +274,11 @@ class UnderreplicationManager:
         if held is None or held.mark_version is None:
             raise BadRequestError(f"ledger {ledger_id} is not locked by this worker")
         return RepairLock(self._store, Check(_LOCKS.key(ledger_id), held.lock_version))
+
+    def has(self, ledger_id: int, lock: RepairLock) -> bool:
+        """True if no task of this worker has given back `lock`, or taken the ledger anew."""
+        held = self._held.get(ledger_id)
+        return held is not None and held.mark_version is not None and held.is_taken_as(lock)
 
     async def _acquire(self, ledger_id: int, *, is_marked: bool | None) -> bool:
         """Lock a ledger that is marked, that is not, or (None) either of them."""
@@ -304,8 +316,10 @@ class UnderreplicationManager:
             self._held[ledger_id] = _Held(held.token, mark_version, stat.version)
             return True
 
-    async def mark_replicated(self, ledger_id: int) -> bool:
+    async def mark_replicated(self, ledger_id: int, lock: RepairLock | None = None) -> bool:
         """Unlock a ledger that this worker locked, and remove its mark: it has all its copies.
+
+        With `lock`, a later lock of this worker stays, and so does the mark.
 
         Return False if the ledger stays marked: it was marked again meanwhile, or this worker lost
         the lock. If this call raises or is cancelled, the mark may be removed all the same; the
@@ -318,6 +332,8 @@ class UnderreplicationManager:
             held = self._held.get(ledger_id)
             if held is None or held.mark_version is None:
                 raise BadRequestError(f"ledger {ledger_id} is not locked by this worker")
+            if not held.is_taken_as(lock):
+                return False
             try:
                 return await self._end(ledger_id, held, held.mark_version)
             except MetadataUnavailableError:
@@ -350,15 +366,18 @@ class UnderreplicationManager:
         del self._held[ledger_id]
         return True
 
-    async def release(self, ledger_id: int) -> None:
-        """Unlock a ledger that stays marked; harmless if this worker does not have its lock."""
+    async def release(self, ledger_id: int, lock: RepairLock | None = None) -> None:
+        """Unlock a ledger that stays marked; harmless if this worker does not have its lock.
+
+        With `lock`, a later lock of this worker stays: it belongs to another task.
+        """
         try:
             async with self._serial:
                 held = self._held.get(ledger_id)
-                if held is not None:
+                if held is not None and held.is_taken_as(lock):
                     await self._give_back(ledger_id, held)
         except BaseException:
-            self._doubt(ledger_id)  # also if the wait for another call was cut off
+            self._doubt(ledger_id, lock)  # also if the wait for another call was cut off
             raise
 
     async def _give_back(self, ledger_id: int, held: _Held) -> None:
@@ -372,9 +391,9 @@ class UnderreplicationManager:
                 await self._store.delete(_LOCKS.key(ledger_id), version=lock)
         del self._held[ledger_id]
 
-    def _doubt(self, ledger_id: int) -> None:
+    def _doubt(self, ledger_id: int, lock: RepairLock | None = None) -> None:
         held = self._held.get(ledger_id)
-        if held is not None:
+        if held is not None and held.is_taken_as(lock):
             self._held[ledger_id] = _Held(held.token, None)
 
     async def worker_of(self, ledger_id: int) -> str | None:

@@ -455,6 +455,44 @@ async def test_two_tasks_of_one_worker_do_not_share_a_lock(store: MetadataStore)
     assert await manager.acquire(7)
 
 
+async def test_a_task_ends_its_own_lock_and_no_later_one(store: MetadataStore) -> None:
+    """The lock ended with a session, and another task of the same worker has the ledger now."""
+    manager = UnderreplicationManager(store)
+    await manager.mark(7, ["b1"])
+    assert await manager.acquire(7)
+    former = manager.lock_of(7)
+    assert manager.has(7, former)
+    await store.delete(former.condition.key)
+    assert await manager.acquire(7)
+    lock = manager.lock_of(7)
+    assert (manager.has(7, former), manager.has(7, lock)) == (False, True)
+    await manager.release(7, former)
+    assert not await manager.mark_replicated(7, former)
+    cut_off = asyncio.get_running_loop().create_task(manager.release(7, former))
+    async with manager._serial:
+        await asyncio.sleep(0)
+        cut_off.cancel()
+        await asyncio.wait([cut_off])
+    assert manager.has(7, lock)
+    assert await lock.is_held()
+    assert not await manager.acquire(7)
+    assert await manager.mark_replicated(7, lock)
+    assert not await store.get_children(keys.REPAIR_LOCKS)
+
+
+async def test_a_lock_in_doubt_is_given_back_by_whoever_had_it(store: MetadataStore) -> None:
+    faulty = FaultyStore(store)
+    manager = UnderreplicationManager(faulty)
+    assert await manager.acquire_unmarked(7)
+    lock = manager.lock_of(7)
+    faulty.lost_requests = 1
+    with pytest.raises(MetadataUnavailableError):
+        await manager.release(7, lock)
+    assert not manager.has(7, lock)
+    await manager.release(7, lock)
+    assert not await store.get_children(keys.REPAIR_LOCKS)
+
+
 async def test_a_damaged_mark_counts_as_none(
     store: MetadataStore, manager: UnderreplicationManager
 ) -> None:

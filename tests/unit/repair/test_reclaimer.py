@@ -15,7 +15,7 @@ from bookie.coordination.participant import Participant
 from bookie.env import SystemClock
 from bookie.errors import BookieUnreachableError, LedgerRecoveryError
 from bookie.ids import MAX_ID, Status
-from bookie.ledger.copies.marks import UnderreplicationManager
+from bookie.ledger.copies.marks import RepairLock, UnderreplicationManager
 from bookie.ledger.copies.replica_move import ReplicaMove
 from bookie.ledger.copies.whole_copies import find_lack
 from bookie.ledger.metadata import LedgerMetadata, LedgerState
@@ -242,6 +242,21 @@ async def test_a_lock_that_was_lost_removes_nothing(
 
     with monkeypatch.context() as patch:
         patch.setattr("bookie.repair.reclaimer.find_lack", lose_the_lock)
+        assert await place.keeps()
+    assert await place.round() == 1
+
+
+async def test_a_lock_that_this_process_gave_back_removes_nothing(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if that is after the last question to the store."""
+
+    async def give_back(lock: RepairLock) -> bool:
+        await place.marks.release(place.ledger_id)
+        return True
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RepairLock, "is_held", give_back)
         assert await place.keeps()
     assert await place.round() == 1
 
