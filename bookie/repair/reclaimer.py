@@ -56,8 +56,8 @@ READS_AT_ONCE = 16
 ROUND_SECONDS_MIN, ROUND_SECONDS_MAX = 1.0, 600.0
 ROUNDS_PER_GRACE = 10.0
 """A grace is measured in rounds, up to so many."""
-REST = 20.0
-"""The pause after a round is at least so many times as long as the round."""
+REST, REST_SECONDS_MAX = 20.0, 3600.0
+"""The pause after a round is at least so many times as long as its look at all ledgers."""
 RELEASE_SECONDS = 2.0
 """Time in which a lock is given back; then its next use finds out whether it exists."""
 
@@ -88,6 +88,11 @@ class Reclaimer:
         self._copies = copies
         self._since: dict[int, float] = {}
         """When each unnamed ledger was first seen so, by the clock of this process."""
+        self._look_seconds = 0.0
+        """The time of the last look at all ledgers, without the removals that followed."""
+        self._silent: set[str] = set()
+        """Members that did not answer in this round. A ledger waits for the next round, and its
+        lock is not held, if it names one of them."""
         self._told = ""
         self._longer: set[int] = set()
         """Ledgers of which the log has told that they end too early; each once."""
@@ -101,7 +106,6 @@ class Reclaimer:
         pauses = Backoff(ROUND_SECONDS_MIN, ROUND_SECONDS_MAX, jitter)
         async with Participant(self._store) as participant:
             while True:
-                began = self._clock.monotonic()
                 seconds = 0.0
                 try:
                     await self.round(participant)
@@ -111,10 +115,12 @@ class Reclaimer:
                 except BookieError as error:
                     _log.warning("reclaim_interrupted", reason=str(error))
                     seconds = pauses.next()
-                took = self._clock.monotonic() - began
-                usual = self._settings().unnamed_copies_grace_seconds / ROUNDS_PER_GRACE
-                usual = min(max(usual, ROUND_SECONDS_MIN), ROUND_SECONDS_MAX)
-                await asyncio.sleep(max(usual, REST * took, seconds))
+                await asyncio.sleep(max(self._pause_seconds(), seconds))
+
+    def _pause_seconds(self) -> float:
+        usual = self._settings().unnamed_copies_grace_seconds / ROUNDS_PER_GRACE
+        usual = min(max(usual, ROUND_SECONDS_MIN), ROUND_SECONDS_MAX)
+        return max(usual, min(REST * self._look_seconds, REST_SECONDS_MAX))
 
     async def round(self, participant: Participant) -> int:
         """Look at all ledgers stored here once; returns the number of those that were reclaimed.
@@ -122,6 +128,8 @@ class Reclaimer:
         Raises:
             MetadataError: the metadata store failed.
         """
+        began = self._clock.monotonic()
+        self._silent.clear()
         seen: set[int] = set()
         async for page in self._copies.pages():
             for start in range(0, len(page), READS_AT_ONCE):
@@ -133,6 +141,7 @@ class Reclaimer:
                     if metadata is not None and not self._is_named(metadata)
                 )
         now = self._clock.monotonic()
+        self._look_seconds = now - began
         self._since = {ledger_id: self._since.get(ledger_id, now) for ledger_id in seen}
         latest = now - self._settings().unnamed_copies_grace_seconds
         due = sorted(ledger_id for ledger_id, since in self._since.items() if since <= latest)
@@ -233,7 +242,7 @@ class Reclaimer:
 
     async def _find_lack(self, metadata: LedgerMetadata) -> str:
         try:
-            return await find_lack(self._client.pool, metadata)
+            return await find_lack(self._client.pool, metadata, self._silent)
         except MetadataError:
             raise
         except BookieError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bookie.errors import BookieUnreachableError, OperationTimeoutError
 from bookie.ids import is_vacant
 from bookie.ledger.connection.pool import BookiePool
 from bookie.ledger.copies.replica_plan import (
@@ -16,17 +17,26 @@ from bookie.ledger.metadata import LedgerMetadata
 from bookie.ledger.read.verification import list_stored
 
 
-async def find_lack(pool: BookiePool, metadata: LedgerMetadata) -> str:
+async def find_lack(pool: BookiePool, metadata: LedgerMetadata, silent: set[str]) -> str:
     """The first lack in the copies that the metadata names; empty if each entry is listed.
 
     Nothing is proven about a ledger that is not closed. A listing tells what is stored, and not
     whether its bytes are intact.
+
+    Args:
+        pool: whose connections are used.
+        metadata: of the ledger.
+        silent: members that are not asked, since they did not answer before. One that does not
+            answer now is added.
 
     Raises:
         BookieError: a member did not answer; nothing is proven.
     """
     if not metadata.is_closed:
         return "the ledger is not closed"
+    for fragment in metadata.fragments:
+        if known := sorted(silent.intersection(fragment.bookies)):
+            return f"bookie {known[0]} did not answer before"
     quorum = quorum_of(metadata)
     for fragment, last in settled_fragments(metadata):
         for slot, bookie_id in enumerate(fragment.bookies):
@@ -36,7 +46,11 @@ async def find_lack(pool: BookiePool, metadata: LedgerMetadata) -> str:
                     continue
                 if is_vacant(bookie_id):
                     return f"a slot of the fragment from {fragment.first_entry_id} on is vacant"
-                stored = await list_stored(pool, bookie_id, metadata, owed[0][0], owed[-1][1])
+                try:
+                    stored = await list_stored(pool, bookie_id, metadata, owed[0][0], owed[-1][1])
+                except (BookieUnreachableError, OperationTimeoutError):
+                    silent.add(bookie_id)
+                    raise
                 if lacking := count_of(difference(owed, stored)):
                     return f"bookie {bookie_id} lacks {lacking} entries"
     return ""

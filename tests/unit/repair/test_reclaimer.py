@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from bookie.api import BookKeeper, connect
 from bookie.config import RepairSettings
 from bookie.coordination.participant import Participant
 from bookie.env import SystemClock
-from bookie.errors import BookieUnreachableError, LedgerRecoveryError
+from bookie.errors import BookieUnreachableError, LedgerRecoveryError, OperationTimeoutError
 from bookie.ids import MAX_ID, Status
 from bookie.ledger.copies.marks import RepairLock, UnderreplicationManager
 from bookie.ledger.copies.replica_move import ReplicaMove
@@ -21,9 +22,11 @@ from bookie.ledger.copies.whole_copies import find_lack
 from bookie.ledger.metadata import LedgerMetadata, LedgerState
 from bookie.node.own_copies import OwnCopies
 from bookie.node.start import StartedBookie
-from bookie.repair.reclaimer import Reclaimer
+from bookie.repair.reclaimer import REST, REST_SECONDS_MAX, Reclaimer
 from bookie.telemetry import Metrics
 from tests.unit.ledger.real_cluster import RealCluster, real_cluster, until
+from tests.unit.node.engine.machine import batch
+from tests.unit.node.node_room import add_command
 
 PAYLOADS = [b"%d" % number * 30 for number in range(25)]
 GRACE = 100.0
@@ -188,6 +191,51 @@ async def test_a_member_that_does_not_answer_proves_nothing(
         patch.setattr("bookie.ledger.copies.whole_copies.list_stored", silent)
         assert await place.keeps()
     assert await place.round() == 1
+
+
+async def test_a_silent_member_is_asked_once_in_a_round(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its other ledgers wait for the next round, which comes as soon as usual."""
+    calls = 0
+
+    async def silent(*_: object) -> Any:
+        nonlocal calls
+        calls += 1
+        place.clock.now += 100_000
+        raise OperationTimeoutError("it does not answer")
+
+    usual = place.reclaimer._pause_seconds()
+    metadata = await place.bk.ledger_metadata(place.ledger_id)
+    copy = await place.bk.create_ledger(ensemble_size=3, write_quorum_size=3, ack_quorum_size=2)
+    await copy.close()
+    found = await place.client.ledgers.read(copy.ledger_id)
+    again = replace(metadata, ledger_id=copy.ledger_id, c_token=found.value.c_token)
+    await place.client.ledgers.write(again, found.version)
+    stray = add_command(batch(copy.ledger_id, range(3)), key=metadata.password_key)
+    assert (await place.node.bookie.add(stray)).status is Status.OK
+    await place.node.engine.checkpoint()
+    with monkeypatch.context() as patch:
+        patch.setattr("bookie.ledger.copies.whole_copies.list_stored", silent)
+        assert await place.keeps()
+    assert place.metrics.repair_unnamed_ledgers._value.get() == 2
+    assert calls == 1
+    assert place.reclaimer._pause_seconds() == usual
+    assert await place.round() == 1
+
+
+async def test_a_long_look_is_followed_by_a_rest_that_has_a_bound(place: Place) -> None:
+    pages = place.reclaimer._copies.pages
+
+    async def slowly(seconds: float) -> AsyncIterator[list[int]]:
+        async for page in pages():
+            place.clock.now += seconds
+            yield page
+
+    for took, pause in ((10.0, 10.0 * REST), (1e9, REST_SECONDS_MAX)):
+        place.reclaimer._copies.pages = partial(slowly, took)  # type: ignore[method-assign]
+        await place.round()
+        assert place.reclaimer._pause_seconds() == pause
 
 
 async def test_a_doubted_store_is_not_believed(place: Place) -> None:
@@ -355,7 +403,9 @@ async def test_copies_behind_the_end_of_the_ledger_stay(place: Place, last: int)
     """A recovery of a restored store may have closed it too early, and may be wrong for good."""
     lengths = list(map(len, PAYLOADS[: last + 1]))
     await place.put(replace(place.moved, last_entry_id=last, length=sum(lengths)))
-    assert not await find_lack(place.client.pool, await place.bk.ledger_metadata(place.ledger_id))
+    assert not await find_lack(
+        place.client.pool, await place.bk.ledger_metadata(place.ledger_id), set()
+    )
     for _ in range(2):
         assert await place.keeps()
     await place.put(place.moved)
