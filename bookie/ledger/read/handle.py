@@ -18,6 +18,7 @@ from bookie.errors import (
     BadRequestError,
     BookieError,
     ClientClosedError,
+    CorruptionError,
     NoSuchEntryError,
     UnavailableError,
 )
@@ -208,7 +209,7 @@ class ReaderHandle:
                 while entries := await read.next():
                     yield entries
                     position = entries[-1].entry_id + 1
-            except (NoSuchEntryError, UnavailableError):
+            except (NoSuchEntryError, UnavailableError, CorruptionError):
                 # Its bookies may have been replaced since the metadata was read.
                 if not await self._has_newer_metadata():
                     raise
@@ -328,7 +329,7 @@ class ReaderHandle:
 
     async def _has_newer_metadata(self) -> bool:
         before = self._found.version
-        # A confirmed entry was denied: only current metadata can explain it.
+        # No bookie gave a confirmed entry: only current metadata can explain it.
         self._adopt(await self._ledgers.read_latest(self.ledger_id, self.metadata.c_token))
         return self._found.version != before
 

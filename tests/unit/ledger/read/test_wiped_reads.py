@@ -9,13 +9,18 @@ import pytest
 
 from bookie.api import BookKeeper, connect
 from bookie.cluster.cookies import CookieManager
-from bookie.errors import BookieError, NoSuchEntryError, UnknownLedgerStateError
+from bookie.entry.batch import EntryBatch
+from bookie.errors import BookieError, CorruptionError, NoSuchEntryError, UnknownLedgerStateError
 from bookie.ids import Status
+from bookie.ledger.copies.replica_move import ReplicaMove
+from bookie.ledger.metadata import LedgerMetadata
 from bookie.node import start
 from bookie.node.engine.engine import Engine
 from bookie.node.engine.index.entry_index import INTEGRITY_SOUND
 from bookie.wire.commands import ReadCommand
 from tests.unit.ledger.real_cluster import RealCluster, real_cluster, until
+from tests.unit.node.engine.machine import batch
+from tests.unit.node.node_room import add_command
 
 
 async def wipe(cluster: RealCluster, path: Path, number: int) -> None:
@@ -84,3 +89,31 @@ async def test_a_ledger_made_after_the_wipe_is_not_suspected(tmp_path: Path) -> 
         channel = bk._connected.pool.connection("b0").channel()
         found = await channel.read(ReadCommand(ledger_id, 0, 1), timeout=60)
         assert (found.status, found.stopped_by) == (Status.OK, Status.NO_SUCH_ENTRY)
+
+
+async def test_a_reader_that_finds_damage_looks_where_the_copies_are_now(tmp_path: Path) -> None:
+    """It was opened before a move. Without newer metadata the damage is the answer."""
+    async with real_cluster(tmp_path, 2) as cluster, connect(cluster.uri) as bk:
+        ledger_id, former = await ledger_of_one(bk)
+        first, second = [await bk.open_ledger(ledger_id) for _ in range(2)]
+        key = first.metadata.password_key
+        moved = await ReplicaMove(bk._connected).run(ledger_id, {f"b{former}"}, None)
+        assert moved.is_whole
+        named = await bk.ledger_metadata(ledger_id)
+        await put(bk, first.metadata)
+        await cluster.nodes[former].engine.remove_copies(ledger_id, key, lambda: True)
+        good = batch(ledger_id, [0])
+        payload = good.payload[:-1] + bytes([good.payload[-1] ^ 1])
+        damaged = EntryBatch(ledger_id, 0, None, good.sizes, payload)
+        wrong = add_command(damaged, key=key, recovery=True)
+        assert (await cluster.bookies[former].add(wrong)).status is Status.OK
+        with pytest.raises(CorruptionError):
+            await anext(first.read(0, 0))
+        await put(bk, named)
+        assert [entry.payload async for entry in second.read(0, 0)] == [b"payload"]
+
+
+async def put(bk: BookKeeper, metadata: LedgerMetadata) -> None:
+    """Write other metadata of a ledger."""
+    ledgers = bk._connected.ledgers
+    await ledgers.write(metadata, (await ledgers.read(metadata.ledger_id)).version)
