@@ -321,6 +321,9 @@ class Checkpointer:
                 return None
             # A checkpoint may write the row of this state before the next removal.
             state.reclaimed = True
+            # Without a result, such as after a cancellation, the counts may not claim what is gone.
+            # The next checkpoint of the ledger counts anew.
+            state.entries = state.payload_bytes = 0
             ended = self._removing[state.ledger_id] = asyncio.Event()
             try:
                 # A caller that is cancelled ends with the transaction: it may hold a lock.
@@ -334,8 +337,8 @@ class Checkpointer:
                 del self._removing[state.ledger_id]
                 ended.set()
                 self._index.cached_pages.forget([state.ledger_id])
+            state.entries, state.payload_bytes = removed.row.entries, removed.row.payload_bytes
             if not self.is_dirty(state.ledger_id):
-                state.entries, state.payload_bytes = removed.row.entries, removed.row.payload_bytes
                 state.first_entry_id = removed.row.first_entry_id
                 state.last_entry_id = removed.row.last_entry_id
             self.more_to_do = True  # files may be dead now

@@ -140,6 +140,7 @@ async def test_a_removal_ends_at_entries_that_the_index_lacks(
         return True
 
     assert not (await engine.remove_copies(7, KEY, add_meanwhile)).is_whole
+    assert (await engine.load(7)).entries == 512, "the counts of the index"
     await added[0]
     assert {0, 1, 2} <= set(await stored_ids(engine, 7))
     assert (await read(engine, 7, 0, 2)).batch is not None
@@ -147,6 +148,36 @@ async def test_a_removal_ends_at_entries_that_the_index_lacks(
 
 async def _add_recovered(engine: Engine) -> None:
     assert (await add(engine, 7, [0, 1, 2], recovery=True)).status is OK
+
+
+async def test_a_removal_without_a_result_leaves_no_counts(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its transaction commits all the same; the counts prove that entries are here."""
+    await add(engine, 7, range(100))
+    await engine.checkpoint()
+    reached, go_on = threading.Event(), threading.Event()
+    remove_entries = Index.remove_entries
+
+    def slowly(self: Index, ledger_id: int) -> Any:
+        reached.set()
+        go_on.wait()
+        return remove_entries(self, ledger_id)
+
+    monkeypatch.setattr(Index, "remove_entries", slowly)
+    state = await engine.load(7)
+    removing = asyncio.get_running_loop().create_task(remove(engine))
+    await asyncio.to_thread(reached.wait)
+    removing.cancel()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await removing
+    assert await stored_ids(engine, 7) == []
+    assert await engine.load(7) is state
+    assert (state.entries, state.payload_bytes) == (0, 0)
+    await _add_recovered(engine)
+    await engine.checkpoint()
+    assert state.entries == 3
 
 
 async def test_a_listing_waits_for_a_removal_under_way(
