@@ -35,7 +35,8 @@ def rebalance(
 ) -> None:
     """Move copies of closed ledgers from fuller bookies to emptier ones, such as new ones.
 
-    It ends when every writable bookie stores about the mean. Bytes are estimated from the metadata.
+    It ends when every writable bookie stores about the mean share of its device, or has no room.
+    Bytes are estimated from the metadata.
     Interrupt it at any time: the same command goes on. The former bookies remove their copies
     later, after repair.unnamed_copies_grace_seconds.
     """
@@ -54,7 +55,10 @@ def rebalance(
     ]
     print_records(records, output)
     if not (report.is_balanced or report.failed):
-        print("more cannot move: ledgers are too large, not closed, or bound", file=sys.stderr)
+        print(
+            "more cannot move: no room, or ledgers are too large, not closed, or bound",
+            file=sys.stderr,
+        )
     if report.failed:
         raise BadRequestError(f"{report.failed} copies could not be moved")
 

@@ -18,7 +18,7 @@ from bookie.env.pace import Pace
 from bookie.errors import BadRequestError, BookieError, MetadataError
 from bookie.ledger.copies.departures import Departures
 from bookie.ledger.copies.marks import UnderreplicationManager
-from bookie.ledger.copies.rebalance_plan import MayPlace, RebalancePlan, SlotMove, add_sizes
+from bookie.ledger.copies.rebalance_plan import Device, MayPlace, RebalancePlan, SlotMove, add_sizes
 from bookie.ledger.copies.replica_move import ReplicaMove
 from bookie.ledger.copies.replica_repair import RepairOutcome
 from bookie.ledger.ledger_client import LedgerClient
@@ -120,7 +120,13 @@ class Rebalance:
         sizes = dict.fromkeys(set(directory.all()) - leaving, 0)
         async for found in self._client.ledgers.list_readable(lambda _: None):
             add_sizes(sizes, found.value)
-        return RebalancePlan(sizes, writable, placed_by(self._client.ensembles.placement.now()))
+        devices = {
+            name: Device(one.total_bytes, one.free_bytes)
+            for name, one in directory.all().items()
+            if one.total_bytes
+        }
+        may_place = placed_by(self._client.ensembles.placement.now())
+        return RebalancePlan(sizes, writable, may_place, devices)
 
     async def _make(
         self,

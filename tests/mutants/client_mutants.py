@@ -239,8 +239,8 @@ CLIENT_MUTANTS = (
     Mutant(
         "a rebalance does not look at the difference",
         "bookie/ledger/copies/rebalance_plan.py",
-        "if empty >= self._mean or not is_due or size >= full - empty:",
-        "if empty >= self._mean or not is_due:",
+        "if change >= 2 * (full - empty) or size >",
+        "if size >",
         (f"{REBALANCE}a_move_makes_the_difference_smaller",),
         "A large ledger wanders from bookie to bookie.",
     ),

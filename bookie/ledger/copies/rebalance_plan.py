@@ -3,15 +3,20 @@
 The unit of a move is a slot of one fragment of a closed ledger: all entries that one bookie stores
 of the fragment. Its size is estimated: the ledger's length, times the slot's share of all entries.
 
-Ledgers are planned one after the other, so memory holds one ledger and two numbers a bookie. A
-bookie is *balanced* if its bytes differ from the mean by at most `BALANCED_SHARE` of the mean. A
+Ledgers are planned one after the other, so memory holds one ledger and some numbers a bookie. The
+*fill* of a bookie is its bytes as a share of its device, if all devices are known, else its bytes.
+A bookie is *balanced* if its fill differs from the mean by at most `BALANCED_SHARE` of the mean. A
 move leads from a bookie above the mean to a writable one below it, and one of the two is not
 balanced. It makes the difference of the two smaller. So a plan ends, and two plans one after the
 other never move copies back and forth for ever.
+
+A plan brings no more to a bookie than `FREE_SHARE` of its free bytes. Those that leave it free
+nothing soon.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,10 +25,20 @@ from bookie.ledger.copies.replica_plan import settled_fragments
 from bookie.ledger.metadata import Fragment, LedgerMetadata
 
 BALANCED_SHARE = 0.05
-"""The share of the mean by which the bytes of a balanced bookie may differ from it."""
+"""The share of the mean by which the fill of a balanced bookie may differ from it."""
+FREE_SHARE = 0.8
+"""The share of a bookie's free bytes that a plan may use; entries take more than their payload."""
 
 MayPlace = Callable[[LedgerMetadata, Sequence[str], int, str], bool]
 """Gets a ledger, the bookies of a fragment, a slot and a newcomer; True if it may stand there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """The size of a bookie's device and the free part of it, in bytes."""
+
+    total_bytes: int
+    free_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,21 +79,31 @@ class RebalancePlan:
         sizes: the bytes of each bookie that may give copies away.
         writable: those of them that may take copies.
         may_place: tells whether a move obeys placement.
+        devices: those of the bookies that tell theirs.
     """
 
     def __init__(
-        self, sizes: Mapping[str, int], writable: Collection[str], may_place: MayPlace
+        self,
+        sizes: Mapping[str, int],
+        writable: Collection[str],
+        may_place: MayPlace,
+        devices: Mapping[str, Device] | None = None,
     ) -> None:
         self.sizes = dict(sizes)
         self._writable = sorted(set(writable) & set(sizes))
         self._may_place = may_place
-        self._mean = sum(sizes.values()) / len(sizes) if sizes else 0.0
+        devices = devices or {}
+        are_known = set(sizes) <= set(devices)
+        self._weights = {name: devices[name].total_bytes if are_known else 1 for name in sizes}
+        self._room = {name: FREE_SHARE * device.free_bytes for name, device in devices.items()}
+        """Bytes that each bookie may still take; a bookie without a known device takes any."""
+        self._mean = sum(sizes.values()) / sum(self._weights.values()) if sizes else 0.0
         self._low, self._high = (self._mean * (1 + sign * BALANCED_SHARE) for sign in (-1, 1))
 
     @property
     def is_balanced(self) -> bool:
         """True if every writable bookie is balanced."""
-        return all(self._low <= self.sizes[name] <= self._high for name in self._writable)
+        return all(self._low <= self._fill(name) <= self._high for name in self._writable)
 
     def moves_of(self, metadata: LedgerMetadata) -> list[SlotMove]:
         """Plan the moves of one ledger."""
@@ -88,7 +113,7 @@ class RebalancePlan:
             if not size or any(map(is_vacant, bookies)):
                 continue
             # The fullest first, as they are at the begin of the fragment.
-            for former in sorted(bookies, key=lambda name: (-self.sizes.get(name, 0), name)):
+            for former in sorted(bookies, key=lambda name: (-self._fill(name), name)):
                 slot = bookies.index(former)
                 newcomer = self._newcomer(metadata, bookies, slot, size)
                 if newcomer is None:
@@ -106,19 +131,28 @@ class RebalancePlan:
     def _apply(self, move: SlotMove, sign: int) -> None:
         self.sizes[move.former] -= sign * move.size_bytes
         self.sizes[move.newcomer] += sign * move.size_bytes
+        if move.newcomer in self._room:
+            self._room[move.newcomer] -= sign * move.size_bytes
+
+    def _fill(self, name: str) -> float:
+        """The fill of a bookie; 0 of one that may not give copies away."""
+        return self.sizes[name] / self._weights[name] if name in self.sizes else 0.0
 
     def _newcomer(
         self, metadata: LedgerMetadata, bookies: Sequence[str], slot: int, size: int
     ) -> str | None:
         """The emptiest bookie that may take a slot; None if a move would improve nothing."""
-        full = self.sizes.get(bookies[slot], 0)
+        full = self._fill(bookies[slot])
         if full <= self._mean:
             return None
-        for name in sorted(self._writable, key=lambda one: (self.sizes[one], one)):
-            empty = self.sizes[name]
+        for name in sorted(self._writable, key=lambda one: (self._fill(one), one)):
+            empty = self._fill(name)
             is_due = full > self._high or empty < self._low
-            if empty >= self._mean or not is_due or size >= full - empty:
+            if empty >= self._mean or not is_due:
                 return None  # so it is with all that are fuller
+            change = size / self._weights[bookies[slot]] + size / self._weights[name]
+            if change >= 2 * (full - empty) or size > self._room.get(name, math.inf):
+                continue
             if name not in bookies and self._may_place(metadata, bookies, slot, name):
                 return name
         return None

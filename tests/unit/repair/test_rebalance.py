@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bookie.api import BookKeeper, connect
+from bookie.cluster.registration_record import Registration
 from bookie.errors import BadRequestError, BookieUnreachableError, MetadataUnavailableError
 from bookie.ledger.copies.entry_copier import EntryCopier
 from bookie.ledger.copies.marks import UnderreplicationManager
@@ -75,6 +77,30 @@ async def test_a_bookie_that_comes_gets_its_share(place: Place) -> None:
     mean = sum(one.before for one in made.bookies.values()) / 4
     assert abs(made.bookies["b3"].taken - mean) <= 0.05 * mean
     assert await place.is_whole()
+    assert (await place.rebalance()).moves == 0
+
+
+async def test_devices_and_their_free_bytes_count(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the registrations tell them: b3 has half of all bytes, and later no room."""
+    directory = place.bk._connected.directory
+    registrations, free_bytes = directory.all, 10**9
+
+    def all_told() -> dict[str, Registration]:
+        return {
+            name: replace(
+                one, total_bytes=3 * 10**9 if name == "b3" else 10**9, free_bytes=free_bytes
+            )
+            for name, one in registrations().items()
+        }
+
+    monkeypatch.setattr(directory, "all", all_told)
+    made = await place.rebalance(dry_run=True)
+    assert made.is_balanced
+    half = sum(one.before for one in made.bookies.values()) / 2
+    assert abs(made.bookies["b3"].taken - half) <= 0.05 * half
+    free_bytes = 0
     assert (await place.rebalance()).moves == 0
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 
@@ -11,6 +11,8 @@ from bookie.entry.digest import DigestType
 from bookie.ids import vacancy
 from bookie.ledger.copies.rebalance_plan import (
     BALANCED_SHARE,
+    FREE_SHARE,
+    Device,
     MayPlace,
     RebalancePlan,
     SlotMove,
@@ -51,12 +53,15 @@ def ledger(
 
 
 def planned(
-    ledgers: Sequence[LedgerMetadata], writable: Sequence[str], may_place: MayPlace = anywhere
+    ledgers: Sequence[LedgerMetadata],
+    writable: Sequence[str],
+    may_place: MayPlace = anywhere,
+    devices: Mapping[str, Device] | None = None,
 ) -> tuple[list[SlotMove], RebalancePlan]:
     sizes = dict.fromkeys(writable, 0)
     for one in ledgers:
         add_sizes(sizes, one)
-    plan = RebalancePlan(sizes, writable, may_place)
+    plan = RebalancePlan(sizes, writable, may_place, devices)
     moves: list[SlotMove] = []
     for one in ledgers:
         if plan.is_balanced:
@@ -88,6 +93,46 @@ def test_a_bookie_that_comes_gets_its_share(seed: int) -> None:
     moved = sum(move.size_bytes for move in moves)
     assert moved <= mean, "only so much as the new one lacks"
     assert len({(move.ledger_id, move.newcomer) for move in moves}) == len(moves)
+
+
+def test_a_larger_device_gets_a_larger_part() -> None:
+    """And a plan after the plan moves nothing back."""
+    large = {name: Device(4_000_000, 4_000_000) for name in OLD[:2]}
+    devices = {name: Device(1_000_000, 1_000_000) for name in [*OLD, "new"]} | large
+    ledgers = [ledger(number, (0, [OLD[number % 6]]), write=1) for number in range(600)]
+    moves, plan = planned(ledgers, [*OLD, "new"], devices=devices)
+    assert plan.is_balanced
+    for name, size in plan.sizes.items():
+        share = 600_000 * devices[name].total_bytes / 13_000_000
+        assert abs(size - share) <= BALANCED_SHARE * share
+    at = {move.ledger_id: move.newcomer for move in moves}
+    assert len(at) == len(moves)
+    after = [
+        ledger(one.ledger_id, (0, [at.get(one.ledger_id, one.fragments[0].bookies[0])]), write=1)
+        for one in ledgers
+    ]
+    assert planned(after, [*OLD, "new"], devices=devices)[0] == []
+
+
+def test_bytes_count_unless_all_devices_are_known() -> None:
+    devices = {name: Device(1000 * 2**number, 10**6) for number, name in enumerate(OLD[:2])}
+    ledgers = [ledger(number, (0, [OLD[0]]), write=1) for number in range(60)]
+    _, plan = planned(ledgers, OLD[:3], devices=devices)
+    assert plan.is_balanced
+    assert set(plan.sizes.values()) <= {19_000, 20_000, 21_000}
+
+
+def test_a_plan_leaves_free_bytes() -> None:
+    """A small bookie is not filled up, and what is not moved after all is free again."""
+    devices = {"b0": Device(100_000, 0), "b1": Device(100_000, 5000)}
+    ledgers = [ledger(number, (0, ["b0"]), write=1) for number in range(60)]
+    for known in (devices, {"b1": devices["b1"]}):
+        moves, plan = planned(ledgers, OLD[:2], devices=known)
+        assert len(moves) == FREE_SHARE * 5000 / 1000
+        assert not plan.is_balanced
+        assert plan.moves_of(ledgers[-1]) == []
+        plan.undo(moves[0])
+        assert len(plan.moves_of(ledgers[-1])) == 1
 
 
 def test_a_balanced_cluster_stays() -> None:
