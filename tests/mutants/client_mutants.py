@@ -199,7 +199,7 @@ CLIENT_MUTANTS = (
     Mutant(
         "a ledger that lacks copies is locked as one that lacks none",
         "bookie/ledger/copies/marks.py",
-        "if is_marked is not None and (mark is not None) != is_marked:",
+        "if is_marked is not None and is_there != is_marked:",
         "if mark is None and is_marked:",
         (f"{RECLAIM}the_lock_of_another_is_respected",),
         "Copies go while others of the ledger are missing.",

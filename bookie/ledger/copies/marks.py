@@ -203,6 +203,13 @@ class UnderreplicationManager:
             self._tell(ledger_id, record.key, error)
             return None
 
+    def _may_count(self, ledger_id: int, record: Record) -> bool:
+        """True unless the mark is damaged; one of a newer version counts."""
+        try:
+            return self._readable(ledger_id, record) is not None
+        except NewerFormatError:
+            return True
+
     def _tell(self, ledger_id: int, key: str, error: FormatError) -> None:
         if ledger_id not in self._unreadable:
             self._unreadable.add(ledger_id)
@@ -260,6 +267,8 @@ class UnderreplicationManager:
     async def acquire_unmarked(self, ledger_id: int) -> bool:
         """Lock a ledger that lacks no copy; False if it is locked or marked.
 
+        A damaged mark does not count, since nobody would ever end it.
+
         Only `release` ends such a lock. Raises like `acquire`.
         """
         return await self._acquire(ledger_id, is_marked=False)
@@ -299,7 +308,8 @@ class UnderreplicationManager:
             if lock is not None and _lock_of(key, lock.value)[1] != held.token:
                 self._held.pop(ledger_id, None)
                 return False
-            if is_marked is not None and (mark is not None) != is_marked:
+            is_there = mark is not None and (is_marked or self._may_count(ledger_id, mark))
+            if is_marked is not None and is_there != is_marked:
                 if ledger_id in self._held:
                     await self._give_back(ledger_id, held)
                 return False

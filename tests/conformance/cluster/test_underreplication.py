@@ -502,7 +502,10 @@ async def test_a_damaged_mark_counts_as_none(
     assert await manager.find(7) is None
     assert [mark.ledger_id async for mark in manager.marked()] == [9]
     assert await manager.poll() == 9
+    assert await manager.acquire_unmarked(7)
+    await manager.release(7)
     await manager.mark(7, ["b2"])
+    assert not await manager.acquire_unmarked(7)
     assert await _replicas(manager, 7) == ("b2",)
     assert [mark.ledger_id async for mark in manager.marked()] == [7, 9]
 
@@ -521,6 +524,7 @@ async def test_a_mark_of_a_newer_version_stays(
     assert await manager.poll() == 9
     assert await manager.mark_replicated(9)
     assert await manager.poll() is None
+    assert not await manager.acquire_unmarked(7)
     record = await store.get(key)
     assert record is not None
     assert record.value == newer
