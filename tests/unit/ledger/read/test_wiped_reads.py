@@ -103,8 +103,9 @@ async def test_a_reader_that_finds_damage_looks_where_the_copies_are_now(tmp_pat
         await put(bk, first.metadata)
         await cluster.nodes[former].engine.remove_copies(ledger_id, key, lambda: True)
         good = batch(ledger_id, [0])
-        payload = good.payload[:-1] + bytes([good.payload[-1] ^ 1])
-        damaged = EntryBatch(ledger_id, 0, None, good.sizes, payload)
+        payload = bytearray(good.payload)
+        payload[-1] ^= 1
+        damaged = EntryBatch(ledger_id, 0, None, good.sizes, bytes(payload))
         wrong = add_command(damaged, key=key, recovery=True)
         assert (await cluster.bookies[former].add(wrong)).status is Status.OK
         with pytest.raises(CorruptionError):
