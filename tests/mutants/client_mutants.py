@@ -197,6 +197,14 @@ CLIENT_MUTANTS = (
         "A mover names the bookie while it removes the copies.",
     ),
     Mutant(
+        "a reclaim with a lock that another task gave back",
+        RECLAIMING,
+        "return is_same and self._marks.has(ledger_id, lock)",
+        "return is_same",
+        (f"{RECLAIM}a_lock_that_this_process_gave_back_removes_nothing",),
+        "A mover names the bookie between the last question and the removal.",
+    ),
+    Mutant(
         "a ledger that lacks copies is locked as one that lacks none",
         "bookie/ledger/copies/marks.py",
         "if is_marked is not None and is_there != is_marked:",

@@ -168,6 +168,8 @@ async def test_an_open_ledger_keeps_its_copies(place: Place) -> None:
         await place.put(replace(place.moved, state=state, last_entry_id=-1, length=0))
         assert await place.keeps()
         assert place.metrics.repair_unnamed_ledgers._value.get() == 1
+        now = await place.bk.ledger_metadata(place.ledger_id)
+        assert await find_lack(place.client.pool, now, set())
     await place.put(place.moved)
     assert await place.round() == 1
 
@@ -281,10 +283,10 @@ async def test_a_lock_that_was_lost_removes_nothing(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def lose_the_lock(*arguments: Any) -> str:
-        await place.marks.release(place.ledger_id)
+        lock = place.marks.lock_of(place.ledger_id)
+        await place.cluster.store.delete(lock.condition.key)
         other = UnderreplicationManager(place.cluster.store, "another")
         assert await other.acquire_unmarked(place.ledger_id)
-        await place.marks.acquire_unmarked(place.ledger_id)
         await other.release(place.ledger_id)
         return await find_lack(*arguments)
 
