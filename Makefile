@@ -107,7 +107,7 @@ model: $(VENV)/.test ## random schedules of the protocol and of the engine again
 zookeeper: $(VENV)/.test ## the jars of ZooKeeper that tests start; 456 MB without Spark, once
 	@$(BIN)/python -m tests.servers.fetch_zookeeper
 
-test: java test-core test-day test-night ## every test that needs nothing but PyPI and Java; 25 to 50 min on two cores
+test: java test-core test-day test-night ## every test that needs nothing but PyPI and Java; about an hour on two cores
 
 test-day: java $(VENV)/.test $(VENV)/.spark zookeeper ## the tests of every change that `make test-core` leaves out
 	$(PYTEST) --ignore=tests/system -m "not core and not nightly" $(SHARED) --durations=25
