@@ -430,12 +430,16 @@ async def _set_quorum(uri: str, ledger_id: int, write_quorum_size: int) -> Quoru
 
 async def _repair_ledger(uri: str, ledger_id: int) -> list[RepairOutcome]:
     from bookie.env import SystemClock
+    from bookie.ledger.copies.marks import UnderreplicationManager
     from bookie.repair.replicator import Replicator
+    from bookie.repair.worker import RepairWorker
     from bookie.telemetry import Metrics
 
-    async with _worker(uri) as (client, store, settings, worker):
-        replicator = Replicator(client, store, lambda: settings, Metrics(), SystemClock(), worker)
-        return await replicator.repair_now(ledger_id)
+    clock = SystemClock()
+    async with _worker(uri) as (client, store, settings, name):
+        marks = UnderreplicationManager(store, name, clock)
+        worker = RepairWorker(client, store, lambda: settings, Metrics(), clock, name, marks)
+        return await Replicator(worker).repair_now(ledger_id)
 
 
 @asynccontextmanager

@@ -31,23 +31,21 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from bookie.cluster import keys
-from bookie.config import RepairSettings
 from bookie.coordination.election import Election, LeaderState
 from bookie.coordination.participant import Participant
-from bookie.env import Backoff, Clock, gather
+from bookie.env import Backoff, gather
 from bookie.errors import BookieError, FormatError, MetadataClosedError, NewerFormatError
 from bookie.ids import is_vacant
 from bookie.ledger.copies.departures import Departures
 from bookie.ledger.copies.marks import UnderreplicationManager
 from bookie.ledger.copies.repair_history import forget_strangers
 from bookie.ledger.copies.replica_plan import settled_fragments
-from bookie.ledger.ledger_client import LedgerClient
 from bookie.ledger.metadata import LedgerMetadata
-from bookie.metadata.store import MetadataStore
 from bookie.repair.absence import AbsenceVerdict, BookieAbsence
 from bookie.repair.comparison import CopyComparison, listed_bookies
 from bookie.repair.open_ledgers import OpenLedgers
-from bookie.telemetry import Metrics, event_log
+from bookie.repair.worker import RepairWorker
+from bookie.telemetry import event_log
 
 AUDIT = "replicas"
 """The name of the audit among the checks whose ends are kept (`marks.CHECKS`)."""
@@ -86,25 +84,10 @@ class SurveyReport:
 class Auditor:
     """Takes part in the election, and audits while it leads."""
 
-    def __init__(
-        self,
-        client: LedgerClient,
-        store: MetadataStore,
-        settings: Callable[[], RepairSettings],
-        metrics: Metrics,
-        clock: Clock,
-        worker: str,
-        marks: UnderreplicationManager | None = None,
-    ) -> None:
-        self._client = client
-        self._store = store
-        self._settings = settings
-        self._metrics = metrics
-        self._clock = clock
+    def __init__(self, worker: RepairWorker) -> None:
         self._worker = worker
-        self._marks = marks or UnderreplicationManager(store, worker, clock)
-        self._lost = Departures(store, keys.LOST_BOOKIES, clock)
-        self._leaving = Departures(store, keys.LEAVING_BOOKIES, clock)
+        self._lost = Departures(worker.store, keys.LOST_BOOKIES, worker.clock)
+        self._leaving = Departures(worker.store, keys.LEAVING_BOOKIES, worker.clock)
         self._begin()
 
     def _begin(self) -> None:
@@ -112,15 +95,7 @@ class Auditor:
         self._was_split = self._has_looked = False
         self._are_many_away = True
         """True while the network may be at fault; true before the first look."""
-        self._open_ledgers = OpenLedgers(
-            self._client,
-            self._store,
-            self._settings,
-            self._metrics,
-            self._clock,
-            self._marks,
-            lambda: self._are_many_away,
-        )
+        self._open_ledgers = OpenLedgers(self._worker, lambda: self._are_many_away)
         self._seen: dict[str, str] = {}
         self._known: set[str] = set()
         self._gone: frozenset[str] = frozenset()
@@ -149,10 +124,10 @@ class Auditor:
         Raises:
             MetadataClosedError: the store was closed.
         """
-        gauge = self._metrics.repair_auditor
+        gauge = self._worker.metrics.repair_auditor
         async with (
-            Participant(self._store) as participant,
-            Election(participant, keys.AUDITOR, owner=self._worker) as election,
+            Participant(self._worker.store) as participant,
+            Election(participant, keys.AUDITOR, owner=self._worker.worker_id) as election,
         ):
             await election.elect()
             while True:
@@ -173,11 +148,11 @@ class Auditor:
     def _forget(self) -> None:
         """Tell nothing more: another bookie audits."""
         for gauge in (
-            self._metrics.repair_bookies_away,
-            self._metrics.repair_split,
-            self._metrics.repair_audit_age_seconds,
-            self._metrics.repair_marked_ledgers,
-            self._metrics.repair_abandoned_ledgers,
+            self._worker.metrics.repair_bookies_away,
+            self._worker.metrics.repair_split,
+            self._worker.metrics.repair_audit_age_seconds,
+            self._worker.metrics.repair_marked_ledgers,
+            self._worker.metrics.repair_abandoned_ledgers,
         ):
             gauge.set(0)
 
@@ -209,9 +184,9 @@ class Auditor:
 
     async def _look(self) -> None:
         """Keep the records of lost bookies, and note what a survey has to look for."""
-        now = self._clock.monotonic()
-        registrations = self._client.directory.all()
-        known = set(await self._client.ensembles.cookies.bookie_ids())
+        now = self._worker.clock.monotonic()
+        registrations = self._worker.client.directory.all()
+        known = set(await self._worker.client.ensembles.cookies.bookie_ids())
         lost = await self._note_absence(now, known, registrations)
         self._gone = frozenset(lost | await self._leaving.names())
         self._surveyed &= self._gone
@@ -222,18 +197,20 @@ class Auditor:
         self._seen, self._known = seen, known
         self._has_looked = True
         if now >= self._history_at:
-            await forget_strangers(self._store, known | seen.keys(), self._clock.now_ms())
+            await forget_strangers(
+                self._worker.store, known | seen.keys(), self._worker.clock.now_ms()
+            )
             self._history_at = now + HISTORY_SECONDS
         if now >= self._count_at:
-            self._metrics.repair_marked_ledgers.set(await self._marks.count())
-            took = self._clock.monotonic() - now
+            self._worker.metrics.repair_marked_ledgers.set(await self._worker.marks.count())
+            took = self._worker.clock.monotonic() - now
             self._count_at = now + took + max(COUNT_SECONDS, REST * took)
 
     async def _note_absence(
         self, now: float, known: set[str], registered: Collection[str]
     ) -> set[str]:
         """Keep the records of lost bookies; return those that are lost."""
-        settings = self._settings()
+        settings = self._worker.settings()
         recorded = await self._lost.names()
         # A lost bookie whose cookie goes stays lost as long as ledgers name it.
         strangers = self._strangers | recorded.intersection(self._named or ())
@@ -259,8 +236,8 @@ class Auditor:
         return (recorded - back) | verdict.lost
 
     def _tell(self, verdict: AbsenceVerdict, known: Collection[str]) -> None:
-        self._metrics.repair_bookies_away.set(len(verdict.away))
-        self._metrics.repair_split.set(verdict.is_split)
+        self._worker.metrics.repair_bookies_away.set(len(verdict.away))
+        self._worker.metrics.repair_split.set(verdict.is_split)
         if verdict.is_split and not self._was_split:
             _log.error("too_many_bookies_away", away=sorted(verdict.away), known=len(known))
         self._was_split = verdict.is_split
@@ -268,24 +245,24 @@ class Auditor:
     async def _is_audit_due(self) -> bool:
         last = None
         with suppress(FormatError):  # the end of the next audit replaces it
-            last = await self._marks.checked_ms(AUDIT)
-        now = self._clock.monotonic()
+            last = await self._worker.marks.checked_ms(AUDIT)
+        now = self._worker.clock.monotonic()
         self._never_since = math.inf if last is not None else min(now, self._never_since)
         if last is None:
-            self._metrics.repair_audit_age_seconds.set(now - self._never_since)
+            self._worker.metrics.repair_audit_age_seconds.set(now - self._never_since)
             return True
-        age = (self._clock.now_ms() - last) / 1000
-        self._metrics.repair_audit_age_seconds.set(max(0.0, age))
-        interval = self._settings().audit_interval_seconds
+        age = (self._worker.clock.now_ms() - last) / 1000
+        self._worker.metrics.repair_audit_age_seconds.set(max(0.0, age))
+        interval = self._worker.settings().audit_interval_seconds
         # A time in the future is of a wrong clock, ours or the other's.
         return age > interval or age < -interval
 
     # ---- surveys
 
     async def _survey_if_due(self) -> None:
-        if not (self._has_looked and await self._marks.is_enabled()):
+        if not (self._has_looked and await self._worker.marks.is_enabled()):
             return
-        now = self._clock.monotonic()
+        now = self._worker.clock.monotonic()
         # Who is gone changes seldom. Registrations may change all the time.
         is_new = bool(self._gone - self._surveyed)
         has_changed = self._changes != self._surveyed_changes and now >= self._rest_until
@@ -294,7 +271,7 @@ class Auditor:
             await self._survey()
 
     async def _survey(self) -> None:
-        began = self._clock.monotonic()
+        began = self._worker.clock.monotonic()
         gone, known, changes = self._gone, set(self._known), self._changes
         self._surveying = gone
         try:
@@ -302,7 +279,7 @@ class Auditor:
             if report.ledgers or report.silent:
                 self._pauses.reset()
         finally:
-            took = self._clock.monotonic() - began
+            took = self._worker.clock.monotonic() - began
             rest = min(REST * took, SURVEY_SECONDS_MAX)
             self._rest_until = began + took + rest
             self._next_at = began + took + max(self._pauses.next(), rest)
@@ -311,24 +288,28 @@ class Auditor:
         _tell_of("survey", report, gone, took)
 
     async def _audit_if_due(self) -> None:
-        if not (self._has_looked and await self._marks.is_enabled()):
+        if not (self._has_looked and await self._worker.marks.is_enabled()):
             return
-        if await self._is_audit_due() and self._clock.monotonic() >= self._audit_at:
+        if await self._is_audit_due() and self._worker.clock.monotonic() >= self._audit_at:
             await self._audit()
 
     async def _audit(self) -> None:
-        began, gone = self._clock.monotonic(), self._gone
-        version = await self._marks.check_version(AUDIT)
+        began, gone = self._worker.clock.monotonic(), self._gone
+        version = await self._worker.marks.check_version(AUDIT)
         try:
             report = await self.survey(gone, is_deep=True)
         finally:
-            took = self._clock.monotonic() - began
-            rest = min(max(SURVEY_SECONDS, REST * took), self._settings().audit_interval_seconds)
+            took = self._worker.clock.monotonic() - began
+            rest = min(
+                max(SURVEY_SECONDS, REST * took), self._worker.settings().audit_interval_seconds
+            )
             self._audit_at = began + took + rest
         _tell_of("audit", report, gone, took)
         if not report.silent:
             # Unless somebody asked for another audit meanwhile.
-            await self._marks.set_checked_ms(AUDIT, self._clock.now_ms(), version=version)
+            await self._worker.marks.set_checked_ms(
+                AUDIT, self._worker.clock.now_ms(), version=version
+            )
             self._audit_at = -math.inf
 
     async def survey(self, gone: Collection[str], *, is_deep: bool) -> SurveyReport:
@@ -341,9 +322,9 @@ class Auditor:
         Raises:
             MetadataError, FormatError: the listing of the ledgers is not complete.
         """
-        client = self._client
+        client = self._worker.client
         registrations = dict(client.directory.all())
-        marking = _Marking(self._marks)
+        marking = _Marking(self._worker.marks)
         named: set[str] = set()
 
         async def on_ledger(metadata: LedgerMetadata) -> None:

@@ -29,20 +29,18 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from bookie.cluster import keys
-from bookie.config import RepairSettings
-from bookie.env import Backoff, Clock, jitter
+from bookie.env import Backoff, jitter
 from bookie.errors import BadVersionError, BookieError, MetadataClosedError, NoSuchLedgerError
 from bookie.ledger.copies.departures import RepairFailures
-from bookie.ledger.copies.marks import UnderreplicationManager
-from bookie.ledger.ledger_client import UNCLAIMED, LedgerClient
+from bookie.ledger.ledger_client import UNCLAIMED
 from bookie.ledger.metadata import LedgerMetadata, LedgerState
 from bookie.ledger.recover.driver import recover_ledger
 from bookie.ledger.underreplicated import NOT_RECOVERED
 from bookie.metadata.model import NOT_EXISTS, Check
-from bookie.metadata.store import MetadataStore
 from bookie.metadata.versioned import Versioned
 from bookie.repair.absence import WriterAbsence
-from bookie.telemetry import Metrics, event_log
+from bookie.repair.worker import RepairWorker
+from bookie.telemetry import event_log
 
 RECOVERED = "recovered"
 """The outcome, for metrics, beside `NOT_RECOVERED`."""
@@ -86,24 +84,10 @@ class OpenLedgers:
         is_split: True while nothing may be recovered, because too many bookies are away.
     """
 
-    def __init__(
-        self,
-        client: LedgerClient,
-        store: MetadataStore,
-        settings: Callable[[], RepairSettings],
-        metrics: Metrics,
-        clock: Clock,
-        marks: UnderreplicationManager,
-        is_split: Callable[[], bool],
-    ) -> None:
-        self._client = client
-        self._store = store
-        self._settings = settings
-        self._metrics = metrics
-        self._clock = clock
-        self._marks = marks
+    def __init__(self, worker: RepairWorker, is_split: Callable[[], bool]) -> None:
+        self._worker = worker
         self._is_split = is_split
-        self._failures = RepairFailures(store, clock)
+        self._failures = RepairFailures(worker.store, worker.clock)
         self._found: dict[int, _OpenLedger] = {}
         self._absence = WriterAbsence(UNSEEN_SECONDS_MAX)
         self._look_at = self._list_at = -math.inf
@@ -117,14 +101,14 @@ class OpenLedgers:
         Raises:
             MetadataError: the metadata store failed.
         """
-        now = self._clock.monotonic()
+        now = self._worker.clock.monotonic()
         if now < self._look_at:
             return
-        present = await self._store.get_children(keys.WRITERS)
-        took = self._clock.monotonic() - now
+        present = await self._worker.store.get_children(keys.WRITERS)
+        took = self._worker.clock.monotonic() - now
         self._absence.look(now, {one.writer_id for one in self._found.values()}, present)
         missing = self._absence.missing
-        self._metrics.repair_abandoned_ledgers.set(
+        self._worker.metrics.repair_abandoned_ledgers.set(
             sum(one.is_taken or one.writer_id in missing for one in self._found.values())
         )
         seconds = min(self._grace / LOOKS_OF_A_GRACE, LOOK_SECONDS_MAX)
@@ -136,13 +120,13 @@ class OpenLedgers:
         Raises:
             MetadataError: the metadata store failed; the ledgers of the last listing stay known.
         """
-        began = self._clock.monotonic()
-        if began < self._list_at or not await self._marks.is_enabled():
+        began = self._worker.clock.monotonic()
+        if began < self._list_at or not await self._worker.marks.is_enabled():
             return
         try:
             await self._list(began)
         finally:
-            took = self._clock.monotonic() - began
+            took = self._worker.clock.monotonic() - began
             self._list_at = began + took + max(self._grace / LISTINGS_OF_A_GRACE, REST * took)
 
     async def work(self, tasks: asyncio.TaskGroup) -> None:
@@ -165,14 +149,14 @@ class OpenLedgers:
             while not self._has_room(one):
                 self._ended.clear()
                 await self._ended.wait()
-            if not await self._marks.is_enabled():
+            if not await self._worker.marks.is_enabled():
                 return
             if self._is_due(one):
                 self._running[ledger_id] = one
                 tasks.create_task(self._work(ledger_id, one))
 
     def _has_room(self, one: _OpenLedger) -> bool:
-        places = self._settings().ledgers_at_once
+        places = self._worker.settings().ledgers_at_once
         if len(self._running) >= places:
             return False
         failing = sum(other.pauses is not None for other in self._running.values())
@@ -180,24 +164,24 @@ class OpenLedgers:
 
     @property
     def _grace(self) -> float:
-        return self._settings().open_ledger_grace_seconds
+        return self._worker.settings().open_ledger_grace_seconds
 
     def _is_due(self, one: _OpenLedger) -> bool:
-        if self._is_held_back() or self._clock.monotonic() < one.not_before:
+        if self._is_held_back() or self._worker.clock.monotonic() < one.not_before:
             return False
         return one.is_taken or self._absence.is_gone(one.writer_id, self._grace)
 
     def _is_held_back(self) -> bool:
         # A store that went back in time may not name the bookies of the last entries.
-        registrations = self._client.directory.all().values()
+        registrations = self._worker.client.directory.all().values()
         return self._is_split() or any(one.store_doubt for one in registrations)
 
     # ---- the listing
 
     async def _list(self, began: float) -> None:
-        present = set(await self._store.get_children(keys.WRITERS))
+        present = set(await self._worker.store.get_children(keys.WRITERS))
         found: dict[int, _OpenLedger] = {}
-        async for versioned in self._client.ledgers.list_readable(lambda _: None):
+        async for versioned in self._worker.client.ledgers.list_readable(lambda _: None):
             metadata = versioned.value
             if not _has_writer(metadata):
                 continue
@@ -228,21 +212,21 @@ class OpenLedgers:
         except BookieError as error:
             _log.warning("failure_not_recorded", ledger_id=ledger_id, reason=str(error))
         finally:
-            one.tried_at = self._clock.monotonic()
+            one.tried_at = self._worker.clock.monotonic()
             del self._running[ledger_id]
             self._ended.set()
 
     async def _try(self, ledger_id: int, one: _OpenLedger) -> None:
         try:
-            if not await self._marks.acquire(ledger_id, needs_mark=False):
+            if not await self._worker.marks.acquire(ledger_id, needs_mark=False):
                 return  # another worker repairs it; the next round comes soon
-            lock = self._marks.lock_of(ledger_id)
+            lock = self._worker.marks.lock_of(ledger_id)
             try:
                 is_over = await self._recover(ledger_id, one)
             finally:
                 with suppress(BookieError, TimeoutError):
                     async with asyncio.timeout(RELEASE_SECONDS):
-                        await self._marks.release(ledger_id, lock)
+                        await self._worker.marks.release(ledger_id, lock)
         except MetadataClosedError:
             raise
         except BookieError as error:
@@ -258,7 +242,7 @@ class OpenLedgers:
 
         In that case the writer gets its whole grace again.
         """
-        client = self._client
+        client = self._worker.client
         try:
             found = await client.ledgers.read_latest(ledger_id)
             if not _has_writer(found.value) or found.value.writer_id != one.writer_id:
@@ -274,7 +258,7 @@ class OpenLedgers:
             closed = await recover_ledger(found, client.pool, client.ledgers, client.ensembles)
         except NoSuchLedgerError:
             return True
-        self._metrics.repair_outcomes_total.labels(RECOVERED).inc()
+        self._worker.metrics.repair_outcomes_total.labels(RECOVERED).inc()
         _log.info(
             "abandoned_ledger_recovered",
             ledger_id=ledger_id,
@@ -291,16 +275,16 @@ class OpenLedgers:
         """
         taken = found.value.with_state(LedgerState.IN_RECOVERY)
         absent = Check(keys.writer(found.value.writer_id), NOT_EXISTS)
-        return await self._client.ledgers.write(taken, found.version, [absent])
+        return await self._worker.client.ledgers.write(taken, found.version, [absent])
 
     async def _note_failure(self, ledger_id: int, one: _OpenLedger, error: BookieError) -> None:
-        longest = self._settings().retry_seconds_max
+        longest = self._worker.settings().retry_seconds_max
         if one.pauses is None:
             one.pauses = Backoff(RETRY_SECONDS_MIN, longest, jitter)
         failing = sum(other.pauses is not None for other in self._found.values())
         seconds = min(longest, max(one.pauses.next(), RETRY_SECONDS_EACH * failing))
-        one.not_before = self._clock.monotonic() + seconds
-        self._metrics.repair_outcomes_total.labels(NOT_RECOVERED).inc()
+        one.not_before = self._worker.clock.monotonic() + seconds
+        self._worker.metrics.repair_outcomes_total.labels(NOT_RECOVERED).inc()
         reason = f"{NOT_RECOVERED}: {error}"
         failure = await self._failures.add(ledger_id, NOT_RECOVERED, reason)
         _log.warning(

@@ -34,9 +34,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
 
-from bookie.config import RepairSettings
 from bookie.coordination.participant import Participant
-from bookie.env import Backoff, Clock, gather, jitter
+from bookie.env import Backoff, gather, jitter
 from bookie.errors import (
     BookieError,
     FormatError,
@@ -44,13 +43,12 @@ from bookie.errors import (
     MetadataError,
     NoSuchLedgerError,
 )
-from bookie.ledger.copies.marks import RepairLock, UnderreplicationManager
+from bookie.ledger.copies.marks import RepairLock
 from bookie.ledger.copies.whole_copies import find_lack
-from bookie.ledger.ledger_client import LedgerClient
 from bookie.ledger.metadata import LedgerMetadata
-from bookie.metadata.store import MetadataStore
 from bookie.node.own_copies import OwnCopies
-from bookie.telemetry import Metrics, event_log
+from bookie.repair.worker import RepairWorker
+from bookie.telemetry import event_log
 
 READS_AT_ONCE = 16
 ROUND_SECONDS_MIN, ROUND_SECONDS_MAX = 1.0, 600.0
@@ -65,26 +63,15 @@ _log = event_log(__name__)
 
 
 class Reclaimer:
-    """Removes unnamed copies of one bookie, a ledger at a time."""
+    """Removes unnamed copies of one bookie, a ledger at a time.
 
-    def __init__(
-        self,
-        client: LedgerClient,
-        store: MetadataStore,
-        settings: Callable[[], RepairSettings],
-        metrics: Metrics,
-        clock: Clock,
-        bookie_id: str,
-        marks: UnderreplicationManager,
-        copies: OwnCopies,
-    ) -> None:
-        self._client = client
-        self._store = store
-        self._settings = settings
-        self._metrics = metrics
-        self._clock = clock
-        self._bookie_id = bookie_id
-        self._marks = marks
+    Args:
+        worker: named as the bookie.
+        copies: those of the bookie.
+    """
+
+    def __init__(self, worker: RepairWorker, copies: OwnCopies) -> None:
+        self._worker = worker
         self._copies = copies
         self._since: dict[int, float] = {}
         """When each unnamed ledger was first seen so, by the clock of this process."""
@@ -104,7 +91,7 @@ class Reclaimer:
             MetadataClosedError: the store was closed.
         """
         pauses = Backoff(ROUND_SECONDS_MIN, ROUND_SECONDS_MAX, jitter)
-        async with Participant(self._store) as participant:
+        async with Participant(self._worker.store) as participant:
             while True:
                 seconds = 0.0
                 try:
@@ -118,7 +105,7 @@ class Reclaimer:
                 await asyncio.sleep(max(self._pause_seconds(), seconds))
 
     def _pause_seconds(self) -> float:
-        usual = self._settings().unnamed_copies_grace_seconds / ROUNDS_PER_GRACE
+        usual = self._worker.settings().unnamed_copies_grace_seconds / ROUNDS_PER_GRACE
         usual = min(max(usual, ROUND_SECONDS_MIN), ROUND_SECONDS_MAX)
         return max(usual, min(REST * self._look_seconds, REST_SECONDS_MAX))
 
@@ -128,7 +115,7 @@ class Reclaimer:
         Raises:
             MetadataError: the metadata store failed.
         """
-        began = self._clock.monotonic()
+        began = self._worker.clock.monotonic()
         self._silent.clear()
         seen: set[int] = set()
         async for page in self._copies.pages():
@@ -140,10 +127,10 @@ class Reclaimer:
                     for ledger_id, metadata in zip(some, found, strict=True)
                     if metadata is not None and not self._is_named(metadata)
                 )
-        now = self._clock.monotonic()
+        now = self._worker.clock.monotonic()
         self._look_seconds = now - began
         self._since = {ledger_id: self._since.get(ledger_id, now) for ledger_id in seen}
-        latest = now - self._settings().unnamed_copies_grace_seconds
+        latest = now - self._worker.settings().unnamed_copies_grace_seconds
         due = sorted(ledger_id for ledger_id, since in self._since.items() if since <= latest)
         reclaimed = 0
         try:
@@ -152,21 +139,21 @@ class Reclaimer:
                     break
                 reclaimed += await self._reclaim(ledger_id, participant)
         finally:
-            self._metrics.repair_unnamed_ledgers.set(len(self._since))
+            self._worker.metrics.repair_unnamed_ledgers.set(len(self._since))
         return reclaimed
 
     async def _read(self, ledger_id: int) -> LedgerMetadata | None:
         """Read the metadata of a ledger; None if it has none, or none that can be read."""
         with suppress(NoSuchLedgerError, FormatError):
-            return (await self._client.ledgers.read(ledger_id)).value
+            return (await self._worker.client.ledgers.read(ledger_id)).value
         return None
 
     def _is_named(self, metadata: LedgerMetadata) -> bool:
-        return any(self._bookie_id in fragment.bookies for fragment in metadata.fragments)
+        return any(self._worker.worker_id in fragment.bookies for fragment in metadata.fragments)
 
     async def _may_remove(self) -> bool:
         """True if repair is enabled and nothing casts doubt on the metadata store."""
-        if not await self._marks.is_enabled():
+        if not await self._worker.marks.is_enabled():
             return False
         reason = await self._copies.find_objection()
         if reason and reason != self._told:
@@ -178,13 +165,13 @@ class Reclaimer:
         """Remove the copies of one ledger under its lock, if all conditions hold."""
         epoch = participant.session_epoch
         try:
-            if not await self._marks.acquire_unmarked(ledger_id):
+            if not await self._worker.marks.acquire_unmarked(ledger_id):
                 return False
-            lock = self._marks.lock_of(ledger_id)
+            lock = self._worker.marks.lock_of(ledger_id)
 
             def is_certain() -> bool:
                 is_same = participant.is_certain and participant.session_epoch == epoch
-                return is_same and self._marks.has(ledger_id, lock)
+                return is_same and self._worker.marks.has(ledger_id, lock)
 
             try:
                 return await self._remove(ledger_id, lock, is_certain)
@@ -192,7 +179,7 @@ class Reclaimer:
                 # The end of the process does not wait for a silent store: locks are leased.
                 with suppress(BookieError, TimeoutError):
                     async with asyncio.timeout(RELEASE_SECONDS):
-                        await self._marks.release(ledger_id, lock)
+                        await self._worker.marks.release(ledger_id, lock)
         except NoSuchLedgerError:
             return False  # garbage collection deletes it
         except MetadataError:
@@ -204,7 +191,7 @@ class Reclaimer:
     async def _remove(
         self, ledger_id: int, lock: RepairLock, is_certain: Callable[[], bool]
     ) -> bool:
-        metadata = (await self._client.ledgers.read_latest(ledger_id)).value
+        metadata = (await self._worker.client.ledgers.read_latest(ledger_id)).value
         if self._is_named(metadata):
             del self._since[ledger_id]
             return False
@@ -216,10 +203,10 @@ class Reclaimer:
         if not (await self._may_remove() and await lock.is_held()):
             return False
         removed = await self._copies.remove(ledger_id, metadata.password_key, is_certain)
-        self._metrics.repair_reclaimed_bytes_total.inc(removed.size_bytes)
+        self._worker.metrics.repair_reclaimed_bytes_total.inc(removed.size_bytes)
         if not removed.is_whole:
             return False
-        self._metrics.repair_reclaimed_ledgers_total.inc()
+        self._worker.metrics.repair_reclaimed_ledgers_total.inc()
         del self._since[ledger_id]
         _log.info(
             "copies_reclaimed",
@@ -242,7 +229,7 @@ class Reclaimer:
 
     async def _find_lack(self, metadata: LedgerMetadata) -> str:
         try:
-            return await find_lack(self._client.pool, metadata, self._silent)
+            return await find_lack(self._worker.client.pool, metadata, self._silent)
         except MetadataError:
             raise
         except BookieError as error:

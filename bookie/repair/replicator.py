@@ -22,29 +22,27 @@ from __future__ import annotations
 import asyncio
 import heapq
 import math
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import NoReturn
 
 from bookie.cluster import keys
-from bookie.config import RepairSettings
-from bookie.env import Backoff, Clock, beside, jitter
+from bookie.env import Backoff, beside, jitter
 from bookie.env.pace import Pace
 from bookie.errors import BadRequestError, BookieError, MetadataClosedError, NoSuchLedgerError
 from bookie.ids import is_vacant
 from bookie.ledger.copies.departures import Departures, RepairFailures
-from bookie.ledger.copies.marks import RepairLock, UnderreplicationManager
+from bookie.ledger.copies.marks import RepairLock
 from bookie.ledger.copies.repair_history import RepairHistory
 from bookie.ledger.copies.replica_fill import ReplicaFill
 from bookie.ledger.copies.replica_move import ReplicaMove
 from bookie.ledger.copies.replica_plan import settled_fragments
 from bookie.ledger.copies.replica_repair import RepairOutcome
-from bookie.ledger.ledger_client import LedgerClient
 from bookie.ledger.underreplicated import UnderreplicatedLedger
 from bookie.metadata.model import Change
-from bookie.metadata.store import MetadataStore
-from bookie.telemetry import Metrics, event_log
+from bookie.repair.worker import RepairWorker
+from bookie.telemetry import event_log
 
 IDLE_SECONDS = 30.0
 """Time between two looks at the marks if nothing changes."""
@@ -79,32 +77,18 @@ class _Trouble:
 class Replicator:
     """Repairs marked ledgers, some at a time."""
 
-    def __init__(
-        self,
-        client: LedgerClient,
-        store: MetadataStore,
-        settings: Callable[[], RepairSettings],
-        metrics: Metrics,
-        clock: Clock,
-        worker: str,
-        marks: UnderreplicationManager | None = None,
-        history: RepairHistory | None = None,
-    ) -> None:
-        self._client = client
-        self._store = store
-        self._settings = settings
-        self._metrics = metrics
-        self._clock = clock
-        self._marks = marks or UnderreplicationManager(store, worker, clock)
-        self._history = history or RepairHistory(store, worker, clock)
+    def __init__(self, worker: RepairWorker, history: RepairHistory | None = None) -> None:
+        self._worker = worker
+        store, clock = worker.store, worker.clock
+        self._history = history or RepairHistory(store, worker.worker_id, clock)
         self._failures = RepairFailures(store, clock)
         self._departures = [
             Departures(store, keys.LOST_BOOKIES, clock),
             Departures(store, keys.LEAVING_BOOKIES, clock),
         ]
-        pace = Pace(lambda: settings().bytes_per_second_max)
-        self._move = ReplicaMove(client, pace)
-        self._fill = ReplicaFill(client, pace)
+        pace = Pace(lambda: worker.settings().bytes_per_second_max)
+        self._move = ReplicaMove(worker.client, pace)
+        self._fill = ReplicaFill(worker.client, pace)
         self._troubles: dict[int, _Trouble] = {}
         self._retry_at = -math.inf
         """No ledger that failed is tried again before."""
@@ -127,8 +111,8 @@ class Replicator:
             MetadataClosedError: the store was closed.
         """
         async with (
-            self._store.watch(keys.MARKED_LEDGERS) as changes,
-            self._store.watch(keys.REPAIR_DISABLED) as switched,
+            self._worker.store.watch(keys.MARKED_LEDGERS) as changes,
+            self._worker.store.watch(keys.REPAIR_DISABLED) as switched,
             beside([self._wake(changes), self._wake(switched)]),
             asyncio.TaskGroup() as tasks,
         ):
@@ -159,7 +143,7 @@ class Replicator:
 
         A ledger that was due at the last look was not there, or was locked.
         """
-        now = self._clock.monotonic()
+        now = self._worker.clock.monotonic()
         times = [max(one.not_before, self._retry_at) for one in self._troubles.values()]
         waits = [time - now for time in times if time > self._looked_at]
         return max(0.0, min([IDLE_SECONDS, *waits]))
@@ -176,17 +160,17 @@ class Replicator:
         Raises:
             MetadataError: the metadata store failed.
         """
-        self._looked_at, self._look_seconds = self._clock.monotonic(), 0.0
-        if not await self._marks.is_enabled():
+        self._looked_at, self._look_seconds = self._worker.clock.monotonic(), 0.0
+        if not await self._worker.marks.is_enabled():
             return 0
         due = await self._due()
         if len(due) < LEDGERS_OF_A_ROUND:
-            self._look_seconds = self._clock.monotonic() - self._looked_at
+            self._look_seconds = self._worker.clock.monotonic() - self._looked_at
         for begun, mark in enumerate(due):
-            while len(self._running) >= self._settings().ledgers_at_once:
+            while len(self._running) >= self._worker.settings().ledgers_at_once:
                 self._ended.clear()
                 await self._ended.wait()
-            if not await self._marks.is_enabled():
+            if not await self._worker.marks.is_enabled():
                 return begun
             self._running.add(mark.ledger_id)
             tasks.create_task(self._work(mark.ledger_id))
@@ -208,19 +192,19 @@ class Replicator:
             NoSuchLedgerError: the ledger does not exist.
             MetadataError: the metadata store failed.
         """
-        if not await self._marks.is_enabled():
+        if not await self._worker.marks.is_enabled():
             raise BadRequestError("repair is disabled in this cluster; enable it first")
-        metadata = (await self._client.ledgers.read_latest(ledger_id)).value
+        metadata = (await self._worker.client.ledgers.read_latest(ledger_id)).value
         names = {name for one, _ in settled_fragments(metadata) for name in one.bookies}
         if not names:
             return []
-        await self._marks.mark(ledger_id, names)
-        if not await self._marks.acquire(ledger_id):
+        await self._worker.marks.mark(ledger_id, names)
+        if not await self._worker.marks.acquire(ledger_id):
             raise BadRequestError(f"another worker repairs ledger {ledger_id} right now")
         try:
-            return await self._finish(ledger_id, self._marks.lock_of(ledger_id))
+            return await self._finish(ledger_id, self._worker.marks.lock_of(ledger_id))
         finally:
-            await self._marks.close()
+            await self._worker.marks.close()
 
     async def _gone(self) -> set[str]:
         return {name for kind in self._departures for name in await kind.names()}
@@ -230,18 +214,18 @@ class Replicator:
 
         Each call goes on where the last one ended, and begins anew at the end of the marks.
         """
-        now = self._clock.monotonic()
+        now = self._worker.clock.monotonic()
         self._troubles = {
             one: how for one, how in self._troubles.items() if now < how.not_before + FORGET_SECONDS
         }
         self._notice(await self._gone(), now)
         ready = self._ready(now)
-        locked = await self._marks.locked() | self._running
+        locked = await self._worker.marks.locked() | self._running
         unseen = set(self._troubles)
         free: list[UnderreplicatedLedger] = []
         after, self._after = self._after, -1
         for first in (after, -1) if after >= 0 else (-1,):
-            async for mark in self._marks.marked(after=first):
+            async for mark in self._worker.marks.marked(after=first):
                 ledger_id = mark.ledger_id
                 if first < 0 <= after < ledger_id:
                     break  # the first listing had it
@@ -262,7 +246,7 @@ class Replicator:
 
     def _notice(self, gone: set[str], now: float) -> None:
         """End all pauses if a bookie came, turned writable, or is gone or not gone any more."""
-        directory = self._client.directory
+        directory = self._worker.client.directory
         writable, arrivals = directory.bookies(), directory.arrivals
         present = {(name, name in writable, arrivals(name)) for name in directory.all()}
         if present - self._present or gone != self._gone_then:
@@ -282,30 +266,30 @@ class Replicator:
 
     async def _repair(self, ledger_id: int) -> None:
         """Repair one ledger under its lock, unless another worker has it."""
-        began = self._clock.monotonic()
+        began = self._worker.clock.monotonic()
         try:
-            if not await self._marks.acquire(ledger_id):
+            if not await self._worker.marks.acquire(ledger_id):
                 return
-            lock = self._marks.lock_of(ledger_id)
+            lock = self._worker.marks.lock_of(ledger_id)
             try:
                 outcomes = await self._finish(ledger_id, lock)
-                self._history.note(ledger_id, outcomes, self._clock.monotonic() - began)
+                self._history.note(ledger_id, outcomes, self._worker.clock.monotonic() - began)
             finally:
                 # The end of the process does not wait for a silent store: locks are leased.
                 with suppress(BookieError, TimeoutError):
                     async with asyncio.timeout(RELEASE_SECONDS):
-                        await self._marks.release(ledger_id, lock)
+                        await self._worker.marks.release(ledger_id, lock)
         except MetadataClosedError:
             raise
         except BookieError as error:
             self._wait(ledger_id)
-            self._history.note_error(ledger_id, str(error), self._clock.monotonic() - began)
+            self._history.note_error(ledger_id, str(error), self._worker.clock.monotonic() - began)
             _log.warning("repair_failed", ledger_id=ledger_id, reason=str(error))
 
     async def _finish(self, ledger_id: int, lock: RepairLock) -> list[RepairOutcome]:
         """Repair a locked ledger, and remove its mark if it has all its copies then."""
         gone = await self._gone()
-        mark = await self._marks.find(ledger_id)
+        mark = await self._worker.marks.find(ledger_id)
         outcomes = [] if mark is None else await self._outcomes(mark, gone, lock)
         failed = [one for one in outcomes if not one.is_whole]
         for one in outcomes:
@@ -317,7 +301,7 @@ class Replicator:
         else:
             await self._failures.remove(ledger_id)
             self._troubles.pop(ledger_id, None)
-            await self._marks.mark_replicated(ledger_id, lock)
+            await self._worker.marks.mark_replicated(ledger_id, lock)
         return outcomes
 
     async def _outcomes(
@@ -325,7 +309,7 @@ class Replicator:
     ) -> list[RepairOutcome]:
         ledger_id = mark.ledger_id
         try:
-            metadata = (await self._client.ledgers.read_latest(ledger_id)).value
+            metadata = (await self._worker.client.ledgers.read_latest(ledger_id)).value
         except NoSuchLedgerError:
             return []
         named = {name for one, _ in settled_fragments(metadata) for name in one.bookies}
@@ -336,7 +320,7 @@ class Replicator:
         for bookie_id in mark.replicas:
             if bookie_id in departed or bookie_id not in named:
                 continue
-            if bookie_id in self._client.directory.all():
+            if bookie_id in self._worker.client.directory.all():
                 outcomes.append(await self._fill.run(ledger_id, bookie_id))
             else:
                 outcomes.append(
@@ -357,16 +341,16 @@ class Replicator:
         )
 
     def _wait(self, ledger_id: int) -> None:
-        longest = self._settings().retry_seconds_max
+        longest = self._worker.settings().retry_seconds_max
         trouble = self._troubles.setdefault(
             ledger_id, _Trouble(Backoff(RETRY_SECONDS_MIN, longest, jitter))
         )
-        now = self._clock.monotonic()
+        now = self._worker.clock.monotonic()
         trouble.not_before = now + trouble.pauses.next()
         # Very many ledgers that fail must not keep everybody busy.
         self._retry_at = min(max(now, self._retry_at) + RETRY_SECONDS_EACH, now + longest)
 
     def _count(self, outcome: RepairOutcome) -> None:
-        self._metrics.repair_copied_entries_total.inc(outcome.entries)
-        self._metrics.repair_copied_bytes_total.inc(outcome.packet_bytes)
-        self._metrics.repair_outcomes_total.labels(outcome.outcome).inc()
+        self._worker.metrics.repair_copied_entries_total.inc(outcome.entries)
+        self._worker.metrics.repair_copied_bytes_total.inc(outcome.packet_bytes)
+        self._worker.metrics.repair_outcomes_total.labels(outcome.outcome).inc()

@@ -18,6 +18,7 @@ from bookie.repair.auditor import Auditor
 from bookie.repair.own_damage import OwnDamage
 from bookie.repair.reclaimer import Reclaimer
 from bookie.repair.replicator import Replicator
+from bookie.repair.worker import RepairWorker
 from bookie.telemetry import Metrics, event_log
 
 RESTART_SECONDS_MIN = 1.0
@@ -56,16 +57,16 @@ async def keep_repairing(
 
     async def attempt() -> None:
         async with open_ledger_client(store, sources, rpc) as client:
-            about = client, store, settings, metrics, clock, worker, marks
+            here = RepairWorker(client, store, settings, metrics, clock, worker, marks)
             works: list[Coroutine[object, object, NoReturn]] = [
-                Auditor(*about).run(),
-                Replicator(*about, history).run(),
+                Auditor(here).run(),
+                Replicator(here, history).run(),
                 history.run(),
             ]
             if own_damage is not None:
                 works.append(own_damage.run())
             if own_copies is not None:
-                works.append(Reclaimer(*about, own_copies).run())
+                works.append(Reclaimer(here, own_copies).run())
             await gather(works)
 
     this = asyncio.current_task()

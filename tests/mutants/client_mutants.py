@@ -199,7 +199,7 @@ CLIENT_MUTANTS = (
     Mutant(
         "a reclaim with a lock that another task gave back",
         RECLAIMING,
-        "return is_same and self._marks.has(ledger_id, lock)",
+        "return is_same and self._worker.marks.has(ledger_id, lock)",
         "return is_same",
         (f"{RECLAIM}a_lock_that_this_process_gave_back_removes_nothing",),
         "A mover names the bookie between the last question and the removal.",

@@ -33,6 +33,7 @@ from bookie.env import DiskUsage, SystemClock, beside
 from bookie.errors import MetadataUnavailableError
 from bookie.ids import BOOKIE_ID_METADATA_KEY, Status
 from bookie.ledger.catalog.ledgers import LedgerManager
+from bookie.ledger.copies.marks import UnderreplicationManager
 from bookie.ledger.ledger_client import open_ledger_client
 from bookie.ledger.metadata import LedgerMetadata, LedgerState
 from bookie.metadata.connect import open_store
@@ -42,6 +43,7 @@ from bookie.node.disk_watch import DiskWatch
 from bookie.node.engine.reader import UnreadableEntries
 from bookie.repair.auditor import Auditor
 from bookie.repair.replicator import Replicator
+from bookie.repair.worker import RepairWorker
 from bookie.telemetry import Metrics
 from bookie.testing.faulty_memory import FaultyMemoryStore
 from bookie.testing.simulation.loop import simulated_loop
@@ -553,8 +555,11 @@ async def test_copies_that_do_not_come_back(tmp_path: Path, prometheus: Scrapes)
         writer = await client.create_ledger(ensemble_size=5, write_quorum_size=5, ack_quorum_size=3)
         await writer.append(b"entry")
         await writer.close()
-        about = ledgers, cluster.store, lambda: settings, metrics, clock, "worker"
-        async with beside([Auditor(*about).run(), Replicator(*about).run()]):
+        marks = UnderreplicationManager(cluster.store, "worker", clock)
+        worker = RepairWorker(
+            ledgers, cluster.store, lambda: settings, metrics, clock, "worker", marks
+        )
+        async with beside([Auditor(worker).run(), Replicator(worker).run()]):
             await eventually(lambda: metrics.repair_auditor._value.get() == 1)
             await eventually(lambda: metrics.repair_audit_age_seconds._value.get() >= 0)
             prometheus.hold(10, b1=exposed(metrics))

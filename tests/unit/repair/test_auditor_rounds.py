@@ -20,6 +20,7 @@ from bookie.env import SystemClock, beside
 from bookie.ledger.copies.departures import Departures
 from bookie.ledger.copies.marks import UnderreplicationManager
 from bookie.repair.auditor import Auditor, SurveyReport
+from bookie.repair.worker import RepairWorker
 from bookie.telemetry import Metrics
 from tests.servers.ports import claimed_ports
 from tests.unit.ledger.real_cluster import RealCluster, real_cluster, until
@@ -64,7 +65,10 @@ async def auditor(cluster: RealCluster, bk: BookKeeper, clock: TurnedClock) -> A
     await writer.append(b"entry")
     await writer.close()
     client = bk._connected
-    auditor = Auditor(client, cluster.store, lambda: SETTINGS, Metrics(), clock, "b0")
+    marks = UnderreplicationManager(cluster.store, "b0", clock)
+    auditor = Auditor(
+        RepairWorker(client, cluster.store, lambda: SETTINGS, Metrics(), clock, "b0", marks)
+    )
     await _round(auditor)
     await auditor._audit_if_due()
     return auditor
@@ -243,7 +247,7 @@ async def test_a_silent_bookie_does_not_make_audits_endless(
             await auditor._look()
             await auditor._audit_if_due()
     assert 8 <= audits <= 10
-    assert auditor._metrics.repair_audit_age_seconds._value.get() > 9 * 24 * hours
+    assert auditor._worker.metrics.repair_audit_age_seconds._value.get() > 9 * 24 * hours
 
 
 async def test_an_audit_that_is_wanted_during_another_is_made(
@@ -274,7 +278,7 @@ async def test_the_age_of_the_first_audit_counts_from_the_first_look(
     cluster: RealCluster, auditor: Auditor, clock: TurnedClock
 ) -> None:
     """So an alert fires if none ever ends."""
-    age = auditor._metrics.repair_audit_age_seconds._value
+    age = auditor._worker.metrics.repair_audit_age_seconds._value
     marks = UnderreplicationManager(cluster.store)
     await marks.forget_check("replicas")
     assert await auditor._is_audit_due()
@@ -292,7 +296,7 @@ async def test_an_auditor_that_ends_tells_nothing_more(
 ) -> None:
     """Also if it ends while it leads. Its process goes on, and exposes the same metrics."""
     monkeypatch.setattr("bookie.repair.auditor.ROUND_SECONDS", 0.01)
-    marked = auditor._metrics.repair_marked_ledgers._value
+    marked = auditor._worker.metrics.repair_marked_ledgers._value
     await UnderreplicationManager(cluster.store).mark(7, ["b1"])
     async with beside([auditor.run()]):
         await until(lambda: marked.get() == 1)

@@ -31,6 +31,7 @@ from bookie.metadata.connect import open_store
 from bookie.metadata.store import MetadataStore
 from bookie.repair import open_ledgers
 from bookie.repair.open_ledgers import UNSEEN_SECONDS_MAX, OpenLedgers
+from bookie.repair.worker import RepairWorker
 from bookie.telemetry import Metrics
 from bookie.testing.faulty_memory import FaultyMemoryStore
 from tests.unit.ledger.real_cluster import RealCluster, real_cluster, until
@@ -80,15 +81,16 @@ class Place:
     def new_auditor(self) -> OpenLedgers:
         """An auditor that has seen nothing yet."""
         marks = UnderreplicationManager(self.cluster.store, "worker", self.clock)
-        self.auditor = OpenLedgers(
+        worker = RepairWorker(
             self.bk._connected,
             self.cluster.store,
             lambda: self.settings,
             self.metrics,
             self.clock,
+            "worker",
             marks,
-            lambda: self.is_split,
         )
+        self.auditor = OpenLedgers(worker, lambda: self.is_split)
         return self.auditor
 
     async def client(

@@ -23,6 +23,7 @@ from bookie.ledger.metadata import LedgerMetadata, LedgerState
 from bookie.node.own_copies import OwnCopies
 from bookie.node.start import StartedBookie
 from bookie.repair.reclaimer import REST, REST_SECONDS_MAX, Reclaimer
+from bookie.repair.worker import RepairWorker
 from bookie.telemetry import Metrics
 from tests.unit.ledger.real_cluster import RealCluster, real_cluster, until
 from tests.unit.node.engine.machine import batch
@@ -66,7 +67,7 @@ class Place:
         assert (await move.run(self.ledger_id, {self.former}, None)).is_whole
         self.moved = await self.bk.ledger_metadata(self.ledger_id)
         await self.node.engine.checkpoint()
-        self.reclaimer = Reclaimer(
+        worker = RepairWorker(
             self.client,
             self.cluster.store,
             lambda: self.settings,
@@ -74,8 +75,8 @@ class Place:
             self.clock,
             self.former,
             self.marks,
-            OwnCopies(self.node.engine, self.node.garbage),
         )
+        self.reclaimer = Reclaimer(worker, OwnCopies(self.node.engine, self.node.garbage))
 
     @property
     def ledger_id(self) -> int:

@@ -22,6 +22,7 @@ from bookie.repair.replicator import (
     LEDGERS_OF_A_ROUND,
     Replicator,
 )
+from bookie.repair.worker import RepairWorker
 from bookie.telemetry import Metrics
 from tests.conformance.faulty_store import FaultyStore
 from tests.unit.ledger.real_cluster import RealCluster, real_cluster, until
@@ -74,7 +75,9 @@ def marks(cluster: RealCluster) -> UnderreplicationManager:
 
 @pytest.fixture
 def replicator(bk: BookKeeper, store: SlowStore, clock: TurnedClock) -> Replicator:
-    return Replicator(bk._connected, store, lambda: SETTINGS, Metrics(), clock, "b0")
+    marks = UnderreplicationManager(store, "b0", clock)
+    worker = RepairWorker(bk._connected, store, lambda: SETTINGS, Metrics(), clock, "b0", marks)
+    return Replicator(worker)
 
 
 async def _round(replicator: Replicator) -> int:

@@ -1,0 +1,31 @@
+"""A worker of repair, as its auditor, its replicator and its reclaimer share it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from bookie.config import RepairSettings
+from bookie.env import Clock
+from bookie.ledger.copies.marks import UnderreplicationManager
+from bookie.ledger.ledger_client import LedgerClient
+from bookie.metadata.store import MetadataStore
+from bookie.telemetry import Metrics
+
+
+@dataclass(frozen=True, slots=True)
+class RepairWorker:
+    """One participant of a cluster's repair: its connections, its settings and its name."""
+
+    client: LedgerClient
+    """Reaches the bookies and the ledgers' metadata."""
+    store: MetadataStore
+    """Its session owns the worker's locks and its candidacy."""
+    settings: Callable[[], RepairSettings]
+    """Gives the section ``[repair]`` of this moment."""
+    metrics: Metrics
+    clock: Clock
+    worker_id: str
+    """Who repairs, for others to see; the bookie's id if the worker is a bookie."""
+    marks: UnderreplicationManager
+    """The marks of ledgers that lack copies, and the locks that this worker holds."""
