@@ -31,6 +31,7 @@ from bookie.errors import BadRequestError, FormatError, NoSuchKeyError
 if TYPE_CHECKING:
     from bookie.config import RepairSettings, Sources
     from bookie.ledger.catalog.dependents import Dependents
+    from bookie.ledger.copies.marks import UnderreplicationManager
     from bookie.ledger.copies.quorum_change import QuorumChanged
     from bookie.ledger.copies.replica_repair import RepairOutcome
     from bookie.ledger.ledger_client import LedgerClient
@@ -109,7 +110,7 @@ async def _list(store: MetadataStore, limit: int) -> list[Record]:
                 "ledger_id": mark.ledger_id,
                 "missing_on": list(mark.replicas),
                 "since": format_moment(mark.marked_ms),
-                "worker": await marks.worker_of(mark.ledger_id) or "",
+                "worker": await _worker_of(marks, mark.ledger_id),
                 "attempts": 0 if failure is None else failure.attempts,
                 "reason": "" if failure is None else failure.reason,
             }
@@ -124,12 +125,20 @@ async def _list(store: MetadataStore, limit: int) -> list[Record]:
                     "ledger_id": failure.ledger_id,
                     "missing_on": [],
                     "since": format_moment(failure.failed_ms),
-                    "worker": await marks.worker_of(failure.ledger_id) or "",
+                    "worker": await _worker_of(marks, failure.ledger_id),
                     "attempts": failure.attempts,
                     "reason": failure.reason,
                 }
             )
     return records
+
+
+async def _worker_of(marks: UnderreplicationManager, ledger_id: int) -> str:
+    """The worker that has a ledger's lock, as a column shows it; empty if nobody has it."""
+    try:
+        return await marks.worker_of(ledger_id) or ""
+    except FormatError:
+        return "unknown: its lock cannot be read"
 
 
 @app.command("history")

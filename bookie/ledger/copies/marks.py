@@ -407,7 +407,11 @@ class UnderreplicationManager:
             self._held[ledger_id] = _Held(held.token, None)
 
     async def worker_of(self, ledger_id: int) -> str | None:
-        """Return the worker that repairs a ledger, or None."""
+        """Return the worker that repairs a ledger, or None.
+
+        Raises:
+            FormatError: the lock is damaged, or of a newer version.
+        """
         key = _LOCKS.key(ledger_id)
         record = await self._store.get(key)
         return None if record is None else _lock_of(key, record.value)[0]

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import pytest
 
 from bookie.cli import app
 from bookie.cluster import keys
 from bookie.cluster.instance import initialize_cluster
-from bookie.ledger.underreplicated import EndedRepair, encode_history
+from bookie.ledger.copies.departures import _FAILURES
+from bookie.ledger.copies.marks import UnderreplicationManager
+from bookie.ledger.underreplicated import (
+    NOT_RECOVERED,
+    EndedRepair,
+    RepairFailure,
+    encode_failure,
+    encode_history,
+)
+from bookie.metadata.store import MetadataStore
 from tests.unit.cli.cli_store import new_uri, on
 
 Said = pytest.CaptureFixture[str]
@@ -24,6 +34,14 @@ def uri(uri: str) -> str:
 
 def _keep(uri: str, worker: str, value: bytes) -> None:
     on(uri, lambda store: store.put(f"{keys.REPAIR_HISTORY}/{worker}", value))
+
+
+async def _mark(ledger_id: int, store: MetadataStore) -> None:
+    await UnderreplicationManager(store).mark(ledger_id, ["b1"])
+
+
+async def _put(key: str, value: bytes, store: MetadataStore) -> None:
+    await store.put(key, value)
 
 
 def _repairs(first: int, count: int) -> bytes:
@@ -63,6 +81,26 @@ def test_a_damaged_history_is_named_and_hides_no_other(uri: str, capsys: Said) -
     said = capsys.readouterr()
     assert "b1" in said.out
     assert said.err == "bookie: not listed, because their records are damaged: b2\n"
+
+
+def test_a_damaged_lock_leaves_its_ledger_in_the_list(uri: str, capsys: Said) -> None:
+    """It may be of a newer version, whose worker is at work; the other rows stay as they are."""
+    for ledger_id in (7, 8):
+        on(uri, partial(_mark, ledger_id))
+    failed = encode_failure(RepairFailure(9, NOT_RECOVERED, "nobody answers", 1, 1000))
+    on(uri, lambda store: store.put(_FAILURES.key(9), failed))
+    for ledger_id in (7, 9):
+        lock = f"{keys.REPAIR_LOCKS}/{ledger_id:019}"
+        on(uri, partial(_put, lock, b"damaged"))
+    assert app.run(["repair", "list", "-o", "json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row["ledger_id"], row["worker"]) for row in rows] == [
+        (7, "unknown: its lock cannot be read"),
+        (8, ""),
+        (9, "unknown: its lock cannot be read"),
+    ]
+    assert app.run(["repair", "list"]) == 0
+    assert "its lock cannot be read" in capsys.readouterr().out
 
 
 def test_a_store_without_a_cluster_has_no_history(
