@@ -7,7 +7,14 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Protocol
 
-from bookie.errors import BadRequestError
+from bookie.errors import (
+    BadRequestError,
+    CorruptionError,
+    NoSuchEntryError,
+    NoSuchLedgerError,
+    UnavailableError,
+)
+from bookie.ids import MAX_ID
 from bookie.log.catalog.logs import LogPartition
 from bookie.log.log_client import LogClient
 from bookie.log.read.ledger_runs import LedgerReaders
@@ -19,7 +26,10 @@ from bookie.log.record.log_record import LogRecord
 
 END_LOOKS_MAX = 20
 END_PAUSE_SECONDS = 0.1
-"""An offset is behind the end if END_LOOKS_MAX looks, with these pauses, do not reach it."""
+"""An offset is behind the end if END_LOOKS_MAX looks, with these pauses, do not reach it.
+
+A record becomes confirmed for readers soon after its append returned: with the next one, or alone.
+"""
 
 
 class PartitionReading(Protocol):
@@ -36,13 +46,17 @@ class PartitionReading(Protocol):
     async def bounds(self, partition: LogPartition) -> tuple[int, int]:
         """Return the earliest offset, and the offset after the last confirmed record."""
 
+    async def is_beyond(self, partition: LogPartition, offset: int) -> bool:
+        """True if the record before `offset` was surely not confirmed when this call began."""
+
 
 async def locate_cursor(reading: PartitionReading, partition: LogPartition, place: Place) -> int:
     """Return the offset for a cursor at a place, which must not be beyond the end of the log.
 
     A cursor beyond the end would silently skip records that are appended later. The end that
-    bookies report may lack the newest records. So this call reads the end several times before it
-    refuses an offset.
+    bookies report may lack the newest records. So this call refuses an offset at once only if so
+    many bookies deny the record before it that nobody can have confirmed it. Otherwise it reads the
+    end several times.
 
     Raises:
         BadRequestError: the place is behind the end.
@@ -54,7 +68,7 @@ async def locate_cursor(reading: PartitionReading, partition: LogPartition, plac
     looks = END_LOOKS_MAX
     while (end := (await reading.bounds(partition))[1]) < offset:
         looks -= 1
-        if not looks:
+        if not looks or await reading.is_beyond(partition, offset):
             raise BadRequestError(
                 f"offset {offset} is behind the end of {partition}: its next record gets {end}"
             )
@@ -122,6 +136,40 @@ class LogReading:
         definition = await self._client.definition(partition.name)
         extent = await log_extent(self._client, partition, definition, self._password)
         return extent.earliest_offset, extent.end_offset
+
+    async def is_beyond(self, partition: LogPartition, offset: int) -> bool:
+        """True if the record before `offset` was surely not confirmed when this call began.
+
+        The head is read first, and names the ledger of every record confirmed until then. False if
+        a bookie has the record, if too few bookies answer, or while the log changes its ledger.
+
+        Raises:
+            NoSuchLogError: there is no such log.
+            MetadataError: the metadata store failed.
+        """
+        ranges, readers = await self._look(partition)
+        if not ranges.ranges:
+            return offset > ranges.head.start_offset
+        last = ranges.ranges[-1]
+        if last.base_offset is None:
+            return False  # the end of the ledger before it is not known
+        if last.end_offset is not None:
+            return offset > last.end_offset
+        entry_id = last.first_entry_id + offset - 1 - last.base_offset
+        if entry_id < last.first_entry_id:
+            return False
+        if entry_id > MAX_ID:
+            return True
+        try:
+            handle = await readers.open(last.ledger_id)
+            async with aclosing(handle.read_unconfirmed(entry_id, entry_id)) as entries:
+                async for _ in entries:
+                    return False
+        except NoSuchEntryError:
+            return True
+        except (NoSuchLedgerError, BadRequestError, UnavailableError, CorruptionError):
+            return False  # it was closed or deleted meanwhile, or nobody can tell
+        return False
 
     async def _look(self, partition: LogPartition) -> tuple[LogRanges, LedgerReaders]:
         """Read the newest ranges of a partition, and return them with readers for their ledgers."""

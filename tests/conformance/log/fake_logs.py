@@ -60,6 +60,9 @@ class FakeLogs:
     async def bounds(self, partition: LogPartition) -> tuple[int, int]:
         return 0, await self.locate(partition, "latest")
 
+    async def is_beyond(self, partition: LogPartition, offset: int) -> bool:
+        return offset > await self.locate(partition, "latest")
+
     async def locate(self, partition: LogPartition, place: Place) -> int:
         match place:
             case "earliest":

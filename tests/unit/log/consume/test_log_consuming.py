@@ -11,6 +11,7 @@ import pytest
 
 from bookie.api import BookKeeper, LogPolicy, LogWriter, connect
 from bookie.errors import BadRequestError, LogTruncatedError
+from bookie.ids import MAX_ID
 from bookie.log.catalog.logs import LogName, LogPartition
 from bookie.log.consume.consumer import LogConsumer
 from bookie.log.consume.cursors import Cursors
@@ -122,8 +123,14 @@ async def test_a_cursor_goes_to_any_place(one_bookie: RealCluster) -> None:
             await cursors.reset("billing", (999, 0))
 
 
-async def test_no_cursor_stands_behind_the_end(one_bookie: RealCluster) -> None:
-    """It would pass over records that come. Right behind the last record it may stand."""
+async def test_no_cursor_stands_behind_the_end(
+    one_bookie: RealCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would pass over records that come. Right behind the last record it may stand.
+
+    Bookies deny the record, so that no refusal waits for the last look.
+    """
+    monkeypatch.setattr("bookie.log.read.reading.END_LOOKS_MAX", 10**9)
     async with client_of(one_bookie) as (bk, logs):
         await bk.create_log("orders", policy=ONE_COPY)
         reading = LogReading(logs)
@@ -151,6 +158,51 @@ async def test_no_cursor_stands_behind_the_end(one_bookie: RealCluster) -> None:
             await append(log, "b")
             async with LogConsumer(logs, "orders", reading, cursor="billing") as consumer:
                 assert await take(consumer, 1) == [b"b"]
+
+
+async def test_a_stored_record_is_waited_for(
+    one_bookie: RealCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its append has returned, and bookies do not report it as confirmed yet."""
+    async with client_of(one_bookie) as (bk, logs):
+        await bk.create_log("orders", policy=ONE_COPY)
+        reading = LogReading(logs)
+        cursors = Cursors(logs, ORDERS, reading)
+        bounds, looks = reading.bounds, [0]
+
+        async def late(partition: LogPartition) -> tuple[int, int]:
+            looks[0] += 1
+            earliest, end = await bounds(partition)
+            return earliest, end if looks[0] > 3 else 0
+
+        monkeypatch.setattr(reading, "bounds", late)
+        async with bk.open_log("orders") as log:
+            await log.append(b"a")
+            await cursors.create("billing", 1)
+            assert looks == [4]
+            looks[0] = 0
+            with pytest.raises(BadRequestError, match="is behind the end"):
+                await cursors.commit("billing", 2)
+            assert looks == [1]
+
+
+async def test_what_was_never_written_or_is_closed_ends_exactly(
+    one_bookie: RealCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A log without a ledger, and one whose last ledger is closed."""
+    monkeypatch.setattr("bookie.log.read.reading.END_LOOKS_MAX", 10**9)
+    async with client_of(one_bookie) as (bk, logs):
+        await bk.create_log("orders", policy=ONE_COPY)
+        cursors = Cursors(logs, ORDERS, LogReading(logs))
+        await cursors.create("billing", 0)
+        with pytest.raises(BadRequestError, match="is behind the end"):
+            await cursors.commit("billing", 1)
+        async with bk.open_log("orders") as log:
+            await append(log, "a", "b")
+        await cursors.commit("billing", 2)
+        for offset in (3, MAX_ID):
+            with pytest.raises(BadRequestError, match="is behind the end"):
+                await cursors.commit("billing", offset)
 
 
 async def test_what_is_open_behind_an_open_ledger_has_no_offset_yet(
