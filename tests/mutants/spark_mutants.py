@@ -74,6 +74,7 @@ SPARK_MUTANTS = (
         "        cut",
         (f"{TASK}a_record_that_is_too_large_fails_the_attempt",),
         "Rows that were not written are committed.",
+        harmless="`cut` waits for the same appends, and a failed one fails it; see its own mutant.",
     ),
     Mutant(
         "a task writes without a bound",
