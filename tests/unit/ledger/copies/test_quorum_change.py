@@ -40,7 +40,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[RealCluster]:
 
 @pytest.fixture
 async def bk(cluster: RealCluster) -> AsyncIterator[BookKeeper]:
-    async with connect(cluster.uri, replace_after_seconds=0.2) as client:
+    async with connect(cluster.uri, replace_after_seconds=0.2, add_timeout_seconds=1) as client:
         yield client
 
 
@@ -264,9 +264,14 @@ async def test_bookies_that_leave_are_no_newcomers(
 
 @pytest.mark.parametrize("write_quorum", [2, 4])
 async def test_a_bookie_that_is_away_lets_nothing_change(
-    cluster: RealCluster, bk: BookKeeper, change: QuorumChange, write_quorum: int
+    cluster: RealCluster,
+    bk: BookKeeper,
+    change: QuorumChange,
+    write_quorum: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Until it is back. A smaller quorum may leave no other copy than its."""
+    monkeypatch.setattr("bookie.ledger.copies.copy_check.PATIENCE_SECONDS", 0.2)
     metadata = await _write(bk, 3, 3, 2)
     victim = metadata.last_fragment.bookies[1]
     await cluster.stop(int(victim[1:]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,6 +35,11 @@ async def cluster(tmp_path: Path) -> AsyncIterator[RealCluster]:
 async def bk(cluster: RealCluster) -> AsyncIterator[BookKeeper]:
     async with connect(cluster.uri, replace_after_seconds=0.2) as client:
         yield client
+
+
+def impatient(cluster: RealCluster) -> AbstractAsyncContextManager[BookKeeper]:
+    """A client whose closes do not wait long for a bookie that is away."""
+    return connect(cluster.uri, add_timeout_seconds=1)
 
 
 async def _write(bk: BookKeeper, ensemble: int = 3, copies: int = 3) -> LedgerMetadata:
@@ -178,7 +184,7 @@ async def test_a_skipped_bookie_lacks_what_it_missed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No spare is there: entries get two copies, and the audit says so."""
-    async with real_cluster(tmp_path / "three") as cluster, connect(cluster.uri) as bk:
+    async with real_cluster(tmp_path / "three") as cluster, impatient(cluster) as bk:
         writer = await bk.create_ledger(ack_quorum_size=2)
         await writer.append_many(PAYLOADS)
         await cluster.stop(1)
@@ -202,7 +208,7 @@ async def test_what_a_bookie_in_limbo_lacks_is_copied_back(
 ) -> None:
     """It answers, and does not know what it lacks. No answer would be another verdict."""
     monkeypatch.setattr("bookie.ledger.copies.copy_check.PATIENCE_SECONDS", 0.2)
-    async with real_cluster(tmp_path / "limbo") as cluster, connect(cluster.uri) as bk:
+    async with real_cluster(tmp_path / "limbo") as cluster, impatient(cluster) as bk:
         writer = await bk.create_ledger(ack_quorum_size=2)
         other = await bk.create_ledger(ack_quorum_size=2)
         await writer.append_many(PAYLOADS)
