@@ -5,19 +5,22 @@ the checksums of blocks and of requests' payloads, and the ids in packets. In th
 the checksums of pages, and that slots point inside their files. A pass bypasses the page cache
 where the file system allows it. A pass reads at a bounded rate, in steps of a worker thread.
 
-Damage that a pass finds is reported once and recorded in the index. The record is removed when a
-later pass finds the place sound or the file gone; until then the bookie is in doubt. A file that a
-compaction removes is not damage. The scrubber does not verify the digests of entries; clients and
-the integrity check do.
+Damage that a pass finds is reported once and recorded in the index. While a record is there, the
+bookie is in doubt. The record is removed when a later pass finds the place sound or the file gone,
+or when the index points to no entry in the damaged place any more (`Scrubber.settle`). So a place
+whose entries were copied back from other bookies is no damage, and neither is a file that a
+compaction removes. The scrubber does not verify the digests of entries; clients and the integrity
+check do.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from operator import truediv
 from typing import NoReturn, TypeVar
 
 import numpy as np
@@ -66,6 +69,12 @@ class Finding:
     file: int
     offset: int
     what: str
+    end: int = 0
+    """The end of the damaged bytes, which entries may lie in; 0 if it is not about entries."""
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.file, self.offset
 
 
 @dataclass(slots=True)
@@ -106,11 +115,18 @@ class Scrubber:
         self._index = integrity.index
         self._files = files
         self._integrity = integrity
-        self._idle, self._rest = Pause(), Pause()
+        self._idle, self._rest, self._again = Pause(), Pause(), Pause()
         self._asked = False
         self._now = False
         self._read_since = 0
         self._ends: dict[int, int] = {}
+        self._spans: dict[tuple[int, int], Finding] = {}
+        """The findings of this process in files, with their ends."""
+        self._without_entries: dict[tuple[int, int], int] = {}
+        """The ends of damaged places to which the index does not point.
+
+        It never will, because new entries have new places. The damage may grow.
+        """
         self.running = False
         self.report = ScrubReport()
         self.findings: dict[tuple[int, int], str] = {
@@ -180,6 +196,7 @@ class Scrubber:
                 at = (offset, sequence) if file == number else (FILE_HEADER_SIZE_BYTES, 0)
                 await self._scrub_file(file, *at)
             await self._scrub_index()
+            await self.settle()
             await self._forget([key for key in self.findings if not self._is_there(key[0])])
             await self._put({META_POSITION: b""})
             self.report.passes = passes + 1
@@ -205,7 +222,8 @@ class Scrubber:
         steps = self._file_steps(number, offset, sequence)
         found: set[tuple[int, int]] = set()
         while (step := await self._run(lambda: next(steps, None))) is not None:
-            found |= {(item.file, item.offset) for item in step.findings}
+            found |= {item.key for item in step.findings}
+            self._ends[number] = max(step.end, self._ends.get(number, 0))
             await self._take(step)
             await self._remember(number, step)
         if offset == FILE_HEADER_SIZE_BYTES:
@@ -236,7 +254,8 @@ class Scrubber:
         try:
             header = read_header(file)
         except (CorruptionError, OSError) as error:
-            yield _Step(FILE_HEADER_SIZE_BYTES, [Finding(number, 0, f"file {number}: {error}")])
+            finding = Finding(number, 0, f"file {number}: {error}", end)
+            yield _Step(FILE_HEADER_SIZE_BYTES, [finding])
             return
         while offset < end:
             step = _Step()
@@ -245,7 +264,6 @@ class Scrubber:
                     step = _Step(group.end - offset, _check(number, group))
                     offset, sequence = group.end, group.sequence
                     step.end, step.sequence = offset, sequence
-                    self._ends[number] = offset
                     yield step
                     if offset >= end:
                         return
@@ -254,8 +272,9 @@ class Scrubber:
                 what = f"file {number} is damaged at offset {offset}"
             except OSError as error:
                 what = f"file {number} cannot be read at offset {offset}: {error}"
-            step = _Step(0, [Finding(number, offset, what)], offset, sequence)
             following = _behind(file, header, offset, sequence)
+            behind_it = end if following is None else following[0]
+            step = _Step(0, [Finding(number, offset, what, behind_it)], offset, sequence)
             if following is None:
                 yield step
                 return
@@ -270,11 +289,15 @@ class Scrubber:
             await self._put({META_POSITION: _POSITION.pack(number, step.end, step.sequence)})
 
     async def _scrub_index(self) -> None:
+        found: set[tuple[int, int]] = set()
         for read in (self._index_step, self._rows_step):
             start: bytes | None = b""
             while start is not None:
                 step, start = await self._run(partial(read, start))
+                found |= {item.key for item in step.findings}
                 await self._take(step)
+        # A damaged page or row is sound once it was written anew.
+        await self._forget([key for key in self.findings if key[0] == 0 and key not in found])
 
     def _index_step(self, start: bytes) -> tuple[_Step, bytes | None]:
         """Check some index pages: each must be intact, and its slots must point inside files."""
@@ -323,13 +346,67 @@ class Scrubber:
         """Report the new damage of a step, count its bytes, and wait to keep to the rate."""
         self.report.bytes += step.size_bytes
         self._metrics.scrub_bytes_total.inc(step.size_bytes)
-        for finding in step.findings:
-            key = (finding.file, finding.offset)
-            # A missing file was removed, not damaged.
-            if key in self.findings or not self._is_there(finding.file):
-                continue
-            await self._report(key, finding.what)
+        self._spans |= {item.key: item for item in step.findings if item.end}
+        new = [item for item in step.findings if self._is_new(item)]
+        alive = await self._with_entries(new)
+        self._without_entries |= {item.key: item.end for item in new if item.key not in alive}
+        for finding in new:
+            if finding.key in alive:
+                await self._report(finding.key, finding.what)
         await self._rest.wait(lambda: step.size_bytes / max(self._rate(), 1))
+
+    def _is_new(self, finding: Finding) -> bool:
+        key = finding.key
+        # A missing file was removed, not damaged.
+        is_known = key in self.findings or finding.end <= self._without_entries.get(key, -1)
+        return not is_known and self._is_there(finding.file)
+
+    async def settle(self) -> None:
+        """Forget findings in files to whose places the index does not point any more.
+
+        Files with findings of a former process are read again first.
+        """
+        files = {number for number, _ in self.findings.keys() - self._spans.keys() if number}
+        for number in sorted(files):
+            steps = self._file_steps(number, FILE_HEADER_SIZE_BYTES, 0)
+            while (step := await self._run(partial(next, steps, None))) is not None:
+                self._spans |= {item.key: item for item in step.findings if item.end}
+                await self._again.wait(partial(truediv, step.size_bytes, NOW_BYTES_PER_SECOND))
+        known = [self._spans[key] for key in self.findings if key in self._spans]
+        alive = await self._with_entries(known)
+        gone = {item.key: item.end for item in known if item.key not in alive}
+        self._without_entries |= gone
+        await self._forget([key for key in gone if key in self.findings])
+
+    async def _with_entries(self, findings: Sequence[Finding]) -> set[tuple[int, int]]:
+        """Those of the places to which the index points, or may point because a page is damaged."""
+        alive = {item.key for item in findings if not item.end}
+        left = [item for item in findings if item.end]
+        start: bytes | None = b""
+        while left and start is not None:
+            found, start = await self._run(partial(self._pointed_at, left, start))
+            alive |= found
+            left = [item for item in left if item.key not in alive]
+        return alive
+
+    def _pointed_at(
+        self, findings: Sequence[Finding], start: bytes
+    ) -> tuple[set[tuple[int, int]], bytes | None]:
+        """Look at some index pages from the key `start` on."""
+        pairs, hidden = some_of(self._index.store, "locations", start)
+        pages, damaged = sound_slots(pairs)
+        following = behind(pairs, start)
+        if hidden or damaged or (pairs and following is None):
+            return {item.key for item in findings}, None
+        slots = pages.reshape(-1, 3)
+        slots = slots[slots[:, 2] > 0]
+        files, begins = slots[:, 0], slots[:, 1].astype(np.int64)
+        ends = begins + slots[:, 2]
+        return {
+            item.key
+            for item in findings
+            if ((files == item.file) & (begins < item.end) & (ends > item.offset)).any()
+        }, following
 
     def _rate(self) -> int:
         rate = self._settings.scrub_bytes_per_second
@@ -390,7 +467,8 @@ def _check(number: int, group: BlockGroup) -> list[Finding]:
     try:
         records = group.parse()
     except CorruptionError as error:
-        return [Finding(number, first, f"file {number} holds no records at {first}: {error}")]
+        what = f"file {number} holds no records at {first}: {error}"
+        return [Finding(number, first, what, group.end)]
     findings = []
     body = group.body
     for start, size, crc in zip(
@@ -402,15 +480,15 @@ def _check(number: int, group: BlockGroup) -> list[Finding]:
         if crc32c(body[start : start + size]) != crc:
             place = int(group.places_of(np.array([start]))[0])
             what = f"the payload at {place} of file {number} is not what its writer sent"
-            findings.append(Finding(number, place, what))
+            findings.append(Finding(number, place, what, place + size))
     wrong = np.flatnonzero(
         (records.header_ledger_ids != records.ledger_ids)
         | (records.header_entry_ids != records.entry_ids)
     )
     if len(wrong):
-        at = int(group.places_of(records.packets[wrong[:1]])[0])
+        at = int(group.places_of(records.packets[wrong]).min())
         what = f"the packet at {at} of file {number} is not the entry that its record says"
-        findings.append(Finding(number, at, what))
+        findings.append(Finding(number, at, what, group.end))
     return findings
 
 

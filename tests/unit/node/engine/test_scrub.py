@@ -172,3 +172,78 @@ async def test_a_pass_goes_on_where_it_was(
         assert engine._booted.index.meta(META_POSITION) == b""
         await engine.scrubber.scrub()
         assert engine.scrubber.report.files == len(machine.journals())
+
+
+async def test_damage_without_entries_is_forgotten(machine: Machine) -> None:
+    """Recovery adds put its entries elsewhere; the place itself stays as it is."""
+    async with machine.engine() as engine:
+        await live(engine)
+        path = machine.journals()[0]
+        flip(path, b"7/4/0:")
+        assert len(await scrub(engine)) == 1
+        await add(engine, 7, [4], size=40 * KIB, recovery=True)
+        await engine.checkpoint()
+        assert len(await scrub(engine)) == 1, "its neighbour in the block is still there"
+        await add(engine, 7, [5], size=40 * KIB, recovery=True)
+        await engine.checkpoint()
+        assert await scrub(engine) == {}
+        count = machine.metrics.errors_total.labels("scrub")._value
+        assert count.get() == 1
+        assert await scrub(engine) == {}
+    async with machine.engine() as engine:
+        assert await scrub(engine) == {}
+        assert count.get() == 1, "what has no entries is no news for the next process"
+
+
+async def test_damage_that_grows_is_found(machine: Machine) -> None:
+    """It begins where the index points to nothing, and reaches into the next block."""
+    async with machine.engine() as engine:
+        await live(engine)
+        path = machine.journals()[0]
+        flip(path, b"7/4/0:")
+        await add(engine, 7, [4, 5], size=40 * KIB, recovery=True)
+        await engine.checkpoint()
+        assert await scrub(engine) == {}
+        flip(path, b"7/6/0:")
+        ((number, _),) = await scrub(engine)
+        assert number == int(path.stem)
+
+
+async def test_findings_of_a_former_process_settle_without_a_pass(machine: Machine) -> None:
+    """Their files are read again, since nobody knows the ends of the damage."""
+    async with machine.engine() as engine:
+        await live(engine)
+        flip(machine.journals()[0], b"7/4/0:")
+        flip(machine.journals()[0], b"7/8/0:")
+        assert len(await scrub(engine)) == 2
+        await add(engine, 7, [4, 5], size=40 * KIB, recovery=True)
+    async with machine.engine() as engine:
+        await engine.checkpoint()
+        assert len(engine.scrubber.findings) == 2
+        await engine.scrubber.settle()
+        assert len(engine.scrubber.findings) == 1
+        await add(engine, 7, [8, 9], size=40 * KIB, recovery=True)
+        await engine.checkpoint()
+        await engine.scrubber.settle()
+        assert engine.scrubber.findings == {}
+    async with machine.engine() as engine:
+        assert engine.scrubber.findings == {}
+
+
+async def test_a_damaged_page_keeps_all_findings(machine: Machine) -> None:
+    """It may point to the place; once it is written anew, both findings go."""
+    async with machine.engine() as engine:
+        await live(engine)
+        flip(machine.journals()[0], b"7/4/0:")
+        assert len(await scrub(engine)) == 1
+        await add(engine, 7, [4, 5], size=40 * KIB, recovery=True)
+        await engine.checkpoint()
+        store, key = engine._booted.index.store, page_key(8, 1)
+        with store.write() as txn:
+            sound = txn.get("locations", key)
+            assert sound is not None
+            txn.put("locations", key, sound[:-1] + bytes([sound[-1] ^ 1]))
+        assert len(await scrub(engine)) == 2
+        with store.write() as txn:
+            txn.put("locations", key, sound)
+        assert await scrub(engine) == {}
