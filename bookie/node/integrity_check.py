@@ -34,6 +34,8 @@ from itertools import pairwise
 from typing import NoReturn, TypeVar
 
 from bookie.config import NodeSettings
+from bookie.entry.batch import EntryBatch
+from bookie.entry.checksum import crc32c
 from bookie.entry.digest import digester_for_key
 from bookie.entry.entry import verify_batch
 from bookie.env import Backoff, Environment, Pause
@@ -56,9 +58,11 @@ from bookie.node.engine.format.arrays import IdRanges
 from bookie.node.engine.index.entry_index import INTEGRITY_IN_LIMBO, INTEGRITY_SOUND
 from bookie.node.engine.ledger_state import LocalLedger
 from bookie.node.engine.reader import ReadResult
+from bookie.node.engine.scrub import Scrubber
 from bookie.node.holdings import Holding, Missing, holdings, missing_of, nothing_stored
 from bookie.node.limbo_entry import names
 from bookie.telemetry import Metrics, event_log
+from bookie.wire.commands import AddCommand
 
 _log = event_log(__name__)
 
@@ -144,6 +148,7 @@ class IntegrityCheck:
         self,
         environment: Environment,
         engine: Engine,
+        scrubber: Scrubber,
         ledgers: LedgerManager,
         settings: NodeSettings,
         metrics: Metrics,
@@ -152,6 +157,7 @@ class IntegrityCheck:
     ) -> None:
         self._env = environment
         self._engine = engine
+        self._scrubber = scrubber
         self._ledgers = ledgers
         self._settings = settings
         self._metrics = metrics
@@ -339,6 +345,7 @@ class IntegrityCheck:
 
     async def _check(self, *, is_asked: bool) -> CheckReport:
         found = _Progress()
+        await self._settle_damage()
         damage = self._engine.damage
         if is_asked or damage - self._damage:
             self._read.clear()
@@ -363,6 +370,8 @@ class IntegrityCheck:
         await self._ledgers.require_instance(self._instance_id)
         await self._release_others(found)
         report = found.report
+        if not report.incomplete:
+            await self._settle_damage()
         whole = not (report.waiting or report.incomplete or self._engine.damage)
         if not whole:
             await self._doubt()
@@ -386,6 +395,12 @@ class IntegrityCheck:
             whole=self.report.whole,
         )
         return self.report
+
+    async def _settle_damage(self) -> None:
+        """Forget damage in places whose entries stand elsewhere by now."""
+        if self._engine.damage:
+            await self._engine.checkpoint()  # the scrubber looks at the index alone
+            await self._scrubber.settle()
 
     def _tell(self, report: CheckReport, lacking: list[int]) -> None:
         """Show how many entries are missing; log when the first is found, and when none is left."""
@@ -545,11 +560,26 @@ class IntegrityCheck:
                         await self._env.workers.run("read", verify_batch, answer.batch, digester)
                     except CorruptionError:
                         problem = answer.batch.first_entry_id
+                if problem is None and answer.batch is not None and self._engine.damage:
+                    await self._save(state, metadata, answer.batch)
                 if problem is not None:
                     result = result.plus(Missing(1, problem))
                     if result.count >= UNREADABLE_MAX:
                         return result
         return result
+
+    async def _save(self, state: LocalLedger, metadata: LedgerMetadata, batch: EntryBatch) -> None:
+        """Store verified entries anew that lie in a damaged place, beside what is damaged there."""
+        ids = await self._scrubber.ids_in_damage(state.ledger_id, batch.entry_ids())
+        if not len(ids):
+            return
+        part = batch.clip(int(ids[0]), int(ids[-1]))
+        key = metadata.password_key
+        crc = crc32c(part.payload)
+        if self._engine.refusal(state, key, recovery=True) is not None:
+            return  # it was deleted meanwhile
+        command = AddCommand(part, state.ledger_id, key, crc, recovery=True)
+        await self._wait_for(state, self._engine.add(state, command, NO_ENTRY))
 
     async def _answers(self, state: LocalLedger, holding: Holding) -> AsyncIterator[ReadResult]:
         """Read all entries of `holding`; yield each result, a batch or a failure."""

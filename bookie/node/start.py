@@ -236,7 +236,14 @@ async def start_bookie(
                 switch = ReadOnlySwitch(environment, directories, served)
                 await switch.load()
                 check = IntegrityCheck(
-                    environment, engine, ledgers, limits, metrics, identity, own.end_doubt
+                    environment,
+                    engine,
+                    engine.scrubber,
+                    ledgers,
+                    limits,
+                    metrics,
+                    identity,
+                    own.end_doubt,
                 )
                 collector.on_deletions = check.look_again
                 work = [

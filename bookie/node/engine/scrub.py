@@ -24,13 +24,14 @@ from operator import truediv
 from typing import NoReturn, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bookie.config import StorageSettings
 from bookie.entry.checksum import crc32c
 from bookie.env import Buffer, Environment, File, Pause
 from bookie.errors import CorruptionError, DiskFullError
 from bookie.node.engine.files import FileTable, read_header
-from bookie.node.engine.format.arrays import distinct
+from bookie.node.engine.format.arrays import Ids, distinct
 from bookie.node.engine.format.blocks import FILE_HEADER_SIZE_BYTES, FileHeader
 from bookie.node.engine.format.index_rows import FileState, decode_ledger_row, parse_ledger_key
 from bookie.node.engine.index.entry_index import INTEGRITY_IN_LIMBO, INTEGRITY_SOUND, META_INTEGRITY
@@ -378,6 +379,19 @@ class Scrubber:
         self._without_entries |= gone
         await self._forget([key for key in gone if key in self.findings])
 
+    async def ids_in_damage(self, ledger_id: int, ids: Ids) -> Ids:
+        """Those of the stored `ids` that the index has in a damaged place.
+
+        Raises:
+            CorruptionError: a page of the index is damaged.
+        """
+        spans = [self._spans[key] for key in self.findings if key in self._spans]
+        found = await self._run(partial(self._index.slots, ledger_id, ids)) if spans else None
+        if found is None:
+            return ids[:0]
+        is_inside = _are_inside(found.slots[found.at, found.where], spans).any(axis=0)
+        return ids[is_inside & found.present]
+
     async def _with_entries(self, findings: Sequence[Finding]) -> set[tuple[int, int]]:
         """Those of the places to which the index points, or may point because a page is damaged."""
         alive = {item.key for item in findings if not item.end}
@@ -399,14 +413,8 @@ class Scrubber:
         if hidden or damaged or (pairs and following is None):
             return {item.key for item in findings}, None
         slots = pages.reshape(-1, 3)
-        slots = slots[slots[:, 2] > 0]
-        files, begins = slots[:, 0], slots[:, 1].astype(np.int64)
-        ends = begins + slots[:, 2]
-        return {
-            item.key
-            for item in findings
-            if ((files == item.file) & (begins < item.end) & (ends > item.offset)).any()
-        }, following
+        is_inside = _are_inside(slots[slots[:, 2] > 0], findings).any(axis=1)
+        return {findings[at].key for at in np.flatnonzero(is_inside).tolist()}, following
 
     def _rate(self) -> int:
         rate = self._settings.scrub_bytes_per_second
@@ -459,6 +467,16 @@ class _Uncached:
 
     def close(self) -> None:
         self._file.close()
+
+
+def _are_inside(slots: NDArray[np.uint32], findings: Sequence[Finding]) -> NDArray[np.bool_]:
+    """Flags by finding and slot: True if the slot's bytes overlap the damaged ones."""
+    begins = slots[:, 1].astype(np.int64)
+    ends = begins + slots[:, 2]
+    places = np.array([(one.file, one.offset, one.end) for one in findings], np.int64)
+    file, offset, end = (column[:, np.newaxis] for column in places.reshape(-1, 3).T)
+    inside: NDArray[np.bool_] = (slots[:, 0] == file) & (begins < end) & (ends > offset)
+    return inside
 
 
 def _check(number: int, group: BlockGroup) -> list[Finding]:
