@@ -5,6 +5,10 @@ may end inside the subtree of a child ``/a/b``. Then the next page starts after 
 ``/a/b0``). So a deep tree costs one small page per child, however many descendants the child has.
 Foreign keys (`key_layout`) are left out.
 
+For each range, etcd counts all keys up to the range's end, also those beyond the limit. So pages of
+records that end nowhere would cost the square of the number of keys. In a wide directory, the
+listing reads names ahead, in large pages. Then each page of records ends where the next one begins.
+
 All pages show the same revision. If etcd compacts that revision away meanwhile, the listing
 continues at the newest revision, after the last key that it has seen. A key that exists during the
 whole listing is still listed once.
@@ -12,6 +16,7 @@ whole listing is still listed once.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -21,12 +26,16 @@ from bookie.metadata.etcd.client import RANGE, CompactedError, EtcdClient
 from bookie.metadata.etcd.key_layout import KeyLayout
 from bookie.metadata.model import ROOT
 
-KEYS_PER_PAGE_MAX = 1000
+KEYS_PER_PAGE_MAX = 10_000
+KEYS_PER_FIRST_PAGE = 1000
 RECORDS_PER_PAGE_MAX = 256
 """A page has fewer records than a page of keys, because a record may have half a megabyte."""
 
 PAGE_SIZE_BYTES = 1024 * 1024
 """The intended size of a page of records; after a larger page, the next page is shorter."""
+
+WIDE_KEYS_MIN = 4096
+"""A directory is wide if so many keys are left behind the begin of a page of its records."""
 
 _ENTRIES_PER_PAGE_MIN = 8
 _RECORDS_PER_FIRST_PAGE = 32
@@ -48,9 +57,13 @@ class _ChildPages:
             self._start = max(self._start, self._base + after.encode() + b"\0")
         self._records = records
         self._most = RECORDS_PER_PAGE_MAX if records else KEYS_PER_PAGE_MAX
-        self._limit = _RECORDS_PER_FIRST_PAGE if records else KEYS_PER_PAGE_MAX
+        self._limit = min(_RECORDS_PER_FIRST_PAGE if records else KEYS_PER_FIRST_PAGE, self._most)
         self._revision = 0
         self._presents = 0
+        self._is_wide = False
+        self._ahead: list[bytes] = []
+        """The keys of the coming pages of a wide directory."""
+        self._are_all_ahead = False
 
     async def next(self) -> list[tuple[str, Any]] | None:
         """Return the names and entries of one page, or None at the end.
@@ -59,15 +72,17 @@ class _ChildPages:
         """
         if self._start >= self._end:
             return None
-        response = await self._read()
-        self._revision = response.header.revision if not self._revision else self._revision
+        end = await self._page_end()
+        response = await self._read(end, self._limit, keys_only=not self._records)
         page = []
         for kv in response.kvs:
             if self._scope.name(kv.key) is not None:
                 name, slash, _ = kv.key[len(self._base) :].decode().partition("/")
                 page.append((name, None if slash else kv))
         if not response.more:
-            self._start = self._end
+            self._start = end
+            if response.kvs:
+                self._fit(response, page)
             return page
         last = response.kvs[-1].key
         child, slash, _ = last[len(self._base) :].partition(b"/")
@@ -79,17 +94,31 @@ class _ChildPages:
         self._fit(response, page)
         return page
 
-    async def _read(self) -> Any:
+    async def _page_end(self) -> bytes:
+        """The key before which the next page ends."""
+        if not self._is_wide:
+            return self._end
+        del self._ahead[: bisect_left(self._ahead, self._start)]
+        if len(self._ahead) <= self._limit and not self._are_all_ahead:
+            response = await self._read(self._end, KEYS_PER_PAGE_MAX, keys_only=True)
+            self._ahead = [kv.key for kv in response.kvs]
+            self._are_all_ahead = not response.more
+        # Keys that come meanwhile stand between these, and do not move the end.
+        return self._ahead[self._limit] if len(self._ahead) > self._limit else self._end
+
+    async def _read(self, end: bytes, limit: int, *, keys_only: bool) -> Any:
         while True:
             request = pb.RangeRequest(
                 key=self._start,
-                range_end=self._end,
-                limit=self._limit,
+                range_end=end,
+                limit=limit,
                 revision=self._revision,
-                keys_only=not self._records,
+                keys_only=keys_only,
             )
             try:
-                return await self._client.read(RANGE, request)
+                response = await self._client.read(RANGE, request)
+                self._revision = self._revision or response.header.revision
+                return response
             except CompactedError as error:
                 self._presents += 1
                 self._revision = 0
@@ -101,6 +130,9 @@ class _ChildPages:
     def _fit(self, response: Any, page: list[tuple[str, Any]]) -> None:
         """Choose the next page's number of keys by this page's size and count of children."""
         children = len({name for name, _ in page})
+        if self._records:
+            is_flat = all(kv is not None for _, kv in page)
+            self._is_wide = is_flat and (self._is_wide or response.count >= WIDE_KEYS_MIN)
         limit = self._limit * 2
         if children * 4 < len(page):
             limit = self._limit // 4
