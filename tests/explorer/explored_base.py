@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Self
 
 from bookie.ids import NO_ENTRY
@@ -12,7 +13,7 @@ from bookie.ledger.exchange import (
     MetadataWritten,
     TimerId,
 )
-from bookie.ledger.metadata import LedgerState
+from bookie.ledger.metadata import LedgerMetadata, LedgerState
 from bookie.ledger.recover import recovery_events
 from bookie.ledger.recover.recovery import LedgerRecovery
 from bookie.ledger.write.pending import WriterLimits
@@ -180,6 +181,19 @@ class Surroundings:
             else Zombie("lac", stream.bookie, stream.incarnation, (), request.lac)
             for request in stream.requests
         ]
+
+    def leave_behind(
+        self, kind: str, bookie: str, incarnation: int, bodies: tuple[Body, ...]
+    ) -> None:
+        """A request that nobody waits for any more may still arrive."""
+        self.zombies.append(Zombie(kind, bookie, incarnation, bodies))
+
+    def _is_stored(self, metadata: LedgerMetadata) -> bool:
+        """Whether the store has this end of the ledger; repair may have changed bookies since."""
+        store = self.store.metadata
+        if self.scope.workers:
+            store = replace(store, fragments=metadata.fragments)
+        return metadata == store
 
     def _is_fresh(self, name: str) -> bool:
         return int(name[1:]) >= self.scope.sizes[0] and name not in self.used

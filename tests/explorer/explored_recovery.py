@@ -91,7 +91,7 @@ class RecoverySide(Surroundings):
                     Call(client, "add", number, slot, name, incarnations[name], bodies)
                 )
             case recovery_events.Recovered(metadata):
-                require(metadata == self.store.metadata, "C7: what recovery says is stored")
+                require(self._is_stored(metadata), "C7: what recovery says is stored")
             case ChooseNewcomers():
                 self.choices[client] = effect
             case recovery_events.PublishNewcomers(metadata, version, names):
@@ -130,7 +130,7 @@ class RecoverySide(Surroundings):
         recoverer.failing |= {call.bookie}
 
     def _fence_answer(self, call: Call, bookie: Bookie) -> recovery_events.FenceAnswered:
-        if bookie.limbo:
+        if bookie.is_in_doubt:
             self.notes.append("fence answered in limbo")
             status = Status.UNKNOWN_LEDGER_STATE
             return recovery_events.FenceAnswered(call.round, call.slot, status)
@@ -155,7 +155,7 @@ class RecoverySide(Surroundings):
             entry_id = stripe.next_id(entry_id + 1) if stripe else entry_id + 1
         stopped_by = Status.OK
         if entry_id <= call.last and bookie.body(entry_id) is None:
-            stopped_by = Status.UNKNOWN_LEDGER_STATE if bookie.limbo else Status.NO_SUCH_ENTRY
+            stopped_by = Status.UNKNOWN_LEDGER_STATE if bookie.is_in_doubt else Status.NO_SUCH_ENTRY
         if call.fence:
             bookie = bookie._replace(fenced=True)
             if stopped_by is Status.NO_SUCH_ENTRY:

@@ -33,6 +33,7 @@ from bookie.ledger.write import writer_events
 from bookie.ledger.write.writer_events import WriterState
 from tests.explorer.explored_base import WRITER, Action
 from tests.explorer.explored_recovery import RecoverySide
+from tests.explorer.explored_repair import RepairSide
 from tests.explorer.explored_world import (
     Scope,
     Zombie,
@@ -42,10 +43,11 @@ from tests.explorer.explored_world import (
 from tests.explorer.explored_writer import WriterSide
 
 _FREE_TIMERS = frozenset({"reread", "recheck", "spare"})
+_USUAL = frozenset({"append", "connect", "serve", "hear", "store", "answer"})
 _SILENCE = MetadataFailed(MetadataUnavailableError("no answer"))
 
 
-class ExploredState(WriterSide, RecoverySide):
+class ExploredState(WriterSide, RecoverySide, RepairSide):
     """See the module."""
 
     def __init__(self, scope: Scope) -> None:
@@ -100,6 +102,8 @@ class ExploredState(WriterSide, RecoverySide):
             for name, bookie in self.bookies.items():
                 if bookie.entries or bookie.fenced:
                     yield "wipe", name
+        if self.scope.workers:
+            yield from self.repair_actions()
 
     def _choices_of(
         self, client: int, choice: ChooseNewcomers
@@ -123,9 +127,23 @@ class ExploredState(WriterSide, RecoverySide):
         """The state that follows; raises `ViolationError` if a rule is broken."""
         new = self.copy()
         getattr(new, f"_do_{action[0]}")(*action[1:])
+        if self.scope.workers:
+            new.note_reasons(self.store.metadata, action)
         new._tidy()
         new.check()
         return new
+
+    def begun(self) -> Self:
+        """The state in which a search begins."""
+        if not self.scope.begins_closed:
+            return self
+        state, left = self, self.budget
+        while state.writer.state is not WriterState.CLOSED:
+            usual = [a for a in state.actions() if a[0] in _USUAL]
+            close = [("close",)] if state.budget["close"] else []
+            state = state.after((usual or close)[0])
+        state.budget = left | {"close": 0}
+        return state
 
     def _do_answer(self, client: int) -> None:
         answer = self.operations.pop(client).answer

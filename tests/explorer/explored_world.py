@@ -51,6 +51,19 @@ class Scope:
     """Whether bookies give one entry at a time."""
     closes: bool = False
     """Whether the writer may close."""
+    workers: tuple[tuple[str, str], ...] = ()
+    """Processes of repair: what they do (`repair_doors.KINDS`), and their names. Slots do not
+    change places then."""
+    losses: int = 0
+    """Bookies that are lost, as the auditor says; they may come back with all their data."""
+    expiries: int = 0
+    """Sessions of workers that end while they have a lock."""
+    cuts: int = 0
+    """Answers to workers that do not come."""
+    old_selves: bool = False
+    """Whether a process of a bookie that was wiped goes on to answer workers."""
+    begins_closed: bool = False
+    """Whether the writer has written all entries and closed, before anything else happens."""
     writer: type[LedgerWriter] = LedgerWriter
     recovery: type[LedgerRecovery] = LedgerRecovery
     reduces: bool = True
@@ -67,7 +80,7 @@ class Scope:
     @property
     def is_symmetric(self) -> bool:
         """Whether slots may change places: only if all entries have the same write set."""
-        return self.reduces and self.sizes[0] == self.sizes[1]
+        return self.reduces and not self.workers and self.sizes[0] == self.sizes[1]
 
 
 class Bookie(NamedTuple):
@@ -82,6 +95,15 @@ class Bookie(NamedTuple):
     """Ids of what it lost."""
     denied: tuple[int, ...] = ()
     """Ids denied on a fencing read (I12)."""
+    reclaimed: tuple[int, ...] = ()
+    """Ids of entries that it removed because nobody named it, and that did not come back."""
+    old: tuple[int, ...] | None = None
+    """Ids that the process before the last wipe believes to have."""
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether it does not deny what it lacks."""
+        return self.limbo or bool(self.reclaimed)
 
     def body(self, entry_id: int) -> Body | None:
         return next((body for body in self.entries if body[0] == entry_id), None)
@@ -91,9 +113,12 @@ class Bookie(NamedTuple):
         return entry_id in self.destroyed or self.body(entry_id) is not None
 
     def wiped(self, *, is_named: bool) -> Bookie:
-        lost = tuple(sorted({*self.destroyed, *(entry_id for entry_id, _ in self.entries)}))
+        had = tuple(entry_id for entry_id, _ in self.entries)
         return Bookie(
-            incarnation=self.incarnation + 1, limbo=self.limbo or is_named, destroyed=lost
+            incarnation=self.incarnation + 1,
+            limbo=self.limbo or is_named,
+            destroyed=tuple(sorted({*self.destroyed, *had})),
+            old=had,
         )
 
 

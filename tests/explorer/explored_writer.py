@@ -152,7 +152,7 @@ class WriterSide(Surroundings):
                 )
                 self.notes.append(f"writer ended: {type(error).__name__}")
             case writer_events.WriterClosed(metadata):
-                require(metadata == self.store.metadata, "C7: the writer's close is stored")
+                require(self._is_stored(metadata), "C7: the writer's close is stored")
                 require(metadata.last_entry_id == self.acknowledged, "C7: closed at the LAC")
                 self.notes.append("closed by the writer")
             case writer_events.ReplaceBookies(bookies):

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from bookie.ledger.metadata import LedgerState
 from tests.explorer.explored_base import WRITER, Action
 from tests.explorer.explored_machines import Key, Renaming, key_of_writer, renamings
+from tests.explorer.explored_repair import repaired
 from tests.explorer.explored_state import ExploredState
 from tests.explorer.explored_world import Scope, Stream, Write, Zombie, check_closed
 from tests.property.ledger.protocol_world import require
@@ -123,6 +124,7 @@ def key_under(state: ExploredState, by: Renaming) -> Key:
         tuple(sorted(map(name, state.told))),
         tuple(sorted(state.used)),
         tuple(state.budget.values()),
+        state.repair_key() if state.scope.workers else (),
     )
 
 
@@ -165,6 +167,7 @@ def finish(state: ExploredState) -> None:
     """Faults end. The writer acknowledges what is pending; one more recovery closes (L1)."""
     last = state.copy()
     last.late, last.zombies = [], []
+    last.end_workers()
     for client in list(last.recoverers):
         last.budget["crash"] += 1
         last = last.after(("crash", client))
@@ -183,6 +186,8 @@ def finish(state: ExploredState) -> None:
     require(metadata.state is LedgerState.CLOSED, "L1: a recovery without faults closes")
     require(last.acknowledged <= metadata.last_entry_id, "I1: closed before what is acknowledged")
     check_closed(last.quorum, last.bookies, metadata)
+    if state.scope.workers:
+        repaired(last)
 
 
 def _settled(state: ExploredState) -> ExploredState:
@@ -242,6 +247,12 @@ _FAULTS = {
     "late",
     "recover",
     "close",
+    "begin",
+    "cut",
+    "doubt",
+    "late_repair",
+    "lose",
+    "rejoin",
 }
 
 
@@ -297,7 +308,7 @@ def explore(
     rng = random.Random(1)
     found = Explored()
     began = time.perf_counter()
-    first = ExploredState(scope)
+    first = ExploredState(scope).begun()
     seen = {hash(key_of(first))}
     waiting: deque[tuple[ExploredState, Trace]] = deque([(first, None)])
     while waiting and found.transitions < transitions_max:
