@@ -23,12 +23,12 @@ from bookie.errors import BookieError, BookieUnreachableError, MetadataUnavailab
 from bookie.ids import Status
 from bookie.ledger.copies.marks import _LOCKS, _MARKS
 from bookie.ledger.copies.replica_plan import settled_fragments
-from bookie.ledger.metadata import LedgerMetadata, LedgerState, decode, encode
+from bookie.ledger.metadata import Fragment, LedgerMetadata, LedgerState, decode, encode
 from bookie.ledger.underreplicated import decode_mark
 from bookie.metadata.evaluate import Deletion, Stored, Write, evaluate
 from bookie.metadata.model import Operation
 from tests.explorer.explored_base import Action, Surroundings
-from tests.explorer.explored_machines import LEDGER_ID, Key
+from tests.explorer.explored_machines import LEDGER_ID, Body, Key
 from tests.explorer.explored_world import Bookie, Scope, Store, add, check_durable
 from tests.explorer.repair_doors import begin_of
 from tests.explorer.replayed import Answer, Question, Raised, View, Work
@@ -110,10 +110,14 @@ class RepairSide(Surroundings):
         """By key: how often it was written."""
         self.late_repairs: list[tuple[bytes, tuple[Operation, ...]]] = []
         self.lost: frozenset[str] = frozenset()
+        self.may_lose = frozenset(scope.loses)
         self.reasons = dict.fromkeys(self.bookies, 0)
         self.unseen: frozenset[Reason] = frozenset(self.reasons.items())
         """Reasons that no survey which has ended has seen."""
-        self.budget |= {"lose": scope.losses, "expire": scope.expiries, "cut": scope.cuts}
+        self.older: LedgerMetadata | None = None
+        """The closed ledger before its first swap, as an older copy of the store has it."""
+        self.went_back = False
+        self.budget |= {"restore": scope.restores, "expire": scope.expiries, "cut": scope.cuts}
 
     def copy(self) -> Self:
         new = super().copy()
@@ -129,7 +133,8 @@ class RepairSide(Surroundings):
             tuple(sorted(self.records.items())),
             tuple(sorted(self.writes.items())),
             frozenset(self.late_repairs),
-            tuple(sorted(self.lost)),
+            (tuple(sorted(self.lost)), tuple(sorted(self.may_lose))),
+            (self.older is None, self.went_back),
             frozenset(self.unseen),
             tuple(self.reasons.values()),
         )
@@ -140,35 +145,39 @@ class RepairSide(Surroundings):
         """Every action of repair that is possible now."""
         left = self.budget
         for number, worker in self.workers.items():
-            if worker.node == BEGIN:
-                if self._may_begin(worker):
-                    yield "begin", number
-                continue
-            if not worker.is_certain:
-                yield "expire", number
-            elif left["expire"] and self._owns(worker):
-                yield "doubt", number
-            if worker.node == ENDED:
-                continue
-            question = self.question_of(worker)
-            yield "work", number
-            if left["cut"] and question.kind not in ("turn", "known end"):
-                yield "cut", number
-            if self._has_old_self(question):
-                yield "old", number
+            yield from self._actions_of(number, worker)
         for number in range(len(self.late_repairs)):
             yield "late_repair", number
+        if left["restore"] and self.older is not None and self.older != self.store.metadata:
+            yield ("restore",)
         for name in self.bookies:
-            if name in self.lost:
+            if name in self.lost and self.scope.rejoins:
                 yield "rejoin", name
-            elif left["lose"] and self._is_named(name):
+            elif name in self.may_lose and self._is_named(name):
                 yield "lose", name
 
-    def _may_begin(self, worker: Worker) -> bool:
+    def _actions_of(self, number: int, worker: Worker) -> Iterator[Action]:
+        left = self.budget
+        if not worker.is_certain:
+            yield "expire", number
+        elif left["expire"] and self._owns(worker):
+            yield "doubt", number
+        if worker.node == BEGIN and self.may_begin(worker):
+            yield "begin", number
+        if worker.node < 0:
+            return
+        question = self.question_of(worker)
+        yield "work", number
+        if left["cut"] and question.kind not in ("turn", "known end"):
+            yield "cut", number
+        if self._has_old_self(question):
+            yield "old", number
+
+    def may_begin(self, worker: Worker) -> bool:
         metadata = self.store.metadata
         match worker.kind:
             case "audit":
-                return any(self._is_bad(name) for name in self._settled_names())
+                return any(self.is_bad(name) for name in self.settled_names())
             case "repair":
                 return MARK in self.records
             case "reclaim":
@@ -272,12 +281,19 @@ class RepairSide(Surroundings):
             self.notes.append("late transaction of repair done")
 
     def _do_lose(self, name: str) -> None:
-        self.budget["lose"] -= 1
+        self.may_lose -= {name}
         self.lost |= {name}
 
     def _do_rejoin(self, name: str) -> None:
         self.lost -= {name}
         self.notes.append("lost bookie rejoined")
+
+    def _do_restore(self) -> None:
+        """An operator restores the store from a copy; versions go on."""
+        self.budget["restore"] -= 1
+        assert self.older is not None
+        self.store = Store(self.older, self.store.version + 1)
+        self.went_back = True
 
     def _answer(self, number: int, value: object) -> None:
         worker = self.workers[number]
@@ -369,11 +385,15 @@ class RepairSide(Surroundings):
                 case Deletion(key):
                     del self.records[key]
                     self.notes.append("mark removed" if key == MARK else "lock given back")
+                case None:
+                    pass
         return tuple(versions)
 
     def _swap(self, after: LedgerMetadata) -> None:
         before = self.store.metadata
         self._check_swap(before, after)
+        if self.older is None and before.is_closed:
+            self.older = before
         self.store = Store(after, self.store.version + 1)
         self.notes.append("swap done" if after.is_closed else "swap in an open ledger")
 
@@ -398,7 +418,7 @@ class RepairSide(Surroundings):
             case _:
                 return self._take_add(name, *about)
 
-    def _take_add(self, name: str, incarnation: str, recovery: bool, bodies: Any) -> Status:  # noqa: FBT001  (parts of a question)
+    def _take_add(self, name: str, incarnation: str, recovery: bool, bodies: Any) -> Status:
         number = int(incarnation[1:])
         bookie, status = add(
             self.bookies[name], bodies, number, self.acknowledged, recovery=recovery
@@ -412,16 +432,26 @@ class RepairSide(Surroundings):
         self.bookies[name] = bookie
         return status
 
-    def _leave_add(self, name: str, incarnation: str, recovery: bool, bodies: Any) -> None:  # noqa: FBT001  (parts of a question)
+    def _leave_add(self, name: str, incarnation: str, recovery: bool, bodies: Any) -> None:
         kind = "re-add" if recovery else "add"
         self.leave_behind(kind, name, int(incarnation[1:]), bodies)
 
     # -- what must hold ------------------------------------------------------------------------
 
     def check(self) -> None:
-        super().check()
+        if not self.went_back:
+            super().check()
         if not self.scope.workers:
             return
+        wiped = sum(bookie.incarnation > 0 for bookie in self.bookies.values())
+        least = self.quorum.ack_quorum_size - wiped
+        for entry_id in range(self.acknowledged + 1):
+            copies = sum(one.body(entry_id) is not None for one in self.bookies.values())
+            require(copies >= least, f"R6: {copies} bookies of all store entry {entry_id}")
+        if not self.went_back:
+            self._check_names()
+
+    def _check_names(self) -> None:
         metadata = self.store.metadata
         for session, operations in self.late_repairs:
             try:
@@ -436,11 +466,11 @@ class RepairSide(Surroundings):
         unseen = {name for name, _ in self.unseen}
         mark = self.records.get(MARK)
         marked = set() if mark is None else set(_marked_of(LEDGER_ID, mark.value).replicas)
-        for name in self._settled_names():
+        for name in self.settled_names():
             gone = self._owed(metadata, name).intersection(self.bookies[name].reclaimed)
             require(not gone, f"R1: {name} is named, and removed its copies of {sorted(gone)}")
             if name not in unseen | marked:
-                require(not self._is_bad(name), f"R2: {name} lacks copies, and no mark says so")
+                require(not self.is_bad(name), f"R2: {name} lacks copies, and no mark says so")
 
     def _check_swap(self, before: LedgerMetadata, after: LedgerMetadata) -> None:
         """A swap changes names alone, and only those of bookies which have what they owe."""
@@ -457,27 +487,28 @@ class RepairSide(Surroundings):
             if old != new:
                 require(old.first_entry_id in settled, "R3: a swap in the writer's fragment")
             for name in set(names).difference(old.bookies):
-                lacks = self._lacks(after, name)
+                lacks = self._lacks(after, name, new)
                 require(not lacks, f"R4: {name} is named, and lacks {sorted(lacks)}")
 
-    def _owed(self, metadata: LedgerMetadata, name: str) -> set[int]:
-        """The entries of settled fragments that a bookie has to store."""
+    def _owed(self, metadata: LedgerMetadata, name: str, only: Fragment | None = None) -> set[int]:
+        """The entries of settled fragments, or of one of them, that a bookie has to store."""
         return {
             entry_id
             for fragment, last in settled_fragments(metadata)
+            if only in (None, fragment)
             for entry_id in range(fragment.first_entry_id, last + 1)
             for slot in self.quorum.write_set(entry_id)
             if fragment.bookies[slot] == name
         }
 
-    def _lacks(self, metadata: LedgerMetadata, name: str) -> set[int]:
+    def _lacks(self, metadata: LedgerMetadata, name: str, only: Fragment | None = None) -> set[int]:
         bookie = self.bookies[name]
-        return {one for one in self._owed(metadata, name) if bookie.body(one) is None}
+        return {one for one in self._owed(metadata, name, only) if bookie.body(one) is None}
 
-    def _is_bad(self, name: str) -> bool:
+    def is_bad(self, name: str) -> bool:
         return name in self.lost or bool(self._lacks(self.store.metadata, name))
 
-    def _settled_names(self) -> list[str]:
+    def settled_names(self) -> list[str]:
         found = settled_fragments(self.store.metadata)
         return sorted(
             {name for one, last in found if last >= one.first_entry_id for name in one.bookies}
@@ -489,7 +520,7 @@ class RepairSide(Surroundings):
 
 def _read(bookie: Bookie, first: int, last: int, modulus: int, residue: int, count: int) -> Any:
     """What a bookie answers to a read: no entry after the first wanted one that it lacks."""
-    found = []
+    found: list[Body] = []
     wanted = [i for i in range(first, last + 1) if not modulus or (i - residue) % modulus < count]
     absent = Status.UNKNOWN_LEDGER_STATE if bookie.is_in_doubt else Status.NO_SUCH_ENTRY
     for entry_id in wanted:
@@ -498,27 +529,3 @@ def _read(bookie: Bookie, first: int, last: int, modulus: int, residue: int, cou
             return Status.OK if found else absent, tuple(found), entry_id, absent
         found.append(body)
     return Status.OK, tuple(found), last + 1, Status.OK
-
-
-def repaired(state: RepairSide) -> None:
-    """A survey and a repair without faults give every member of a closed ledger its copies."""
-    last = state.copy()
-    require(last.store.metadata.state is LedgerState.CLOSED, "the ledger is closed")
-    last.end_workers()
-    last.budget["cut"] = last.budget["expire"] = last.budget["lose"] = 0
-    members = last._settled_names()
-    spare = [name for name in last.bookies if name not in members and name not in last.lost]
-    if len(spare) < len(last.lost.intersection(members)):
-        last.lost = frozenset()
-    for number, kind in enumerate(("audit", "repair")):
-        last.workers[number] = Worker(kind, "calm")
-        if not last._may_begin(last.workers[number]):
-            continue
-        last = last.after(("begin", number))
-        for _ in range(300):
-            if last.workers[number].node == ENDED:
-                break
-            last = last.after(("work", number))
-    for name in last._settled_names():
-        require(not last._is_bad(name), f"R5: after a repair without faults {name} lacks copies")
-    require(MARK not in last.records, "R5: a mark stays after a repair without faults")

@@ -15,7 +15,7 @@ that nobody has used is like any other, so only the first of them is chosen.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Self
 
 from bookie.errors import MetadataUnavailableError
@@ -41,9 +41,10 @@ from tests.explorer.explored_world import (
     write_lac,
 )
 from tests.explorer.explored_writer import WriterSide
+from tests.property.ledger.protocol_world import require
 
 _FREE_TIMERS = frozenset({"reread", "recheck", "spare"})
-_USUAL = frozenset({"append", "connect", "serve", "hear", "store", "answer"})
+_USUAL = frozenset({"append", "connect", "serve", "hear", "store", "answer", "choose"})
 _SILENCE = MetadataFailed(MetadataUnavailableError("no answer"))
 
 
@@ -100,7 +101,8 @@ class ExploredState(WriterSide, RecoverySide, RepairSide):
                 yield "crash", client
         if left["wipe"]:
             for name, bookie in self.bookies.items():
-                if bookie.entries or bookie.fenced:
+                has_state = bool(bookie.entries) or bookie.fenced
+                if name in self.scope.wipes_of or (has_state and not self.scope.wipes_of):
                     yield "wipe", name
         if self.scope.workers:
             yield from self.repair_actions()
@@ -135,14 +137,26 @@ class ExploredState(WriterSide, RecoverySide, RepairSide):
 
     def begun(self) -> Self:
         """The state in which a search begins."""
-        if not self.scope.begins_closed:
-            return self
-        state, left = self, self.budget
-        while state.writer.state is not WriterState.CLOSED:
-            usual = [a for a in state.actions() if a[0] in _USUAL]
-            close = [("close",)] if state.budget["close"] else []
-            state = state.after((usual or close)[0])
-        state.budget = left | {"close": 0}
+        match self.scope.begins:
+            case "closed":
+                state = self._usual().after(("close",))._usual()
+                require(state.writer.state is WriterState.CLOSED, "the writer closes")
+            case "changed":
+                last = f"b{self.scope.sizes[0] - 1}"
+                state = self.after(("append",))._usual(but={"append"})
+                state = state.after(("wipe", last))._usual(but={"append"})
+                require(len(state.store.metadata.fragments) == 2, "the writer changes its ensemble")
+            case _:
+                return self
+        state.budget = self.budget | {"close": state.budget["close"]}
+        return state
+
+    def _usual(self, but: Collection[str] = ()) -> Self:
+        """The state when all that is usual has happened."""
+        state = self
+        kinds = _USUAL.difference(but)
+        while usual := [action for action in state.actions() if action[0] in kinds]:
+            state = state.after(usual[0])
         return state
 
     def _do_answer(self, client: int) -> None:

@@ -19,6 +19,7 @@ from bookie.ledger.metadata import Fragment, LedgerMetadata, LedgerState
 from bookie.ledger.quorum import Quorum
 from bookie.ledger.recover.recovery import LedgerRecovery
 from bookie.ledger.write.writer import LedgerWriter
+from bookie.node.engine.ledger_state import LocalLedger
 from tests.explorer.explored_machines import LEDGER_ID, PAYLOAD_BYTES, Body
 from tests.property.ledger.protocol_world import require
 
@@ -54,16 +55,23 @@ class Scope:
     workers: tuple[tuple[str, str], ...] = ()
     """Processes of repair: what they do (`repair_doors.KINDS`), and their names. Slots do not
     change places then."""
-    losses: int = 0
-    """Bookies that are lost, as the auditor says; they may come back with all their data."""
+    loses: tuple[str, ...] = ()
+    """Bookies that may be lost, as the auditor says, each once. They still serve."""
+    rejoins: bool = False
+    """Whether lost bookies may come back, with all their data."""
+    wipes_of: tuple[str, ...] = ()
+    """Bookies that may be wiped, also empty ones; if none is named, all that store something."""
+    restores: int = 0
+    """How often the store goes back to the metadata before the first swap."""
     expiries: int = 0
     """Sessions of workers that end while they have a lock."""
     cuts: int = 0
     """Answers to workers that do not come."""
     old_selves: bool = False
     """Whether a process of a bookie that was wiped goes on to answer workers."""
-    begins_closed: bool = False
-    """Whether the writer has written all entries and closed, before anything else happens."""
+    begins: str = ""
+    """What has happened before: ``closed`` if the writer has written all entries and closed, and
+    ``changed`` if it has written one, and replaced the last bookie, which was wiped."""
     writer: type[LedgerWriter] = LedgerWriter
     recovery: type[LedgerRecovery] = LedgerRecovery
     reduces: bool = True
@@ -102,8 +110,8 @@ class Bookie(NamedTuple):
 
     @property
     def is_in_doubt(self) -> bool:
-        """Whether it does not deny what it lacks."""
-        return self.limbo or bool(self.reclaimed)
+        """Whether it does not deny what it lacks: the product decides."""
+        return bool(LocalLedger.is_in_doubt.fget(self))  # type: ignore[attr-defined]
 
     def body(self, entry_id: int) -> Body | None:
         return next((body for body in self.entries if body[0] == entry_id), None)

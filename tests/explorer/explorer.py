@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from bookie.ledger.metadata import LedgerState
 from tests.explorer.explored_base import WRITER, Action
 from tests.explorer.explored_machines import Key, Renaming, key_of_writer, renamings
-from tests.explorer.explored_repair import repaired
+from tests.explorer.explored_repair import ENDED, MARK, Worker
 from tests.explorer.explored_state import ExploredState
 from tests.explorer.explored_world import Scope, Stream, Write, Zombie, check_closed
 from tests.property.ledger.protocol_world import require
@@ -187,7 +187,31 @@ def finish(state: ExploredState) -> None:
     require(last.acknowledged <= metadata.last_entry_id, "I1: closed before what is acknowledged")
     check_closed(last.quorum, last.bookies, metadata)
     if state.scope.workers:
-        repaired(last)
+        _repaired(last)
+
+
+def _repaired(state: ExploredState) -> None:
+    """A survey and a repair without faults give every member of a closed ledger its copies."""
+    last = state.copy()
+    require(last.store.metadata.state is LedgerState.CLOSED, "the ledger is closed")
+    last.end_workers()
+    last.budget["cut"] = last.budget["expire"] = 0
+    members = last.settled_names()
+    spare = [name for name in last.bookies if name not in members and name not in last.lost]
+    if len(spare) < len(last.lost.intersection(members)):
+        last.lost = frozenset()
+    for number, kind in enumerate(("audit", "repair")):
+        last.workers[number] = Worker(kind, "calm")
+        if not last.may_begin(last.workers[number]):
+            continue
+        last = last.after(("begin", number))
+        for _ in range(300):
+            if last.workers[number].node == ENDED:
+                break
+            last = last.after(("work", number))
+    for name in last.settled_names():
+        require(not last.is_bad(name), f"R5: after a repair without faults {name} lacks copies")
+    require(MARK not in last.records, "R5: a mark stays after a repair without faults")
 
 
 def _settled(state: ExploredState) -> ExploredState:
@@ -253,6 +277,7 @@ _FAULTS = {
     "late_repair",
     "lose",
     "rejoin",
+    "restore",
 }
 
 
@@ -320,7 +345,8 @@ def explore(
         action: Action = ("finish",)
         try:
             is_at_rest = all(a[0] in _FAULTS for a in actions)
-            if state.kept and (is_at_rest or len(seen) % FINISHED_EVERY == 0):
+            is_calm = is_at_rest or len(seen) % FINISHED_EVERY == 0
+            if state.kept and is_calm and not state.went_back:
                 found.finished += 1
                 finish(state)
             for action in actions:
@@ -338,3 +364,20 @@ def explore(
     found.states, found.is_complete = len(seen), not waiting
     found.seconds = time.perf_counter() - began
     return found
+
+
+def searched(scope: Scope, transitions_max: int) -> str:
+    """Search a scope; returns the figures, and fails if something that it shows never came up."""
+    try:
+        found = explore(scope, transitions_max)
+    except FoundError:
+        explore(scope, transitions_max, breadth=True)  # perhaps it fails by a shorter way
+        raise
+    missing = [note for note in scope.shows if not found.notes[note]]
+    assert not missing, f"never came up: {missing}"
+    ending = "complete" if found.is_complete else "cut"
+    notes = ", ".join(f"{note} {times}" for note, times in sorted(found.notes.items()))
+    return (
+        f"{found.states} states, {found.transitions} transitions, {ending}, {found.finished} "
+        f"closed by another recovery, {found.seconds:.1f} s; {notes}"
+    )

@@ -125,7 +125,7 @@ class DoorStore(MetadataStore):
         """The session ends when the explorer says so."""
 
 
-def _record(key: str, value: bytes, version: int, is_mine: bool) -> Record:  # noqa: FBT001  (parts of a tuple)
+def _record(key: str, value: bytes, version: int, is_mine: bool) -> Record:
     return Record(value, _stat(key, version, is_mine=is_mine))
 
 
@@ -217,13 +217,14 @@ class _Directory:
     def __init__(self, doors: Doors) -> None:
         self._doors = doors
 
-    def all(self) -> Mapping[str, Registration]:
+    def bookies(self) -> Mapping[str, Registration]:
         return {
             name: Registration(name, (_ENDPOINT,), incarnation=incarnation)
             for name, incarnation in self._doors.view.registered
         }
 
-    bookies = all
+    def all(self) -> Mapping[str, Registration]:
+        return self.bookies()
 
     def arrivals(self, bookie_id: str) -> int:
         del bookie_id
@@ -277,6 +278,12 @@ def _metrics() -> Metrics:
     return Metrics()
 
 
+def _first(start: int, stop: int | None = None, step: int = 1) -> int:
+    """In the place of chance: bookies are alike."""
+    del start, stop, step
+    return 0
+
+
 class _Place:
     """What all works of one process share."""
 
@@ -287,9 +294,9 @@ class _Place:
         settings = PlacementSettings()
         placement: Any = SimpleNamespace(now=lambda: placement_of(settings, directory.all()))
         ensembles = Ensembles(directory, placement, CookieManager(self.store))
-        ensembles._pick = lambda _: 0
+        ensembles._pick = _first
         manager = LedgerManager(self.store, FLAT)
-        self.client = LedgerClient("", directory, ensembles, pool, manager, cast(Any, None))
+        self.client = LedgerClient("", directory, ensembles, pool, manager, cast("Any", None))
         self.marks = UnderreplicationManager(self.store, worker, clock)
         repair = RepairSettings(unnamed_copies_grace_seconds=0)
         self.about = (
@@ -354,7 +361,7 @@ def _in_place(doors: Doors, worker: str) -> Iterator[None]:
 
     def token_hex(size: int) -> str:
         doors.tokens += 1
-        return f"{worker}-{doors.view.epoch}-{doors.tokens}-{size}"
+        return f"{worker}-{doors.tokens}-{size}"
 
     def channel(*_: Any, bookie_id: str, **__: Any) -> _Channel:
         return _Channel(doors, bookie_id)

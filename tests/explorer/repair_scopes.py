@@ -1,4 +1,4 @@
-"""The worlds in which repair is explored."""
+"""The worlds in which repair is explored, each small enough that most are seen whole."""
 
 from __future__ import annotations
 
@@ -10,20 +10,40 @@ _AUDITS = (("audit", "a1"), ("audit", "a2"))
 _REPAIRS = (("repair", "r1"), ("repair", "r2"))
 _MOVED = ("mark made", "entries copied", "swap done", "mark removed")
 
-_CLOSED = Scope(begins_closed=True, closes=True, spares=1, recoverers=0)
-_OPEN = Scope(closes=True, spares=2, changes=1, entries=2)
+_CLOSED = Scope(
+    begins="closed", closes=True, spares=1, recoverers=0, loses=("b0",), transitions=40_000
+)
+_CHANGED = Scope(
+    begins="changed",
+    closes=True,
+    spares=2,
+    changes=1,
+    entries=2,
+    recoverers=0,
+    wipes=1,
+    wipes_of=("b2",),
+    loses=("b0",),
+    workers=(_AUDITS[0], _REPAIRS[0]),
+    transitions=40_000,
+)
 
 REPAIR_SCOPES = {
     "a lost bookie, two replicators, locks are lost": replace(
         _CLOSED,
-        losses=1,
         expiries=1,
         workers=(_AUDITS[0], *_REPAIRS),
-        shows=(*_MOVED, "lock lost", "swap refused", "lost bookie rejoined"),
+        shows=(*_MOVED, "lock lost", "swap refused"),
+    ),
+    "a lost bookie rejoins": replace(
+        _CLOSED,
+        rejoins=True,
+        expiries=1,
+        workers=(*_AUDITS, _REPAIRS[0]),
+        transitions=30_000,
+        shows=(*_MOVED, "lost bookie rejoined"),
     ),
     "a lost bookie, answers do not come": replace(
         _CLOSED,
-        losses=1,
         cuts=1,
         workers=(_AUDITS[0], *_REPAIRS),
         shows=(*_MOVED, "late transaction of repair done", "late add done"),
@@ -31,6 +51,7 @@ REPAIR_SCOPES = {
     "a wiped bookie, two audits": replace(
         _CLOSED,
         spares=0,
+        loses=(),
         wipes=1,
         expiries=1,
         workers=(*_AUDITS, _REPAIRS[0]),
@@ -38,15 +59,15 @@ REPAIR_SCOPES = {
     ),
     "a newcomer loses its copies": replace(
         _CLOSED,
-        losses=1,
         wipes=1,
-        workers=(*_AUDITS, _REPAIRS[0]),
+        wipes_of=("b3",),
+        workers=(_AUDITS[0], *_REPAIRS),
         shows=(*_MOVED, "swap refused", "copy refused by another incarnation"),
     ),
     "an old self takes copies": replace(
         _CLOSED,
-        losses=1,
         wipes=1,
+        wipes_of=("b3",),
         old_selves=True,
         workers=(_AUDITS[0], *_REPAIRS),
         shows=(*_MOVED, "add taken by an old self"),
@@ -54,44 +75,63 @@ REPAIR_SCOPES = {
     "a rebalance back to a bookie that reclaims": replace(
         _CLOSED,
         sizes=(2, 2, 2),
+        loses=(),
         expiries=1,
         workers=(("exchange", "b0>b2"), ("exchange", "b1>b0"), ("reclaim", "b0")),
         shows=("swap done", "copies reclaimed", "lock lost", "swap refused"),
     ),
-    "a reclaim while copies are missing": replace(
+    "a reclaim while a member loses its copies": replace(
         _CLOSED,
-        losses=1,
+        loses=(),
         wipes=1,
-        workers=(*_AUDITS, _REPAIRS[0], ("reclaim", "b0")),
+        wipes_of=("b1", "b3"),
+        old_selves=True,
+        workers=(("exchange", "b0>b3"), ("reclaim", "b0"), _AUDITS[0], _REPAIRS[0]),
+        shows=("swap done", "copies reclaimed", "mark removed"),
+    ),
+    "bookies reclaim, and the store goes back": replace(
+        _CLOSED,
+        sizes=(2, 2, 2),
+        loses=(),
+        restores=1,
+        cuts=1,
+        workers=(("exchange", "b0>b2"), ("reclaim", "b0"), ("reclaim", "b2")),
+        shows=("swap done", "copies reclaimed", "reclaim ended"),
+    ),
+    "a lost bookie that rejoins reclaims": replace(
+        _CLOSED,
+        rejoins=True,
+        expiries=1,
+        workers=(_AUDITS[0], _REPAIRS[0], ("reclaim", "b0")),
         shows=(*_MOVED, "copies reclaimed", "lost bookie rejoined"),
     ),
     "striped, a lost bookie": replace(
         _CLOSED,
         sizes=(3, 2, 2),
         entries=3,
-        losses=1,
-        workers=(_AUDITS[0], _REPAIRS[0]),
+        workers=(_AUDITS[0], *_REPAIRS),
         shows=_MOVED,
     ),
     "a writer that changes its ensemble": replace(
-        _OPEN,
-        recoverers=0,
-        wipes=1,
-        losses=1,
-        workers=(_AUDITS[0], _REPAIRS[0]),
-        transitions=30_000,
-        shows=("swap in an open ledger", "change by the writer committed", "mark removed"),
+        _CHANGED,
+        shows=(
+            *("swap in an open ledger", "swap done", "conflict of the writer"),
+            *("closed by the writer", "mark removed"),
+        ),
+    ),
+    "a writer that changes its ensemble, locks are lost": replace(
+        _CHANGED,
+        expiries=1,
+        timers=1,
+        changes=2,
+        shows=("swap done", "change by the writer committed", "lock lost", "swap refused"),
     ),
     "a recovery that closes": replace(
-        _OPEN,
-        entries=1,
-        changes=0,
-        drops=1,
-        wipes=1,
-        losses=1,
-        workers=(_AUDITS[0], _REPAIRS[0]),
-        transitions=30_000,
-        shows=("closed by recovery", "swap done", "mark removed"),
+        _CHANGED,
+        recoverers=1,
+        shows=(
+            *("closed by recovery", "swap in an open ledger", "swap done", "swap refused"),
+            *("conflict of recovery", "mark removed"),
+        ),
     ),
 }
-"""Each transition takes about as long as two of the other scopes."""

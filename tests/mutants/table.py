@@ -7,6 +7,7 @@ from tests.mutants.cluster_mutants import CLUSTER_MUTANTS
 from tests.mutants.coordination_mutants import COORDINATION_MUTANTS
 from tests.mutants.log_mutants import LOG_MUTANTS
 from tests.mutants.mutant import Mutant
+from tests.mutants.repair_mutants import REPAIR_MUTANTS
 from tests.mutants.spark_mutants import SPARK_MUTANTS
 from tests.mutants.sync_mutants import SYNC_MUTANTS
 
@@ -15,6 +16,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *CLUSTER_MUTANTS,
     *COORDINATION_MUTANTS,
     *LOG_MUTANTS,
+    *REPAIR_MUTANTS,
     *SYNC_MUTANTS,
     *SPARK_MUTANTS,
 )

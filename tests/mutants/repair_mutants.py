@@ -1,0 +1,159 @@
+"""Bugs of repair that need an order of events; the explorer and the simulation try the orders."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+_EXPLORED = (
+    "tests/explorer/test_explored_repair.py::test_no_order_of_events_breaks_a_rule_of_repair"
+)
+LOCKS_LOST = f"{_EXPLORED}[a lost bookie, two replicators, locks are lost]"
+SILENCE = f"{_EXPLORED}[a lost bookie, answers do not come]"
+WIPED = f"{_EXPLORED}[a wiped bookie, two audits]"
+NEWCOMER = f"{_EXPLORED}[a newcomer loses its copies]"
+OLD_SELF = f"{_EXPLORED}[an old self takes copies]"
+REBALANCE = f"{_EXPLORED}[a rebalance back to a bookie that reclaims]"
+STORE_BACK = f"{_EXPLORED}[bookies reclaim, and the store goes back]"
+STRIPED = f"{_EXPLORED}[striped, a lost bookie]"
+WRITER = f"{_EXPLORED}[a writer that changes its ensemble]"
+RECOVERY = f"{_EXPLORED}[a recovery that closes]"
+COPIER = "bookie/ledger/copies/entry_copier.py"
+MOVE = "bookie/ledger/copies/replica_move.py"
+MARKS = "bookie/ledger/copies/marks.py"
+PLAN = "bookie/ledger/copies/replica_plan.py"
+
+REPAIR_MUTANTS = (
+    Mutant(
+        "copies are stored by plain adds",
+        COPIER,
+        "recovery=True)\n        lane = pool.connection(target).recovery(",
+        "recovery=False)\n        lane = pool.connection(target).plain(",
+        (RECOVERY,),
+        "A bookie that was fenced never gets its copies, and one that denied an entry stores it.",
+    ),
+    Mutant(
+        "a swap takes any version of the metadata",
+        MOVE,
+        "await client.ledgers.write(swapped, found.version, conditions)",
+        "await client.ledgers.write(\n                    swapped,\n                    (await client.ledgers.read"
+        "(metadata.ledger_id)).version,\n                    conditions,\n                )",
+        (WRITER, RECOVERY),
+        "A change by the writer or by a recovery is undone, and with it acknowledged entries.",
+    ),
+    Mutant(
+        "a swap looks at no incarnation",
+        MOVE,
+        "                conditions.append(cookies.unchanged(bookie_id, cookie.version))\n",
+        "",
+        (NEWCOMER,),
+        "The metadata names a bookie that was wiped between its listing and the swap.",
+    ),
+    Mutant(
+        "copies may go to another incarnation than the one that is named",
+        MOVE,
+        "if cookie is None or cookie.value.incarnation != incarnation:",
+        "if cookie is None:",
+        (OLD_SELF,),
+        "The copies went to a process that is being replaced, and the metadata names its bookie.",
+    ),
+    Mutant(
+        "a mark goes before the copies are made",
+        "bookie/repair/replicator.py",
+        "        outcomes = [] if mark is None else await self._outcomes(mark, gone, lock)\n",
+        "        await self._marks.mark_replicated(ledger_id, lock)\n"
+        "        outcomes = [] if mark is None else await self._outcomes(mark, gone, lock)\n",
+        (WIPED,),
+        "A replicator that dies in between leaves a ledger without copies, and nobody knows.",
+    ),
+    Mutant(
+        "a holder that lost its lock swaps",
+        MOVE,
+        "conditions = [] if lock is None else [lock.condition]",
+        "conditions = []",
+        (REBALANCE,),
+        "The metadata names a bookie that has removed its copies under its own lock since.",
+    ),
+    Mutant(
+        "an absent entry is taken for the end of the copy",
+        "bookie/ledger/copies/copy_check.py",
+        "                found.missing += stripe_ranges(self._stripe, at, end)\n",
+        "                found.missing += []\n",
+        (WIPED,),
+        "A bookie that lacks entries counts as whole.",
+    ),
+    Mutant(
+        "a bookie in limbo denies",
+        "bookie/node/engine/ledger_state.py",
+        "return self.limbo or self.reclaimed",
+        "return self.reclaimed",
+        (
+            "tests/unit/node/engine/test_ledger_state.py",
+            "tests/unit/node/engine/test_limbo.py",
+        ),
+        "A recovery takes the denials of a bookie that lost its data, and acknowledged entries go.",
+    ),
+    Mutant(
+        "a reclaim counts a member that lacks entries",
+        "bookie/ledger/copies/whole_copies.py",
+        "if lacking := count_of(difference(owed, stored)):",
+        "if lacking := 0:",
+        (STORE_BACK,),
+        "After the store went back, two bookies remove the copies that each other should have.",
+    ),
+    Mutant(
+        "a mark goes although a reason was added meanwhile",
+        MARKS,
+        "            Delete(mark, mark_version),\n",
+        "            Delete(mark),\n",
+        (WIPED,),
+        "The loss that a survey found during a repair is forgotten.",
+    ),
+    Mutant(
+        "a member of the ensemble may be chosen as a newcomer",
+        "bookie/ledger/place/policy.py",
+        "pool = sorted(set(candidates).difference(ensemble))\n        write_quorum_size",
+        "pool = sorted(candidates)\n        write_quorum_size",
+        (LOCKS_LOST,),
+        "One bookie stands in two slots, and the loss of it takes two copies.",
+    ),
+    Mutant(
+        "a bookie that is lost counts as a holder",
+        "bookie/repair/auditor.py",
+        "wanted = {name for name in names if name in gone or is_vacant(name)}",
+        "wanted = {name for name in names if is_vacant(name)}",
+        (LOCKS_LOST,),
+        "The copies of a lost bookie never come back.",
+    ),
+    Mutant(
+        "a move leaves out the last entry of a fragment",
+        PLAN,
+        "last = MAX_ID if following is None else following.first_entry_id - 1",
+        "last = MAX_ID if following is None else following.first_entry_id - 2",
+        (WRITER,),
+        "A newcomer lacks an entry that it is named for.",
+    ),
+    Mutant(
+        "a newcomer is named in every fragment",
+        PLAN,
+        "        if one.first_entry_id == first_entry_id\n",
+        "        if first_entry_id >= 0\n",
+        (WRITER, RECOVERY),
+        "The metadata names a bookie for entries that nobody copied to it.",
+    ),
+    Mutant(
+        "a move copies one stripe of a slot",
+        PLAN,
+        "    for number in range(stripe.count):\n",
+        "    for number in range(1):\n",
+        (STRIPED,),
+        "A ledger with stripes never gets its copies.",
+    ),
+    Mutant(
+        "a survey that finds a loss trusts the mark that is there",
+        "bookie/repair/auditor.py",
+        "again=is_lacking and ledger_id in locked)",
+        "again=False)",
+        (WIPED,),
+        "A repair that looked before the loss removes the mark.",
+    ),
+)
