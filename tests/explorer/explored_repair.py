@@ -23,7 +23,7 @@ from bookie.errors import BookieError, BookieUnreachableError, MetadataUnavailab
 from bookie.ids import Status
 from bookie.ledger.copies.marks import _LOCKS, _MARKS
 from bookie.ledger.copies.replica_plan import settled_fragments
-from bookie.ledger.metadata import Fragment, LedgerMetadata, LedgerState, decode, encode
+from bookie.ledger.metadata import Fragment, LedgerMetadata, decode, encode
 from bookie.ledger.underreplicated import decode_mark
 from bookie.metadata.evaluate import Deletion, Stored, Write, evaluate
 from bookie.metadata.model import Operation

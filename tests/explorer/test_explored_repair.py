@@ -37,7 +37,7 @@ def _quiet() -> Iterator[None]:
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", REPAIR_SCOPES)
-def test_no_order_of_events_breaks_a_rule_of_repair(
+def test_no_order_breaks_a_rule_of_repair(
     name: str, is_soak: bool, record_property: Callable[[str, object], None]
 ) -> None:
     scope = REPAIR_SCOPES[name]

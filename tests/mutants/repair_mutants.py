@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-_EXPLORED = (
-    "tests/explorer/test_explored_repair.py::test_no_order_of_events_breaks_a_rule_of_repair"
-)
+_EXPLORED = "tests/explorer/test_explored_repair.py::test_no_order_breaks_a_rule_of_repair"
 LOCKS_LOST = f"{_EXPLORED}[a lost bookie, two replicators, locks are lost]"
 SILENCE = f"{_EXPLORED}[a lost bookie, answers do not come]"
 WIPED = f"{_EXPLORED}[a wiped bookie, two audits]"
@@ -35,8 +33,8 @@ REPAIR_MUTANTS = (
         "a swap takes any version of the metadata",
         MOVE,
         "await client.ledgers.write(swapped, found.version, conditions)",
-        "await client.ledgers.write(\n                    swapped,\n                    (await client.ledgers.read"
-        "(metadata.ledger_id)).version,\n                    conditions,\n                )",
+        "now = (await client.ledgers.read(metadata.ledger_id)).version\n"
+        "                await client.ledgers.write(swapped, now, conditions)",
         (WRITER, RECOVERY),
         "A change by the writer or by a recovery is undone, and with it acknowledged entries.",
     ),
