@@ -113,7 +113,7 @@ class RepairSide(Surroundings):
         self.may_lose = frozenset(scope.loses)
         self.reasons = dict.fromkeys(self.bookies, 0)
         self.unseen: frozenset[Reason] = frozenset(self.reasons.items())
-        """Reasons that no survey which has ended has seen."""
+        """The last reason of each bookie that no survey which has ended has seen."""
         self.older: LedgerMetadata | None = None
         """The closed ledger before its first swap, as an older copy of the store has it."""
         self.went_back = False
@@ -210,6 +210,7 @@ class RepairSide(Surroundings):
         return any(record.owner == worker.session for record in self.records.values())
 
     def _has_old_self(self, question: Question) -> bool:
+        """Whether a connection may still lead to it; a survey connects to who is registered."""
         if not self.scope.old_selves or question.kind not in ("add", "list"):
             return False
         bookie = self.bookies[question.about[0]]
@@ -235,7 +236,7 @@ class RepairSide(Surroundings):
         self.budget["cut"] -= 1
         worker = self.workers[number]
         kind, about = self.question_of(worker)
-        if kind in ("read", "list", "row", "add"):
+        if kind in ("read", "list", "survey", "row", "add"):
             if kind == "add":
                 self._leave_add(*about)
             self._answer(number, Raised(BookieUnreachableError))
@@ -322,6 +323,7 @@ class RepairSide(Surroundings):
         elif self.store.metadata != before and action[0] not in ("work", "late_repair"):
             doubtful = list(self.bookies)  # more entries are settled now
         for name in doubtful:
+            self.unseen -= {(name, self.reasons[name])}
             self.reasons[name] += 1
             self.unseen |= {(name, self.reasons[name])}
 
@@ -402,7 +404,7 @@ class RepairSide(Surroundings):
         match kind:
             case "read":
                 return _read(bookie, *about)
-            case "list":
+            case "list" | "survey":
                 first, last = about
                 return tuple(i for i, _ in bookie.entries if first <= i and (i <= last or last < 0))
             case "row":

@@ -134,10 +134,11 @@ def _stat(key: str, version: int, *, is_mine: bool) -> Stat:
 
 
 class _Channel:
-    """Calls to one bookie."""
+    """Calls to one bookie, by connections that stay, or by those that a survey makes."""
 
-    def __init__(self, doors: Doors, bookie_id: str) -> None:
+    def __init__(self, doors: Doors, bookie_id: str, listing: str = "list") -> None:
         self._doors = doors
+        self._listing = listing
         self._bookie_id = bookie_id
 
     async def read(self, command: ReadCommand, *, timeout: float) -> ReadReply:
@@ -152,7 +153,7 @@ class _Channel:
         self, ledger_id: int, first: int = 0, last: int = NO_ENTRY, **_: Any
     ) -> AsyncIterator[tuple[Any, Any]]:
         assert ledger_id == LEDGER_ID
-        found = await self._doors.ask("list", self._bookie_id, first, last)
+        found = await self._doors.ask(self._listing, self._bookie_id, first, last)
         if found:
             ids = np.array(found, np.int64)
             yield ids, ids
@@ -364,7 +365,7 @@ def _in_place(doors: Doors, worker: str) -> Iterator[None]:
         return f"{worker}-{doors.tokens}-{size}"
 
     def channel(*_: Any, bookie_id: str, **__: Any) -> _Channel:
-        return _Channel(doors, bookie_id)
+        return _Channel(doors, bookie_id, "survey")
 
     with (
         patch.object(marks_module, "secrets", SimpleNamespace(token_hex=token_hex)),
