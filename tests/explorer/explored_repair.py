@@ -36,8 +36,8 @@ from tests.property.ledger.protocol_world import require
 
 LEDGER, MARK, LOCK = FLAT.key(LEDGER_ID), _MARKS.key(LEDGER_ID), _LOCKS.key(LEDGER_ID)
 
-BEGIN, ENDED = -1, -2
-"""In the place of a node: a worker has not begun, or has ended."""
+BEGIN, ENDED = -2, -3
+"""In the place of a node: a worker has not begun, or has ended. -1 and -2 have the same hash."""
 
 _AT_ONCE = {"remove"}
 """What code does in the turn in which it decides it."""

@@ -57,6 +57,16 @@ REPAIR_SCOPES = {
         workers=(*_AUDITS, _REPAIRS[0]),
         shows=("mark made", "entries copied", "mark removed", "lock lost"),
     ),
+    "a loss during a repair": replace(
+        _CLOSED,
+        sizes=(2, 2, 2),
+        loses=(),
+        spares=0,
+        wipes=2,
+        wipes_of=("b0",),
+        workers=(*_AUDITS, _REPAIRS[0]),
+        shows=("mark made", "entries copied", "mark removed"),
+    ),
     "a newcomer loses its copies": replace(
         _CLOSED,
         wipes=1,

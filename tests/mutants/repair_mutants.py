@@ -7,6 +7,7 @@ from tests.mutants.mutant import Mutant
 _EXPLORED = "tests/explorer/test_explored_repair.py::test_no_order_breaks_a_rule_of_repair"
 LOCKS_LOST = f"{_EXPLORED}[a lost bookie, two replicators, locks are lost]"
 SILENCE = f"{_EXPLORED}[a lost bookie, answers do not come]"
+LOSS = f"{_EXPLORED}[a loss during a repair]"
 WIPED = f"{_EXPLORED}[a wiped bookie, two audits]"
 NEWCOMER = f"{_EXPLORED}[a newcomer loses its copies]"
 OLD_SELF = f"{_EXPLORED}[an old self takes copies]"
@@ -104,7 +105,7 @@ REPAIR_MUTANTS = (
         MARKS,
         "            Delete(mark, mark_version),\n",
         "            Delete(mark),\n",
-        (WIPED,),
+        (LOSS,),
         "The loss that a survey found during a repair is forgotten.",
     ),
     Mutant(
@@ -152,7 +153,7 @@ REPAIR_MUTANTS = (
         "bookie/repair/auditor.py",
         "again=is_lacking and ledger_id in locked)",
         "again=False)",
-        (WIPED,),
+        (LOSS,),
         "A repair that looked before the loss removes the mark.",
     ),
 )
