@@ -49,6 +49,7 @@ AT_NIGHT: Mapping[str, int] = {
     # By day the simulated cluster with ledgers, and logs on real processes in one episode.
     "tests/cluster_sim/test_log_sim.py": ALL,
     "tests/cluster_sim/test_cluster_sim.py": 4,
+    "tests/cluster_sim/test_repair_sim.py": 11,
     # Tables of cases.
     "tests/explorer/test_explorer.py": 6,
     "tests/explorer/test_explored_repair.py": 4,

@@ -106,6 +106,8 @@ class ClusterOutcome:
 class ClusterScript:
     """One seed from its start to its end."""
 
+    calm_seconds = CALM_SECONDS
+
     def __init__(self, cluster: SimulatedCluster, swarm: ClusterSwarm) -> None:
         self.cluster = cluster
         self.swarm = swarm
@@ -152,11 +154,11 @@ class ClusterScript:
             if not task.cancelled() and task.exception() is not None:
                 raise task.exception() or AssertionError
         try:
-            async with asyncio.timeout(CALM_SECONDS):
+            async with asyncio.timeout(self.calm_seconds):
                 await self._in_process("calm", self._end_calm)
         except TimeoutError:
             self.problems.append(
-                f"after {CALM_SECONDS:g} s without faults, not every ledger was recovered: "
+                f"after {self.calm_seconds:g} s without faults, not every ledger was recovered: "
                 f"{self._unfinished()}"
             )
         await faults.end()
@@ -543,7 +545,11 @@ def _password_of(metadata: LedgerMetadata) -> bytes:
     )
 
 
-def simulate_cluster(seed: int, swarm: ClusterSwarm | None = None) -> ClusterOutcome:
+def simulate_cluster(
+    seed: int,
+    swarm: ClusterSwarm | None = None,
+    new_script: Callable[[SimulatedCluster, ClusterSwarm], ClusterScript] = ClusterScript,
+) -> ClusterOutcome:
     """One seed; `problems` of the outcome say what is wrong."""
     swarm = swarm or draw_cluster(seed)
     loop = simulated_loop(seed, swarm.mode)
@@ -557,7 +563,7 @@ def simulate_cluster(seed: int, swarm: ClusterSwarm | None = None) -> ClusterOut
         storage=swarm.storage,
         sync_seconds=swarm.sync_seconds,
     )
-    script = ClusterScript(cluster, swarm)
+    script = new_script(cluster, swarm)
     outcome = ClusterOutcome(seed, counts=cluster.counts, notes=cluster.notes)
     PROCESS.set(SimulatedProcess("director"))
     with (

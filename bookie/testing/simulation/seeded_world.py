@@ -21,6 +21,7 @@ import bookie.env.clock
 import bookie.ledger.catalog.ledgers
 import bookie.ledger.connection.pool
 import bookie.ledger.connection.retrying
+import bookie.ledger.copies.marks
 import bookie.ledger.place.ensembles
 import bookie.ledger.read.handle
 import bookie.ledger.write.handle
@@ -39,6 +40,7 @@ from bookie.testing.simulation.simulated_network import SimulatedNetwork
 
 _TOKENS = (
     bookie.ledger.catalog.ledgers,
+    bookie.ledger.copies.marks,
     bookie.log.catalog.logs,
     bookie.log.consume.cursors,
     bookie.log.consume.group,

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from bookie.addresses import join_address
 from bookie.api import BookKeeper
@@ -22,7 +22,7 @@ from bookie.cluster.cookies import CookieManager
 from bookie.cluster.instance import initialize_cluster, read_instance_id
 from bookie.cluster.registration import BookieRegistration
 from bookie.cluster.registration_record import Endpoint
-from bookie.config import GarbageSettings, NodeSettings, RpcSettings, Sources
+from bookie.config import GarbageSettings, NodeSettings, RepairSettings, RpcSettings, Sources
 from bookie.config.sections import SessionSettings
 from bookie.daemon.readiness import Readiness
 from bookie.daemon.registration_updater import RegistrationUpdater, keep_registered
@@ -34,7 +34,10 @@ from bookie.metadata.memory.tree import forget_tree
 from bookie.metadata.model import NOT_EXISTS, Operation, Put, Record, Stat
 from bookie.node.bookie import Bookie
 from bookie.node.garbage import GarbageCollector
-from bookie.node.start import start_bookie
+from bookie.node.own_copies import OwnCopies
+from bookie.node.start import StartedBookie, start_bookie
+from bookie.repair.own_damage import OwnDamage
+from bookie.repair.service import keep_repairing
 from bookie.telemetry import Metrics
 from bookie.testing.faulty_memory import FaultyMemoryStore
 from bookie.testing.simulation.loop import SimulatedLoop
@@ -336,7 +339,12 @@ class SimulatedBookie:
                 registration = await updater.registration()
                 async with (
                     BookieRegistration(store, registration, instance_id=instance_id) as registered,
-                    beside([keep_registered(updater, registered, metrics, readiness)]),
+                    beside(
+                        [
+                            keep_registered(updater, registered, metrics, readiness),
+                            *self._repair(store, started, metrics),
+                        ]
+                    ),
                 ):
                     self.is_serving = True
                     self.node, self.garbage = started.bookie, started.garbage
@@ -348,6 +356,24 @@ class SimulatedBookie:
                             self._leave_image()
                         raise
                     self.is_serving = False
+
+    def _repair(
+        self, store: SimulatedSession, started: StartedBookie, metrics: Metrics
+    ) -> list[Coroutine[Any, Any, NoReturn]]:
+        """The repair service, if the cluster has one."""
+        settings, clock = self.cluster.repair, self.cluster.clock
+        if settings is None:
+            return []
+        assert clock is not None
+        own_damage = OwnDamage(store, self.host)
+        started.check.on_incomplete = own_damage.note
+        own_copies = OwnCopies(started.engine, started.garbage)
+        return [
+            keep_repairing(
+                *(store, client_sources(), RPC, lambda: settings, metrics, clock, self.host),
+                *(own_damage, own_copies),
+            )
+        ]
 
     @asynccontextmanager
     async def _port(self, gate: _Gate, service: BookieService) -> AsyncIterator[None]:
@@ -436,6 +462,8 @@ class SimulatedCluster:
         self.storage = storage
         self.sync_seconds = sync_seconds
         self.clock: Clock | None = None
+        self.repair: RepairSettings | None = None
+        """The settings of the repair service of all bookies; None if there is none."""
         self.slow_metadata = 0
         """The number of faults that slow down the metadata store now."""
         self.lost_replies = 0.0

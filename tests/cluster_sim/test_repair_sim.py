@@ -1,0 +1,82 @@
+"""Clusters that repair themselves, in virtual time: no seed breaks a rule or leaves a copy out."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cluster_sim.repair_script import simulate_repairs
+
+ROOT = Path(__file__).parents[2]
+SEEDS, SEEDS_A_TEST = 40, 4
+SEEDS_OF_A_SOAK, SEEDS_A_TEST_OF_A_SOAK = 10_000, 200
+
+SOMETIMES = {
+    "move repaired": 30,
+    "fill repaired": 30,
+    "copies reclaimed": 30,
+    "wiped bookie returned": 20,
+    "session expired": 10,
+    "ledger with all its copies": 200,
+}
+"""What so many seeds as a test of a soak has must reach, and how often at least."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Forty seeds by default, four of them by day; ten thousand in a soak."""
+    if "seeds" in metafunc.fixturenames:
+        soak = metafunc.config.getoption("hypothesis_profile", None) == "soak"
+        last = SEEDS_OF_A_SOAK if soak else SEEDS
+        step = SEEDS_A_TEST_OF_A_SOAK if soak else SEEDS_A_TEST
+        chunks = [range(first, first + step) for first in range(0, last, step)]
+        metafunc.parametrize("seeds", chunks, ids=lambda chunk: f"{chunk[0]} to {chunk[-1]}")
+
+
+@pytest.mark.timeout(3600)
+def test_copies_come_back_by_themselves(seeds: range, report: Callable[[str], None]) -> None:
+    """Every seed ends with all copies and breaks no rule; repair has worked in many ways."""
+    counts: Counter[str] = Counter()
+    virtual_seconds, began = 0.0, time.process_time()
+    for seed in seeds:
+        try:
+            outcome = simulate_repairs(seed)
+        except BaseException as error:
+            error.add_note(f"seed {seed} of tests.cluster_sim.repair_script")
+            raise
+        assert not outcome.problems, outcome.describe()
+        counts += outcome.counts
+        virtual_seconds += outcome.virtual_seconds
+    told = ", ".join(f"{name} {counts[name]}" for name in sorted(counts))
+    report(
+        f"repair from seed {seeds[0]}: {len(seeds)} seeds in {time.process_time() - began:.0f} CPU "
+        f"seconds, {virtual_seconds / 60:.0f} simulated minutes; {told}"
+    )
+    share = len(seeds) / SEEDS_A_TEST_OF_A_SOAK
+    rare = {name: counts[name] for name in SOMETIMES if counts[name] < SOMETIMES[name] * share}
+    assert not rare, f"these happened too rarely: {rare}"
+
+
+def test_a_seed_of_repair_leaves_the_same_trace_in_other_processes() -> None:
+    """It depends neither on hashes nor on what ran before."""
+    here = simulate_repairs(3).trace
+    assert _trace_elsewhere(3, "1") == _trace_elsewhere(3, "4711") == here
+
+
+def _trace_elsewhere(seed: int, hash_seed: str) -> int:
+    """The checksum of everything that happened in a seed, in a process of its own."""
+    found = subprocess.run(
+        [sys.executable, "-m", "tests.cluster_sim.repair_script", str(seed)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": hash_seed},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return int(found.stdout.split()[-1])
