@@ -41,6 +41,7 @@ from bookie.repair.auditor import Auditor
 from bookie.repair.rebalance import Rebalance
 from bookie.repair.reclaimer import Reclaimer
 from bookie.repair.replicator import Replicator
+from bookie.repair.worker import RepairWorker
 from bookie.telemetry import Metrics
 from bookie.wire.codec import parse_add_request
 from bookie.wire.commands import LedgerRow, ReadCommand, ReadReply
@@ -300,9 +301,8 @@ class _Place:
         self.client = LedgerClient("", directory, ensembles, pool, manager, cast("Any", None))
         self.marks = UnderreplicationManager(self.store, worker, clock)
         repair = RepairSettings(unnamed_copies_grace_seconds=0)
-        self.about = (
-            *(self.client, self.store, lambda: repair, _metrics(), clock, worker),
-            self.marks,
+        self.here = RepairWorker(
+            self.client, self.store, lambda: repair, _metrics(), clock, worker, self.marks
         )
 
 
@@ -312,21 +312,21 @@ def audit(doors: Doors, worker: str) -> Any:
     async def work() -> tuple[str, ...]:
         place = _Place(doors, worker)
         gone = await Departures(place.store, keys.LOST_BOOKIES).names()
-        return (await Auditor(*place.about).survey(gone, is_deep=True)).silent
+        return (await Auditor(place.here).survey(gone, is_deep=True)).silent
 
     return work()
 
 
 def repair(doors: Doors, worker: str) -> Any:
     """One attempt of a replicator on the ledger."""
-    return Replicator(*_Place(doors, worker).about)._repair(LEDGER_ID)
+    return Replicator(_Place(doors, worker).here)._repair(LEDGER_ID)
 
 
 def reclaim(doors: Doors, worker: str) -> Any:
     """One round of the reclaimer of the bookie `worker`."""
     copies: Any = _OwnCopies(doors, worker)
     session: Any = _Session(doors)
-    return Reclaimer(*_Place(doors, worker).about, copies).round(session)
+    return Reclaimer(_Place(doors, worker).here, copies).round(session)
 
 
 def exchange(doors: Doors, worker: str) -> Any:

@@ -63,7 +63,7 @@ REPAIR_MUTANTS = (
         "a mark goes before the copies are made",
         "bookie/repair/replicator.py",
         "        outcomes = [] if mark is None else await self._outcomes(mark, gone, lock)\n",
-        "        await self._marks.mark_replicated(ledger_id, lock)\n"
+        "        await self._worker.marks.mark_replicated(ledger_id, lock)\n"
         "        outcomes = [] if mark is None else await self._outcomes(mark, gone, lock)\n",
         (WIPED,),
         "A replicator that dies in between leaves a ledger without copies, and nobody knows.",
