@@ -161,6 +161,7 @@ class Replicator:
             MetadataError: the metadata store failed.
         """
         self._looked_at, self._look_seconds = self._worker.clock.monotonic(), 0.0
+        await self._worker.marks.settle()
         if not await self._worker.marks.is_enabled():
             return 0
         due = await self._due()

@@ -149,6 +149,17 @@ REPAIR_MUTANTS = (
         "A ledger with stripes never gets its copies.",
     ),
     Mutant(
+        "a lock whose write was not answered stays",
+        "bookie/repair/replicator.py",
+        "        await self._worker.marks.settle()\n",
+        "",
+        (
+            "tests/unit/repair/test_replicator_rounds.py::"
+            "test_a_lock_that_no_task_has_goes_with_the_next_round",
+        ),
+        "Nobody else repairs, rebalances or reclaims a ledger until a process ends.",
+    ),
+    Mutant(
         "a survey that finds a loss trusts the mark that is there",
         "bookie/repair/auditor.py",
         "again=is_lacking and ledger_id in locked)",

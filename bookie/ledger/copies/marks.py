@@ -401,6 +401,21 @@ class UnderreplicationManager:
                 await self._store.delete(_LOCKS.key(ledger_id), version=lock)
         del self._held[ledger_id]
 
+    async def settle(self) -> None:
+        """Give back all locks in doubt: those that may be here although no task has them.
+
+        A lock is in doubt after a write that was not answered. As long as it is there, no other
+        worker may have its ledger. Its own worker may never ask for the ledger again.
+
+        Raises:
+            MetadataError: the store does not answer; the next call goes on.
+        """
+        for ledger_id in [one for one, held in self._held.items() if held.mark_version is None]:
+            async with self._serial:
+                held = self._held.get(ledger_id)
+                if held is not None and held.mark_version is None:
+                    await self._give_back(ledger_id, held)
+
     def _doubt(self, ledger_id: int, lock: RepairLock | None = None) -> None:
         held = self._held.get(ledger_id)
         if held is not None and held.is_taken_as(lock):

@@ -13,6 +13,7 @@ from bookie.api import BookKeeper, connect
 from bookie.cluster import keys
 from bookie.config import RepairSettings
 from bookie.env import beside
+from bookie.errors import MetadataUnavailableError
 from bookie.ledger.copies.departures import Departures
 from bookie.ledger.copies.marks import UnderreplicationManager
 from bookie.metadata.model import Record
@@ -218,3 +219,20 @@ async def test_a_ledger_that_takes_long_holds_up_no_other(
         await marks.mark(4, ["b1"])
         may_end.set()
         await _until_marked(marks, set())
+
+
+async def test_a_lock_that_no_task_has_goes_with_the_next_round(
+    bk: BookKeeper, store: SlowStore, marks: UnderreplicationManager, replicator: Replicator
+) -> None:
+    """Its ledger may never be locked here again: it has no mark, and its copies are reclaimed."""
+    own = replicator._worker.marks
+    store.lost_replies = 1
+    with pytest.raises(MetadataUnavailableError):
+        await own.acquire_unmarked(7)
+    assert not await marks.acquire_unmarked(7), "the lock is there"
+    await _round(replicator)
+    assert await marks.acquire_unmarked(7)
+    await marks.release(7)
+    assert await own.acquire_unmarked(8)
+    await _round(replicator)
+    assert not await marks.acquire_unmarked(8), "a task has it"
