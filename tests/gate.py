@@ -52,7 +52,7 @@ AT_NIGHT: Mapping[str, int] = {
     "tests/cluster_sim/test_repair_sim.py": 11,
     # Tables of cases.
     "tests/explorer/test_explorer.py": 6,
-    "tests/explorer/test_explored_repair.py": 4,
+    "tests/explorer/test_explored_repair.py": 8,
     "tests/fault/test_commands_on_a_cluster.py": 8,
     "tests/fault/test_crash_kill.py": 8,
     "tests/fault/test_daemon_refusals.py": 6,
