@@ -36,6 +36,7 @@ REASONS = {
     "tests/fault/test_logs_at_random.py": "eight episodes on each kind of store, judged as a whole",
     "tests/fault/test_lost_disks.py": "each loss of a disk, on bookies that stop and start for it",
     "tests/fault/test_lost_disks_at_random.py": "eight episodes on each kind of store",
+    "tests/fault/test_repair_at_random.py": "sixty episodes with sessions that end and repairs",
     "tests/fault/test_replacement.py": "a thousand ledgers lose a bookie at once",
     "tests/fault/test_true_health.py": "an operator's stories, each with bookies of its own",
     "tests/matrix/test_io_errors.py": "each call on each kind of file fails, in three phases",

@@ -39,9 +39,13 @@ T = TypeVar("T")
 class LossyCluster:
     """Bookies b1, b2, b3 and perhaps more, and clients of theirs."""
 
-    def __init__(self, uri: str, path: Path, stack: AsyncExitStack) -> None:
+    def __init__(
+        self, uri: str, path: Path, stack: AsyncExitStack, new_home: Callable[[str], Home]
+    ) -> None:
         self.uri = uri
         self.path = path
+        self.new_home = new_home
+        """Makes the settings of a bookie that has never run."""
         self.homes: dict[str, Home] = {}
         self.daemons: dict[str, Daemon] = {}
         self.links: dict[str, Proxy] = {}
@@ -292,24 +296,32 @@ async def lossy_cluster(
     has_links: bool = False,
     repair: Mapping[str, object] | None = None,
     session_timeout_seconds: float = SESSION_TIMEOUT_SECONDS,
+    settings: Mapping[str, Mapping[str, object]] | None = None,
 ) -> AsyncIterator[LossyCluster]:
     """Start a new cluster; whatever still runs at the end is killed.
 
     If it `has_links`, clients reach bookies through proxies. `repair` are settings of the section
-    ``[repair]``; without them nobody repairs, so that a test sees what is lost.
+    ``[repair]``; without them nobody repairs, so that a test sees what is lost. `settings` are of
+    other sections.
     """
+
+    def new_home(name: str) -> Home:
+        home = home_of(uri, path, name)
+        home.sections["metadata"]["session_timeout_seconds"] = session_timeout_seconds
+        home.sections["storage"]["journal_file_bytes_max"] = 16 << 20
+        home.sections["storage"]["reserve_bytes"] = 0
+        if repair is not None:
+            home.sections["repair"] = dict(repair)
+        for section, values in (settings or {}).items():
+            home.sections.setdefault(section, {}).update(values)
+        return home
+
     async with open_store(uri) as store:
         await initialize_cluster(store)
     async with AsyncExitStack() as stack:
-        cluster = LossyCluster(uri, path, stack)
+        cluster = LossyCluster(uri, path, stack, new_home)
         for name in bookies:
-            home = home_of(uri, path, name)
-            home.sections["metadata"]["session_timeout_seconds"] = session_timeout_seconds
-            home.sections["storage"]["journal_file_bytes_max"] = 16 << 20
-            home.sections["storage"]["reserve_bytes"] = 0
-            if repair is not None:
-                home.sections["repair"] = dict(repair)
-            cluster.homes[name] = home
+            home = cluster.homes[name] = new_home(name)
             if has_links:
                 listen = home.sections["listen"]
                 link = stack.enter_context(Proxy(int(str(listen["port"]))))
