@@ -235,9 +235,9 @@ def restore(
 ) -> None:
     """Put the cookie that stands in a bookie's directories back into the metadata store.
 
-    The directories may hold an older state of the bookie. So the bookie starts in doubt: it does
-    not tell a client that an entry is missing until a check has found all of its entries. All
-    directories must hold the same state; with --in-doubt their states may differ.
+    The directories may hold an older state of the bookie. So the bookie starts in doubt, as another
+    incarnation: it does not tell a client that an entry is missing until a check has found all of
+    its entries. All directories must hold the same state; with --in-doubt their states may differ.
     """
     from bookie.daemon.inspection import read_cookie
 
@@ -264,6 +264,8 @@ def restore(
     newest = max(cookies, key=lambda cookie: cookie.state_number)
     restored = replace(
         newest if others else oldest,
+        # Another start of this id may have acknowledged entries. The next start makes a new one.
+        incarnation="",
         is_settled=True,  # said of directories only, whose own cookies stay as they are
         is_in_doubt=True,  # the store has forgotten which state was the newest
     )
@@ -272,7 +274,6 @@ def restore(
         {
             "bookie": restored.bookie_id,
             "unique_id": restored.unique_id,
-            "incarnation": restored.incarnation,
             "state_number": restored.state_number,
             "in_doubt": restored.is_in_doubt,
         },

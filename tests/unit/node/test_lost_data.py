@@ -6,6 +6,7 @@ same bookie starts twice.
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from bookie.cli import app
 from bookie.cluster import keys
 from bookie.cluster.cookie import CookieState
 from bookie.cluster.cookies import CookieManager
@@ -22,6 +24,7 @@ from bookie.cluster.layout import read_layout
 from bookie.cluster.registration_record import Registration, encode_registration
 from bookie.env import Failpoints, ThreadWorkers
 from bookie.errors import BadVersionError, CookieError, IdentityError
+from bookie.ids import Status
 from bookie.ledger.catalog import bookie_losses
 from bookie.ledger.catalog.bookie_losses import (
     BookieLosses,
@@ -34,8 +37,11 @@ from bookie.ledger.metadata import Fragment, LedgerMetadata, LedgerState
 from bookie.metadata.connect import open_store
 from bookie.metadata.store import MetadataStore
 from bookie.node.engine.directories import locked_directories
+from bookie.node.engine.index.entry_index import INTEGRITY_IN_LIMBO
 from bookie.node.identity import ClaimedDirectories, Decision, ensure_identity
 from tests.unit.node.engine.machine import IDENTITY, Machine
+from tests.unit.node.node_room import add, read
+from tests.unit.node.started_bookie import metadata, started
 
 TRIO = ("b1", "b2", "b3")
 LAST_COPIES = r"last copies of entries of 1 ledgers \(7\)"
@@ -401,3 +407,50 @@ async def test_an_interrupted_replacement_goes_on(trio: Trio, step: str) -> None
         await trio.start("b2")
     assert (await trio.begin("b1", None)).decision is Decision.RESUME
     assert await trio.state("b1") == (CookieState.READY, True)
+
+
+def test_a_restored_cookie_brings_no_old_incarnation_back(tmp_path: Path) -> None:
+    """The bookie ran on empty directories meanwhile, and acknowledged what it now lacks.
+
+    It was in doubt before, because it had been away: no ledger of it was in limbo.
+    """
+    uri, root = f"memory://{tmp_path.name}", tmp_path / "m"
+
+    async def fill_kept() -> str:
+        """Entries 0 … 2 of ledger 1; ledger 2 lacks what was written while it was away."""
+        async with open_store(uri) as store:
+            await initialize_cluster(store)
+            await store.put(keys.INSTANCE_ID, IDENTITY.instance_id.encode())
+            ledgers = LedgerManager(store)
+            async with started(Machine(root), store) as one:
+                open_ledger = metadata(1, LedgerState.OPEN, TRIO, write_quorum=3)
+                await ledgers.create(replace(open_ledger, ack_quorum_size=2))
+                await ledgers.create(metadata(2, LedgerState.CLOSED, TRIO, last=9, write_quorum=3))
+                await add(one.bookie, 1, range(3))
+                await one.check.check()
+                assert one.engine.verdict == INTEGRITY_IN_LIMBO
+                return one.bookie.incarnation
+
+    async def append_elsewhere() -> None:
+        async with open_store(uri) as store, started(Machine(root), store) as one:
+            assert (await add(one.bookie, 1, range(3, 6))).status is Status.OK
+
+    async def statuses() -> tuple[str, list[Status]]:
+        async with open_store(uri) as store, started(Machine(root), store) as one:
+            replies = [await read(one.bookie, ledger_id, 3, 3) for ledger_id in (1, 2)]
+            return one.bookie.incarnation, [reply.status for reply in replies]
+
+    def command(*words: str) -> None:
+        assert app.run(["cookie", *words, "--metadata", uri]) == 0
+
+    before = asyncio.run(fill_kept())
+    root.rename(tmp_path / "kept")
+    command("delete", "b1", "--yes", "--force")
+    asyncio.run(append_elsewhere())
+    shutil.rmtree(root)
+    (tmp_path / "kept").rename(root)
+    command("delete", "b1", "--yes", "--force")
+    command("restore", str(root / "journal"), str(root / "ledgers"))
+    after, said = asyncio.run(statuses())
+    assert after != before
+    assert said == [Status.UNKNOWN_LEDGER_STATE] * 2
