@@ -36,8 +36,8 @@ from bookie.cli.options import (
 )
 from bookie.cli.output import Record, format_moment, print_record, print_records
 from bookie.cli.repair import repair, set_quorum
-from bookie.cli.stores import on_cluster, on_store
-from bookie.errors import BookieError, FormatError
+from bookie.cli.stores import on_cluster, on_store, open_metadata
+from bookie.errors import BadRequestError, BookieError, FormatError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
@@ -427,10 +427,20 @@ def recover(
     ledger: LedgerArgument,
     metadata: Metadata,
     password_file: PasswordFile = None,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Even if another bookie has entries that would be lost."),
+    ] = False,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Fence the ledger's writer, decide where the ledger ends, and close it there."""
+    """Fence the ledger's writer, decide where the ledger ends, and close it there.
+
+    The command refuses if a bookie beside the last ensemble has later entries. The metadata may
+    come from an old backup then. --force closes the ledger without these entries.
+    """
     password = read_password(password_file)
+    if not force and (reason := _find_unnamed_entries(metadata, ledger)):
+        raise BadRequestError(f"{reason}; give --force to close the ledger without these entries")
     reader = on_cluster(
         metadata, lambda client: client.open_ledger(ledger, password=password, recover=True)
     )
@@ -444,6 +454,27 @@ def recover(
         },
         output,
     )
+
+
+def _find_unnamed_entries(uri: str, ledger_id: int) -> str:
+    """The reason why a recovery would drop entries of other bookies; empty if there is none."""
+    from bookie.config import Sources
+    from bookie.daemon.loop import run
+    from bookie.ledger.ledger_client import open_ledger_client
+    from bookie.ledger.recover.unnamed_entries import find_unnamed_entries
+
+    async def find() -> str:
+        sources = Sources.read(None, {})
+        async with (
+            open_metadata(uri) as store,
+            open_ledger_client(store, sources, sources.settings().rpc) as client,
+        ):
+            found = (await client.ledgers.read_latest(ledger_id)).value
+            if found.is_closed:
+                return ""
+            return await find_unnamed_entries(client.pool, client.directory.all(), found)
+
+    return run(find())
 
 
 def _forget_failed_recoveries(metadata: str, ledger: int) -> None:

@@ -12,7 +12,8 @@ The grace is for writers that lose their session and come back. Nothing depends 
   closed ledger has all entries that were acknowledged.
 
 Ledgers of older clients name no writer, and unclaimed ledgers have none yet: both are left alone.
-Nothing is recovered while many bookies are away, or while one of them doubts the metadata store.
+Nothing is recovered while many bookies are away, or while one of them doubts the metadata store. A
+ledger stays open if a bookie beside its last ensemble has later entries (`find_unnamed_entries`).
 
 A survey of copies runs seldom and may take long. So the ledgers are listed here once more.
 
@@ -30,11 +31,18 @@ from dataclasses import dataclass, field
 
 from bookie.cluster import keys
 from bookie.env import Backoff, jitter
-from bookie.errors import BadVersionError, BookieError, MetadataClosedError, NoSuchLedgerError
+from bookie.errors import (
+    BadVersionError,
+    BookieError,
+    LedgerRecoveryError,
+    MetadataClosedError,
+    NoSuchLedgerError,
+)
 from bookie.ledger.copies.departures import RepairFailures
 from bookie.ledger.ledger_client import UNCLAIMED
 from bookie.ledger.metadata import LedgerMetadata, LedgerState
 from bookie.ledger.recover.driver import recover_ledger
+from bookie.ledger.recover.unnamed_entries import find_unnamed_entries
 from bookie.ledger.underreplicated import NOT_RECOVERED
 from bookie.metadata.model import NOT_EXISTS, Check
 from bookie.metadata.versioned import Versioned
@@ -241,12 +249,18 @@ class OpenLedgers:
         """Recover a locked ledger; False if it changed, or its writer returned, in this moment.
 
         In that case the writer gets its whole grace again.
+
+        Raises:
+            LedgerRecoveryError: it cannot be decided where the ledger ends.
         """
         client = self._worker.client
         try:
             found = await client.ledgers.read_latest(ledger_id)
             if not _has_writer(found.value) or found.value.writer_id != one.writer_id:
                 return True
+            registered = client.directory.all()
+            if reason := await find_unnamed_entries(client.pool, registered, found.value):
+                raise LedgerRecoveryError(reason)
             one.is_taken = True  # a write that is not answered may happen
             if found.value.state is LedgerState.OPEN:
                 try:

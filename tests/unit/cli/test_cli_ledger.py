@@ -7,6 +7,7 @@ import json
 import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,9 @@ import pytest
 from bookie.api import UNCLAIMED, connect
 from bookie.cli import app
 from bookie.cluster import keys
+from bookie.ledger.catalog.ledgers import LedgerManager
 from bookie.ledger.copies.departures import RepairFailures
+from bookie.ledger.metadata import Fragment
 from bookie.ledger.underreplicated import NOT_RECOVERED
 from bookie.metadata.connect import open_store
 from tests.unit.cli.command_process import CommandProcess
@@ -90,6 +93,28 @@ async def test_a_failed_recovery_is_forgotten(command: Command, tmp_path: Path, 
             status, _, said = await command(" ".join([verb, str(ledger), *options]))
             assert status == 0, said
         assert [one.ledger_id async for one in failures.all()] == [0]
+
+
+async def test_recover_drops_no_entry_of_a_bookie_that_is_not_named(
+    command: Command, tmp_path: Path
+) -> None:
+    """The metadata is as before the only bookie of the ledger was replaced."""
+    uri = f"local://{tmp_path}/metadata"
+    async with connect(uri) as bk:
+        left = await bk.create_ledger(ensemble_size=1, write_quorum_size=1, ack_quorum_size=1)
+        await left.append_many([b"0", b"1"])
+    (named,) = left.metadata.last_fragment.bookies
+    async with open_store(uri) as store:
+        manager = LedgerManager(store)
+        found = await manager.read(left.ledger_id)
+        former = (Fragment(0, ("b1" if named == "b0" else "b0",)),)
+        await manager.write(replace(found.value, fragments=former), found.version)
+    status, _, said = await command(f"recover {left.ledger_id}")
+    assert status == 1
+    assert f"bookie {named} has entry 1, " in said
+    assert "knows entries up to -1" in said
+    status, out, _ = await command(f"recover {left.ledger_id} --force --output json")
+    assert (status, json.loads(out)["last_entry_id"]) == (0, -1)
 
 
 async def test_a_degraded_ledger_is_found_and_mended(command: Command) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ import pytest
 from bookie.api import UNCLAIMED, BookKeeper, connect
 from bookie.cli.repair import _list
 from bookie.cluster import keys
+from bookie.cluster.layout import read_layout
 from bookie.cluster.registration import BookieRegistration
 from bookie.cluster.registration_record import Registration
 from bookie.config import RepairSettings, RpcSettings, Sources
@@ -310,6 +312,53 @@ async def test_the_grace_is_a_live_setting(place: Place) -> None:
 
 def replace_grace(settings: RepairSettings, seconds: float) -> RepairSettings:
     return settings.model_copy(update={"open_ledger_grace_seconds": seconds})
+
+
+async def replaced_one_by_one(place: Place) -> tuple[int, bytes, list[bytes]]:
+    """A ledger of which every bookie was replaced since a backup, and whose writer is gone then.
+
+    Returns its id, its metadata in the backup, and its entries.
+    """
+    for number in (4, 5):
+        await place.cluster.start(number)
+    client = await place.client()
+    writer = await client.ledgers.create(THREE)
+    payloads = [b"before"]
+    await writer.append(payloads[0])
+    key = (await read_layout(place.cluster.store)).key(writer.ledger_id)
+    backup = await place.cluster.store.get(key)
+    assert backup is not None
+    former = [int(name[1:]) for name in writer.metadata.last_fragment.bookies]
+    for number in former:
+        await place.cluster.stop(number)
+        payloads.append(b"without b%d" % number)
+        await writer.append(payloads[-1])
+    gone = {f"b{number}" for number in former}
+    await until(lambda: gone.isdisjoint(writer.metadata.last_fragment.bookies))
+    for number in former:
+        await place.cluster.start(number)
+    await client.end_session()
+    return writer.ledger_id, backup.value, payloads
+
+
+@memory_only
+async def test_entries_of_bookies_that_old_metadata_does_not_name_are_kept(place: Place) -> None:
+    """All bookies of its last fragment deny them truthfully, so a recovery would drop them."""
+    ledger_id, backup, payloads = await replaced_one_by_one(place)
+    store = place.cluster.store
+    key = (await read_layout(store)).key(ledger_id)
+    newest = await store.get(key)
+    assert newest is not None
+    await store.put(key, backup)
+    await place.look()
+    await place.pass_seconds(2 * GRACE)
+    assert await place.state(ledger_id) is LedgerState.OPEN
+    failure = await RepairFailures(store).find(ledger_id)
+    assert failure is not None
+    assert re.search(r"bookie b\d has entry 3, .* knows entries up to [0-2]:", failure.reason)
+    await store.put(key, newest.value)
+    await place.pass_seconds(2 * GRACE)
+    assert await place.payloads(ledger_id) == payloads
 
 
 def before_it_takes(monkeypatch: pytest.MonkeyPatch, action: Callable[[OpenLedgers], Any]) -> None:
