@@ -2,6 +2,9 @@
 
 A packet keeps its digest. So a copy equals its source byte by byte. A bookie answers a recovery add
 after the entries are durable. Its newest copy of an entry wins, so a corrupt one is replaced.
+
+If no member of the write set has a good copy, the other registered bookies are asked. Copies may
+have moved to them after the backup from which the metadata store came.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import asyncio
 from collections.abc import Sequence
 
 from bookie.entry.batch import EntryBatch
+from bookie.env import gather
 from bookie.env.pace import Pace
 from bookie.errors import (
     BookieError,
@@ -23,7 +27,7 @@ from bookie.ledger.ledger_client import LedgerClient
 from bookie.ledger.metadata import LedgerMetadata
 from bookie.ledger.place.ensembles import Incarnations
 from bookie.ledger.quorum import EVERY_ID, Stripe
-from bookie.ledger.read.verification import read_command, verify_read
+from bookie.ledger.read.verification import list_stored, read_command, verify_read
 from bookie.ledger.striping import is_run
 from bookie.ledger.write.pending import BATCH_ENTRIES_MAX
 from bookie.ledger.write.requests import RequestEncoder
@@ -112,7 +116,28 @@ class EntryCopier:
             if batch is not None:
                 return batch, []
             reasons.append(f"{bookie_id}: {reason}")
+        for bookie_id in await self._others_with(first):
+            batch, reason = await self._read(bookie_id, first, last, stripe)
+            if batch is not None:
+                self._found_on = (*self._found_on, bookie_id)
+                return batch, []
+            reasons.append(f"{bookie_id}: {reason}")
         return None, reasons
+
+    async def _others_with(self, entry_id: int) -> list[str]:
+        """Registered bookies that list an entry, although nothing names them as its sources."""
+
+        async def has_it(bookie_id: str) -> bool:
+            try:
+                pool = self._client.pool
+                return bool(await list_stored(pool, bookie_id, self.metadata, entry_id, entry_id))
+            except BookieError:
+                return False  # it cannot help
+
+        known = {self.target, *self._sources(entry_id)}
+        others = sorted(set(self._client.directory.all()) - known)
+        found = await gather(map(has_it, others))
+        return [name for name, has in zip(others, found, strict=True) if has]
 
     def _sources(self, entry_id: int) -> list[str]:
         fragment = self.metadata.fragment_of(entry_id)

@@ -16,6 +16,7 @@ from bookie.env import beside
 from bookie.errors import MetadataUnavailableError
 from bookie.ledger.copies.departures import Departures
 from bookie.ledger.copies.marks import UnderreplicationManager
+from bookie.ledger.copies.replica_move import ReplicaMove
 from bookie.metadata.model import Record
 from bookie.repair.replicator import (
     IDLE_SECONDS,
@@ -236,3 +237,29 @@ async def test_a_lock_that_no_task_has_goes_with_the_next_round(
     assert await own.acquire_unmarked(8)
     await _round(replicator)
     assert not await marks.acquire_unmarked(8), "a task has it"
+
+
+async def test_old_metadata_gets_copies_back_from_bookies_that_it_does_not_name(
+    cluster: RealCluster,
+    bk: BookKeeper,
+    marks: UnderreplicationManager,
+    replicator: Replicator,
+) -> None:
+    """All copies moved since the backup, and the former bookies removed theirs."""
+    writer = await bk.create_ledger(ensemble_size=1, write_quorum_size=1, ack_quorum_size=1)
+    payloads = [b"%d" % number * 30 for number in range(25)]
+    await writer.append_many(payloads)
+    backup = await writer.close()
+    (former,) = backup.last_fragment.bookies
+    client = bk._connected
+    assert (await ReplicaMove(client).run(backup.ledger_id, {former}, None)).is_whole
+    engine = cluster.nodes[int(former[1:])].engine
+    await engine.checkpoint()
+    await engine.remove_copies(backup.ledger_id, backup.password_key, lambda: True)
+    found = await client.ledgers.read(backup.ledger_id)
+    await client.ledgers.write(backup, found.version)
+    await marks.mark(backup.ledger_id, [former])
+    await _round(replicator)
+    assert not [one async for one in marks.marked()]
+    reader = await bk.open_ledger(backup.ledger_id)
+    assert [entry.payload async for entry in reader.read(0, 24)] == payloads
