@@ -229,7 +229,7 @@ class Reclaimer:
 
     async def _find_lack(self, metadata: LedgerMetadata) -> str:
         try:
-            return await find_lack(self._worker.client.pool, metadata, self._silent)
+            return await find_lack(self._worker.client, metadata, self._silent)
         except MetadataError:
             raise
         except BookieError as error:

@@ -81,8 +81,20 @@ class CopyCheck:
         *,
         is_patient: bool = True,
         pace: Pace | None = None,
+        incarnation: str = "",
     ) -> None:
-        """`pace` bounds the bytes per second that are read; None reads as fast as it can."""
+        """Make a check.
+
+        Args:
+            metadata: the ledger.
+            bookie_id: the bookie that is read.
+            stripe: the entries that it should store.
+            pool: whose connections are used.
+            is_patient: ask again for `PATIENCE_SECONDS` after answers that are not definite.
+            pace: bounds the bytes per second that are read; None reads as fast as it can.
+            incarnation: if not empty, entries count as unread unless the bookie has this one. An
+                older process of the bookie may still answer.
+        """
         self._metadata = metadata
         self._bookie_id = bookie_id
         self._stripe = stripe
@@ -90,6 +102,7 @@ class CopyCheck:
         self._pool = pool
         self._is_patient = is_patient
         self._pace = pace
+        self._incarnation = incarnation
         self._timeout = pool.settings.read_timeout_seconds
 
     async def run(self, first: int, last: int) -> CopyFindings:
@@ -168,7 +181,9 @@ class CopyCheck:
         )
         try:
             channel = self._pool.connection(self._bookie_id).channel()
-            reply = await channel.read(command, timeout=self._timeout)
+            reply = await channel.read(
+                command, timeout=self._timeout, incarnation=self._incarnation
+            )
         except BookieError as error:
             status = Status.UNAUTHORIZED if error.status is Status.UNAUTHORIZED else NO_WORD
             return VerifiedRead(status, message=str(error))
@@ -182,7 +197,14 @@ class CopyCheck:
         """Find the end of a hole: the id before the stripe's next id that the bookie lists."""
         if at >= last:
             return last
-        listed = await list_stored(self._pool, self._bookie_id, self._metadata, at + 1, last)
+        listed = await list_stored(
+            self._pool,
+            self._bookie_id,
+            self._metadata,
+            at + 1,
+            last,
+            incarnation=self._incarnation,
+        )
         wanted = (
             self._stripe.next_id(max(begin, at + 1))
             for begin, end in listed

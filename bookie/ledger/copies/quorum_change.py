@@ -187,6 +187,10 @@ class QuorumChange:
                 raise BadRequestError(
                     f"bookie {name} has left the cluster: repair the ledger first"
                 )
+            if not cookie.value.incarnation:
+                raise BadRequestError(
+                    f"bookie {name} has not started since its cookie was restored"
+                )
         return {
             name: cookie.value.incarnation
             for name, cookie in zip(names, found, strict=True)
@@ -213,13 +217,13 @@ class QuorumChange:
                 if not owed:
                     continue
                 # What only the new layout gives to the slot may be listed and not durable yet.
-                lacking = await self._lacking(old, duty, owed, shrinks=shrinks)
+                lacking = await self._lacking(old, duty, owed, copier, shrinks=shrinks)
                 wanted = merged([*duty.added(begin, end), *lacking])
                 for run, first, until in runs_by_residue(classes_of(old), wanted):
                     if reason := await copier.copy(first, until, run):
                         raise BadRequestError(f"ledger {old.ledger_id}: {reason}")
                 if wanted:
-                    lacking = await self._lacking(old, duty, owed, shrinks=shrinks)
+                    lacking = await self._lacking(old, duty, owed, copier, shrinks=shrinks)
                 if lacking:
                     raise BadRequestError(
                         f"bookie {target} lacks {count_of(lacking)} entries that it took"
@@ -238,16 +242,20 @@ class QuorumChange:
         metadata: LedgerMetadata,
         duty: SlotDuty,
         owed: Collection[EntryRange],
+        copier: EntryCopier,
         *,
         shrinks: bool,
     ) -> list[EntryRange]:
         """The `owed` entries that the bookie lacks; if the quorum shrinks, damaged ones as well."""
         ranges = merged(owed)
         first, last = ranges[0][0], ranges[-1][1]
+        pool, incarnation = self._client.pool, await copier.incarnation()
         if not shrinks:
-            stored = await list_stored(self._client.pool, duty.bookie_id, metadata, first, last)
+            stored = await list_stored(
+                pool, duty.bookie_id, metadata, first, last, incarnation=incarnation
+            )
             return difference(ranges, stored)
-        check = CopyCheck(metadata, duty.bookie_id, duty.new, self._client.pool)
+        check = CopyCheck(metadata, duty.bookie_id, duty.new, pool, incarnation=incarnation)
         found = await check.run(first, last)
         if found.unread:
             raise BadRequestError(f"bookie {duty.bookie_id} does not answer: {found.reason}")

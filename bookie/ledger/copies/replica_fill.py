@@ -91,7 +91,12 @@ class ReplicaFill:
     ) -> list[EntryRange]:
         """Read a window from the bookie alone; return its missing and damaged entries."""
         check = CopyCheck(
-            copier.metadata, copier.target, stripe, self._client.pool, pace=self._pace
+            copier.metadata,
+            copier.target,
+            stripe,
+            self._client.pool,
+            pace=self._pace,
+            incarnation=await copier.incarnation(),
         )
         found = await check.run(first, last)
         if found.unread:

@@ -289,7 +289,10 @@ class ReplicaMove:
     ) -> int:
         """Count the entries that the newcomer does not list."""
         pool, target = self._client.pool, copier.target
-        stored = await list_stored(pool, target, metadata, owed[0][0], owed[-1][1])
+        incarnation = await copier.incarnation()
+        stored = await list_stored(
+            pool, target, metadata, owed[0][0], owed[-1][1], incarnation=incarnation
+        )
         return count_of(difference(owed, stored))
 
     async def _swap(

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bookie.errors import BookieError, NoSuchLedgerError
+from bookie.errors import BookieError, FormatError, NoSuchLedgerError
 from bookie.ledger.copies.copy_check import CopyCheck
 from bookie.ledger.copies.departures import RepairFailures
 from bookie.ledger.copies.entry_copier import EntryCopier
@@ -104,12 +104,12 @@ class ReplicaRepair:
         metadata = await self._current(ledger_id)
         if metadata is None:
             return RepairOutcome(ledger_id, bookie_id, "deleted")
-        wrong, reason = await self._find_damage(metadata, damage)
+        copier = EntryCopier(self._client, metadata, bookie_id, found_on=damage.found_on)
+        wrong, reason = await self._find_damage(metadata, damage, copier)
         if reason:
             return RepairOutcome(ledger_id, bookie_id, "refused", detail=reason)
         if not wrong:
             return RepairOutcome(ledger_id, bookie_id, "was-fine")
-        copier = EntryCopier(self._client, metadata, bookie_id, found_on=damage.found_on)
 
         def ended(outcome: str, detail: str = "") -> RepairOutcome:
             copied = copier.entries, copier.packet_bytes
@@ -123,20 +123,26 @@ class ReplicaRepair:
             return ended("deleted")
         except BookieError as error:
             return ended("refused", str(error))
-        left, reason = await self._find_damage(metadata, damage)
+        left, reason = await self._find_damage(metadata, damage, copier)
         if left or reason:
             detail = reason or f"{count_of(left)} entries are still wrong after they were stored"
             return ended("refused", detail)
         return ended("repaired")
 
     async def _find_damage(
-        self, metadata: LedgerMetadata, damage: CopyDamage
+        self, metadata: LedgerMetadata, damage: CopyDamage, copier: EntryCopier
     ) -> tuple[list[EntryRange], str]:
         """Damaged entries that are still this bookie's duty; and why it did not answer, or ""."""
+        try:
+            # An older process of the bookie may still answer, and proves nothing.
+            incarnation = await copier.incarnation()
+        except FormatError as error:
+            return [], str(error)
         wrong: list[EntryRange] = []
         owed = duties(metadata, damage.bookie_id, damage.ranges)
         for first, last in owed:
-            check = CopyCheck(metadata, damage.bookie_id, EVERY_ID, self._client.pool)
+            pool = self._client.pool
+            check = CopyCheck(metadata, damage.bookie_id, EVERY_ID, pool, incarnation=incarnation)
             found = await check.run(first, last)
             if found.unread:
                 return [], found.reason

@@ -122,12 +122,20 @@ def read_command(
 
 
 async def list_stored(
-    pool: BookiePool, bookie_id: str, metadata: LedgerMetadata, first: int, last: int = NO_ENTRY
+    pool: BookiePool,
+    bookie_id: str,
+    metadata: LedgerMetadata,
+    first: int,
+    last: int = NO_ENTRY,
+    *,
+    incarnation: str = "",
 ) -> list[tuple[int, int]]:
     """Ask a bookie which ids from `first` to `last` (-1: the end) it stores; return ranges.
 
+    If `incarnation` is not empty, only a bookie of this incarnation answers.
+
     Raises:
-        BookieError: it did not answer.
+        BookieError: it did not answer, or has another incarnation.
     """
     channel = pool.connection(bookie_id).channel()
     ranges: list[tuple[int, int]] = []
@@ -138,6 +146,7 @@ async def list_stored(
             last,
             key=metadata.password_key,
             timeout=pool.settings.read_timeout_seconds,
+            incarnation=incarnation,
         ):
             ranges += zip(firsts.tolist(), lasts.tolist(), strict=True)
     except NoSuchLedgerError:

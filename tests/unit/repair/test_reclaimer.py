@@ -170,7 +170,7 @@ async def test_an_open_ledger_keeps_its_copies(place: Place) -> None:
         assert await place.keeps()
         assert place.metrics.repair_unnamed_ledgers._value.get() == 1
         now = await place.bk.ledger_metadata(place.ledger_id)
-        assert await find_lack(place.client.pool, now, set())
+        assert await find_lack(place.client, now, set())
     await place.put(place.moved)
     assert await place.round() == 1
 
@@ -187,12 +187,25 @@ async def test_all_members_have_to_list_all_entries(place: Place) -> None:
 async def test_a_member_that_does_not_answer_proves_nothing(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def silent(*_: object) -> Any:
+    async def silent(*_: object, **__: object) -> Any:
         raise BookieUnreachableError("it does not answer")
 
     with monkeypatch.context() as patch:
         patch.setattr("bookie.ledger.copies.whole_copies.list_stored", silent)
         assert await place.keeps()
+    assert await place.round() == 1
+
+
+@pytest.mark.parametrize("incarnation", ["another", ""])
+async def test_an_older_self_of_a_member_proves_nothing(place: Place, incarnation: str) -> None:
+    """A process with the incarnation of before still answers at the last known address."""
+    cookies = place.client.ensembles.cookies
+    cookie = await cookies.read_latest(place.newcomer)
+    assert cookie is not None
+    changed = replace(cookie.value, incarnation=incarnation)
+    version = (await cookies.write(changed, cookie.version)).version
+    assert await place.keeps()
+    await cookies.write(cookie.value, version)
     assert await place.round() == 1
 
 
@@ -202,7 +215,7 @@ async def test_a_silent_member_is_asked_once_in_a_round(
     """Its other ledgers wait for the next round, which comes as soon as usual."""
     calls = 0
 
-    async def silent(*_: object) -> Any:
+    async def silent(*_: object, **__: object) -> Any:
         nonlocal calls
         calls += 1
         place.clock.now += 100_000
@@ -406,9 +419,7 @@ async def test_copies_behind_the_end_of_the_ledger_stay(place: Place, last: int)
     """A recovery of a restored store may have closed it too early, and may be wrong for good."""
     lengths = list(map(len, PAYLOADS[: last + 1]))
     await place.put(replace(place.moved, last_entry_id=last, length=sum(lengths)))
-    assert not await find_lack(
-        place.client.pool, await place.bk.ledger_metadata(place.ledger_id), set()
-    )
+    assert not await find_lack(place.client, await place.bk.ledger_metadata(place.ledger_id), set())
     for _ in range(2):
         assert await place.keeps()
     await place.put(place.moved)

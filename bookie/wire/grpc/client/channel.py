@@ -260,6 +260,7 @@ class BookieChannel:
         *,
         key: bytes = b"",
         timeout: float | None = None,
+        incarnation: str = "",
     ) -> AsyncIterator[Ranges]:
         """List ranges of ids that the bookie stores, ascending; complete if no error ends the list.
 
@@ -269,6 +270,7 @@ class BookieChannel:
             last_entry_id: The last id to list (inclusive); -1 lists to the end.
             key: The ledger's; without it, entries of another life of the id may be listed.
             timeout: Seconds for the whole listing; None waits for ever.
+            incarnation: If not empty, only a bookie of this incarnation answers.
 
         Raises:
             BookieError: The error of the status, when it is not OK.
@@ -279,7 +281,7 @@ class BookieChannel:
             last_entry_id=last_entry_id,
             master_key=key,
         ).SerializeToString()
-        pages = self._pages("ListEntries", request, timeout)
+        pages = self._pages("ListEntries", request, timeout, incarnation)
         async with contextlib.aclosing(pages):
             async for page in pages:
                 reply, ranges = self._understand(unary_codec.parse_ranges, page)
@@ -349,11 +351,11 @@ class BookieChannel:
             raise closed_error(self.address, has_moved=self._has_moved) from None
 
     async def _pages(
-        self, rpc: str, request: bytes, timeout: float | None
+        self, rpc: str, request: bytes, timeout: float | None, incarnation: str = ""
     ) -> AsyncGenerator[bytes, None]:
         """Yield the messages of a listing; the call is cancelled if the caller leaves early."""
         call: Any = self._control.unary_stream(f"/{SERVICE}/{rpc}")(
-            request, timeout=timeout, metadata=self._metadata
+            request, timeout=timeout, metadata=self._metadata_for(incarnation)
         )
         try:
             async for page in call:

@@ -79,12 +79,12 @@ async def _is_free(cluster: RealCluster) -> bool:
     return not await marks.count() and not await marks.locked()
 
 
-async def _renew(cluster: RealCluster, bookie_id: str) -> None:
+async def _renew(cluster: RealCluster, bookie_id: str, *, incarnation: str = "another") -> None:
     """Give a bookie another incarnation, as a bookie does that lost its data."""
     cookies = CookieManager(cluster.store)
     cookie = await cookies.read_latest(bookie_id)
     assert cookie is not None
-    await cookies.write(replace(cookie.value, incarnation="another"), cookie.version)
+    await cookies.write(replace(cookie.value, incarnation=incarnation), cookie.version)
 
 
 def _before_first_swap(
@@ -101,6 +101,35 @@ def _before_first_swap(
         return await write(*args)
 
     monkeypatch.setattr(client.ledgers, "write", first)
+
+
+@pytest.mark.parametrize("write_quorum", [2, 4])
+async def test_an_older_self_of_a_bookie_proves_nothing(
+    cluster: RealCluster,
+    bk: BookKeeper,
+    change: QuorumChange,
+    monkeypatch: pytest.MonkeyPatch,
+    write_quorum: int,
+) -> None:
+    """A process with the incarnation of before still answers at the last known address."""
+    monkeypatch.setattr("bookie.ledger.copies.copy_check.PATIENCE_SECONDS", 0.1)
+    old = await _write(bk, 3, 3, 2)
+    await _renew(cluster, old.last_fragment.bookies[1])
+    with pytest.raises(BookieError, match="it has another incarnation now"):
+        await change.run(old.ledger_id, write_quorum)
+    assert await bk.ledger_metadata(old.ledger_id) == old
+    assert await _is_free(cluster)
+
+
+async def test_a_bookie_that_did_not_start_since_its_cookie_was_restored_proves_nothing(
+    cluster: RealCluster, bk: BookKeeper, change: QuorumChange
+) -> None:
+    """Its cookie has no incarnation, so every process of this bookie would fit."""
+    old = await _write(bk, 3, 3, 2)
+    await _renew(cluster, old.last_fragment.bookies[1], incarnation="")
+    with pytest.raises(BadRequestError, match="has not started since its cookie was restored"):
+        await change.run(old.ledger_id, 2)
+    assert await bk.ledger_metadata(old.ledger_id) == old
 
 
 CHANGES = [

@@ -14,6 +14,7 @@ from bookie.cluster.cookies import CookieManager
 from bookie.env.pace import Pace
 from bookie.ledger.copies.copy_check import CopyCheck
 from bookie.ledger.copies.replica_fill import ReplicaFill
+from bookie.ledger.copies.replica_repair import CopyDamage, ReplicaRepair
 from bookie.ledger.metadata import LedgerMetadata
 from tests.unit.ledger.real_cluster import RealCluster, real_cluster
 
@@ -63,6 +64,26 @@ async def test_a_bookie_that_loses_its_data_meanwhile_is_not_whole(
     outcome = await fill.run(metadata.ledger_id, "b1")
     assert calls == 3
     assert (outcome.outcome, outcome.detail) == ("refused", "b1 may have lost what it had")
+
+
+async def test_an_older_self_of_a_bookie_is_not_whole(
+    cluster: RealCluster, bk: BookKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process with the incarnation of before still answers at the last known address."""
+    monkeypatch.setattr("bookie.ledger.copies.copy_check.PATIENCE_SECONDS", 0.1)
+    metadata = await _write(bk)
+    cookies = CookieManager(cluster.store)
+    cookie = await cookies.read_latest("b1")
+    assert cookie is not None
+    await cookies.write(replace(cookie.value, incarnation="another"), cookie.version)
+    outcome = await ReplicaFill(bk._connected).run(metadata.ledger_id, "b1")
+    assert outcome.outcome == "refused"
+    assert "it has another incarnation now" in outcome.detail
+    repair = ReplicaRepair(bk._connected, cluster.store, "worker")
+    damage = CopyDamage("b1", ((0, 24),))
+    (outcome,) = await repair.run(metadata.ledger_id, [damage])
+    assert outcome.outcome == "refused"
+    assert "it has another incarnation now" in outcome.detail
 
 
 async def test_a_check_keeps_the_pace(bk: BookKeeper) -> None:
