@@ -77,15 +77,16 @@ class ReplicaRepair:
         """
         if await self._current(ledger_id) is None:
             return _all(ledger_id, damages, "deleted")
-        before = await self._marks.find(ledger_id)
         await self._marks.mark(ledger_id, [damage.bookie_id for damage in damages])
         if not await self._marks.acquire(ledger_id):
             return _all(ledger_id, damages, "locked")
         try:
+            # Not before the lock: others may add to the mark until then. A later change keeps it.
+            mark = await self._marks.find(ledger_id)
+            marked = {damage.bookie_id for damage in damages}
+            marked |= set() if mark is None else set(mark.replicas)
             outcomes = [await self._repair(ledger_id, damage) for damage in damages]
             repaired = {one.bookie_id for one in outcomes if one.is_whole}
-            marked = {damage.bookie_id for damage in damages}
-            marked |= set() if before is None else set(before.replicas)
             if marked <= repaired:
                 await self._failures.remove(ledger_id)
                 await self._marks.mark_replicated(ledger_id)

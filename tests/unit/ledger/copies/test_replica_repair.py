@@ -17,7 +17,7 @@ from bookie.ledger.catalog.ledgers import LedgerManager
 from bookie.ledger.copies.departures import RepairFailures
 from bookie.ledger.copies.marks import UnderreplicationManager
 from bookie.ledger.copies.replica_audit import REPAIRABLE, ReplicaVerdict
-from bookie.ledger.copies.replica_repair import CopyDamage, RepairOutcome
+from bookie.ledger.copies.replica_repair import CopyDamage, RepairOutcome, ReplicaRepair
 from bookie.ledger.metadata import Fragment, LedgerMetadata
 from bookie.metadata.store import MetadataStore
 from tests.unit.ledger.real_cluster import RealCluster, real_cluster, until
@@ -305,6 +305,29 @@ async def test_what_others_marked_stays_marked(cluster: RealCluster, bk: BookKee
     mark = await marks.find(metadata.ledger_id)
     assert mark is not None
     assert "b9" in mark.replicas
+
+
+async def test_what_others_mark_before_the_lock_stays_marked(
+    cluster: RealCluster, bk: BookKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metadata = await _write(bk)
+    other = metadata.last_fragment.bookies[0]
+    lacking = await _unstore(cluster, metadata)
+    repair = ReplicaRepair(bk._connected, cluster.store, "worker")
+    marks = UnderreplicationManager(cluster.store)
+    acquire = repair._marks.acquire
+
+    async def mark_and_acquire(ledger_id: int) -> bool:
+        await marks.mark(ledger_id, [other])
+        return await acquire(ledger_id)
+
+    monkeypatch.setattr(repair._marks, "acquire", mark_and_acquire)
+    (outcome,) = await repair.run(metadata.ledger_id, [CopyDamage(lacking, ((0, 24),))])
+    assert outcome.outcome == "repaired"
+    mark = await marks.find(metadata.ledger_id)
+    assert mark is not None
+    assert other in mark.replicas
+    assert await marks.worker_of(metadata.ledger_id) is None
 
 
 async def test_two_repairs_at_once_do_no_harm(cluster: RealCluster, bk: BookKeeper) -> None:
