@@ -36,7 +36,7 @@ from bookie.ledger.copies.departures import Departures, RepairFailures
 from bookie.ledger.copies.marks import RepairLock
 from bookie.ledger.copies.repair_history import RepairHistory
 from bookie.ledger.copies.replica_fill import ReplicaFill
-from bookie.ledger.copies.replica_move import ReplicaMove
+from bookie.ledger.copies.replica_move import LEFT_OPEN, OPEN, ReplicaMove
 from bookie.ledger.copies.replica_plan import settled_fragments
 from bookie.ledger.copies.replica_repair import RepairOutcome
 from bookie.ledger.underreplicated import UnderreplicatedLedger
@@ -188,6 +188,9 @@ class Replicator:
     async def repair_now(self, ledger_id: int) -> list[RepairOutcome]:
         """Repair all copies of one ledger under its lock; the outcomes by bookie.
 
+        A bookie that is gone and stands in the last fragment of an open ledger has the outcome
+        ``open``.
+
         Raises:
             BadRequestError: repair is disabled, or another worker repairs the ledger.
             NoSuchLedgerError: the ledger does not exist.
@@ -198,14 +201,34 @@ class Replicator:
         metadata = (await self._worker.client.ledgers.read_latest(ledger_id)).value
         names = {name for one, _ in settled_fragments(metadata) for name in one.bookies}
         if not names:
-            return []
+            return await self._left_open(ledger_id)
         await self._worker.marks.mark(ledger_id, names)
         if not await self._worker.marks.acquire(ledger_id):
             raise BadRequestError(f"another worker repairs ledger {ledger_id} right now")
         try:
-            return await self._finish(ledger_id, self._worker.marks.lock_of(ledger_id))
+            outcomes = await self._finish(ledger_id, self._worker.marks.lock_of(ledger_id))
         finally:
             await self._worker.marks.close()
+        told = {
+            name for one in outcomes if one.outcome == OPEN for name in one.bookie_id.split(",")
+        }
+        left = await self._left_open(ledger_id)
+        return [*outcomes, *(one for one in left if one.bookie_id not in told)]
+
+    async def _left_open(self, ledger_id: int) -> list[RepairOutcome]:
+        """The bookies of an open ledger's last fragment that its writer has to replace."""
+        try:
+            metadata = (await self._worker.client.ledgers.read_latest(ledger_id)).value
+        except NoSuchLedgerError:
+            return []
+        if metadata.is_closed:
+            return []
+        gone = await self._gone()
+        return [
+            RepairOutcome(ledger_id, name, OPEN, detail=LEFT_OPEN)
+            for name in metadata.last_fragment.bookies
+            if name in gone or is_vacant(name)
+        ]
 
     async def _gone(self) -> set[str]:
         return {name for kind in self._departures for name in await kind.names()}

@@ -50,6 +50,10 @@ BEGUN_MAX = 1000
 SWAPS_MAX = 10
 """Attempts to swap. Each one fails only if the ledger or a newcomer's cookie changed meanwhile."""
 
+OPEN = "open"
+LEFT_OPEN = "its writer, or a recovery, replaces the bookies of its last fragment"
+"""The outcome, and its detail, if only the fragment that belongs to the writer names a bookie."""
+
 _log = event_log(__name__)
 
 
@@ -124,10 +128,10 @@ class ReplicaMove:
             return RepairOutcome(
                 ledger_id,
                 names,
-                "open",
+                OPEN,
                 done.entries,
                 done.packet_bytes,
-                "its writer, or a recovery, replaces the bookies of its last fragment",
+                LEFT_OPEN,
             )
         return done
 

@@ -41,7 +41,8 @@ class RepairOutcome:
 
     The outcome is ``repaired``, ``was-fine`` (nothing was left to do), ``no-good-copy``,
     ``refused`` (the bookie did not take the entries, or could not be reached), ``locked`` (another
-    worker repairs the ledger), or ``deleted`` (the ledger is gone).
+    worker repairs the ledger), ``deleted`` (the ledger is gone), or ``open`` (only its writer, or a
+    recovery, may replace the bookie).
     """
 
     ledger_id: int

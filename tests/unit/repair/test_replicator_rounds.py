@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from bookie.errors import MetadataUnavailableError
 from bookie.ledger.copies.departures import Departures
 from bookie.ledger.copies.marks import UnderreplicationManager
 from bookie.ledger.copies.replica_move import ReplicaMove
+from bookie.ledger.metadata import Fragment
 from bookie.metadata.model import Record
 from bookie.repair.replicator import (
     IDLE_SECONDS,
@@ -263,3 +265,25 @@ async def test_old_metadata_gets_copies_back_from_bookies_that_it_does_not_name(
     assert not [one async for one in marks.marked()]
     reader = await bk.open_ledger(backup.ledger_id)
     assert [entry.payload async for entry in reader.read(0, 24)] == payloads
+
+
+@pytest.mark.parametrize("has_settled", [False, True])
+async def test_an_open_ledger_on_a_lost_bookie_is_not_called_whole(
+    cluster: RealCluster, bk: BookKeeper, replicator: Replicator, *, has_settled: bool
+) -> None:
+    """Only its writer, or a recovery, may replace a bookie of its last fragment."""
+    writer = await bk.create_ledger(ensemble_size=1, write_quorum_size=1, ack_quorum_size=1)
+    await writer.append(b"entry")
+    (named,) = writer.metadata.last_fragment.bookies
+    lost = named
+    ledgers = bk._connected.ledgers
+    if has_settled:
+        lost = "b9"
+        found = await ledgers.read(writer.ledger_id)
+        fragments = (Fragment(0, (named,)), Fragment(1, (lost,)))
+        await ledgers.write(replace(found.value, fragments=fragments), found.version)
+    assert not [one for one in await replicator.repair_now(writer.ledger_id) if not one.is_whole]
+    await Departures(cluster.store, keys.LOST_BOOKIES).add(lost)
+    outcomes = await replicator.repair_now(writer.ledger_id)
+    failed = [(one.bookie_id, one.outcome) for one in outcomes if not one.is_whole]
+    assert failed == [(lost, "open")]
