@@ -76,6 +76,17 @@ class _BegunMove:
     """By slot: the first entry that its newcomer may lack; all before it were durable there."""
 
 
+@dataclass(frozen=True, slots=True)
+class _MovedFragment:
+    """How far the move of one fragment came."""
+
+    is_swapped: bool = False
+    """True if this move put the newcomers into the metadata."""
+    entries: int = 0
+    """Entries that were copied, and the bytes of their packets."""
+    packet_bytes: int = 0
+
+
 class ReplicaMove:
     """Moves copies of one ledger at a time with the connections of one client."""
 
@@ -122,8 +133,13 @@ class ReplicaMove:
                 return RepairOutcome(
                     ledger_id, names, outcome, done.entries, done.packet_bytes, detail
                 )
-            entries, packet_bytes = done.entries + copied[0], done.packet_bytes + copied[1]
-            done = RepairOutcome(ledger_id, names, "repaired", entries, packet_bytes)
+            done = RepairOutcome(
+                ledger_id,
+                names,
+                "repaired" if copied.is_swapped else done.outcome,
+                done.entries + copied.entries,
+                done.packet_bytes + copied.packet_bytes,
+            )
         if not metadata.is_closed and _is_named(metadata.last_fragment, gone):
             return RepairOutcome(
                 ledger_id,
@@ -146,11 +162,12 @@ class ReplicaMove:
         """Put `newcomer` in the place of `former` in one fragment that does not change any more.
 
         Outcomes and errors are those of `run`. It is ``was-fine`` if the fragment does not name
-        `former` any more, and ``no-spare`` if `newcomer` may not stand there.
+        `former` any more, also if another one moved the copy meanwhile. It is ``no-spare`` if
+        `newcomer` may not stand there.
         """
 
-        def outcome(kind: str, copied: tuple[int, int] = (0, 0), detail: str = "") -> RepairOutcome:
-            return RepairOutcome(ledger_id, former, kind, *copied, detail)
+        def outcome(kind: str, detail: str = "") -> RepairOutcome:
+            return RepairOutcome(ledger_id, former, kind, detail=detail)
 
         excluded = set(self._client.directory.bookies()) - {newcomer}
         try:
@@ -161,13 +178,16 @@ class ReplicaMove:
                 if fragment.first_entry_id == first_entry_id and former in fragment.bookies:
                     copied = await self._move(metadata, fragment, last, {former}, excluded, lock)
                     if newcomer in excluded:
-                        return outcome("no-spare", detail=f"{newcomer} has no cookie")
-                    return outcome("repaired", copied)
+                        return outcome("no-spare", f"{newcomer} has no cookie")
+                    kind = "repaired" if copied.is_swapped else "was-fine"
+                    return RepairOutcome(
+                        ledger_id, former, kind, copied.entries, copied.packet_bytes
+                    )
         except NoSuchLedgerError:
             return outcome("deleted")
         except _MoveError as error:
             kind, detail, *_ = error.args
-            return outcome(kind, detail=detail)
+            return outcome(kind, detail)
         return outcome("was-fine")
 
     async def _move(
@@ -178,10 +198,10 @@ class ReplicaMove:
         gone: Collection[str],
         excluded: set[str],
         lock: RepairLock | None,
-    ) -> tuple[int, int]:
-        """Move one fragment; returns the number of copied entries and of their bytes.
+    ) -> _MovedFragment:
+        """Move one fragment. A newcomer that has no cookie goes to `excluded`; nothing moves then.
 
-        A newcomer that fails goes to `excluded`, and the call counts as done.
+        Nothing is swapped either if another one moved the fragment meanwhile.
         """
         ensembles = self._client.ensembles
         # Another write quorum gives other entries to the same slots.
@@ -195,7 +215,7 @@ class ReplicaMove:
             found = await ensembles.cookies.read_latest(bookie_id)
             if found is None:
                 excluded.add(bookie_id)
-                return 0, 0
+                return _MovedFragment()
             incarnations[bookie_id] = found.value.incarnation
         if not incarnations.items() <= begun.incarnations.items():
             begun.incarnations, begun.following = incarnations, {}
@@ -227,9 +247,9 @@ class ReplicaMove:
                 raise _MoveError("refused", f"{bookie_id}: {error}", *refused) from error
             entries += copier.entries
             packet_bytes += copier.packet_bytes
-        await self._swap(metadata, fragment, last, newcomers, incarnations, lock)
+        is_swapped = await self._swap(metadata, fragment, last, newcomers, incarnations, lock)
         self._begun.pop(key, None)
-        return entries, packet_bytes
+        return _MovedFragment(is_swapped, entries, packet_bytes)
 
     def _may_go_on(
         self, begun: _BegunMove, slots: Collection[int], excluded: Collection[str]
@@ -307,8 +327,11 @@ class ReplicaMove:
         newcomers: Mapping[int, str],
         incarnations: Mapping[str, str],
         lock: RepairLock | None,
-    ) -> None:
-        """Name the newcomers in the metadata, unless fragment, newcomers or lock have changed."""
+    ) -> bool:
+        """Name the newcomers in the metadata, unless fragment, newcomers or lock have changed.
+
+        Returns False if another one moved the fragment, or changed the write quorum.
+        """
         client = self._client
         cookies = client.ensembles.cookies
         for _ in range(SWAPS_MAX):
@@ -322,7 +345,7 @@ class ReplicaMove:
             if found.value.write_quorum_size != metadata.write_quorum_size or (
                 (fragment, last) not in settled_fragments(found.value)
             ):
-                return  # another one moved it, or changed the write quorum
+                return False
             swapped = with_newcomers(found.value, fragment.first_entry_id, newcomers)
             try:
                 await client.ledgers.write(swapped, found.version, conditions)
@@ -337,7 +360,7 @@ class ReplicaMove:
                 former=[fragment.bookies[slot] for slot in newcomers],
                 newcomers=list(newcomers.values()),
             )
-            return
+            return True
         raise _MoveError("refused", f"the metadata changed {SWAPS_MAX} times during the swap")
 
 

@@ -396,3 +396,36 @@ async def test_one_bookie_takes_the_place_of_another(
     assert outcome.outcome == "was-fine"
     outcome = await move.exchange(metadata.ledger_id, 0, newcomer, others[0], lock)
     assert outcome.outcome == "no-spare"
+
+
+@pytest.mark.parametrize("is_exchange", [False, True])
+async def test_a_copy_that_another_one_moved_meanwhile_was_fine(
+    cluster: RealCluster,
+    bk: BookKeeper,
+    client: LedgerClient,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    is_exchange: bool,
+) -> None:
+    """This move changed nothing, so it does not call the ledger repaired."""
+    metadata = await _write(bk)
+    former = metadata.last_fragment.bookies[0]
+    spare, other = set(client.directory.bookies()) - set(metadata.last_fragment.bookies)
+    copy = EntryCopier.copy
+
+    async def copy_and_move(self: EntryCopier, *args: Any) -> str:
+        reason = await copy(self, *args)
+        monkeypatch.setattr(EntryCopier, "copy", copy)
+        done = await ReplicaMove(client).exchange(metadata.ledger_id, 0, former, other, None)
+        assert done.outcome == "repaired"
+        return reason
+
+    monkeypatch.setattr(EntryCopier, "copy", copy_and_move)
+    move = ReplicaMove(client)
+    if is_exchange:
+        outcome = await move.exchange(metadata.ledger_id, 0, former, spare, None)
+    else:
+        outcome = await move.run(metadata.ledger_id, {former}, None)
+    assert (outcome.outcome, outcome.entries) == ("was-fine", len(PAYLOADS))
+    found = await bk.ledger_metadata(metadata.ledger_id)
+    assert found.last_fragment.bookies[0] == other
