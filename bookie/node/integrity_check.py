@@ -642,7 +642,8 @@ def _is_counted(state: LocalLedger, held: Sequence[Holding]) -> bool:
     """True if the row of a ledger proves that all its entries are here.
 
     The row only counts entries. So all counted entries must be entries that should be here: `held`
-    must be one run of ids, and the row's bounds must lie in it.
+    must be one run of ids, and the row's bounds must lie in it. If more are counted, some were owed
+    by a larger write quorum, and may hide missing ones.
     """
     if state.deleted:
         return False
@@ -657,5 +658,5 @@ def _is_counted(state: LocalLedger, held: Sequence[Holding]) -> bool:
         is_one_run
         and first <= state.first_entry_id
         and state.last_entry_id <= last
-        and state.entries >= sum(one.entries for one in held)
+        and state.entries == sum(one.entries for one in held)
     )

@@ -204,10 +204,29 @@ def test_a_row_proves_that_nothing_is_missing_only_if_it_can() -> None:
     assert _is_counted(state, held)
     state.entries = 19
     assert not _is_counted(state, held)
-    state.last_entry_id, state.entries = 30, 21
+    state.entries = 21
+    assert not _is_counted(state, held), "one of them is not owed, and may stand for another"
+    state.last_entry_id, state.entries = 30, 20
     assert not _is_counted(state, held), "one of them may lie behind the end"
     state.deleted_at_ms = 1
     assert not _is_counted(state, [])
+
+
+async def test_copies_of_a_larger_quorum_hide_no_missing_entry(
+    machine: Machine, store: MetadataStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The write quorum was 3. The bookie keeps what it does not owe any more, which rows count."""
+    closed = metadata(1, CLOSED, ("b1", "b2", "b3"), last=29, write_quorum=2)
+    await LedgerManager(store).create(closed)
+    (held,) = holdings(closed, "b1")
+    lacking = held.stripe.next_id(10)
+    async with started(machine, store) as one:
+        await add(one.bookie, 1, [i for i in range(30) if i != lacking])
+        await one.engine.checkpoint()
+        assert not one.check.needed
+        settle_by(monkeypatch, one.check, nothing)
+        report = await one.check._check(is_asked=False)
+        assert report.problems == (f"ledger 1: 1 entries are missing (the first is {lacking})",)
 
 
 async def test_damaged_metadata_hides_no_other_ledger(
