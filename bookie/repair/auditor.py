@@ -34,7 +34,7 @@ from bookie.cluster import keys
 from bookie.coordination.election import Election, LeaderState
 from bookie.coordination.participant import Participant
 from bookie.env import Backoff, gather
-from bookie.errors import BookieError, FormatError, MetadataClosedError, NewerFormatError
+from bookie.errors import FormatError, MetadataClosedError, NewerFormatError
 from bookie.ids import is_vacant
 from bookie.ledger.copies.departures import Departures
 from bookie.ledger.copies.marks import UnderreplicationManager
@@ -177,8 +177,8 @@ class Auditor:
                 seconds = ROUND_SECONDS
             except MetadataClosedError:
                 raise
-            except BookieError as error:
-                _log.warning("audit_interrupted", reason=str(error))
+            except Exception as error:  # noqa: BLE001  (a fault in here must not end all repair)
+                _log.warning("audit_interrupted", reason=self._worker.reason_of(error))
                 seconds = pauses.next()
             await asyncio.sleep(seconds)
 

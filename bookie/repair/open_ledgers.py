@@ -237,7 +237,7 @@ class OpenLedgers:
                         await self._worker.marks.release(ledger_id, lock)
         except MetadataClosedError:
             raise
-        except BookieError as error:
+        except Exception as error:  # noqa: BLE001  (a fault with one ledger must not stop the others)
             await self._note_failure(ledger_id, one, error)
             return
         if is_over:
@@ -291,7 +291,7 @@ class OpenLedgers:
         absent = Check(keys.writer(found.value.writer_id), NOT_EXISTS)
         return await self._worker.client.ledgers.write(taken, found.version, [absent])
 
-    async def _note_failure(self, ledger_id: int, one: _OpenLedger, error: BookieError) -> None:
+    async def _note_failure(self, ledger_id: int, one: _OpenLedger, error: Exception) -> None:
         longest = self._worker.settings().retry_seconds_max
         if one.pauses is None:
             one.pauses = Backoff(RETRY_SECONDS_MIN, longest, jitter)
@@ -299,12 +299,12 @@ class OpenLedgers:
         seconds = min(longest, max(one.pauses.next(), RETRY_SECONDS_EACH * failing))
         one.not_before = self._worker.clock.monotonic() + seconds
         self._worker.metrics.repair_outcomes_total.labels(NOT_RECOVERED).inc()
-        reason = f"{NOT_RECOVERED}: {error}"
-        failure = await self._failures.add(ledger_id, NOT_RECOVERED, reason)
+        reason = self._worker.reason_of(error, ledger_id=ledger_id)
+        failure = await self._failures.add(ledger_id, NOT_RECOVERED, f"{NOT_RECOVERED}: {reason}")
         _log.warning(
             "abandoned_ledger_not_recovered",
             ledger_id=ledger_id,
-            reason=str(error),
+            reason=reason,
             attempts=failure.attempts,
         )
 

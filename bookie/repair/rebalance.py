@@ -25,8 +25,11 @@ from bookie.ledger.ledger_client import LedgerClient
 from bookie.ledger.metadata import LedgerMetadata
 from bookie.ledger.place.policy import Placement
 from bookie.metadata.store import MetadataStore
+from bookie.telemetry import event_log
 
 LEDGERS_AT_ONCE = 4
+
+_log = event_log(__name__)
 
 
 @dataclass(slots=True)
@@ -173,10 +176,14 @@ class Rebalance:
                 await marks.release(ledger_id)
         except MetadataError:
             raise
-        except BookieError as error:
+        except Exception as error:  # noqa: BLE001  (a fault with one ledger must not stop the others)
+            detail = str(error)
+            if not isinstance(error, BookieError):
+                detail = f"{type(error).__name__}: {error}"
+                _log.error("rebalance_crashed", error, ledger_id=ledger_id)
             left = moves[len(outcomes) :]
             outcomes += [
-                RepairOutcome(ledger_id, one.former, "refused", detail=str(error)) for one in left
+                RepairOutcome(ledger_id, one.former, "refused", detail=detail) for one in left
             ]
         return outcomes
 

@@ -99,8 +99,9 @@ class Reclaimer:
                     pauses.reset()
                 except MetadataClosedError:
                     raise
-                except BookieError as error:
-                    _log.warning("reclaim_interrupted", reason=str(error))
+                except Exception as error:  # noqa: BLE001  (a fault in here must not end all repair)
+                    reason = self._worker.reason_of(error)
+                    _log.warning("reclaim_interrupted", reason=reason)
                     seconds = pauses.next()
                 await asyncio.sleep(max(self._pause_seconds(), seconds))
 
@@ -184,8 +185,9 @@ class Reclaimer:
             return False  # garbage collection deletes it
         except MetadataError:
             raise
-        except BookieError as error:
-            _log.warning("copies_not_reclaimed", ledger_id=ledger_id, reason=str(error))
+        except Exception as error:  # noqa: BLE001  (a fault with one ledger must not stop the others)
+            reason = self._worker.reason_of(error, ledger_id=ledger_id)
+            _log.warning("copies_not_reclaimed", ledger_id=ledger_id, reason=reason)
             return False
 
     async def _remove(

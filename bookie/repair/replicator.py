@@ -30,11 +30,17 @@ from typing import NoReturn
 from bookie.cluster import keys
 from bookie.env import Backoff, beside, jitter
 from bookie.env.pace import Pace
-from bookie.errors import BadRequestError, BookieError, MetadataClosedError, NoSuchLedgerError
+from bookie.errors import (
+    BadRequestError,
+    BookieError,
+    MetadataClosedError,
+    MetadataError,
+    NoSuchLedgerError,
+)
 from bookie.ids import is_vacant
 from bookie.ledger.copies.departures import Departures, RepairFailures
 from bookie.ledger.copies.marks import RepairLock
-from bookie.ledger.copies.repair_history import RepairHistory
+from bookie.ledger.copies.repair_history import FAILED, RepairHistory
 from bookie.ledger.copies.replica_fill import ReplicaFill
 from bookie.ledger.copies.replica_move import LEFT_OPEN, OPEN, ReplicaMove
 from bookie.ledger.copies.replica_plan import settled_fragments
@@ -305,10 +311,24 @@ class Replicator:
                         await self._worker.marks.release(ledger_id, lock)
         except MetadataClosedError:
             raise
-        except BookieError as error:
-            self._wait(ledger_id)
-            self._history.note_error(ledger_id, str(error), self._worker.clock.monotonic() - began)
-            _log.warning("repair_failed", ledger_id=ledger_id, reason=str(error))
+        except Exception as error:  # noqa: BLE001  (a fault with one ledger must not stop the others)
+            seconds = self._worker.clock.monotonic() - began
+            await self._note_error(ledger_id, error, seconds)
+
+    async def _note_error(self, ledger_id: int, error: Exception, seconds: float) -> None:
+        """Let a ledger wait, and tell the reason; a store that is away is no ledger's fault."""
+        self._wait(ledger_id)
+        reason = self._worker.reason_of(error, ledger_id=ledger_id)
+        self._history.note_error(ledger_id, reason, seconds)
+        _log.warning("repair_failed", ledger_id=ledger_id, reason=reason)
+        if isinstance(error, MetadataError):
+            return
+        try:
+            await self._failures.add(ledger_id, FAILED, reason)
+        except MetadataClosedError:
+            raise
+        except BookieError as lost:
+            _log.warning("failure_not_recorded", ledger_id=ledger_id, reason=str(lost))
 
     async def _finish(self, ledger_id: int, lock: RepairLock) -> list[RepairOutcome]:
         """Repair a locked ledger, and remove its mark if it has all its copies then."""

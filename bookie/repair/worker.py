@@ -7,10 +7,13 @@ from dataclasses import dataclass
 
 from bookie.config import RepairSettings
 from bookie.env import Clock
+from bookie.errors import BookieError
 from bookie.ledger.copies.marks import UnderreplicationManager
 from bookie.ledger.ledger_client import LedgerClient
 from bookie.metadata.store import MetadataStore
-from bookie.telemetry import Metrics
+from bookie.telemetry import Metrics, event_log
+
+_log = event_log(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,3 +32,11 @@ class RepairWorker:
     """Who repairs, for others to see; the bookie's id if the worker is a bookie."""
     marks: UnderreplicationManager
     """The marks of ledgers that lack copies, and the locks that this worker holds."""
+
+    def reason_of(self, error: Exception, **fields: int | str) -> str:
+        """The reason that an error gives; one that nobody expected is counted, and logged whole."""
+        if isinstance(error, BookieError):
+            return str(error)
+        self.metrics.errors_total.labels("unexpected").inc()
+        _log.error("repair_crashed", error, **fields)
+        return f"{type(error).__name__}: {error}"

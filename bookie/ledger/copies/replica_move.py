@@ -20,10 +20,17 @@ Source: BookKeeper's LedgerFragmentReplicator, which checks neither versions nor
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from bookie.env.pace import Pace
-from bookie.errors import BadVersionError, BookieError, MetadataError, NoSuchLedgerError
+from bookie.errors import (
+    BadVersionError,
+    BookieError,
+    FormatError,
+    MetadataError,
+    NoSuchLedgerError,
+)
 from bookie.ids import is_vacant
 from bookie.ledger.copies.entry_copier import EntryCopier
 from bookie.ledger.copies.marks import RepairLock
@@ -178,7 +185,7 @@ class ReplicaMove:
                 if fragment.first_entry_id == first_entry_id and former in fragment.bookies:
                     copied = await self._move(metadata, fragment, last, {former}, excluded, lock)
                     if newcomer in excluded:
-                        return outcome("no-spare", f"{newcomer} has no cookie")
+                        return outcome("no-spare", f"{newcomer} has no cookie that can be read")
                     kind = "repaired" if copied.is_swapped else "was-fine"
                     return RepairOutcome(
                         ledger_id, former, kind, copied.entries, copied.packet_bytes
@@ -212,7 +219,9 @@ class ReplicaMove:
             begun = _BegunMove(self._choose(metadata, fragment, slots, {*gone, *excluded}))
         incarnations: dict[str, str] = {}
         for bookie_id in begun.newcomers.values():
-            found = await ensembles.cookies.read_latest(bookie_id)
+            found = None
+            with suppress(FormatError):  # its incarnation is unknown, as without a cookie
+                found = await ensembles.cookies.read_latest(bookie_id)
             if found is None:
                 excluded.add(bookie_id)
                 return _MovedFragment()

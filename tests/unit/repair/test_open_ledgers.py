@@ -457,6 +457,29 @@ async def test_a_recovery_that_fails_is_repeated_and_stalls_nobody(place: Place)
 
 
 @memory_only
+async def test_a_fault_with_one_ledger_stops_no_other(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = await place.client()
+    bad, good = [(await client.ledgers.create(THREE)).ledger_id for _ in range(2)]
+    await client.end_session()
+
+    async def recover(found: Any, *args: Any) -> Any:
+        if found.value.ledger_id == bad:
+            raise ValueError("of no use")
+        return await recover_ledger(found, *args)
+
+    monkeypatch.setattr(open_ledgers, "recover_ledger", recover)
+    await place.pass_seconds(1.05 * GRACE)
+    assert await place.state(good) is LedgerState.CLOSED
+    failure = await RepairFailures(place.cluster.store).find(bad)
+    assert failure is not None
+    assert failure.reason == "not-recovered: ValueError: of no use"
+    unexpected = place.metrics.errors_total.labels("unexpected")._value.get()
+    assert unexpected == failure.attempts
+
+
+@memory_only
 async def test_a_failure_goes_with_its_reason(place: Place) -> None:
     """Somebody else closed the ledger; another auditor removes the record."""
     client = await place.client()

@@ -123,15 +123,16 @@ async def test_an_interrupted_one_goes_on(place: Place, monkeypatch: pytest.Monk
     assert await place.is_whole()
 
 
+@pytest.mark.parametrize("fault", [BookieUnreachableError("silent"), ValueError("unexpected")])
 async def test_a_bad_ledger_is_told_and_the_others_move(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    place: Place, monkeypatch: pytest.MonkeyPatch, fault: Exception
 ) -> None:
     first = min([one async for one in place.bk.list_ledgers()])
     copy = EntryCopier.copy
 
     async def refuse(self: EntryCopier, *args: Any) -> str:
         if self.metadata.ledger_id == first:
-            raise BookieUnreachableError("it does not answer")
+            raise fault
         return await copy(self, *args)
 
     monkeypatch.setattr(EntryCopier, "copy", refuse)

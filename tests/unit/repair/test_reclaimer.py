@@ -209,6 +209,19 @@ async def test_an_older_self_of_a_member_proves_nothing(place: Place, incarnatio
     assert await place.round() == 1
 
 
+async def test_an_unexpected_fault_keeps_the_copies_and_ends_no_round(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object) -> Any:
+        raise ValueError("of no use")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("bookie.ledger.copies.whole_copies.list_stored", fail)
+        assert await place.keeps()
+    assert place.metrics.errors_total.labels("unexpected")._value.get() == 1
+    assert await place.round() == 1
+
+
 async def test_a_silent_member_is_asked_once_in_a_round(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,10 +14,12 @@ from bookie.api import BookKeeper, connect
 from bookie.cluster import keys
 from bookie.config import RepairSettings
 from bookie.env import beside
-from bookie.errors import MetadataUnavailableError
-from bookie.ledger.copies.departures import Departures
+from bookie.errors import FormatError, MetadataUnavailableError
+from bookie.ledger.copies.departures import Departures, RepairFailures
 from bookie.ledger.copies.marks import UnderreplicationManager
+from bookie.ledger.copies.repair_history import FAILED
 from bookie.ledger.copies.replica_move import ReplicaMove
+from bookie.ledger.copies.replica_repair import RepairOutcome
 from bookie.ledger.metadata import Fragment
 from bookie.metadata.model import Record
 from bookie.repair.replicator import (
@@ -287,3 +289,51 @@ async def test_an_open_ledger_on_a_lost_bookie_is_not_called_whole(
     outcomes = await replicator.repair_now(writer.ledger_id)
     failed = [(one.bookie_id, one.outcome) for one in outcomes if not one.is_whole]
     assert failed == [(lost, "open")]
+
+
+@pytest.mark.parametrize("fault", [ValueError("of no use"), FormatError("of no use")])
+async def test_a_fault_with_one_ledger_stops_no_other(
+    cluster: RealCluster,
+    bk: BookKeeper,
+    marks: UnderreplicationManager,
+    replicator: Replicator,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: Exception,
+) -> None:
+    """It is listed with the reason; only a fault that nobody expected counts as an error."""
+    bad, good = await _written(bk, marks, 2)
+    fill = replicator._fill.run
+
+    async def run(ledger_id: int, bookie_id: str) -> RepairOutcome:
+        if ledger_id == bad:
+            raise fault
+        return await fill(ledger_id, bookie_id)
+
+    monkeypatch.setattr(replicator._fill, "run", run)
+    assert await _round(replicator) == 2
+    assert await marks.ledgers() == {bad}, f"{good} is repaired"
+    failure = await RepairFailures(cluster.store).find(bad)
+    assert failure is not None
+    assert (failure.outcome, failure.attempts) == (FAILED, 1)
+    assert "of no use" in failure.reason
+    unexpected = replicator._worker.metrics.errors_total.labels("unexpected")._value.get()
+    assert unexpected == isinstance(fault, ValueError)
+    assert await _round(replicator) == 0, "it waits"
+
+
+async def test_a_store_that_is_away_leaves_no_failure_record(
+    bk: BookKeeper,
+    cluster: RealCluster,
+    marks: UnderreplicationManager,
+    replicator: Replicator,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (ledger_id,) = await _written(bk, marks, 1)
+
+    async def run(*_: object) -> RepairOutcome:
+        raise MetadataUnavailableError("it is away")
+
+    monkeypatch.setattr(replicator._fill, "run", run)
+    assert await _round(replicator) == 1
+    assert await marks.ledgers() == {ledger_id}
+    assert await RepairFailures(cluster.store).find(ledger_id) is None

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from bookie.api import BookKeeper, connect
+from bookie.cluster import keys
 from bookie.cluster.cookies import CookieManager
 from bookie.cluster.registration import BookieRegistration
 from bookie.cluster.registration_record import Endpoint, Registration
@@ -429,3 +430,23 @@ async def test_a_copy_that_another_one_moved_meanwhile_was_fine(
     assert (outcome.outcome, outcome.entries) == ("was-fine", len(PAYLOADS))
     found = await bk.ledger_metadata(metadata.ledger_id)
     assert found.last_fragment.bookies[0] == other
+
+
+async def test_a_newcomer_whose_cookie_cannot_be_read_is_not_taken(
+    cluster: RealCluster, bk: BookKeeper, client: LedgerClient
+) -> None:
+    """Its incarnation is unknown. Another spare bookie takes the place."""
+    metadata = await _write(bk, 4, 2, 2)
+    former = metadata.last_fragment.bookies[0]
+    (spare,) = set(bk.bookies()) - set(metadata.last_fragment.bookies)
+    key = keys.cookie(spare)
+    whole = await cluster.store.get(key)
+    assert whole is not None
+    await cluster.store.put(key, b"damaged")
+    for outcome in (
+        await ReplicaMove(client).run(metadata.ledger_id, {former}, None),
+        await ReplicaMove(client).exchange(metadata.ledger_id, 0, former, spare, None),
+    ):
+        assert outcome.outcome == "no-spare"
+    await cluster.store.put(key, whole.value)
+    assert (await ReplicaMove(client).run(metadata.ledger_id, {former}, None)).is_whole
