@@ -66,7 +66,7 @@ RETRY_SECONDS_MIN, RETRY_SECONDS_EACH = 1.0, 0.5
 """A ledger waits at least so long, and so long for each ledger that failed, up to
 `repair.retry_seconds_max`."""
 RELEASE_SECONDS = 2.0
-"""Time in which a lock is given back; then it ends with the session."""
+"""Time in which a lock is given back; else the replicator tries it later."""
 
 _log = event_log(__name__)
 

@@ -57,7 +57,7 @@ ROUNDS_PER_GRACE = 10.0
 REST, REST_SECONDS_MAX = 20.0, 3600.0
 """The pause after a round is at least so many times as long as its look at all ledgers."""
 RELEASE_SECONDS = 2.0
-"""Time in which a lock is given back; then its next use finds out whether it exists."""
+"""Time in which a lock is given back; else the replicator tries it later."""
 
 _log = event_log(__name__)
 

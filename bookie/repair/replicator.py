@@ -60,7 +60,9 @@ RETRY_SECONDS_MIN = 1.0
 RETRY_SECONDS_EACH = 0.2
 """No ledger is tried again so long after each failure: 5 failures per second in all."""
 RELEASE_SECONDS = 2.0
-"""Time in which a lock is given back; then its next use finds out whether it exists."""
+"""Time in which a lock is given back; else the replicator tries it later."""
+GIVE_BACK_SECONDS = 5.0
+"""Time between two attempts to give back locks that were not given back in time."""
 FORGET_SECONDS = 3600.0
 """A ledger that was not tried again for so long has no mark any more: others repaired it."""
 IDLE_SHARE = 20.0
@@ -119,7 +121,7 @@ class Replicator:
         async with (
             self._worker.store.watch(keys.MARKED_LEDGERS) as changes,
             self._worker.store.watch(keys.REPAIR_DISABLED) as switched,
-            beside([self._wake(changes), self._wake(switched)]),
+            beside([self._wake(changes), self._wake(switched), self._give_back_locks()]),
             asyncio.TaskGroup() as tasks,
         ):
             pauses = Backoff(1.0, IDLE_SECONDS, jitter)
@@ -144,6 +146,17 @@ class Replicator:
         async for _ in changes:
             self._woken.set()
 
+    async def _give_back_locks(self) -> NoReturn:
+        """Give back what was not given back in time, also by the other parts of this worker."""
+        while True:
+            await asyncio.sleep(GIVE_BACK_SECONDS)
+            try:
+                await self._worker.marks.give_back_doubtful()
+            except MetadataClosedError:
+                raise
+            except BookieError as error:
+                _log.warning("locks_not_given_back", reason=str(error))
+
     def _idle_seconds(self) -> float:
         """Time until a ledger that could not be repaired is due, or until the next look.
 
@@ -167,7 +180,6 @@ class Replicator:
             MetadataError: the metadata store failed.
         """
         self._looked_at, self._look_seconds = self._worker.clock.monotonic(), 0.0
-        await self._worker.marks.settle()
         if not await self._worker.marks.is_enabled():
             return 0
         due = await self._due()

@@ -151,11 +151,11 @@ REPAIR_MUTANTS = (
     Mutant(
         "a lock whose write was not answered stays",
         "bookie/repair/replicator.py",
-        "        await self._worker.marks.settle()\n",
-        "",
+        "                await self._worker.marks.give_back_doubtful()\n",
+        "                pass\n",
         (
             "tests/unit/repair/test_replicator_rounds.py::"
-            "test_a_lock_that_no_task_has_goes_with_the_next_round",
+            "test_a_lock_that_was_not_given_back_in_time_is_given_back_later",
         ),
         "Nobody else repairs, rebalances or reclaims a ledger until a process ends.",
     ),

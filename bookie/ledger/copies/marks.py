@@ -13,7 +13,7 @@ relies on the lock: so whoever names a bookie in the metadata does it under `Rep
 
 A lock contains a random token, which the owner notes before it writes the lock. So the owner
 recognises its own lock even if the write of the lock was not answered. The owner then takes the
-ledger with its next attempt, or gives the lock back when it closes.
+ledger with its next attempt, or gives the lock back later (`give_back_doubtful`).
 
 Several tasks may share a worker. A lock ends with the session, and another task of the same worker
 may take the ledger then. So each task names the lock that it took when it ends it (`lock_of`).
@@ -401,20 +401,24 @@ class UnderreplicationManager:
                 await self._store.delete(_LOCKS.key(ledger_id), version=lock)
         del self._held[ledger_id]
 
-    async def settle(self) -> None:
-        """Give back all locks in doubt: those that may be here although no task has them.
+    async def give_back_doubtful(self) -> None:
+        """Give back the locks that this worker may have, and on which none of its tasks relies.
 
-        A lock is in doubt after a write that was not answered. As long as it is there, no other
-        worker may have its ledger. Its own worker may never ask for the ledger again.
+        It asks the store only if there are any. So an outage at the end of a repair holds up other
+        workers no longer than this worker waits before this call.
 
         Raises:
-            MetadataError: the store does not answer; the next call goes on.
+            MetadataError: of the first lock that could not be given back; the next call goes on.
         """
         for ledger_id in [one for one, held in self._held.items() if held.mark_version is None]:
-            async with self._serial:
+            async with self._serial:  # no lock is being taken now
                 held = self._held.get(ledger_id)
-                if held is not None and held.mark_version is None:
+                if held is None or held.mark_version is not None:
+                    continue
+                try:
                     await self._give_back(ledger_id, held)
+                except FormatError:
+                    del self._held[ledger_id]  # another one took it: ours can be read
 
     def _doubt(self, ledger_id: int, lock: RepairLock | None = None) -> None:
         held = self._held.get(ledger_id)

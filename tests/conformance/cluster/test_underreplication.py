@@ -428,6 +428,55 @@ async def test_a_lock_that_could_not_be_given_back_is_taken_again(backend: Backe
     assert await manager.mark_replicated(7)
 
 
+async def test_locks_in_doubt_are_given_back_and_others_stay(backend: Backend) -> None:
+    """Case 151. One of another worker stays too, and one that is being taken."""
+    faulty, other = FaultyStore(await backend.open()), await backend.open()
+    manager, second = UnderreplicationManager(faulty), UnderreplicationManager(other)
+    for ledger_id in (6, 7, 8, 9):
+        await manager.mark(ledger_id, ["b1"])
+    for ledger_id in (7, 8):
+        assert await manager.acquire(ledger_id)
+    await other.sync()
+    assert await second.acquire(9)
+    faulty.lost_requests = 1
+    with pytest.raises(MetadataUnavailableError):
+        await manager.release(7)
+    faulty.lost_replies = 1
+    with pytest.raises(MetadataUnavailableError):
+        await manager.acquire(6)
+    faulty.is_down = True
+    with pytest.raises(MetadataUnavailableError):
+        await manager.give_back_doubtful()
+    faulty.is_down = False
+    async with asyncio.TaskGroup() as tasks:
+        taken = tasks.create_task(manager.acquire(5, needs_mark=False))
+        tasks.create_task(manager.give_back_doubtful())
+    assert taken.result()
+    reads = faulty.reads
+    await manager.give_back_doubtful()
+    assert faulty.reads == reads, "nothing is in doubt"
+    await other.sync()
+    assert [await second.acquire(i) for i in (6, 7, 8)] == [True, True, False]
+    assert await manager.mark_replicated(8)
+    assert not await second.acquire(5, needs_mark=False)
+    assert await second.mark_replicated(9)
+
+
+async def test_a_lock_in_doubt_that_cannot_be_read_is_not_ours(store: MetadataStore) -> None:
+    faulty = FaultyStore(store)
+    manager = UnderreplicationManager(faulty)
+    await manager.mark(7, ["b1"])
+    assert await manager.acquire(7)
+    faulty.lost_requests = 1
+    with pytest.raises(MetadataUnavailableError):
+        await manager.release(7)
+    key = f"{keys.REPAIR_LOCKS}/{7:019}"
+    await store.put(key, b"of a newer version")
+    await manager.give_back_doubtful()
+    assert await store.get(key) is not None
+    assert await manager.locked() == {7}
+
+
 async def test_a_lock_of_a_former_session_is_taken_over(backend: Backend) -> None:
     """Case 137."""
     store, former = await backend.open(), await backend.open()

@@ -12,24 +12,29 @@ import pytest
 
 from bookie.api import BookKeeper, connect
 from bookie.cluster import keys
-from bookie.config import RepairSettings
-from bookie.env import beside
+from bookie.cluster.instance import initialize_cluster
+from bookie.config import RepairSettings, RpcSettings, Sources
+from bookie.env import SystemClock, beside
 from bookie.errors import FormatError, MetadataUnavailableError
 from bookie.ledger.copies.departures import Departures, RepairFailures
 from bookie.ledger.copies.marks import UnderreplicationManager
 from bookie.ledger.copies.repair_history import FAILED
 from bookie.ledger.copies.replica_move import ReplicaMove
 from bookie.ledger.copies.replica_repair import RepairOutcome
+from bookie.ledger.ledger_client import open_ledger_client
 from bookie.ledger.metadata import Fragment
+from bookie.metadata.connect import open_store
 from bookie.metadata.model import Record
 from bookie.repair.replicator import (
     IDLE_SECONDS,
     IDLE_SHARE,
     LEDGERS_OF_A_ROUND,
+    RELEASE_SECONDS,
     Replicator,
 )
 from bookie.repair.worker import RepairWorker
 from bookie.telemetry import Metrics
+from bookie.testing.simulation.loop import Mode, simulated_loop
 from tests.conformance.faulty_store import FaultyStore
 from tests.unit.ledger.real_cluster import RealCluster, real_cluster, until
 from tests.unit.repair.test_auditor_rounds import TurnedClock
@@ -226,7 +231,7 @@ async def test_a_ledger_that_takes_long_holds_up_no_other(
         await _until_marked(marks, set())
 
 
-async def test_a_lock_that_no_task_has_goes_with_the_next_round(
+async def test_a_lock_that_no_task_has_is_given_back(
     bk: BookKeeper, store: SlowStore, marks: UnderreplicationManager, replicator: Replicator
 ) -> None:
     """Its ledger may never be locked here again: it has no mark, and its copies are reclaimed."""
@@ -235,11 +240,11 @@ async def test_a_lock_that_no_task_has_goes_with_the_next_round(
     with pytest.raises(MetadataUnavailableError):
         await own.acquire_unmarked(7)
     assert not await marks.acquire_unmarked(7), "the lock is there"
-    await _round(replicator)
+    await own.give_back_doubtful()
     assert await marks.acquire_unmarked(7)
     await marks.release(7)
     assert await own.acquire_unmarked(8)
-    await _round(replicator)
+    await own.give_back_doubtful()
     assert not await marks.acquire_unmarked(8), "a task has it"
 
 
@@ -337,3 +342,37 @@ async def test_a_store_that_is_away_leaves_no_failure_record(
     assert await _round(replicator) == 1
     assert await marks.ledgers() == {ledger_id}
     assert await RepairFailures(cluster.store).find(ledger_id) is None
+
+
+def test_a_lock_that_was_not_given_back_in_time_is_given_back_later(tmp_path: Path) -> None:
+    """An outage is longer than the wait. Then another worker may take the ledger."""
+    loop = simulated_loop(1, Mode.FIFO)
+
+    async def life() -> None:
+        uri = f"memory://{tmp_path.name}"
+        async with open_store(uri) as store, open_store(uri) as other:
+            await initialize_cluster(store)
+            faulty = FaultyStore(store)
+            marks = UnderreplicationManager(faulty, "b0")
+            async with open_ledger_client(store, Sources.read(None, {}), RpcSettings()) as client:
+                worker = RepairWorker(
+                    client, faulty, lambda: SETTINGS, Metrics(), SystemClock(), "b0", marks
+                )
+                await marks.mark(7, ["b1"])
+                assert await marks.acquire(7)
+                faulty.hold_writes.clear()
+                loop.call_later(1.5 * RELEASE_SECONDS, faulty.hold_writes.set)
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(RELEASE_SECONDS):
+                        await marks.release(7)
+                second = UnderreplicationManager(other, "b1")
+                assert not await second.acquire(7)
+                await marks.disable()
+                async with asyncio.timeout(60), beside([Replicator(worker).run()]):
+                    while not await second.acquire(7):  # noqa: ASYNC110  (a record tells nobody)
+                        await asyncio.sleep(1)
+
+    try:
+        loop.run(life())
+    finally:
+        loop.close()
