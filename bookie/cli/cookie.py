@@ -115,12 +115,11 @@ def delete(
 
     examined = on_store(metadata, lambda store: BookieLosses(store).examine(bookie))
     found = examined.dependents
-    if found.last_copies.count and not force:
+    if found.at_risk and not force:
         print_record(_deletion(bookie, found, deleted=False), output)
         raise IdentityError(
-            f"bookie {bookie} may have the last copies of entries of {found.last_copies.count} "
-            f"ledgers ({found.last_copies}): repair the other bookies first, or give "
-            "--force to lose these entries"
+            f"bookie {bookie} may have the last copies of entries of {_risk(found)}: repair the "
+            "other bookies first, or give --force to lose these entries"
         )
     confirm(_question(bookie, found), yes=yes)
     on_store(metadata, lambda store: BookieLosses(store).forget(examined))
@@ -138,7 +137,24 @@ def _question(bookie: str, found: Dependents) -> str:
             f" Acknowledged entries of {found.last_copies.count} of them may be lost for ever"
             f" ({found.last_copies})."
         )
+    if found.unreadable.count:
+        question += (
+            f" The metadata of {found.unreadable.count} more ledgers cannot be read"
+            f" ({found.unreadable}): they may lose entries, too."
+        )
     return question
+
+
+def _risk(found: Dependents) -> str:
+    """The ledgers that may lose entries."""
+    parts = []
+    if found.last_copies.count:
+        parts.append(f"{found.last_copies.count} ledgers ({found.last_copies})")
+    if found.unreadable.count:
+        parts.append(
+            f"{found.unreadable.count} ledgers whose metadata cannot be read ({found.unreadable})"
+        )
+    return " and of ".join(parts)
 
 
 def _deletion(bookie: str, found: Dependents, *, deleted: bool) -> Record:
@@ -150,6 +166,8 @@ def _deletion(bookie: str, found: Dependents, *, deleted: bool) -> Record:
         "not_closed": found.not_closed.count,
         "last_copies": found.last_copies.count,
         "first_last_copies": found.last_copies.first_ids,
+        "unreadable": found.unreadable.count,
+        "first_unreadable": found.unreadable.first_ids,
         "deleted": deleted,
     }
 

@@ -333,11 +333,14 @@ async def _decommission(store: MetadataStore, bookie: str) -> tuple[bool, str]:
     found = await find_dependents(LedgerManager(store), bookie, await reliable_bookies(cookies))
     done = True, f"bookie {bookie} has left the cluster"
     if await leaving.find(bookie) is None:  # asked after the listing, which may take long
-        if found.named.count or await cookies.read(bookie) is not None:
+        if found.named.count or found.unreadable.count or await cookies.read(bookie) is not None:
             raise BadRequestError(f"bookie {bookie} stays: its decommission was cancelled")
         return done  # another one of these commands was quicker
     if found.named.count:
         return False, await _left(store, bookie, found)
+    if found.unreadable.count:
+        which = f"{found.unreadable.count} ledgers ({found.unreadable})"
+        return False, f"the metadata of {which} cannot be read: they may name {bookie}"
     if is_registered:
         return False, f"no ledger names {bookie} any more: stop it, and its cookie is deleted"
     if cookie is not None:

@@ -284,6 +284,13 @@ async def _examine(losses: BookieLosses, bookie_id: str) -> ExaminedLoss:
             f"all directories of bookie {bookie_id} are empty, and nobody can tell if it has the "
             f"last copies of entries: {error}"
         ) from error
+    unreadable = examined.dependents.unreadable
+    if unreadable.count:
+        raise DataNotExpendableError(
+            f"all directories of bookie {bookie_id} are empty, and nobody can tell if it has the "
+            f"last copies of entries: the metadata of {unreadable.count} ledgers ({unreadable}) "
+            "cannot be read; the runbook of a lost disk says what to do"
+        )
     last_copies = examined.dependents.last_copies
     if last_copies.count:
         raise DataNotExpendableError(

@@ -1,7 +1,8 @@
 """Puts ledgers in limbo if a bookie may have lost data, before the bookie serves requests.
 
 The bookie gives no negative answer about a ledger in limbo. Every ledger that names this bookie
-enters limbo, because an entry that was stored here may be gone.
+enters limbo, because an entry that was stored here may be gone. A ledger with unreadable metadata
+enters it too: it may name this bookie, and limbo only denies less.
 
 This module fences no ledger. A fence may be lost, too, but the fenced writer names an earlier
 incarnation of the bookie, and is refused for that. A writer that names no incarnation is refused
@@ -30,7 +31,7 @@ WAITERS_MAX = 1000
 
 
 async def put_ledgers_in_limbo(engine: Engine, ledgers: LedgerManager, bookie_id: str) -> int:
-    """Put every ledger that names this bookie in limbo, durably; returns how many.
+    """Put every ledger that names, or may name, this bookie in limbo, durably; returns how many.
 
     It is also recorded durably that all these ledgers are in limbo. So a later start lists the
     ledgers again only after new damage. If no ledger names this bookie, the bookie is no longer in
@@ -42,20 +43,26 @@ async def put_ledgers_in_limbo(engine: Engine, ledgers: LedgerManager, bookie_id
     """
     named = 0
     waiters: list[Waiter] = []
-    async for found in ledgers.list_all():
-        metadata = found.value
-        if not names(metadata, bookie_id):
-            continue
+
+    async def put(ledger_id: int) -> None:
+        nonlocal named
         named += 1
         try:
-            state = await engine.load(metadata.ledger_id)
+            state = await engine.load(ledger_id)
         except CorruptionError as error:
             raise engine.index_is_damaged(error) from error
         if state.limbo:
-            continue
+            return
         waiters.append(engine.set_limbo(state, in_limbo=True, fence=False))
         if len(waiters) >= WAITERS_MAX:
             await _durable(waiters)
+
+    unreadable: list[int] = []
+    async for found in ledgers.list_readable(unreadable.append):
+        if names(found.value, bookie_id):
+            await put(found.value.ledger_id)
+    for ledger_id in unreadable:
+        await put(ledger_id)
     await _durable(waiters)
     if named:
         await engine.set_verdict(INTEGRITY_IN_LIMBO)

@@ -67,7 +67,7 @@ class BookieLosses:
             DataNotExpendableError: with `live_only`, a registered bookie doubts the metadata store.
             NoSuchKeyError: the bookie has no cookie.
             IdentityError: it is registered, so it may run.
-            FormatError: a ledger's metadata or a cookie is damaged.
+            FormatError: a cookie is damaged.
             MetadataError: the metadata store failed.
         """
         await self._store.sync()

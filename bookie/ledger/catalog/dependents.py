@@ -54,6 +54,13 @@ class Dependents:
     """The ledgers among `named` that are open or in recovery."""
     last_copies: LedgerSample = LedgerSample()
     """The ledgers among `named` that may have the last copy of an acknowledged entry there."""
+    unreadable: LedgerSample = LedgerSample()
+    """The ledgers with unreadable metadata: nobody can tell if they are among the others."""
+
+    @property
+    def at_risk(self) -> int:
+        """The number of ledgers that may have a last copy there, as far as anybody can tell."""
+        return self.last_copies.count + self.unreadable.count
 
 
 def has_last_copies(metadata: LedgerMetadata, bookie_id: str, reliable: Container[str]) -> bool:
@@ -121,10 +128,15 @@ async def find_dependents(
 
     Raises:
         MetadataUnavailableError: the listing could not be completed.
-        FormatError: a ledger's metadata cannot be read.
+        FormatError: something else lies among the ledgers.
     """
-    found = Dependents()
-    async for versioned in ledgers.list_all():
+    found, unreadable = Dependents(), LedgerSample()
+
+    def on_damaged(ledger_id: int) -> None:
+        nonlocal unreadable
+        unreadable = unreadable.plus(ledger_id)
+
+    async for versioned in ledgers.list_readable(on_damaged):
         metadata = versioned.value
         ledger_id = metadata.ledger_id
         if not any(bookie_id in fragment.bookies for fragment in metadata.fragments):
@@ -134,4 +146,4 @@ async def find_dependents(
             found = replace(found, not_closed=found.not_closed.plus(ledger_id))
         if has_last_copies(metadata, bookie_id, reliable):
             found = replace(found, last_copies=found.last_copies.plus(ledger_id))
-    return found
+    return replace(found, unreadable=unreadable)

@@ -115,6 +115,8 @@ def test_a_bookie_whose_ledgers_have_other_copies_is_deleted(uri: str, capsys: S
         "not_closed": 2,
         "last_copies": 0,
         "first_last_copies": [],
+        "unreadable": 0,
+        "first_unreadable": [],
         "deleted": True,
     }
     assert recorded(uri) is None
@@ -150,6 +152,22 @@ def test_the_last_copies_are_kept(uri: str, why: str, capsys: Said) -> None:
     assert "bookie b1 may have the last copies of entries of 3 ledgers (0, 1, 3): " in said.err
     assert "give --force to lose" in said.err
     assert said.err.count("\n") == 1
+    assert recorded(uri) is not None
+    assert bookie("delete", "b1", "--yes", "--force") == 0
+    assert recorded(uri) is None
+
+
+def test_an_unreadable_ledger_may_have_last_copies(uri: str, capsys: Said) -> None:
+    """Nobody can tell. --force deletes all the same."""
+    join(uri, *(cookie_of(uri, name) for name in TRIO))
+    add_ledgers(uri, 3, TRIO)
+    on(uri, lambda store: store.put(FLAT.key(1), b"damaged"))
+    assert bookie("delete", "b1", "--yes", "-o", "json") == 1
+    said = capsys.readouterr()
+    found = json.loads(said.out)
+    assert (found["ledgers"], found["last_copies"]) == (2, 0)
+    assert (found["unreadable"], found["first_unreadable"]) == (1, [1])
+    assert "1 ledgers whose metadata cannot be read (1): repair the other" in said.err
     assert recorded(uri) is not None
     assert bookie("delete", "b1", "--yes", "--force") == 0
     assert recorded(uri) is None

@@ -15,6 +15,7 @@ from bookie.cluster import keys
 from bookie.cluster.cookie import Cookie, CookieState
 from bookie.cluster.cookies import CookieManager
 from bookie.cluster.instance import initialize_cluster
+from bookie.cluster.layout import read_layout
 from bookie.cluster.registration import BookieRegistration
 from bookie.cluster.registration_record import Endpoint, Registration
 from bookie.daemon.cluster_health import _checks_of_repair
@@ -61,6 +62,18 @@ async def test_a_cancellation_ends_those_that_wait(store: MetadataStore) -> None
                 await wait
     assert await leaving.names() == set()
     assert "b1" in await CookieManager(store).bookie_ids()
+
+
+async def test_a_ledger_that_cannot_be_read_keeps_the_bookie(store: MetadataStore) -> None:
+    """It may name the bookie."""
+    key = (await read_layout(store)).key(7)
+    await store.put(key, b"damaged")
+    await Departures(store, keys.LEAVING_BOOKIES).add("b1")
+    is_done, told = await repair._decommission(store, "b1")
+    assert not is_done
+    assert "the metadata of 1 ledgers (7) cannot be read: they may name b1" in told
+    await store.delete(key)
+    assert (await repair._decommission(store, "b1"))[0]
 
 
 async def test_two_commands_end_together(

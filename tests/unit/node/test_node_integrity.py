@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from bookie.cluster.layout import read_layout
 from bookie.errors import MetadataUnavailableError
 from bookie.ids import Status
 from bookie.ledger.catalog.ledgers import LedgerManager
-from bookie.ledger.metadata import LedgerMetadata, LedgerState
+from bookie.ledger.metadata import LedgerMetadata, LedgerState, encode
 from bookie.metadata.store import MetadataStore
 from bookie.metadata.versioned import Versioned
 from bookie.node.engine.index.entry_index import INTEGRITY_IN_LIMBO, INTEGRITY_SOUND, META_INTEGRITY
@@ -212,6 +213,49 @@ async def test_ledgers_that_are_gone_or_elsewhere_do_not_prolong_the_doubt(
         assert (await after.check.check()).whole
         assert not (await after.engine.load(2)).limbo
         assert (await after.engine.load(1)).limbo
+
+
+async def test_a_ledger_with_unreadable_metadata_is_denied_nothing(
+    machine: Machine, store: MetadataStore
+) -> None:
+    """It may name this bookie. It keeps neither the start nor a check from its end."""
+    manager = LedgerManager(store)
+    await manager.create(metadata(1, CLOSED, ("b1",), last=2))
+    damaged = await manager.create(metadata(2, CLOSED, ("b1",), last=3))
+    key = (await read_layout(store)).key(2)
+    async with started(machine, store) as one:
+        await add(one.bookie, 1, range(3))
+        await add(one.bookie, 2, range(3))
+    shutil.rmtree(machine.index)
+    await store.put(key, b"damaged")
+    for _ in range(2):
+        async with started(machine, store) as after:
+            assert (await read(after.bookie, 2, 9, 9)).status is UNKNOWN
+            assert ids_of(await read(after.bookie, 2, 0, 2)) == [0, 1, 2]
+            report = await after.check.check()
+            assert (report.damaged_metadata, report.whole) == (1, False)
+            assert not (await after.engine.load(1)).limbo
+            assert (await after.engine.load(2)).limbo
+            assert after.engine.needs_integrity_check
+    await store.put(key, encode(damaged.value))
+    async with started(machine, store) as after:
+        await add(after.bookie, 2, [3])
+        assert (await after.check.check()).whole
+        assert not (await after.engine.load(2)).limbo
+
+
+async def test_a_lone_ledger_with_unreadable_metadata_keeps_the_doubt(
+    machine: Machine, store: MetadataStore
+) -> None:
+    """No readable ledger names the bookie."""
+    await LedgerManager(store).create(metadata(2, CLOSED, ("b1",), last=3))
+    async with started(machine, store):
+        pass
+    shutil.rmtree(machine.index)
+    await store.put((await read_layout(store)).key(2), b"damaged")
+    async with started(machine, store) as after:
+        assert after.engine.needs_integrity_check
+        assert (await read(after.bookie, 2, 0, 0)).status is UNKNOWN
 
 
 class Unreliable(LedgerManager):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 
@@ -163,7 +163,9 @@ async def test_without_a_complete_listing_nobody_is_served(
     """It is tried again by the next start."""
 
     class Unreachable(LedgerManager):
-        def list_all(self, after: int = -1) -> AsyncIterator[Versioned[LedgerMetadata]]:
+        def list_readable(
+            self, on_damaged: Callable[[int], object], after: int = -1
+        ) -> AsyncIterator[Versioned[LedgerMetadata]]:
             raise MetadataUnavailableError("the metadata store does not answer")
 
     await write_ledgers(store)

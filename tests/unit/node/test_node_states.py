@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -218,7 +218,9 @@ async def test_a_doubt_survives_a_crash_at_every_step(
         shutil.rmtree(machine.root)
 
     class Unreachable(LedgerManager):
-        def list_all(self, after: int = -1) -> AsyncIterator[Versioned[LedgerMetadata]]:
+        def list_readable(
+            self, on_damaged: Callable[[int], object], after: int = -1
+        ) -> AsyncIterator[Versioned[LedgerMetadata]]:
             raise MetadataUnavailableError("the metadata store does not answer")
 
     def die(name: str) -> None:
@@ -348,13 +350,15 @@ async def test_ledgers_are_listed_after_the_renewal_and_before_anybody_is_served
     renewed: list[bool] = []
 
     class Watched(LedgerManager):
-        async def list_all(self, after: int = -1) -> AsyncIterator[Versioned[LedgerMetadata]]:
+        async def list_readable(
+            self, on_damaged: Callable[[int], object], after: int = -1
+        ) -> AsyncIterator[Versioned[LedgerMetadata]]:
             cookie = await recorded(store)
             renewed.append(cookie.incarnation != before and cookie.is_in_doubt)
             # One that is created now has a writer that may still know the old incarnation.
             if len(renewed) == 1:
                 await LedgerManager(store).create(metadata(2, OPEN, ("b1",)))
-            async for found in super().list_all(after):
+            async for found in super().list_readable(on_damaged, after):
                 yield found
 
     async with started(machine, store, Watched(store)) as after:
