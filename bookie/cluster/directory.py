@@ -54,6 +54,14 @@ class BookieDirectory(Mirror[Registration]):
         """Return a snapshot of all registered bookies, by id."""
         return MappingProxyType({**self._read_only, **self._writable})
 
+    def names(self) -> frozenset[str]:
+        """Return the ids of all registered bookies, also of those whose registration is unreadable.
+
+        A newer version may have written such a registration. So its bookie runs.
+        """
+        keys_of_all = {*self.values, *self._unreadable}
+        return frozenset(key.rpartition("/")[2] for key in keys_of_all)
+
     def resolve(self, bookie_id: str) -> Endpoint:
         """Return a bookie's present or last known address.
 

@@ -65,6 +65,8 @@ class Mirror(Generic[T]):
         self._decode = decode
         self._on_change = on_change
         self._values: dict[str, T] = {}
+        self._unreadable: frozenset[str] = frozenset()
+        """The keys of the records that are left out."""
         self._changed = asyncio.Event()
         self._tasks = asyncio.TaskGroup()
         self._follower: asyncio.Task[None] | None = None
@@ -118,30 +120,35 @@ class Mirror(Generic[T]):
 
     async def _apply(self, change: Change) -> None:
         values: dict[str, T] = {}
+        unreadable: set[str] = set()
         if isinstance(change, Resync):
             for parent in self._parents:
                 async for record in self._store.scan_children(parent):
-                    self._keep(values, record)
+                    self._keep(values, unreadable, record)
         else:
             values.update(self._values)
+            unreadable.update(self._unreadable)
             for event in change.events:
                 if parent_of(event.key) in self._parents:
                     found = await self._store.get(event.key)
+                    unreadable.discard(event.key)
                     if found is None:
                         values.pop(event.key, None)
                     else:
-                        self._keep(values, found)
+                        self._keep(values, unreadable, found)
+        self._unreadable = frozenset(unreadable)
         if values != self._values:
             self._values = values
             self._on_change(values)
             changed, self._changed = self._changed, asyncio.Event()
             changed.set()
 
-    def _keep(self, values: dict[str, T], record: Record) -> None:
+    def _keep(self, values: dict[str, T], unreadable: set[str], record: Record) -> None:
         try:
             values[record.key] = self._decode(record)
         except FormatError as error:
             # A newer version wrote it. The records that can be read stay in use.
+            unreadable.add(record.key)
             _log.warning("record_unreadable", key=record.key, reason=str(error))
 
 

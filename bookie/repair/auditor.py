@@ -185,9 +185,10 @@ class Auditor:
     async def _look(self) -> None:
         """Keep the records of lost bookies, and note what a survey has to look for."""
         now = self._worker.clock.monotonic()
-        registrations = self._worker.client.directory.all()
+        directory = self._worker.client.directory
+        registrations = directory.all()
         known = set(await self._worker.client.ensembles.cookies.bookie_ids())
-        lost = await self._note_absence(now, known, registrations)
+        lost = await self._note_absence(now, known, directory.names())
         self._gone = frozenset(lost | await self._leaving.names())
         self._surveyed &= self._gone
         self._surveying &= self._gone
@@ -198,7 +199,7 @@ class Auditor:
         self._has_looked = True
         if now >= self._history_at:
             await forget_strangers(
-                self._worker.store, known | seen.keys(), self._worker.clock.now_ms()
+                self._worker.store, known | directory.names(), self._worker.clock.now_ms()
             )
             self._history_at = now + HISTORY_SECONDS
         if now >= self._count_at:

@@ -141,6 +141,31 @@ async def test_a_lost_bookie_stays_lost_without_its_cookie(
     assert await _lost(cluster) == set()
 
 
+async def test_a_bookie_with_a_registration_of_a_newer_version_is_not_away(
+    cluster: RealCluster, bk: BookKeeper, auditor: Auditor, clock: TurnedClock
+) -> None:
+    """It runs, though this version cannot tell where."""
+    key = keys.registration("b1", read_only=False)
+    record = await cluster.store.get(key)
+    assert record is not None
+    newer = record.value.replace(b'"version":1', b'"version":2')
+    assert newer != record.value
+    await _stop(cluster, bk, 1)
+    await cluster.store.put(key, newer)
+    await until(lambda: "b1" in bk._connected.directory.names())
+    assert "b1" not in bk._connected.directory.all()
+    for _ in range(3):
+        await auditor._look()
+        clock.seconds += DELAY_SECONDS
+    await auditor._look()
+    assert auditor._worker.metrics.repair_bookies_away._value.get() == 0
+    assert await _lost(cluster) == set()
+    await cluster.store.delete(key)
+    await until(lambda: "b1" not in bk._connected.directory.names())
+    await auditor._look()
+    assert auditor._worker.metrics.repair_bookies_away._value.get() == 1
+
+
 async def test_a_bookie_that_was_decommissioned_is_not_lost_again(
     cluster: RealCluster, bk: BookKeeper, auditor: Auditor, clock: TurnedClock
 ) -> None:
