@@ -68,6 +68,8 @@ class EntryCopier:
         self._incarnations = Incarnations(client.ensembles.cookies)
         if incarnation is not None:
             self._incarnations.known[target] = incarnation
+        self._silent: set[str] = set()
+        """Sources that did not answer last time."""
         self.entries = self.packet_bytes = 0
         """Entries that were copied, and the bytes of their packets."""
 
@@ -111,7 +113,7 @@ class EntryCopier:
     ) -> tuple[EntryBatch | None, list[str]]:
         """Verified packets from `first` on, as many as one bookie gives at once."""
         reasons = []
-        for bookie_id in self._sources(first):
+        for bookie_id in self._best_first(self._sources(first)):
             batch, reason = await self._read(bookie_id, first, last, stripe)
             if batch is not None:
                 return batch, []
@@ -139,6 +141,11 @@ class EntryCopier:
         found = await gather(map(has_it, others))
         return [name for name, has in zip(others, found, strict=True) if has]
 
+    def _best_first(self, sources: Sequence[str]) -> list[str]:
+        """Put those last that did not answer: each of them may cost a timeout for each batch."""
+        registered = self._client.directory.all()
+        return sorted(sources, key=lambda name: (name in self._silent, name not in registered))
+
     def _sources(self, entry_id: int) -> list[str]:
         fragment = self.metadata.fragment_of(entry_id)
         slots = quorum_of(self.metadata).write_set(entry_id)
@@ -162,7 +169,9 @@ class EntryCopier:
             channel = pool.connection(bookie_id).channel()
             reply = await channel.read(command, timeout=pool.settings.read_timeout_seconds)
         except BookieError as error:
+            self._silent.add(bookie_id)
             return None, str(error)
+        self._silent.discard(bookie_id)
         told = verify_read(reply, self._encoder.digester)
         if told.batch is None:
             problem = told.stopped_by if told.status is Status.OK else told.status
