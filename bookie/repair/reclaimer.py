@@ -55,7 +55,7 @@ ROUND_SECONDS_MIN, ROUND_SECONDS_MAX = 1.0, 600.0
 ROUNDS_PER_GRACE = 10.0
 """A grace is measured in rounds, up to so many."""
 REST, REST_SECONDS_MAX = 20.0, 3600.0
-"""The pause after a round is at least so many times as long as its look at all ledgers."""
+"""The pause after a round is at least so many times as long as the round."""
 RELEASE_SECONDS = 2.0
 """Time in which a lock is given back; else the replicator tries it later."""
 
@@ -75,8 +75,8 @@ class Reclaimer:
         self._copies = copies
         self._since: dict[int, float] = {}
         """When each unnamed ledger was first seen so, by the clock of this process."""
-        self._look_seconds = 0.0
-        """The time of the last look at all ledgers, without the removals that followed."""
+        self._round_seconds = 0.0
+        """The time of the last round, with its removals: those that fail are tried in each one."""
         self._silent: set[str] = set()
         """Members that did not answer in this round. A ledger waits for the next round, and its
         lock is not held, if it names one of them."""
@@ -108,7 +108,7 @@ class Reclaimer:
     def _pause_seconds(self) -> float:
         usual = self._worker.settings().unnamed_copies_grace_seconds / ROUNDS_PER_GRACE
         usual = min(max(usual, ROUND_SECONDS_MIN), ROUND_SECONDS_MAX)
-        return max(usual, min(REST * self._look_seconds, REST_SECONDS_MAX))
+        return max(usual, min(REST * self._round_seconds, REST_SECONDS_MAX))
 
     async def round(self, participant: Participant) -> int:
         """Look at all ledgers stored here once; returns the number of those that were reclaimed.
@@ -117,6 +117,12 @@ class Reclaimer:
             MetadataError: the metadata store failed.
         """
         began = self._worker.clock.monotonic()
+        try:
+            return await self._round(participant)
+        finally:
+            self._round_seconds = self._worker.clock.monotonic() - began
+
+    async def _round(self, participant: Participant) -> int:
         self._silent.clear()
         seen: set[int] = set()
         async for page in self._copies.pages():
@@ -129,7 +135,6 @@ class Reclaimer:
                     if metadata is not None and not self._is_named(metadata)
                 )
         now = self._worker.clock.monotonic()
-        self._look_seconds = now - began
         self._since = {ledger_id: self._since.get(ledger_id, now) for ledger_id in seen}
         latest = now - self._worker.settings().unnamed_copies_grace_seconds
         due = sorted(ledger_id for ledger_id, since in self._since.items() if since <= latest)
@@ -166,6 +171,8 @@ class Reclaimer:
         """Remove the copies of one ledger under its lock, if all conditions hold."""
         epoch = participant.session_epoch
         try:
+            if not await self._may_end(ledger_id):
+                return False
             if not await self._worker.marks.acquire_unmarked(ledger_id):
                 return False
             lock = self._worker.marks.lock_of(ledger_id)
@@ -189,6 +196,14 @@ class Reclaimer:
             reason = self._worker.reason_of(error, ledger_id=ledger_id)
             _log.warning("copies_not_reclaimed", ledger_id=ledger_id, reason=reason)
             return False
+
+    async def _may_end(self, ledger_id: int) -> bool:
+        """False if the metadata alone shows that nothing can be proven now: no lock is needed."""
+        metadata = await self._read(ledger_id)
+        return metadata is not None and metadata.is_closed and not self._is_silent(metadata)
+
+    def _is_silent(self, metadata: LedgerMetadata) -> bool:
+        return any(self._silent.intersection(one.bookies) for one in metadata.fragments)
 
     async def _remove(
         self, ledger_id: int, lock: RepairLock, is_certain: Callable[[], bool]

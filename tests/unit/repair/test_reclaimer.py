@@ -15,11 +15,12 @@ from bookie.config import RepairSettings
 from bookie.coordination.participant import Participant
 from bookie.env import SystemClock
 from bookie.errors import BookieUnreachableError, LedgerRecoveryError, OperationTimeoutError
-from bookie.ids import MAX_ID, Status
+from bookie.ids import MAX_ID, NO_ENTRY, Status
 from bookie.ledger.copies.marks import RepairLock, UnderreplicationManager
 from bookie.ledger.copies.replica_move import ReplicaMove
 from bookie.ledger.copies.whole_copies import find_lack
 from bookie.ledger.metadata import LedgerMetadata, LedgerState
+from bookie.metadata.model import Put
 from bookie.node.own_copies import OwnCopies
 from bookie.node.start import StartedBookie
 from bookie.repair.reclaimer import REST, REST_SECONDS_MAX, Reclaimer
@@ -222,19 +223,58 @@ async def test_an_unexpected_fault_keeps_the_copies_and_ends_no_round(
     assert await place.round() == 1
 
 
+def _count_locks(place: Place, patch: pytest.MonkeyPatch) -> list[int]:
+    """The number of locks that are taken from now on, in a list of one."""
+    store, count = place.cluster.store, [0]
+    transaction = store.transaction
+
+    async def counted(operations: Any) -> Any:
+        if any(isinstance(one, Put) and one.ephemeral for one in operations):
+            count[0] += 1
+        return await transaction(operations)
+
+    patch.setattr(store, "transaction", counted)
+    return count
+
+
+async def test_a_ledger_that_is_not_closed_is_not_locked(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may stay open for days, and a round comes often."""
+    await place.put(replace(place.moved, state=LedgerState.OPEN, last_entry_id=NO_ENTRY, length=0))
+    locks = _count_locks(place, monkeypatch)
+    assert await place.keeps()
+    assert locks == [0]
+    await place.put(place.moved)
+    assert await place.round() == 1
+    assert locks == [1]
+
+
+async def test_the_pause_counts_the_whole_round(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also the proofs: those that fail are repeated in each round."""
+
+    async def slowly(*_: object, **__: object) -> Any:
+        place.clock.now += 10
+        raise OperationTimeoutError("it does not answer")
+
+    monkeypatch.setattr("bookie.ledger.copies.whole_copies.list_stored", slowly)
+    assert await place.keeps()
+    assert place.reclaimer._pause_seconds() == 10 * REST
+
+
 async def test_a_silent_member_is_asked_once_in_a_round(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its other ledgers wait for the next round, which comes as soon as usual."""
+    """Its other ledgers wait for the next round, and are not locked in this one."""
     calls = 0
 
     async def silent(*_: object, **__: object) -> Any:
         nonlocal calls
         calls += 1
-        place.clock.now += 100_000
         raise OperationTimeoutError("it does not answer")
 
-    usual = place.reclaimer._pause_seconds()
     metadata = await place.bk.ledger_metadata(place.ledger_id)
     copy = await place.bk.create_ledger(ensemble_size=3, write_quorum_size=3, ack_quorum_size=2)
     await copy.close()
@@ -245,11 +285,12 @@ async def test_a_silent_member_is_asked_once_in_a_round(
     assert (await place.node.bookie.add(stray)).status is Status.OK
     await place.node.engine.checkpoint()
     with monkeypatch.context() as patch:
+        locks = _count_locks(place, patch)
         patch.setattr("bookie.ledger.copies.whole_copies.list_stored", silent)
         assert await place.keeps()
     assert place.metrics.repair_unnamed_ledgers._value.get() == 2
     assert calls == 1
-    assert place.reclaimer._pause_seconds() == usual
+    assert locks == [1], "one ledger was locked, and its lock given back"
     assert await place.round() == 1
 
 
