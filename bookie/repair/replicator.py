@@ -41,7 +41,7 @@ from bookie.ids import is_vacant
 from bookie.ledger.copies.departures import Departures, RepairFailures
 from bookie.ledger.copies.marks import RepairLock
 from bookie.ledger.copies.repair_history import FAILED, RepairHistory
-from bookie.ledger.copies.replica_fill import ReplicaFill
+from bookie.ledger.copies.replica_fill import LOCK_LOST, FillWatch, ReplicaFill
 from bookie.ledger.copies.replica_move import LEFT_OPEN, OPEN, ReplicaMove
 from bookie.ledger.copies.replica_plan import settled_fragments
 from bookie.ledger.copies.replica_repair import RepairOutcome
@@ -70,6 +70,10 @@ IDLE_SHARE = 20.0
 
 AWAY = "away"
 """The outcome for a bookie that is not registered and not lost yet."""
+
+MARKED_AGAIN = "marked-again"
+STAYS_MARKED = "the ledger was marked again, or its lock was lost, at the end of the repair"
+"""The outcome of a repair that did not end the mark, and its detail; the next round repeats it."""
 
 _log = event_log(__name__)
 
@@ -344,9 +348,7 @@ class Replicator:
 
     async def _finish(self, ledger_id: int, lock: RepairLock) -> list[RepairOutcome]:
         """Repair a locked ledger, and remove its mark if it has all its copies then."""
-        gone = await self._gone()
-        mark = await self._worker.marks.find(ledger_id)
-        outcomes = [] if mark is None else await self._outcomes(mark, gone, lock)
+        outcomes = await self._passes(ledger_id, lock)
         failed = [one for one in outcomes if not one.is_whole]
         for one in outcomes:
             self._count(one)
@@ -357,11 +359,40 @@ class Replicator:
         else:
             await self._failures.remove(ledger_id)
             self._troubles.pop(ledger_id, None)
-            await self._worker.marks.mark_replicated(ledger_id, lock)
+            if not await self._worker.marks.mark_replicated(ledger_id, lock) and outcomes:
+                outcomes.append(RepairOutcome(ledger_id, "", MARKED_AGAIN, detail=STAYS_MARKED))
         return outcomes
 
+    async def _passes(self, ledger_id: int, lock: RepairLock) -> list[RepairOutcome]:
+        """Repair a locked ledger until its mark did not change meanwhile; all outcomes.
+
+        An audit beside a long repair marks the ledger again. Then only that is looked at again
+        which was found whole before the new mark.
+        """
+        marks = self._worker.marks
+        watch = FillWatch(lambda: marks.follow_mark(ledger_id, lock), -1)
+        outcomes: list[RepairOutcome] = []
+        version = await watch.mark_version()
+        while version is not None:
+            watch.wanted = version
+            gone = await self._gone()
+            mark = await marks.find(ledger_id)
+            found = [] if mark is None else await self._outcomes(mark, gone, lock, watch)
+            is_first = not outcomes
+            outcomes += [one for one in found if is_first or one.outcome != "was-fine"]
+            if not all(one.is_whole for one in found):
+                return outcomes
+            version = await watch.mark_version()
+            if version == watch.wanted:
+                return outcomes
+        return [*outcomes, RepairOutcome(ledger_id, "", "locked", detail=LOCK_LOST)]
+
     async def _outcomes(
-        self, mark: UnderreplicatedLedger, gone: Collection[str], lock: RepairLock
+        self,
+        mark: UnderreplicatedLedger,
+        gone: Collection[str],
+        lock: RepairLock,
+        watch: FillWatch,
     ) -> list[RepairOutcome]:
         ledger_id = mark.ledger_id
         try:
@@ -377,7 +408,7 @@ class Replicator:
             if bookie_id in departed or bookie_id not in named:
                 continue
             if bookie_id in self._worker.client.directory.all():
-                outcomes.append(await self._fill.run(ledger_id, bookie_id))
+                outcomes.append(await self._fill.run(ledger_id, bookie_id, watch))
             else:
                 outcomes.append(
                     RepairOutcome(ledger_id, bookie_id, AWAY, detail=f"{bookie_id} is away")

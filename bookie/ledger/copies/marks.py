@@ -326,6 +326,21 @@ class UnderreplicationManager:
             self._held[ledger_id] = _Held(held.token, mark_version, stat.version)
             return True
 
+    async def follow_mark(self, ledger_id: int, lock: RepairLock) -> int | None:
+        """Let `mark_replicated` remove the mark as it is now; returns the mark's version.
+
+        The caller has to look again at all that it found before this version. None: `lock` was
+        lost.
+        """
+        async with self._serial:
+            if not (self.has(ledger_id, lock) and await lock.is_held()):
+                return None
+            held = self._held[ledger_id]
+            mark = await self._store.get(_MARKS.key(ledger_id))
+            if mark is not None:
+                self._held[ledger_id] = held = replace(held, mark_version=mark.version)
+            return held.mark_version
+
     async def mark_replicated(self, ledger_id: int, lock: RepairLock | None = None) -> bool:
         """Unlock a ledger that this worker locked, and remove its mark: it has all its copies.
 

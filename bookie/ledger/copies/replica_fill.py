@@ -8,6 +8,9 @@ one may lack what was found, or stored, before.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+
 from bookie.env.pace import Pace
 from bookie.errors import BookieError, MetadataError, NoSuchLedgerError
 from bookie.ledger.copies.copy_check import CopyCheck
@@ -23,7 +26,26 @@ from bookie.ledger.copies.replica_plan import (
 )
 from bookie.ledger.copies.replica_repair import RepairOutcome
 from bookie.ledger.ledger_client import LedgerClient
+from bookie.ledger.metadata import LedgerMetadata
 from bookie.ledger.quorum import Stripe
+
+LOCK_LOST = "the ledger's lock was lost meanwhile"
+
+
+@dataclass(slots=True)
+class FillWatch:
+    """The ledger's mark and lock while its copies are filled, and the windows found whole so far.
+
+    A mark that changes may tell of new damage. So a window counts as whole only for the version
+    that the mark had before the window was read.
+    """
+
+    mark_version: Callable[[], Awaitable[int | None]]
+    """The version of the mark now; None if the lock was lost."""
+    wanted: int
+    """The version for which the copies have to be whole."""
+    whole: dict[tuple[str, str, Stripe, int, int], int] = field(default_factory=dict)
+    """By bookie, incarnation, stripe, and first and last id: the version of the mark."""
 
 
 class _FillError(Exception):
@@ -37,8 +59,12 @@ class ReplicaFill:
         self._client = client
         self._pace = pace
 
-    async def run(self, ledger_id: int, bookie_id: str) -> RepairOutcome:
+    async def run(
+        self, ledger_id: int, bookie_id: str, watch: FillWatch | None = None
+    ) -> RepairOutcome:
         """Fill the copy of one bookie; the outcome is one of `RepairOutcome`.
+
+        With `watch`, the fill ends as ``locked`` soon after the lock was lost.
 
         Raises:
             MetadataError: the metadata store failed.
@@ -49,16 +75,17 @@ class ReplicaFill:
             return RepairOutcome(ledger_id, bookie_id, "deleted")
         copier = EntryCopier(self._client, metadata, bookie_id, pace=self._pace, needs_room=True)
         outcome, detail = "was-fine", ""
-        quorum = quorum_of(metadata)
         try:
             incarnation = await copier.incarnation()
-            for fragment, last in settled_fragments(metadata):
-                if bookie_id not in fragment.bookies:
+            for stripe, begin, end in _windows_of(metadata, bookie_id):
+                window = bookie_id, incarnation, stripe, begin, end
+                version = await _version_before(window, watch)
+                if version is None:
                     continue
-                stripe = quorum.stripe_of(fragment.bookies.index(bookie_id))
-                for begin, end in windows(fragment.first_entry_id, last):
-                    if await self._fill(copier, stripe, begin, end):
-                        outcome = "repaired"
+                if await self._fill(copier, stripe, begin, end):
+                    outcome = "repaired"
+                if watch is not None:
+                    watch.whole[window] = version
             cookie = await self._client.ensembles.cookies.read_latest(bookie_id)
             if incarnation != ("" if cookie is None else cookie.value.incarnation):
                 raise _FillError("refused", f"{bookie_id} may have lost what it had")
@@ -102,3 +129,27 @@ class ReplicaFill:
         if found.unread:
             raise _FillError("refused", found.reason)
         return merged([*found.missing, *found.corrupt])
+
+
+def _windows_of(metadata: LedgerMetadata, bookie_id: str) -> Iterator[tuple[Stripe, int, int]]:
+    """The windows of the entries that a bookie has to store, each with its stripe."""
+    quorum = quorum_of(metadata)
+    for fragment, last in settled_fragments(metadata):
+        if bookie_id in fragment.bookies:
+            stripe = quorum.stripe_of(fragment.bookies.index(bookie_id))
+            for begin, end in windows(fragment.first_entry_id, last):
+                yield stripe, begin, end
+
+
+async def _version_before(
+    window: tuple[str, str, Stripe, int, int], watch: FillWatch | None
+) -> int | None:
+    """The version of the mark before a window is read; None if the window is whole by now."""
+    if watch is None:
+        return 0
+    if watch.whole.get(window) == watch.wanted:
+        return None
+    version = await watch.mark_version()
+    if version is None:
+        raise _FillError("locked", LOCK_LOST)
+    return version

@@ -41,8 +41,9 @@ class RepairOutcome:
 
     The outcome is ``repaired``, ``was-fine`` (nothing was left to do), ``no-good-copy``,
     ``refused`` (the bookie did not take the entries, or could not be reached), ``locked`` (another
-    worker repairs the ledger), ``deleted`` (the ledger is gone), or ``open`` (only its writer, or a
-    recovery, may replace the bookie).
+    worker repairs the ledger), ``deleted`` (the ledger is gone), ``open`` (only its writer, or a
+    recovery, may replace the bookie), or ``marked-again`` (of a whole ledger: its mark changed at
+    the end of the repair).
     """
 
     ledger_id: int

@@ -16,6 +16,7 @@ from bookie.cluster.instance import initialize_cluster
 from bookie.config import RepairSettings, RpcSettings, Sources
 from bookie.env import SystemClock, beside
 from bookie.errors import FormatError, MetadataUnavailableError
+from bookie.ledger.copies.copy_check import CopyCheck
 from bookie.ledger.copies.departures import Departures, RepairFailures
 from bookie.ledger.copies.marks import UnderreplicationManager
 from bookie.ledger.copies.repair_history import FAILED
@@ -309,10 +310,10 @@ async def test_a_fault_with_one_ledger_stops_no_other(
     bad, good = await _written(bk, marks, 2)
     fill = replicator._fill.run
 
-    async def run(ledger_id: int, bookie_id: str) -> RepairOutcome:
+    async def run(ledger_id: int, *args: Any) -> RepairOutcome:
         if ledger_id == bad:
             raise fault
-        return await fill(ledger_id, bookie_id)
+        return await fill(ledger_id, *args)
 
     monkeypatch.setattr(replicator._fill, "run", run)
     assert await _round(replicator) == 2
@@ -342,6 +343,116 @@ async def test_a_store_that_is_away_leaves_no_failure_record(
     assert await _round(replicator) == 1
     assert await marks.ledgers() == {ledger_id}
     assert await RepairFailures(cluster.store).find(ledger_id) is None
+
+
+@pytest.fixture
+def windows(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """The windows that were read, in order; each has ten entries."""
+    monkeypatch.setattr("bookie.ledger.copies.replica_plan.WINDOW_ENTRIES", 10)
+    run, read = CopyCheck.run, list[tuple[int, int]]()
+
+    async def noted(self: CopyCheck, first: int, last: int) -> Any:
+        read.append((first, last))
+        return await run(self, first, last)
+
+    monkeypatch.setattr(CopyCheck, "run", noted)
+    return read
+
+
+async def _long_ledger(bk: BookKeeper, marks: UnderreplicationManager) -> int:
+    """A marked ledger of four windows."""
+    writer = await bk.create_ledger(ensemble_size=3, write_quorum_size=3, ack_quorum_size=3)
+    await writer.append_many([b"entry"] * 40)
+    await writer.close()
+    await marks.mark(writer.ledger_id, ["b1"])
+    return writer.ledger_id
+
+
+def _in_window(
+    replicator: Replicator, monkeypatch: pytest.MonkeyPatch, first: int, action: Any
+) -> None:
+    """Let something happen once while a window is filled."""
+    fill, due = replicator._fill._fill, [action]
+
+    async def filled(copier: Any, stripe: Any, begin: int, end: int) -> bool:
+        if begin == first and due:
+            await due.pop()()
+        return await fill(copier, stripe, begin, end)
+
+    monkeypatch.setattr(replicator._fill, "_fill", filled)
+
+
+async def test_a_mark_during_a_long_fill_repeats_only_what_came_before_it(
+    bk: BookKeeper,
+    marks: UnderreplicationManager,
+    replicator: Replicator,
+    windows: list[tuple[int, int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An audit beside it sees entries missing that come a moment later."""
+    ledger_id = await _long_ledger(bk, marks)
+    _in_window(replicator, monkeypatch, 10, lambda: marks.mark(ledger_id, ["b1"]))
+    assert await _round(replicator) == 1
+    assert [first for first, _ in windows] == [0, 10, 20, 30, 0, 10]
+    assert await marks.count() == 0
+    assert await marks.worker_of(ledger_id) is None
+
+
+async def test_a_bookie_that_a_later_mark_names_is_filled_too(
+    bk: BookKeeper,
+    marks: UnderreplicationManager,
+    replicator: Replicator,
+    windows: list[tuple[int, int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ledger_id = await _long_ledger(bk, marks)
+    _in_window(replicator, monkeypatch, 30, lambda: marks.mark(ledger_id, ["b2"]))
+    assert await _round(replicator) == 1
+    # All of b1 came before the mark, and nothing of b2.
+    assert [first for first, _ in windows] == [0, 10, 20, 30] * 3
+    assert await marks.count() == 0
+
+
+async def test_a_fill_that_lost_its_lock_ends_soon_and_is_no_repair(
+    cluster: RealCluster,
+    bk: BookKeeper,
+    marks: UnderreplicationManager,
+    replicator: Replicator,
+    windows: list[tuple[int, int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ledger_id = await _long_ledger(bk, marks)
+    key = f"{keys.REPAIR_LOCKS}/{ledger_id:019}"
+    _in_window(replicator, monkeypatch, 10, lambda: cluster.store.delete(key))
+    assert await _round(replicator) == 1
+    assert [first for first, _ in windows] == [0, 10]
+    assert await marks.ledgers() == {ledger_id}
+    (told,) = replicator._history._repairs
+    assert (told.outcome, told.detail) == ("locked", "the ledger's lock was lost meanwhile")
+    assert await RepairFailures(cluster.store).find(ledger_id) is None
+    assert await marks.acquire(ledger_id)
+
+
+async def test_a_mark_in_the_last_moment_is_no_repair(
+    bk: BookKeeper,
+    marks: UnderreplicationManager,
+    replicator: Replicator,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ledger_id = await _long_ledger(bk, marks)
+    remove = replicator._failures.remove
+
+    async def remove_and_mark(ledger_id: int) -> None:
+        await remove(ledger_id)
+        await marks.mark(ledger_id, ["b1"])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(replicator._failures, "remove", remove_and_mark)
+        assert await _round(replicator) == 1
+    assert await marks.ledgers() == {ledger_id}
+    assert [one.outcome for one in replicator._history._repairs] == ["marked-again"]
+    assert await _round(replicator) == 1, "it waits for nothing"
+    assert await marks.count() == 0
 
 
 def test_a_lock_that_was_not_given_back_in_time_is_given_back_later(tmp_path: Path) -> None:
