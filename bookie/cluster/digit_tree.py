@@ -11,11 +11,16 @@ Source: BookKeeper's hierarchical ledger managers.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from bookie.errors import BadRequestError, FormatError
 from bookie.metadata.model import Record
 from bookie.metadata.store import MetadataStore
+from bookie.telemetry import event_log
+
+STRAYS_TOLD_MAX = 100
+
+_log = event_log(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +33,10 @@ class DigitTree:
     prefix: str = ""
     """Prefix of the names in the last level."""
     maximum: int = 2**63 - 1
+    skips_strays: bool = False
+    """True if listings leave out keys that are no numbers, and log them. Else they raise."""
+    _told: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
+    """Strays that the log has named, up to `STRAYS_TOLD_MAX`; each once."""
 
     def key(self, number: int) -> str:
         """Return the key of `number`.
@@ -79,12 +88,13 @@ class DigitTree:
 
         Raises:
             MetadataUnavailableError: the scan could not be completed.
-            FormatError: something else lies in the tree.
+            FormatError: something else lies in the tree, and it does not skip strays.
         """
         async for directory, first in self._directories(store, names, after):
             async for record in store.scan_children(directory, after=first):
-                after = self._next(record.key, after)
-                yield after, record
+                if not self._is_stray(record.key):
+                    after = self._next(record.key, after)
+                    yield after, record
 
     async def scan_numbers(
         self, store: MetadataStore, names: list[str] | None = None, *, after: int = -1
@@ -95,9 +105,26 @@ class DigitTree:
         """
         async for directory, first in self._directories(store, names, after):
             for name in await store.get_children(directory):
-                if name > first:
-                    after = self._next(f"{directory}/{name}", after)
+                key = f"{directory}/{name}"
+                if name > first and not self._is_stray(key):
+                    after = self._next(key, after)
                     yield after
+
+    def _is_stray(self, key: str) -> bool:
+        """True if a listing leaves the key out."""
+        if not self.skips_strays:
+            return False
+        try:
+            self.number_of(key)
+        except FormatError as error:
+            self._tell(key, error)
+            return True
+        return False
+
+    def _tell(self, key: str, error: FormatError) -> None:
+        if key not in self._told and len(self._told) < STRAYS_TOLD_MAX:
+            self._told.add(key)
+            _log.warning("stray_metadata_key", key=key, reason=str(error))
 
     def _next(self, key: str, after: int) -> int:
         number = self.number_of(key)
@@ -122,14 +149,20 @@ class DigitTree:
                 found = await store.get_children(directory)
             else:
                 found = names
-            for name in found:
-                if not (len(name) == self.groups[level] and name.isascii() and name.isdigit()):
-                    raise FormatError(
-                        f"the metadata key {directory}/{name} is not where a number of {self.root} "
-                        "lies"
-                    )
+            found = [name for name in found if self._is_directory(directory, name, level)]
             stack += [
                 (f"{directory}/{name}", level + 1, is_start and name == first)
                 for name in reversed(found)
                 if name >= first
             ]
+
+    def _is_directory(self, directory: str, name: str, level: int) -> bool:
+        """True for a directory of this tree, False for a stray that listings leave out."""
+        if len(name) == self.groups[level] and name.isascii() and name.isdigit():
+            return True
+        key = f"{directory}/{name}"
+        error = FormatError(f"the metadata key {key} is not where a number of {self.root} lies")
+        if not self.skips_strays:
+            raise error
+        self._tell(key, error)
+        return False

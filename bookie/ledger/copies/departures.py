@@ -32,7 +32,7 @@ from bookie.ledger.underreplicated import (
 from bookie.metadata.mirror import follow
 from bookie.metadata.store import MetadataStore
 
-_FAILURES = DigitTree(keys.REPAIR_FAILURES, (3, 4, 4, 4, 4), maximum=MAX_ID)
+_FAILURES = DigitTree(keys.REPAIR_FAILURES, (3, 4, 4, 4, 4), maximum=MAX_ID, skips_strays=True)
 
 
 class Departures:

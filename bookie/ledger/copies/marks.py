@@ -7,6 +7,8 @@ again during a repair stays marked.
 A damaged mark counts as none, and the next mark of its ledger replaces it. A mark of a newer
 version stays as it is, for workers of that version. Neither of them stops the others.
 
+A key that belongs to no ledger is left out by listings of marks and of locks; the log names it.
+
 A lock on a ledger is ephemeral: it ends with its owner's session. Two concurrent repairs are safe,
 because the version of the ledger's metadata guards their changes. A bookie that reclaims copies
 relies on the lock: so whoever names a bookie in the metadata does it under `RepairLock.condition`.
@@ -71,8 +73,8 @@ CHECKS = ("all_ledgers", "placement_policy", "replicas")
 
 _log = event_log(__name__)
 
-_MARKS = DigitTree(keys.MARKED_LEDGERS, (3, 4, 4, 4, 4), maximum=MAX_ID)
-_LOCKS = DigitTree(keys.REPAIR_LOCKS, (19,), maximum=MAX_ID)
+_MARKS = DigitTree(keys.MARKED_LEDGERS, (3, 4, 4, 4, 4), maximum=MAX_ID, skips_strays=True)
+_LOCKS = DigitTree(keys.REPAIR_LOCKS, (19,), maximum=MAX_ID, skips_strays=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,8 +255,7 @@ class UnderreplicationManager:
 
     async def locked(self) -> set[int]:
         """The ledgers under repair; those that this worker may lock again are left out."""
-        names = await self._store.get_children(keys.REPAIR_LOCKS)
-        locked = {_LOCKS.number_of(f"{keys.REPAIR_LOCKS}/{name}") for name in names}
+        locked = {ledger_id async for ledger_id in _LOCKS.scan_numbers(self._store)}
         return locked - {one for one, held in self._held.items() if held.mark_version is None}
 
     async def acquire(self, ledger_id: int, *, needs_mark: bool = True) -> bool:

@@ -16,6 +16,7 @@ from bookie.errors import (
     MetadataUnavailableError,
     NewerFormatError,
 )
+from bookie.ledger.copies.departures import RepairFailures
 from bookie.ledger.copies.marks import CHECKS, UnderreplicationManager
 from bookie.metadata import json_record
 from bookie.metadata.model import Change, Operation, Stat
@@ -540,6 +541,35 @@ async def test_a_lock_in_doubt_is_given_back_by_whoever_had_it(store: MetadataSt
     assert not manager.has(7, lock)
     await manager.release(7, lock)
     assert not await store.get_children(keys.REPAIR_LOCKS)
+
+
+@pytest.mark.parametrize(
+    "stray",
+    [
+        f"{keys.REPAIR_LOCKS}/x",
+        f"{keys.REPAIR_LOCKS}/{9:018}",
+        f"{keys.MARKED_LEDGERS}/x",
+        f"{keys.MARKED_LEDGERS}/000/y",
+        f"{keys.MARKED_LEDGERS}/000/0000/0000/0000/z",
+        f"{keys.MARKED_LEDGERS}/000/0000/0000/0000/00008",
+        f"{keys.REPAIR_FAILURES}/x",
+    ],
+)
+async def test_a_stray_key_stops_no_repair(
+    store: MetadataStore, manager: UnderreplicationManager, stray: str
+) -> None:
+    failures = RepairFailures(store)
+    for ledger_id in (7, 9):
+        await manager.mark(ledger_id, ["b1"])
+        await failures.add(ledger_id, "refused", "no reason")
+    await store.put(stray, b"by hand")
+    assert await manager.acquire(9)
+    assert await manager.locked() == {9}
+    assert await manager.ledgers() == {7, 9}
+    assert [one.ledger_id async for one in manager.marked()] == [7, 9]
+    assert [one.ledger_id async for one in failures.all()] == [7, 9]
+    assert await manager.poll() == 7
+    assert await store.get(stray) is not None
 
 
 async def test_a_damaged_mark_counts_as_none(
