@@ -27,10 +27,11 @@ class BookieAbsence:
     """Notes since when bookies are away, by the clock of one auditor.
 
     A new auditor begins anew: it has seen nobody leave. So a takeover delays a verdict, and never
-    hastens it.
+    hastens it. Time counts as for `WriterAbsence`: a machine that was suspended saw nobody leave.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, unseen_seconds_max: float) -> None:
+        self._unseen_max = unseen_seconds_max
         self._since: dict[str, float] = {}
         self._looked_at = math.inf
         self._split_since: float | None = None
@@ -58,12 +59,16 @@ class BookieAbsence:
             share_max: if a larger share of the known bookies is away, it is a split.
         """
         away = frozenset({*known, *strangers}) - frozenset(registered)
-        self._since = {name: self._since.get(name, now) for name in away}
         passed = max(0.0, now - self._looked_at)
+        unseen = max(0.0, passed - self._unseen_max)
         self._looked_at = now
+        self._since = {name: self._since.get(name, now - unseen) + unseen for name in away}
+        if self._split_since is not None:
+            self._split_since += unseen
         if len(away.intersection(known)) > share_max * len(known):
             # Clocks stand still: when a split heals, its bookies come back one by one.
-            self._since = {name: min(now, since + passed) for name, since in self._since.items()}
+            seen = passed - unseen
+            self._since = {name: min(now, since + seen) for name, since in self._since.items()}
             if self._split_since is None:
                 self._split_since = now
             is_split = now - self._split_since >= delay_seconds

@@ -43,7 +43,7 @@ from bookie.ledger.copies.replica_plan import settled_fragments
 from bookie.ledger.metadata import LedgerMetadata
 from bookie.repair.absence import AbsenceVerdict, BookieAbsence
 from bookie.repair.comparison import CopyComparison, listed_bookies
-from bookie.repair.open_ledgers import OpenLedgers
+from bookie.repair.open_ledgers import UNSEEN_SECONDS_MAX, OpenLedgers
 from bookie.repair.worker import RepairWorker
 from bookie.telemetry import event_log
 
@@ -91,7 +91,7 @@ class Auditor:
         self._begin()
 
     def _begin(self) -> None:
-        self._absence = BookieAbsence()
+        self._absence = BookieAbsence(UNSEEN_SECONDS_MAX)
         self._was_split = self._has_looked = False
         self._are_many_away = True
         """True while the network may be at fault; true before the first look."""

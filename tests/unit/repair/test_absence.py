@@ -13,7 +13,7 @@ def _look(absence: BookieAbsence, now: float, away: str = "", share: float = 0.5
 
 
 def test_a_bookie_is_lost_after_the_delay() -> None:
-    absence = BookieAbsence()
+    absence = BookieAbsence(1000)
     assert _look(absence, 0) == AbsenceVerdict()
     first = _look(absence, 5, "b2")
     assert first.away == {"b2"}
@@ -24,7 +24,7 @@ def test_a_bookie_is_lost_after_the_delay() -> None:
 
 
 def test_a_return_begins_the_delay_anew() -> None:
-    absence = BookieAbsence()
+    absence = BookieAbsence(1000)
     _look(absence, 0, "b2")
     _look(absence, 9)
     assert not _look(absence, 10, "b2").lost
@@ -33,14 +33,14 @@ def test_a_return_begins_the_delay_anew() -> None:
 
 
 def test_each_bookie_has_its_own_delay() -> None:
-    absence = BookieAbsence()
+    absence = BookieAbsence(1000)
     _look(absence, 0, "b1")
     assert _look(absence, 10, "b1 b2").lost == {"b1"}
     assert _look(absence, 20, "b1 b2").lost == {"b1", "b2"}
 
 
 def test_nobody_is_lost_during_a_split() -> None:
-    absence = BookieAbsence()
+    absence = BookieAbsence(1000)
     assert not _look(absence, 0, "b1 b2 b3").is_split  # a cluster that starts, perhaps
     verdict = _look(absence, 100, "b1 b2 b3")
     assert verdict.is_split
@@ -53,7 +53,7 @@ def test_nobody_is_lost_during_a_split() -> None:
 
 
 def test_half_of_the_bookies_is_no_split_by_default() -> None:
-    absence = BookieAbsence()
+    absence = BookieAbsence(1000)
     four = FIVE[:4]
     absence.look(0, four, four[2:], delay_seconds=10, share_max=0.5)
     verdict = absence.look(10, four, four[2:], delay_seconds=10, share_max=0.5)
@@ -61,13 +61,13 @@ def test_half_of_the_bookies_is_no_split_by_default() -> None:
 
 
 def test_an_unknown_bookie_is_not_away() -> None:
-    verdict = BookieAbsence().look(0, [], ["b9"], delay_seconds=0, share_max=0.5)
+    verdict = BookieAbsence(1000).look(0, [], ["b9"], delay_seconds=0, share_max=0.5)
     assert verdict == AbsenceVerdict()
 
 
 def test_a_bookie_without_a_cookie_is_lost_after_the_delay_too() -> None:
     """But strangers say nothing about the network: old ledgers may name many."""
-    absence = BookieAbsence()
+    absence = BookieAbsence(1000)
     strangers = ["c1", "c2", "c3", "c4", "c5", "c6"]
     first = absence.look(0, FIVE, FIVE, strangers, delay_seconds=10, share_max=0.5)
     assert not first.lost
@@ -78,7 +78,7 @@ def test_a_bookie_without_a_cookie_is_lost_after_the_delay_too() -> None:
 
 def test_a_split_now_and_then_does_not_keep_others_from_being_lost() -> None:
     """Two are gone for good, and a third one crashes again and again: clocks only stand still."""
-    absence = BookieAbsence()
+    absence = BookieAbsence(1000)
     for now in range(0, 30, 3):
         _look(absence, now, "b1 b2")
         _look(absence, now + 1, "b1 b2 b3")
@@ -110,3 +110,23 @@ def test_time_in_which_nobody_looked_does_not_count() -> None:
     assert not _gone(absence, 1000)
     assert not _gone(absence, 1004.9)
     assert _gone(absence, 1005) == {"w1", "w2"}
+
+
+def test_a_bookie_is_not_lost_for_time_in_which_nobody_looked() -> None:
+    absence = BookieAbsence(5)
+    _look(absence, 0, "b1")
+    assert not _look(absence, 1000, "b1 b2").lost
+    assert not _look(absence, 1004.9, "b1 b2").lost
+    assert _look(absence, 1005, "b1 b2").lost == {"b1"}
+    assert _look(absence, 1010, "b1 b2").lost == {"b1", "b2"}
+
+
+def test_a_split_does_not_age_while_nobody_looks() -> None:
+    absence = BookieAbsence(5)
+    _look(absence, 0, "b1 b2 b3")
+    assert not _look(absence, 1000, "b1 b2 b3").is_split
+    assert _look(absence, 1005, "b1 b2 b3").is_split
+    # Its clocks stood still all the time.
+    assert not _look(absence, 1006, "b1").lost
+    assert not _look(absence, 1010, "b1").lost
+    assert _look(absence, 1015, "b1").lost == {"b1"}
