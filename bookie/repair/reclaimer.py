@@ -5,7 +5,7 @@ moved. Removing copies that are needed loses data, so a ledger's copies go only 
 so:
 
 1. The bookie's process has seen the ledger unnamed for a whole grace, in every round. A restart
-   begins the grace anew.
+   begins the grace anew, and time in which the process was suspended does not count.
 2. Repair is enabled. The metadata store is not in doubt, by the marks that garbage collection keeps
    (`GarbageCollector.find_objection`).
 3. No copy of the ledger is marked as missing, and this bookie holds the ledger's repair lock. So
@@ -74,7 +74,11 @@ class Reclaimer:
         self._worker = worker
         self._copies = copies
         self._since: dict[int, float] = {}
-        """When each unnamed ledger was first seen so, by the clock of this process."""
+        """When each unnamed ledger was first seen so, in observed seconds."""
+        self._observed_seconds = 0.0
+        """Time between complete looks, without pauses of the process."""
+        self._looked_at: float | None = None
+        """The begin of the last look; None if it did not end, or before the first."""
         self._round_seconds = 0.0
         """The time of the last round, with its removals: those that fail are tried in each one."""
         self._silent: set[str] = set()
@@ -124,6 +128,8 @@ class Reclaimer:
 
     async def _round(self, participant: Participant) -> int:
         self._silent.clear()
+        began = self._worker.clock.monotonic()
+        step, self._looked_at = self._step(began), None
         seen: set[int] = set()
         async for page in self._copies.pages():
             for start in range(0, len(page), READS_AT_ONCE):
@@ -134,8 +140,11 @@ class Reclaimer:
                     for ledger_id, metadata in zip(some, found, strict=True)
                     if metadata is not None and not self._is_named(metadata)
                 )
-        now = self._worker.clock.monotonic()
+        self._looked_at = began
+        self._observed_seconds += step
+        now = self._observed_seconds
         self._since = {ledger_id: self._since.get(ledger_id, now) for ledger_id in seen}
+        self._longer &= seen
         latest = now - self._worker.settings().unnamed_copies_grace_seconds
         due = sorted(ledger_id for ledger_id, since in self._since.items() if since <= latest)
         reclaimed = 0
@@ -147,6 +156,16 @@ class Reclaimer:
         finally:
             self._worker.metrics.repair_unnamed_ledgers.set(len(self._since))
         return reclaimed
+
+    def _step(self, now: float) -> float:
+        """How much of the time since the last look counts for the grace of ledgers.
+
+        A process that was suspended for hours has seen nothing in these hours.
+        """
+        if self._looked_at is None:
+            return 0.0
+        longest = self._round_seconds + 2 * self._pause_seconds()
+        return min(now - self._looked_at, longest)
 
     async def _read(self, ledger_id: int) -> LedgerMetadata | None:
         """Read the metadata of a ledger; None if it has none, or none that can be read."""

@@ -14,7 +14,12 @@ from bookie.api import BookKeeper, connect
 from bookie.config import RepairSettings
 from bookie.coordination.participant import Participant
 from bookie.env import SystemClock
-from bookie.errors import BookieUnreachableError, LedgerRecoveryError, OperationTimeoutError
+from bookie.errors import (
+    BookieUnreachableError,
+    LedgerRecoveryError,
+    MetadataUnavailableError,
+    OperationTimeoutError,
+)
 from bookie.ids import MAX_ID, NO_ENTRY, Status
 from bookie.ledger.copies.marks import RepairLock, UnderreplicationManager
 from bookie.ledger.copies.replica_move import ReplicaMove
@@ -116,6 +121,13 @@ class Place:
         """True if a round removes nothing, and gives the lock back."""
         reclaimed = await self.round()
         return (reclaimed, await self.stored()) == (0, len(PAYLOADS))
+
+    async def pass_seconds(self, seconds: float) -> None:
+        """Let time pass with rounds that remove nothing."""
+        end = self.clock.now + seconds
+        while self.clock.now < end:
+            self.clock.now = min(end, self.clock.now + GRACE / 10)
+            assert await self.keeps()
 
 
 @pytest.fixture
@@ -398,14 +410,45 @@ async def test_a_grace_passes_first(place: Place) -> None:
     place.settings = RepairSettings(unnamed_copies_grace_seconds=GRACE)
     assert await place.keeps()
     assert place.metrics.repair_unnamed_ledgers._value.get() == 1
-    place.clock.now = GRACE - 1
-    assert await place.keeps()
+    await place.pass_seconds(GRACE - 1)
     await place.put(place.metadata)
     assert await place.keeps()
     await place.put(place.moved)
-    place.clock.now = GRACE + 1
+    await place.pass_seconds(2)
+    await place.pass_seconds(GRACE - 1)
+    place.clock.now += 1
+    assert await place.round() == 1
+
+
+async def test_time_in_which_the_process_slept_is_no_grace(place: Place) -> None:
+    place.settings = RepairSettings(unnamed_copies_grace_seconds=GRACE)
     assert await place.keeps()
-    place.clock.now = 2 * GRACE + 1
+    place.clock.now += 100 * GRACE
+    assert await place.keeps()
+    await place.pass_seconds(GRACE * 0.7)  # two pauses of a tenth counted before
+    place.clock.now += GRACE / 10
+    assert await place.round() == 1
+
+
+async def test_a_look_that_failed_is_no_grace(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ledger may have been named meanwhile."""
+    place.settings = RepairSettings(unnamed_copies_grace_seconds=GRACE)
+    assert await place.keeps()
+    place.clock.now += 10
+
+    async def fail(_: int) -> Any:
+        raise MetadataUnavailableError("it does not answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(place.reclaimer, "_read", fail)
+        with pytest.raises(MetadataUnavailableError):
+            await place.round()
+    place.clock.now += 10
+    assert await place.keeps()
+    await place.pass_seconds(GRACE - 1)
+    place.clock.now += 1
     assert await place.round() == 1
 
 
@@ -476,6 +519,10 @@ async def test_copies_behind_the_end_of_the_ledger_stay(place: Place, last: int)
     assert not await find_lack(place.client, await place.bk.ledger_metadata(place.ledger_id), set())
     for _ in range(2):
         assert await place.keeps()
+    assert place.reclaimer._longer == {place.ledger_id}
+    await place.put(place.metadata)
+    assert await place.keeps()
+    assert not place.reclaimer._longer, "it is named again"
     await place.put(place.moved)
     assert await place.round() == 1
 
