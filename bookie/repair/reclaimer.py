@@ -18,7 +18,10 @@ so:
 6. This bookie knows no entry behind the ledger's end, neither stored nor confirmed. Otherwise the
    metadata may come from a recovery that closed the ledger too early, as after a restore of an old
    backup. An entry that was never acknowledged keeps the copies, too: nobody can tell it apart.
-7. The session that holds the lock is certain, and no task of this process has ended the lock, in
+7. A member gives a copy of each entry whose digest is right (`find_unreadable`). A listing does not
+   show damage, and the copy here may be the last intact one. If an entry has no such copy, the
+   grace begins anew, because a reading is costly.
+8. The session that holds the lock is certain, and no task of this process has ended the lock, in
    the turn of the event loop in which each step of the removal begins (`CopyRemoval`).
 
 Removed copies may come back by a later move: the engine keeps key and fence, and takes recovery
@@ -36,6 +39,7 @@ from typing import NoReturn
 
 from bookie.coordination.participant import Participant
 from bookie.env import Backoff, gather, jitter
+from bookie.env.pace import Pace
 from bookie.errors import (
     BookieError,
     FormatError,
@@ -44,7 +48,7 @@ from bookie.errors import (
     NoSuchLedgerError,
 )
 from bookie.ledger.copies.marks import RepairLock
-from bookie.ledger.copies.whole_copies import find_lack
+from bookie.ledger.copies.whole_copies import find_lack, find_unreadable
 from bookie.ledger.metadata import LedgerMetadata
 from bookie.node.own_copies import OwnCopies
 from bookie.repair.worker import RepairWorker
@@ -81,6 +85,7 @@ class Reclaimer:
         """The begin of the last look; None if it did not end, or before the first."""
         self._round_seconds = 0.0
         """The time of the last round, with its removals: those that fail are tried in each one."""
+        self._pace = Pace(lambda: worker.settings().bytes_per_second_max)
         self._silent: set[str] = set()
         """Members that did not answer in this round. A ledger waits for the next round, and its
         lock is not held, if it names one of them."""
@@ -235,7 +240,11 @@ class Reclaimer:
             return False
         if not await self._ends_here(metadata):
             return False
-        # The listings may have taken long.
+        if reason := await find_unreadable(self._worker.client, metadata, self._pace):
+            _log.warning("copies_not_reclaimed", ledger_id=ledger_id, reason=reason)
+            del self._since[ledger_id]
+            return False
+        # The listings and the reading may have taken long.
         if not (await self._may_remove() and await lock.is_held()):
             return False
         removed = await self._copies.remove(ledger_id, metadata.password_key, is_certain)

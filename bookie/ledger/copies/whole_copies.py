@@ -1,19 +1,28 @@
-"""The proof that all members of all write sets store a closed ledger, each by its own listing."""
+"""The proof that all members of all write sets store a closed ledger, each by its own listing.
+
+A listing does not tell if the bytes are intact. So one copy of each entry is read as well.
+"""
 
 from __future__ import annotations
 
+from bookie.env.pace import Pace
 from bookie.errors import BookieUnreachableError, OperationTimeoutError
 from bookie.ids import is_vacant
+from bookie.ledger.copies.copy_check import CopyCheck
 from bookie.ledger.copies.replica_plan import (
+    EntryRange,
     count_of,
     difference,
+    intersection,
+    merged,
     quorum_of,
+    runs_by_residue,
     settled_fragments,
     stripe_ranges,
     windows,
 )
 from bookie.ledger.ledger_client import LedgerClient
-from bookie.ledger.metadata import LedgerMetadata
+from bookie.ledger.metadata import Fragment, LedgerMetadata
 from bookie.ledger.place.ensembles import Incarnations
 from bookie.ledger.read.verification import list_stored
 
@@ -67,3 +76,61 @@ async def find_lack(client: LedgerClient, metadata: LedgerMetadata, silent: set[
                 if lacking := count_of(difference(owed, stored)):
                     return f"bookie {bookie_id} lacks {lacking} entries"
     return ""
+
+
+async def find_unreadable(client: LedgerClient, metadata: LedgerMetadata, pace: Pace) -> str:
+    """The first entries of which no member gives a verified copy; empty if there are none.
+
+    One member of each write set is read. Others are read only if its copy is missing or damaged.
+
+    Args:
+        client: whose connections are used.
+        metadata: of a closed ledger.
+        pace: bounds the bytes per second.
+
+    Raises:
+        MetadataError, FormatError: the store does not tell a member's incarnation.
+    """
+    incarnations = Incarnations(client.ensembles.cookies)
+    for fragment, last in settled_fragments(metadata):
+        for begin, end in windows(fragment.first_entry_id, last):
+            left: list[EntryRange] = [(begin, end)]
+            for slot in range(len(fragment.bookies)):
+                left = await _still_unread(
+                    client, metadata, fragment, slot, left, incarnations, pace
+                )
+            if left:
+                return f"no member has an intact copy of {count_of(left)} entries from {left[0][0]}"
+    return ""
+
+
+async def _still_unread(
+    client: LedgerClient,
+    metadata: LedgerMetadata,
+    fragment: Fragment,
+    slot: int,
+    wanted: list[EntryRange],
+    incarnations: Incarnations,
+    pace: Pace,
+) -> list[EntryRange]:
+    """Read those of the `wanted` entries that a slot owes; return the others and failures."""
+    if not wanted:
+        return []
+    stripe = quorum_of(metadata).stripe_of(slot)
+    owed = intersection(wanted, stripe_ranges(stripe, wanted[0][0], wanted[-1][1]))
+    if not owed or not (incarnation := await incarnations.of(fragment.bookies[slot])):
+        return wanted
+    failed: list[EntryRange] = []
+    for run, first, last in runs_by_residue(stripe, owed):
+        check = CopyCheck(
+            metadata,
+            fragment.bookies[slot],
+            run,
+            client.pool,
+            is_patient=False,
+            pace=pace,
+            incarnation=incarnation,
+        )
+        found = await check.run(first, last)
+        failed += [*found.missing, *found.corrupt, *found.unread]
+    return merged([*difference(wanted, owed), *failed])

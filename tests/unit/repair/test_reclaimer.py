@@ -63,9 +63,9 @@ class Place:
         self.settings = RepairSettings(unnamed_copies_grace_seconds=0)
         self.marks = UnderreplicationManager(cluster.store, "reclaimer")
 
-    async def write_and_move(self) -> None:
+    async def write_and_move(self, ensemble: int = 3, write: int = 3, ack: int = 2) -> None:
         writer = await self.bk.create_ledger(
-            ensemble_size=3, write_quorum_size=3, ack_quorum_size=2
+            ensemble_size=ensemble, write_quorum_size=write, ack_quorum_size=ack
         )
         await writer.append_many(PAYLOADS)
         self.metadata = await writer.close()
@@ -206,6 +206,58 @@ async def test_a_member_that_does_not_answer_proves_nothing(
     with monkeypatch.context() as patch:
         patch.setattr("bookie.ledger.copies.whole_copies.list_stored", silent)
         assert await place.keeps()
+    assert await place.round() == 1
+
+
+async def damage(place: Place, bookie_id: str, payload: bytes) -> None:
+    """Change an entry's bytes in all files of a bookie, which then reads them anew."""
+    number = int(bookie_id[1:])
+    await place.cluster.stop(number)
+    changed = 0
+    for path in place.cluster.directory_of(number).rglob("*"):
+        if path.is_file() and payload in (data := path.read_bytes()):
+            path.write_bytes(data.replace(payload, payload[::-1]))
+            changed += 1
+    assert changed
+    await place.cluster.start(number)
+    await until(lambda: bookie_id in place.client.directory.bookies())
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (3, 1, 1), (3, 2, 1)], ids=str)
+async def test_a_copy_stays_while_no_member_has_an_intact_one(
+    place: Place, sizes: tuple[int, int, int]
+) -> None:
+    """A member lists a damaged entry as well. One intact copy of each entry is enough."""
+    await place.round()
+    await place.write_and_move(*sizes)
+    stored = await place.stored()
+    assert stored
+    await damage(place, place.newcomer, b"12" * 15)  # entry 12 is in slot 0
+    whole = sizes[1] > 1
+    assert await place.round() == whole
+    assert await place.stored() == (0 if whole else stored)
+
+
+async def test_a_damaged_copy_is_read_once_in_a_grace(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other copies of a large ledger would be read in vain in each round."""
+    reads = 0
+
+    async def find(*_: object) -> str:
+        nonlocal reads
+        reads += 1
+        return "it is damaged"
+
+    place.settings = RepairSettings(unnamed_copies_grace_seconds=GRACE)
+    with monkeypatch.context() as patch:
+        patch.setattr("bookie.repair.reclaimer.find_unreadable", find)
+        for now, expected in ((0, 0), (GRACE + 1, 1), (GRACE + 2, 1), (2 * GRACE + 3, 2)):
+            place.clock.now = now
+            assert await place.keeps()
+            assert reads == expected
+    assert await place.keeps()
+    place.clock.now = 4 * GRACE
     assert await place.round() == 1
 
 
