@@ -331,12 +331,13 @@ class Auditor:
         async def on_ledger(metadata: LedgerMetadata) -> None:
             names = {name for one, _ in settled_fragments(metadata) for name in one.bookies}
             named.update(name for name in names if not is_vacant(name))
-            wanted = {name for name in names if name in gone or is_vacant(name)}
-            if wanted:
+            if wanted := _unfilled(names, gone):
                 await marking.add(metadata.ledger_id, wanted)
 
         async def on_lacking(metadata: LedgerMetadata, lacking: set[str]) -> None:
-            await marking.add(metadata.ledger_id, lacking, is_lacking=True)
+            names = {name for one, _ in settled_fragments(metadata) for name in one.bookies}
+            is_known = bool(_unfilled(names, gone))
+            await marking.add(metadata.ledger_id, lacking, is_lacking=True, is_known=is_known)
 
         async with listed_bookies(
             registrations, registrations, client.instance_id, ANSWER_SECONDS
@@ -351,7 +352,12 @@ class Auditor:
             await comparison.run()
             silent = tuple(sorted(name for name, one in bookies.items() if one.problem))
         await marking.finish()
-        return SurveyReport(len(marking.ledgers), silent, frozenset(named))
+        return SurveyReport(marking.ledgers, silent, frozenset(named))
+
+
+def _unfilled(names: Collection[str], gone: Collection[str]) -> set[str]:
+    """The bookies whose copies others have to take over, and the vacant slots."""
+    return {name for name in names if name in gone or is_vacant(name)}
 
 
 def _tell_of(kind: str, report: SurveyReport, gone: Collection[str], took: float) -> None:
@@ -371,11 +377,25 @@ class _Marking:
     def __init__(self, marks: UnderreplicationManager) -> None:
         self._marks = marks
         self._waiting: list[tuple[int, set[str], bool]] = []
-        self.ledgers: set[int] = set()
+        self.ledgers = 0
 
-    async def add(self, ledger_id: int, replicas: set[str], *, is_lacking: bool = False) -> None:
-        """Mark a ledger soon; `is_lacking` if entries were seen to be missing now."""
-        self.ledgers.add(ledger_id)
+    async def add(
+        self,
+        ledger_id: int,
+        replicas: set[str],
+        *,
+        is_lacking: bool = False,
+        is_known: bool = False,
+    ) -> None:
+        """Mark a ledger soon.
+
+        Args:
+            ledger_id: the ledger.
+            replicas: the bookies that lack copies.
+            is_lacking: entries were seen to be missing now.
+            is_known: it was added before, and counts once.
+        """
+        self.ledgers += not is_known
         self._waiting.append((ledger_id, replicas, is_lacking))
         if len(self._waiting) >= MARKS_AT_ONCE:
             await self.finish()

@@ -203,6 +203,20 @@ async def test_a_bookie_that_is_lost_again_is_surveyed_again(
     assert await _marked(cluster) == [("b1",)]
 
 
+async def test_a_ledger_with_two_reasons_counts_once(
+    cluster: RealCluster, bk: BookKeeper, auditor: Auditor
+) -> None:
+    assert (await auditor.survey({"b2"}, is_deep=True)).ledgers == 1
+    await _stop(cluster, bk, 1)
+    shutil.rmtree(cluster.directory_of(1))
+    await _forget(cluster, "b1")
+    await _start(cluster, bk, 1)
+    assert (await auditor.survey({"b2"}, is_deep=True)).ledgers == 1
+    assert (await auditor.survey(set(), is_deep=True)).ledgers == 1
+    assert await _marked(cluster) == [("b1", "b2")]
+    assert await auditor._worker.marks.count() == 1
+
+
 async def test_what_is_missing_during_a_repair_stays_marked(
     cluster: RealCluster, bk: BookKeeper, auditor: Auditor, clock: TurnedClock
 ) -> None:
