@@ -28,7 +28,7 @@ unexport PYTHONDONTWRITEBYTECODE
 SHARED = -n $(TEST_PROCESSES) --dist loadgroup --max-worker-restart=0
 
 .PHONY: help setup docs-setup spark-setup run demo spark-demo docker test-core model zookeeper test test-day java \
-	test-night test-system test-installed test-image sim walk fault spark interop soak soak-system bench lint types imports docs \
+	test-night test-system test-installed test-image test-kafka sim walk fault spark interop soak soak-system bench lint types imports docs \
 	check format news release proto proto-check lock clean
 
 help: ## list the verbs
@@ -110,10 +110,10 @@ zookeeper: $(VENV)/.test ## the jars of ZooKeeper that tests start; 456 MB witho
 test: java test-core test-day test-night ## every test that needs nothing but PyPI and Java; about an hour on two cores
 
 test-day: java $(VENV)/.test $(VENV)/.spark zookeeper ## the tests of every change that `make test-core` leaves out
-	$(PYTEST) --ignore=tests/system -m "not core and not nightly" $(SHARED) --durations=25
+	$(PYTEST) --ignore=tests/system --ignore=tests/kafka -m "not core and not nightly" $(SHARED) --durations=25
 
 test-night: java $(VENV)/.dev $(VENV)/.spark zookeeper ## the tests that wait for the night
-	$(PYTEST) --ignore=tests/system -m nightly $(SHARED) --durations=25
+	$(PYTEST) --ignore=tests/system --ignore=tests/kafka -m nightly $(SHARED) --durations=25
 
 java: ## see that there is a Java; as root on Debian, install it
 	@requirements/debian.sh test
@@ -124,6 +124,10 @@ test-system: $(VENV)/.test ## as root on Debian: devices that fail, power cuts, 
 
 test-installed: java $(VENV)/.dev ## the wheel in fresh environments, the guides and runbooks typed there; 6 min
 	$(PYTEST) tests/installed
+
+test-kafka: $(VENV)/.dev $(VENV)/.spark ## a topic of a real Kafka broker becomes a log; Maven fetches the broker; 2 min
+	@requirements/debian.sh kafka
+	$(PYTEST) tests/kafka
 
 test-image: ## as root on Debian: build the image with podman and run a bookie in it; 4 min
 	@requirements/debian.sh image

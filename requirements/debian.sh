@@ -3,12 +3,13 @@
 #
 #   requirements/debian.sh run      for `make run`: an interpreter that can make environments
 #   requirements/debian.sh test     besides, for `make test`: Java for ZooKeeper and Spark, openssl, git, curl
+#   requirements/debian.sh kafka    besides, for `make test-kafka`: Maven, which fetches a Kafka broker
 #   requirements/debian.sh system   besides, for `make test-system`: etcd, strace, gcc, systemd, Prometheus
 #   requirements/debian.sh image    for `make test-image`: podman and a base of Debian packages
 #
 # As root on Debian it installs what is missing. Elsewhere it ends with the one command to type.
 set -euo pipefail
-level="${1:?run, test, system or image}"
+level="${1:?run, test, kafka, system or image}"
 python="${PYTHON:-python3}"
 
 missing=()
@@ -21,15 +22,18 @@ has_java() {
 }
 
 case $level in
-  run | test | system)
+  run | test | kafka | system)
     "$python" -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3 python3-venv)
     ;;&
-  test | system)
+  test | kafka | system)
     has_java || missing+=(default-jre-headless)
     need openssl openssl
     need git git
     need curl curl
     ;;&
+  kafka)
+    need mvn maven
+    ;;
   system)
     need systemd-analyze systemd
     need mkfs.ext4 e2fsprogs

@@ -39,8 +39,8 @@ from bookie.spark.columns import BATCH_BYTES, BATCH_ROWS, LogBatches, SourceColu
 from bookie.spark.jobs.migrate import MigratePlan, migrate_from_kafka
 from bookie.spark.jobs.moving import MoveTarget
 from bookie.sync.loop_thread import Resident, this_process
-from tests.bench.kafka_broker import kafka_broker
 from tests.bench.processes import served
+from tests.servers.kafka_broker import kafka_broker
 
 ONE_COPY = LogPolicy(ensemble_size=1, write_quorum_size=1, ack_quorum_size=1)
 TASKS = 2

@@ -1,4 +1,4 @@
-"""One Kafka broker on loopback, beside which Spark's figures are laid; its jars come by Maven.
+"""One Kafka broker on loopback, for the migration from it and for figures; its jars come by Maven.
 
 Needs Java 17 and ``mvn``. The jars stay in the cache directory of the tests.
 """
