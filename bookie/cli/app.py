@@ -79,6 +79,7 @@ GROUPS: dict[str, tuple[str, str]] = {
         "bookie.cli.node",
         "Ask one running bookie, switch it to read-only, let it check its data or free space.",
     ),
+    "security": ("bookie.cli.security", "Make certificates for bookies and clients, see theirs."),
     "inspect": ("bookie.cli.inspect", "Look into a stopped bookie's directories."),
     "rebuild": ("bookie.cli.rebuild", "Rebuild the index of a stopped bookie from its files."),
     "bench": ("bookie.cli.bench", "Load a cluster and print latencies."),
@@ -207,6 +208,9 @@ def main() -> NoReturn:
     """Call `run` with the process's own arguments, then exit with the status it returns."""
     # NumPy's linear algebra would start a thread per core; bookie does not use it.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    if DEBUG_VARIABLE not in os.environ:
+        # gRPC would write lines of its own about each failed handshake, beside our sentence.
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # it is ignored below nohup
         signal.signal(signal.SIGHUP, _interrupt)
     _stand_in_for_closed()

@@ -27,6 +27,7 @@ from bookie.config.sections import (
     Settings,
     StorageSettings,
 )
+from bookie.config.security_section import SecuritySettings
 from bookie.config.supervision import Supervision, read_failpoints, read_supervision
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "PlacementSettings",
     "RepairSettings",
     "RpcSettings",
+    "SecuritySettings",
     "Settings",
     "Sources",
     "StorageSettings",

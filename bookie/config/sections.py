@@ -16,6 +16,7 @@ from bookie.addresses import is_host
 from bookie.config.client_sections import ClientSettings, MetadataSettings, PlacementSettings
 from bookie.config.quantities import Labels, Size
 from bookie.config.section import DYNAMIC, OWN, Section
+from bookie.config.security_section import SecuritySettings
 from bookie.ids import ENTRY_SIZE_BYTES_MAX, is_vacant, is_valid_bookie_id
 
 KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
@@ -69,8 +70,8 @@ class ListenSettings(Section):
     host: str = Field(
         default="127.0.0.1",
         min_length=1,
-        description="The address to listen on. Requests are not authenticated: open it (0.0.0.0)"
-        " only on a network whose members may all read and write.",
+        description="The address to listen on. Beyond loopback (0.0.0.0 is every address) it needs"
+        " TLS, or security.allow_plaintext.",
     )
     port: int = Field(
         default=3181, ge=0, le=65535, description="The port to listen on; 0 picks one."
@@ -86,6 +87,14 @@ class ListenSettings(Section):
         ge=0,
         le=65535,
         description="The port that clients connect to; 0 means the listen port.",
+    )
+    plaintext_port: int = Field(
+        default=0,
+        ge=0,
+        le=65535,
+        description="The port beside it for clients without TLS, while a cluster changes to TLS: it"
+        " is open if the bookie has a certificate and security.allow_plaintext is set. 0 picks"
+        " one, which clients find by the registration.",
     )
 
     _hosts = field_validator("host", "advertised_host")(_plain_host)
@@ -510,7 +519,8 @@ class HttpSettings(Section):
     host: str = Field(
         default="127.0.0.1",
         min_length=1,
-        description="The address to listen on; nothing is authenticated.",
+        description="The address to listen on. Beyond loopback it needs TLS, or"
+        " security.allow_plaintext.",
     )
     port: int = Field(
         default=8000, ge=0, le=65535, description="The port to listen on; 0 picks one."
@@ -546,6 +556,7 @@ class Settings(Section):
     repair: RepairSettings = RepairSettings()
     rpc: RpcSettings = RpcSettings()
     http: HttpSettings = HttpSettings()
+    security: SecuritySettings = SecuritySettings()
     log: LogSettings = LogSettings()
     client: ClientSettings = ClientSettings()
     placement: PlacementSettings = PlacementSettings()

@@ -50,6 +50,7 @@ _LIBRARIES = (
     "uvloop",
     "pydantic",
     "aiohttp",
+    "cryptography",
     "prometheus-client",
 )
 

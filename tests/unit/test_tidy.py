@@ -45,6 +45,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "pydantic": ("config/",),
     "prometheus_client": ("telemetry/fast_metrics.py", "telemetry/metrics.py"),
     "aiohttp": ("daemon/", "cli/node.py"),
+    "cryptography": ("security/authority.py", "security/certificates.py"),
     "typer": ("cli/",),
     "rich": ("cli/",),
     "uvloop": ("daemon/", "cli/", "sync/"),
@@ -61,6 +62,7 @@ CLOCK_HOMES = {
     "metadata/local/": "leases are compared between processes, by the clocks of their machine",
     "daemon/preflight.py": "measures the clock and the disk of this machine themselves",
     "cli/output.py": "formats the moments that records tell of",
+    "security/authority.py": "a certificate says from when until when it is valid",
     "telemetry/events.py": "formats the moment that a log record brings along",
 }
 

@@ -1,0 +1,123 @@
+"""``bookie security``: a CA of one's own, and its certificates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bookie.cli.options import Output, OutputFormat
+from bookie.cli.output import Record, format_moment, print_records
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
+
+DirectoryArgument = Annotated[
+    Path, typer.Argument(metavar="DIR", help="The directory of the CA and its certificates.")
+]
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The certificate's name.")]
+Hosts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--host",
+        metavar="HOST",
+        help="A host name or address at which clients reach the bookie; may be repeated.",
+    ),
+]
+Days = Annotated[
+    int | None,
+    typer.Option(
+        "--days",
+        min=1,
+        max=7300,
+        help="How long it is valid; by default a year, and a CA ten.",
+        show_default=False,
+    ),
+]
+
+
+@app.command("init")
+def init(directory: DirectoryArgument, host: Hosts = None, days: Days = None) -> None:
+    """Make a CA in a new directory, and the certificates of a bookie and of a client.
+
+    They are for trials and small clusters. The bookie's certificate names this machine, its
+    loopback addresses, and every --host. `issue` makes more of them. Keep ca-key.pem off the
+    machines of bookies and clients: whoever has it can pretend to be any of them.
+    """
+    import json
+    import shlex
+    import socket
+
+    from bookie.security import authority
+
+    authority.create_authority(directory)
+    here = ("localhost", "127.0.0.1", "::1", socket.gethostname())
+    hosts = list(dict.fromkeys([*here, *(host or [])]))
+    authority.issue(directory, "bookie", hosts, days=days or authority.DAYS)
+    authority.issue(directory, "client", days=days or authority.DAYS)
+    print(f"{directory} holds a CA, and certificates for {', '.join(hosts)} and a client")
+    print("\n[security]")
+    for key, path in authority.settings_for(directory.absolute(), "bookie").items():
+        print(f"{key} = {json.dumps(path)}")
+    print("\nA client sets:\n")
+    for key, path in authority.variables_for(directory.absolute(), "client").items():
+        print(f"export {key}={shlex.quote(path)}")
+
+
+@app.command("issue")
+def issue(
+    directory: DirectoryArgument, name: NameArgument, host: Hosts = None, days: Days = None
+) -> None:
+    """Make a certificate: a bookie's with --host, a client's without.
+
+    A bookie's certificate must name the host of its registration: listen.advertised_host, else
+    listen.host, or the machine's name if that is a wildcard.
+    """
+    from bookie.security import authority
+
+    authority.issue(directory, name, host or [], days=days or authority.DAYS)
+    print(f"{authority.certificate_path(directory, name)}")
+    print(f"{authority.key_path(directory, name)}")
+
+
+@app.command("renew")
+def renew(directory: DirectoryArgument, name: NameArgument, days: Days = None) -> None:
+    """Replace a certificate by one that is valid from now on, for the same names.
+
+    Running bookies and clients take it within seconds. NAME ca renews the CA itself, with its key,
+    so all certificates stay good.
+    """
+    from bookie.security import authority
+
+    authority.renew(directory, name, days=days)
+    print(f"{authority.certificate_path(directory, name)}")
+
+
+@app.command("show")
+def show(
+    path: Annotated[
+        Path, typer.Argument(metavar="PATH", help="A file of certificates, or a CA's directory.")
+    ],
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """Show certificates: whose they are, for which hosts, who signed them, when they expire."""
+    from bookie.security.certificates import read_certificate_file
+
+    paths = [path]
+    if path.is_dir():
+        paths = [one for one in sorted(path.glob("*.pem")) if not one.stem.endswith("-key")]
+    records: list[Record] = []
+    for one in paths:
+        for facts in read_certificate_file(one):
+            expires_ms = int(facts.expires_seconds * 1000)
+            is_table = output is OutputFormat.TABLE
+            records.append(
+                {
+                    "file": str(one),
+                    "subject": facts.subject,
+                    "names": ", ".join(facts.names) if is_table else list(facts.names),
+                    "issuer": facts.issuer,
+                    "expires": format_moment(expires_ms) if is_table else expires_ms,
+                }
+            )
+    print_records(records, output)

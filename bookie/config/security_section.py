@@ -1,0 +1,61 @@
+"""The section ``[security]``: TLS between bookies, clients and commands."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Self
+
+from pydantic import Field, model_validator
+
+from bookie.config.section import Section
+
+
+class SecuritySettings(Section):
+    """TLS on the ports of a bookie, and on the connections to bookies. Clients read it, too.
+
+    All files are PEM. A running process takes changed files within seconds. docs/security.md tells
+    how to make certificates, and how to change a running cluster to TLS.
+    """
+
+    own: ClassVar[bool] = True
+
+    certificate_file: str = Field(
+        default="",
+        description="Our own certificate, with its chain. A bookie with a certificate speaks TLS on"
+        " all its ports. It needs key_file and ca_file.",
+    )
+    key_file: str = Field(
+        default="", description="The key of our own certificate, without a passphrase."
+    )
+    ca_file: str = Field(
+        default="",
+        description="The CA certificates that sign the certificates of peers. A client with a CA"
+        " connects by TLS, and verifies the host name of each bookie.",
+    )
+    require_client_certificate: bool = Field(
+        default=True,
+        description="A bookie that speaks TLS refuses clients without a certificate of the CA.",
+    )
+    allow_plaintext: bool = Field(
+        default=False,
+        description="A bookie without a certificate may listen beyond loopback. A bookie with one"
+        " also serves clients without TLS, at listen.plaintext_port. A client with a CA may also"
+        " use bookies without TLS.",
+    )
+
+    @property
+    def uses_tls(self) -> bool:
+        """True if connections to bookies use TLS."""
+        return bool(self.ca_file)
+
+    @property
+    def serves_tls(self) -> bool:
+        """True if a bookie with these settings speaks TLS."""
+        return bool(self.certificate_file)
+
+    @model_validator(mode="after")
+    def _relations(self) -> Self:
+        if bool(self.certificate_file) != bool(self.key_file):
+            raise ValueError("certificate_file and key_file go together")
+        if self.certificate_file and not self.ca_file:
+            raise ValueError("certificate_file needs ca_file, the CA of the peers' certificates")
+        return self

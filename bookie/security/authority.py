@@ -1,0 +1,266 @@
+"""A CA of one's own in a directory, for trials and small clusters: ``bookie security``.
+
+==========================  ====================================================================
+``DIR/ca.pem``              the CA's certificate, which every bookie and client trusts
+``DIR/ca-key.pem``          the CA's key: whoever has it can make itself a bookie
+``DIR/NAME.pem``            the certificate of a bookie or client
+``DIR/NAME-key.pem``        its key
+==========================  ====================================================================
+
+Keys are on the curve P-256, and readable for their owner alone. A certificate with hosts is good
+for both ends of a connection, because bookies are clients of each other. One without hosts is good
+for a client only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import ipaddress
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bookie.errors import BadRequestError
+
+CA_NAME = "ca"
+CA_DAYS = 3650
+DAYS = 365
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_CLOCK_SKEW = datetime.timedelta(hours=1)
+
+
+def certificate_path(directory: Path, name: str) -> Path:
+    """Return the path of a certificate."""
+    return directory / f"{name}.pem"
+
+
+def key_path(directory: Path, name: str) -> Path:
+    """Return the path of a certificate's key."""
+    return directory / f"{name}-key.pem"
+
+
+def settings_for(directory: Path, name: str) -> dict[str, str]:
+    """Return the settings of the section ``[security]`` that use a certificate."""
+    return {
+        "certificate_file": str(certificate_path(directory, name)),
+        "key_file": str(key_path(directory, name)),
+        "ca_file": str(certificate_path(directory, CA_NAME)),
+    }
+
+
+def variables_for(directory: Path, name: str) -> dict[str, str]:
+    """Return the same settings as variables of the environment."""
+    return {
+        f"BOOKIE_SECURITY__{key.upper()}": path
+        for key, path in settings_for(directory, name).items()
+    }
+
+
+def create_authority(directory: Path, *, days: int = CA_DAYS) -> None:
+    """Make a CA in `directory`, which is made for this user alone.
+
+    Raises:
+        BadRequestError: it holds a CA already.
+        OSError: a file cannot be written.
+    """
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    if certificate_path(directory, CA_NAME).exists() or key_path(directory, CA_NAME).exists():
+        raise BadRequestError(
+            f"{directory} holds a CA already; renew it, or name another directory"
+        )
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    key = ec.generate_private_key(ec.SECP256R1())
+    # A name of its own: two CAs in one file are told apart by it.
+    name = _subject(f"bookie CA {os.urandom(4).hex()}")
+    _write(directory, CA_NAME, _authority(key, name, days), key)
+
+
+def issue(directory: Path, name: str, hosts: Sequence[str] = (), *, days: int = DAYS) -> None:
+    """Make a certificate and a key for `name`, signed by the CA in `directory`.
+
+    Args:
+        directory: where the CA is, and where the files are written.
+        name: the name of the files, and the common name in the certificate.
+        hosts: host names and addresses at which a bookie is reached; none for a client.
+        days: how long the certificate is valid.
+
+    Raises:
+        BadRequestError: the name is taken or malformed, or there is no CA.
+        OSError: a file cannot be read or written.
+    """
+    if _NAME.fullmatch(name) is None or name == CA_NAME or name.endswith("-key"):
+        raise BadRequestError(f"{name!r} must be 1 to 64 letters, digits or ._- and not {CA_NAME}")
+    if certificate_path(directory, name).exists():
+        raise BadRequestError(f"{certificate_path(directory, name)} exists already; renew it")
+    _issue(directory, _subject(name), name, _alternatives(hosts), days)
+
+
+def renew(directory: Path, name: str, *, days: int | None = None) -> None:
+    """Replace a certificate by one for the same names that is valid from now on.
+
+    Bookies and clients take the files within seconds. The CA keeps its key, so the certificates
+    that it signed stay good. Others get a new key.
+
+    Raises:
+        BadRequestError: there is no such certificate, or no CA.
+        OSError: a file cannot be read or written.
+    """
+    from cryptography import x509
+
+    former = _load(directory, name)
+    if name == CA_NAME:
+        key = _load_key(directory)
+        _write(directory, CA_NAME, _authority(key, former.subject, days or CA_DAYS), key)
+        return
+    with contextlib.suppress(x509.ExtensionNotFound):
+        found = former.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+        _issue(directory, former.subject, name, list(found.value), days or DAYS)
+        return
+    _issue(directory, former.subject, name, [], days or DAYS)
+
+
+def _authority(key: Any, name: Any, days: int) -> Any:
+    from cryptography import x509
+
+    builder = _builder(name, name, key.public_key(), days)
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    builder = builder.add_extension(_usage(is_authority=True), critical=True)
+    return _signed(builder, key)
+
+
+def _issue(directory: Path, subject: Any, name: str, alternatives: list[Any], days: int) -> None:
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import ExtendedKeyUsageOID
+
+    authority, authority_key = _load(directory, CA_NAME), _load_key(directory)
+    key = ec.generate_private_key(ec.SECP256R1())
+    purposes = [ExtendedKeyUsageOID.CLIENT_AUTH]
+    builder = _builder(subject, authority.subject, key.public_key(), days)
+    if alternatives:
+        purposes.append(ExtendedKeyUsageOID.SERVER_AUTH)
+        builder = builder.add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
+    builder = (
+        builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(is_authority=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()),
+            critical=False,
+        )
+    )
+    _write(directory, name, _signed(builder, authority_key), key)
+
+
+def _builder(subject: Any, issuer: Any, public_key: Any, days: int) -> Any:
+    from cryptography import x509
+
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(public_key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _CLOCK_SKEW)
+        .not_valid_after(now + datetime.timedelta(days=days))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
+    )
+
+
+def _usage(*, is_authority: bool) -> Any:
+    from cryptography import x509
+
+    return x509.KeyUsage(
+        digital_signature=not is_authority,
+        key_cert_sign=is_authority,
+        crl_sign=is_authority,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _signed(builder: Any, key: Any) -> Any:
+    from cryptography.hazmat.primitives import hashes
+
+    return builder.sign(key, hashes.SHA256())
+
+
+def _subject(name: str) -> Any:
+    from cryptography import x509
+    from cryptography.x509.oid import NameOID
+
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+def _alternatives(hosts: Sequence[str]) -> list[Any]:
+    from cryptography import x509
+
+    found: list[Any] = []
+    for host in hosts:
+        try:
+            found.append(x509.IPAddress(ipaddress.ip_address(host)))
+        except ValueError:
+            try:
+                found.append(x509.DNSName(host))
+            except ValueError as error:
+                raise BadRequestError(f"{host!r} is no host name or address") from error
+    return found
+
+
+def _load(directory: Path, name: str) -> Any:
+    from cryptography import x509
+
+    path = certificate_path(directory, name)
+    try:
+        return x509.load_pem_x509_certificates(path.read_bytes())[0]
+    except FileNotFoundError as error:
+        raise BadRequestError(
+            f"{path} does not exist; `bookie security init {directory}` makes a CA"
+            if name == CA_NAME
+            else f"{path} does not exist"
+        ) from error
+    except ValueError as error:
+        raise BadRequestError(f"{path} holds no certificate (PEM)") from error
+
+
+def _load_key(directory: Path) -> Any:
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    path = key_path(directory, CA_NAME)
+    try:
+        return load_pem_private_key(path.read_bytes(), password=None)
+    except FileNotFoundError as error:
+        raise BadRequestError(f"{path} does not exist: only the CA's key can sign") from error
+    except (ValueError, TypeError) as error:
+        raise BadRequestError(f"{path} holds no key (PEM) without a passphrase") from error
+
+
+def _write(directory: Path, name: str, certificate: Any, key: Any) -> None:
+    from cryptography.hazmat.primitives import serialization as form
+
+    private = key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption())
+    _replace(key_path(directory, name), private, 0o600)
+    _replace(certificate_path(directory, name), certificate.public_bytes(form.Encoding.PEM), 0o644)
+
+
+def _replace(path: Path, content: bytes, mode: int) -> None:
+    """Write a file; a reader sees the former content or the new one as a whole."""
+    temporary = path.with_name(f".{path.name}.new")
+    with contextlib.suppress(FileNotFoundError):
+        temporary.unlink()
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    with open(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)

@@ -1,0 +1,71 @@
+"""What certificates say: whose they are, for which names, and until when."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from bookie.errors import BadRequestError
+
+
+@dataclass(frozen=True, slots=True)
+class CertificateFacts:
+    """One certificate, as people want to know it."""
+
+    subject: str
+    names: tuple[str, ...]
+    """The host names and addresses for which the certificate is good."""
+    issuer: str
+    expires_seconds: float
+    """The end of its validity, in seconds since 1970."""
+    is_authority: bool
+    """True if it may sign other certificates."""
+
+
+def read_certificates(pem: bytes) -> list[CertificateFacts]:
+    """Return the certificates in `pem`, in their order; the first one of a chain is the own one.
+
+    Raises:
+        ValueError: there is no certificate, or one is malformed.
+    """
+    from cryptography import x509
+
+    return [_facts(one) for one in x509.load_pem_x509_certificates(pem)]
+
+
+def read_certificate_file(path: Path) -> list[CertificateFacts]:
+    """Return the certificates of a file.
+
+    Raises:
+        OSError: the file cannot be read.
+        BadRequestError: it holds no certificate.
+    """
+    try:
+        return read_certificates(path.read_bytes())
+    except ValueError as error:
+        raise BadRequestError(f"{path} holds no certificate (PEM): {error}") from error
+
+
+def first_expiry_seconds(pem: bytes) -> float:
+    """Return when the first of the certificates expires, in seconds since 1970."""
+    return min(one.expires_seconds for one in read_certificates(pem))
+
+
+def _facts(certificate: object) -> CertificateFacts:
+    from cryptography import x509
+
+    assert isinstance(certificate, x509.Certificate)
+    names: list[str] = []
+    is_authority = False
+    for extension in certificate.extensions:
+        if isinstance(extension.value, x509.SubjectAlternativeName):
+            names = [str(one.value) for one in extension.value]
+        elif isinstance(extension.value, x509.BasicConstraints):
+            is_authority = extension.value.ca
+    return CertificateFacts(
+        subject=certificate.subject.rfc4514_string(),
+        names=tuple(names),
+        issuer=certificate.issuer.rfc4514_string(),
+        expires_seconds=certificate.not_valid_after_utc.timestamp(),
+        is_authority=is_authority,
+    )

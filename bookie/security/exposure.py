@@ -1,0 +1,66 @@
+"""The listeners of a process that anyone on the network reaches, without TLS."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Mapping
+
+from bookie.config import Settings
+from bookie.errors import ConfigurationError
+
+
+def is_loopback(host: str) -> bool:
+    """True if only processes of this machine reach a server that listens on `host`.
+
+    A name counts by the addresses that it has on this machine.
+    """
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        pass
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    return all(ipaddress.ip_address(str(one[4][0]).partition("%")[0]).is_loopback for one in found)
+
+
+def exposed_listeners(settings: Settings, listeners: tuple[str, ...]) -> Mapping[str, str]:
+    """Return the listeners that speak plaintext beyond loopback: setting → host.
+
+    Args:
+        settings: those of the process.
+        listeners: the sections of the listeners that the process has, ``listen`` or ``http``.
+    """
+    hosts = {"listen": settings.listen.host, "http": settings.http.host}
+    is_plaintext = {
+        "listen": not settings.security.serves_tls or settings.security.allow_plaintext,
+        "http": not settings.security.serves_tls,
+    }
+    return {
+        f"{section}.host": hosts[section]
+        for section in listeners
+        if is_plaintext[section] and not is_loopback(hosts[section])
+    }
+
+
+def require_protected(settings: Settings, listeners: tuple[str, ...]) -> Mapping[str, str]:
+    """Refuse to listen beyond loopback without TLS, unless ``security.allow_plaintext`` is set.
+
+    Returns:
+        the listeners that the setting permits, for the log.
+
+    Raises:
+        ConfigurationError: the setting is missing.
+    """
+    exposed = exposed_listeners(settings, listeners)
+    if exposed and not settings.security.allow_plaintext:
+        name, host = next(iter(exposed.items()))
+        raise ConfigurationError(
+            f"{name} = {host} is reached from other machines, and anyone there could read, write "
+            "and delete: set security.certificate_file, key_file and ca_file "
+            "(`bookie security init` makes them), or security.allow_plaintext = true on a "
+            "network that you trust"
+        )
+    return exposed

@@ -1,0 +1,49 @@
+"""Who a peer is, by the certificate that it showed. Both carriers answer here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class PeerIdentity:
+    """The names in a peer's certificate, which a CA of ours has signed."""
+
+    common_name: str
+    names: tuple[str, ...] = ()
+    """Its alternative names: hosts, addresses, URIs."""
+
+    def __str__(self) -> str:
+        return self.common_name or ", ".join(self.names)
+
+
+def identity_of_call(properties: Mapping[str, Iterable[bytes]]) -> PeerIdentity | None:
+    """Return who makes a gRPC call; None if the peer showed no certificate.
+
+    Args:
+        properties: what `auth_context` of the call's context returns.
+    """
+    if not properties.get("x509_pem_cert"):
+        return None
+    common = [_text(one) for one in properties.get("x509_common_name", ())]
+    names = [_text(one) for one in properties.get("x509_subject_alternative_name", ())]
+    return PeerIdentity(common[0] if common else "", tuple(names))
+
+
+def identity_of_certificate(certificate: Mapping[str, Any] | None) -> PeerIdentity | None:
+    """Return who makes an HTTP request; None if the peer showed no certificate.
+
+    Args:
+        certificate: what `ssl.SSLObject.getpeercert` returns.
+    """
+    if not certificate:
+        return None
+    subject = {name: value for part in certificate.get("subject", ()) for name, value in part}
+    names = tuple(str(value) for _, value in certificate.get("subjectAltName", ()))
+    return PeerIdentity(str(subject.get("commonName", "")), names)
+
+
+def _text(value: bytes) -> str:
+    return value.decode("utf-8", "replace")

@@ -1,0 +1,136 @@
+"""The files of ``[security]``, loaded again when they change."""
+
+from __future__ import annotations
+
+import os
+import ssl
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+from bookie.config import SecuritySettings
+from bookie.env import Clock, SystemClock
+from bookie.errors import ConfigurationError
+from bookie.security.contexts import client_context, server_context
+from bookie.telemetry import event_log
+
+LOOK_SECONDS = 1.0
+"""The shortest time between two looks at the files. A look costs three calls of stat."""
+
+_Stamp: TypeAlias = tuple[tuple[int, int, int], ...]
+"""Device, inode and time of change of each file."""
+
+_log = event_log(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Pems:
+    """The content of the files at one moment; certificate and key belong together."""
+
+    ca: bytes
+    certificate: bytes = b""
+    """Empty if the process has no certificate of its own."""
+    key: bytes = field(default=b"", repr=False)
+
+
+class PemFiles:
+    """The CA, and perhaps a certificate and its key, as they are now.
+
+    Files that change are taken only if they can be used. Until then the former content stays: a
+    program that renews a certificate writes two files, one after the other.
+
+    Args:
+        settings: names the files; `ca_file` is set.
+        clock: for the time between two looks.
+
+    Raises:
+        ConfigurationError: a file cannot be read, or the files do not fit together.
+    """
+
+    def __init__(self, settings: SecuritySettings, clock: Clock | None = None) -> None:
+        self._settings = settings
+        self._clock = clock or SystemClock()
+        self._looked_at = self._clock.monotonic()
+        self._refused: _Stamp = ()
+        self._stamp = self._read_stamp()
+        self.pems, self.context = self._load()
+        """The content, and the SSL context of HTTP: a server's if there is a certificate."""
+
+    def client_context(self) -> ssl.SSLContext:
+        """Return an SSL context for requests to the HTTP servers of bookies."""
+        return client_context(self._settings)
+
+    @property
+    def settings(self) -> SecuritySettings:
+        """The settings that name the files."""
+        return self._settings
+
+    def refresh(self) -> bool:
+        """Take changed files, at most one look a second; return True if something was taken.
+
+        Files that cannot be used are logged once.
+        """
+        now = self._clock.monotonic()
+        if now - self._looked_at < LOOK_SECONDS:
+            return False
+        self._looked_at = now
+        try:
+            stamp = self._read_stamp()
+            if stamp in (self._stamp, self._refused):
+                return False
+            self._refused = stamp
+            pems, context = self._load()
+            if self._read_stamp() != stamp:
+                self._refused = ()
+                return False  # a file changed meanwhile
+        except ConfigurationError as error:
+            _log.warning("certificate_not_reloaded", reason=str(error))
+            return False
+        self._stamp, self.pems, self.context = stamp, pems, context
+        _log.info("certificate_reloaded", certificate=self._settings.certificate_file)
+        return True
+
+    def _paths(self) -> list[tuple[str, str]]:
+        named = ("ca_file", "certificate_file", "key_file")
+        return [(name, path) for name in named if (path := getattr(self._settings, name))]
+
+    def _read_stamp(self) -> _Stamp:
+        stamps = []
+        for name, path in self._paths():
+            try:
+                stat = os.stat(path)
+            except OSError as error:
+                raise _unusable(name, path, error) from error
+            stamps.append((stat.st_dev, stat.st_ino, stat.st_mtime_ns))
+        return tuple(stamps)
+
+    def _load(self) -> tuple[Pems, ssl.SSLContext]:
+        read: dict[str, bytes] = {}
+        for name, path in self._paths():
+            try:
+                read[name.removesuffix("_file")] = Path(path).read_bytes()
+            except OSError as error:
+                raise _unusable(name, path, error) from error
+        settings = self._settings
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(settings.ca_file)
+        except OSError as error:
+            raise _unusable("ca_file", settings.ca_file, error) from error
+        try:
+            make = server_context if settings.serves_tls else client_context
+            return Pems(**read), make(settings)
+        except OSError as error:
+            raise ConfigurationError(
+                f"security.certificate_file {settings.certificate_file} and security.key_file "
+                f"{settings.key_file} cannot be used together: {_reason(error)}"
+            ) from error
+
+
+def _unusable(name: str, path: str, error: OSError) -> ConfigurationError:
+    return ConfigurationError(f"security.{name} {path} cannot be used: {_reason(error)}")
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, ssl.SSLError):
+        return (error.reason or str(error)).replace("_", " ").lower()
+    return (error.strerror or str(error)).lower()

@@ -1,0 +1,52 @@
+"""``bookie security``: certificates made, renewed and shown."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bookie.cli import app
+from bookie.config import SecuritySettings
+from bookie.security import PemFiles, authority
+
+
+def test_from_init_to_renew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    home = tmp_path / "ca"
+    assert app.run(["security", "init", str(home), "--host", "b1.example"]) == 0
+    said = capsys.readouterr().out
+    assert f'certificate_file = "{home}/bookie.pem"' in said
+    assert f"export BOOKIE_SECURITY__CA_FILE={home}/ca.pem" in said
+    assert app.run(["security", "issue", str(home), "b2", "--host", "b2.example"]) == 0
+    assert app.run(["security", "renew", str(home), "b2", "--days", "2"]) == 0
+    capsys.readouterr()
+    assert app.run(["security", "show", str(home), "--output", "json"]) == 0
+    shown = {Path(one["file"]).stem: one for one in json.loads(capsys.readouterr().out)}
+    assert {name: one["names"] for name, one in shown.items() if name != "bookie"} == {
+        "b2": ["b2.example"],
+        "ca": [],
+        "client": [],
+    }
+    assert {"b1.example", "localhost", "127.0.0.1", "::1"} <= set(shown["bookie"]["names"])
+    assert shown["b2"]["expires"] < shown["bookie"]["expires"] < shown["ca"]["expires"]
+    assert shown["b2"]["issuer"] == shown["ca"]["subject"]
+    for name in ("bookie", "client", "b2"):
+        PemFiles(SecuritySettings(**authority.settings_for(home, name)))
+
+
+def test_show_as_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    authority.create_authority(tmp_path)
+    authority.issue(tmp_path, "b1", ["b1.example", "10.0.0.1"])
+    assert app.run(["security", "show", str(tmp_path / "b1.pem")]) == 0
+    said = capsys.readouterr().out
+    assert "CN=b1" in said
+    assert "b1.example, 10.0.0.1" in said
+
+
+def test_refusals_are_sentences(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.run(["security", "issue", str(tmp_path), "b1", "--host", "x"]) == 1
+    assert "does not exist; `bookie security init" in capsys.readouterr().err
+    (tmp_path / "x.pem").write_text("nonsense")
+    assert app.run(["security", "show", str(tmp_path / "x.pem")]) == 1
+    assert "holds no certificate" in capsys.readouterr().err

@@ -1,0 +1,58 @@
+"""Listeners that others reach need TLS, or the one setting that permits plaintext."""
+
+from __future__ import annotations
+
+import pytest
+
+from bookie.config import Settings
+from bookie.errors import ConfigurationError
+from bookie.security.exposure import exposed_listeners, is_loopback, require_protected
+
+BOTH = ("listen", "http")
+FILES = {"certificate_file": "c", "key_file": "k", "ca_file": "a"}
+
+
+def settings(listen: str, http: str, **security: object) -> Settings:
+    tables = {"listen": {"host": listen}, "http": {"host": http}, "security": security}
+    return Settings.model_validate(tables)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost"])
+def test_loopback(host: str) -> None:
+    assert is_loopback(host)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "fe80::1%lo"])
+def test_not_loopback(host: str) -> None:
+    assert not is_loopback(host)
+
+
+def test_loopback_needs_nothing() -> None:
+    assert require_protected(settings("127.0.0.1", "::1"), BOTH) == {}
+
+
+@pytest.mark.parametrize(
+    ("listen", "http", "name"),
+    [("0.0.0.0", "127.0.0.1", "listen.host"), ("127.0.0.1", "::", "http.host")],
+)
+def test_plaintext_beyond_loopback_is_refused(listen: str, http: str, name: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"{name} = .*security\.allow_plaintext = true"):
+        require_protected(settings(listen, http), BOTH)
+
+
+def test_plaintext_that_is_allowed_is_named() -> None:
+    allowed = settings("0.0.0.0", "::", allow_plaintext=True)
+    assert require_protected(allowed, BOTH) == {"listen.host": "0.0.0.0", "http.host": "::"}
+
+
+def test_tls_is_enough() -> None:
+    assert require_protected(settings("0.0.0.0", "0.0.0.0", **FILES), BOTH) == {}
+
+
+def test_a_port_without_tls_beside_one_with_it_is_named() -> None:
+    both = settings("0.0.0.0", "0.0.0.0", **FILES, allow_plaintext=True)
+    assert exposed_listeners(both, BOTH) == {"listen.host": "0.0.0.0"}
+
+
+def test_a_process_without_that_listener() -> None:
+    assert require_protected(settings("0.0.0.0", "127.0.0.1"), ("http",)) == {}

@@ -1,0 +1,168 @@
+"""The files of [security]: refused when they cannot be used, taken again when they change."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from bookie.config import SecuritySettings
+from bookie.errors import ConfigurationError
+from bookie.security import PemFiles, authority, pem_files
+from bookie.security.certificates import first_expiry_seconds, read_certificates
+
+
+class Clock:
+    """Time that passes when a test says so."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+    def now_ms(self) -> int:
+        return 0
+
+    def nonce(self) -> bytes:
+        return b""
+
+    def boot_id(self) -> str:
+        return ""
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """A CA with the certificate of a bookie."""
+    authority.create_authority(tmp_path)
+    authority.issue(tmp_path, "b1", ["127.0.0.1"])
+    return tmp_path
+
+
+def settings(directory: Path, name: str = "b1") -> SecuritySettings:
+    return SecuritySettings(**authority.settings_for(directory, name))
+
+
+def watched(directory: Path) -> tuple[PemFiles, Clock]:
+    clock = Clock()
+    return PemFiles(settings(directory), clock), clock
+
+
+def look(files: PemFiles, clock: Clock) -> bool:
+    clock.seconds += pem_files.LOOK_SECONDS
+    return files.refresh()
+
+
+def test_content_and_context(directory: Path) -> None:
+    files = PemFiles(settings(directory))
+    assert files.pems.certificate == (directory / "b1.pem").read_bytes()
+    assert files.pems.key == (directory / "b1-key.pem").read_bytes()
+    assert files.pems.ca == (directory / "ca.pem").read_bytes()
+    assert "PRIVATE" not in repr(files.pems)
+
+
+def test_a_client_needs_the_ca_alone(directory: Path) -> None:
+    pems = PemFiles(SecuritySettings(ca_file=str(directory / "ca.pem"))).pems
+    assert (pems.certificate, pems.key) == (b"", b"")
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "sentence"),
+    [
+        ("ca.pem", None, r"security.ca_file .*ca.pem cannot be used: no such file"),
+        ("b1-key.pem", None, r"security.key_file .* cannot be used: no such file"),
+        ("ca.pem", b"nonsense", r"security.ca_file .* cannot be used: "),
+        ("b1.pem", b"nonsense", r"b1.pem and security.key_file .* cannot be used together"),
+        ("b1-key.pem", b"nonsense", r"b1.pem and security.key_file .* cannot be used together"),
+    ],
+)
+def test_files_that_cannot_be_used(
+    directory: Path, file: str, content: bytes | None, sentence: str
+) -> None:
+    if content is None:
+        (directory / file).unlink()
+    else:
+        (directory / file).write_bytes(content)
+    with pytest.raises(ConfigurationError, match=sentence):
+        PemFiles(settings(directory))
+
+
+def test_a_key_of_another_certificate(directory: Path) -> None:
+    authority.issue(directory, "b2", ["127.0.0.1"])
+    mixed = settings(directory).model_copy(update={"key_file": str(directory / "b2-key.pem")})
+    with pytest.raises(ConfigurationError, match="key values mismatch"):
+        PemFiles(mixed)
+
+
+def test_changed_files_are_taken(directory: Path) -> None:
+    files, clock = watched(directory)
+    before, context = files.pems, files.context
+    assert not look(files, clock)
+    authority.renew(directory, "b1")
+    assert look(files, clock)
+    assert files.pems.certificate == (directory / "b1.pem").read_bytes() != before.certificate
+    assert files.context is not context
+    assert not look(files, clock)
+
+
+def test_files_are_looked_at_once_a_second(directory: Path) -> None:
+    files, clock = watched(directory)
+    authority.renew(directory, "b1")
+    clock.seconds += pem_files.LOOK_SECONDS / 2
+    assert not files.refresh()
+    clock.seconds += pem_files.LOOK_SECONDS
+    assert files.refresh()
+
+
+def test_half_of_a_renewal_is_not_taken(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The new key stands there, and the new certificate does not yet."""
+    files, clock = watched(directory)
+    before = files.pems
+    certificate = (directory / "b1.pem").read_bytes()
+    authority.renew(directory, "b1")
+    renewed = (directory / "b1.pem").read_bytes()
+    (directory / "b1.pem").write_bytes(certificate)
+    for _ in range(3):
+        assert not look(files, clock)
+    assert files.pems is before
+    said = [one for one in caplog.messages if one.startswith("certificate_not_reloaded")]
+    assert len(said) == 1
+    (directory / "b1.pem").write_bytes(renewed)
+    assert look(files, clock)
+    assert files.pems.certificate == renewed
+
+
+def test_a_file_that_vanishes_changes_nothing(directory: Path) -> None:
+    files, clock = watched(directory)
+    os.rename(directory / "ca.pem", directory / "away")
+    assert not look(files, clock)
+    assert files.pems.ca == (directory / "away").read_bytes()
+    os.rename(directory / "away", directory / "ca.pem")
+    assert not look(files, clock)
+
+
+def test_two_authorities_in_one_file(
+    directory: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """While a CA is replaced, both are trusted; the expiry is that of the first to go."""
+    other = tmp_path_factory.mktemp("other")
+    authority.create_authority(other, days=5)
+    both = (directory / "ca.pem").read_bytes() + (other / "ca.pem").read_bytes()
+    (directory / "ca.pem").write_bytes(both)
+    pems = PemFiles(settings(directory)).pems
+    assert len(read_certificates(pems.ca)) == 2
+    assert first_expiry_seconds(pems.ca) == first_expiry_seconds((other / "ca.pem").read_bytes())
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"certificate_file": "a"}, "go together"),
+        ({"key_file": "a", "ca_file": "b"}, "go together"),
+        ({"certificate_file": "a", "key_file": "b"}, "needs ca_file"),
+    ],
+)
+def test_halves_are_refused(given: dict[str, str], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        SecuritySettings.model_validate(given)
