@@ -2,11 +2,13 @@
 #
 #   docker build --tag bookie .
 #   docker run --rm -v b1:/var/lib/bookie bookie cluster init -m local:///var/lib/bookie/metadata
-#   docker run --name b1 -v b1:/var/lib/bookie -e BOOKIE_BOOKIE__ID=b1 bookie
+#   docker run --name b1 -v b1:/var/lib/bookie -e BOOKIE_BOOKIE__ID=b1 \
+#     -e BOOKIE_SECURITY__ALLOW_PLAINTEXT=true bookie
 #
 # Every setting is a variable BOOKIE_SECTION__KEY; a file mounted over /etc/bookie/bookie.toml works
-# as well. Inside the container the bookie listens on every address: what may reach it is decided by
-# the network it is attached to.
+# as well. Inside the container the bookie listens on every address, so it needs certificates
+# (BOOKIE_SECURITY__CERTIFICATE_FILE, …), or BOOKIE_SECURITY__ALLOW_PLAINTEXT=true on a network that
+# you trust: docs/security.md.
 ARG BASE_IMAGE=python:3.11-slim
 
 FROM ${BASE_IMAGE} AS build
@@ -40,6 +42,6 @@ VOLUME ["/var/lib/bookie"]
 EXPOSE 3181 8000
 # Starting may replay a journal; a bookie that still replays counts as healthy once it answers.
 HEALTHCHECK --interval=15s --timeout=5s --start-period=60s --retries=4 \
-  CMD ["python", "-c", "import os, urllib.request as r; r.urlopen('http://127.0.0.1:' + os.environ['BOOKIE_HTTP__PORT'] + '/healthz', timeout=4)"]
+  CMD ["python", "-c", "import os, ssl, urllib.request as r\nu = '://127.0.0.1:' + os.environ['BOOKIE_HTTP__PORT'] + '/healthz'\ntry:\n  r.urlopen('http' + u, timeout=2)\nexcept OSError:\n  r.urlopen('https' + u, timeout=2, context=ssl._create_unverified_context())"]
 ENTRYPOINT ["bookie"]
 CMD ["serve", "--config", "/etc/bookie/bookie.toml"]

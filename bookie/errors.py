@@ -30,6 +30,7 @@
     ├─ UnavailableError             try again later; nothing is wrong with the request  (retryable)
     │  ├─ NotEnoughBookiesError
     │  ├─ BookieUnreachableError
+    │  │  └─ TlsError                   a certificate is refused, or one end speaks plaintext
     │  ├─ ReadOnlyError
     │  ├─ TooManyRequestsError
     │  ├─ ShuttingDownError
@@ -232,6 +233,13 @@ class NotEnoughBookiesError(UnavailableError):
 
 class BookieUnreachableError(UnavailableError):
     """A bookie did not answer."""
+
+
+class TlsError(BookieUnreachableError):
+    """TLS with the bookie failed, or the settings forbid the only way in which it can be reached.
+
+    It is retryable: files and registrations may change while a cluster changes to TLS.
+    """
 
 
 class ReadOnlyError(UnavailableError):

@@ -34,6 +34,7 @@ _TAKES: Mapping[str, set[str]] = {
     "int": {"int"},
     "float": _SECONDS,
     "str": {"str"},
+    "Path": {"str"},
     "bytes": {"bytes"},
     "Payload": {"bytes"},
     "None": {"none"},

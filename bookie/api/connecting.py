@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TypedDict, Unpack
 
 from bookie.api.bookkeeper import BookKeeper
@@ -15,7 +16,7 @@ from bookie.metadata.security import security_of
 
 
 class ClientOptions(TypedDict, total=False):
-    """Keyword arguments of `connect`: the settings of the section ``[client]``."""
+    """Keyword arguments of `connect`: settings of the sections ``[client]`` and ``[security]``."""
 
     add_timeout_seconds: float
     replace_after_seconds: float
@@ -28,6 +29,14 @@ class ClientOptions(TypedDict, total=False):
     batch_entries_max: int
     batch_bytes_max: int | str
     tail_refresh_seconds: float
+    # Of the section [security].
+    ca_file: str | Path
+    certificate_file: str | Path
+    key_file: str | Path
+    allow_plaintext: bool
+
+
+_FILES = ("ca_file", "certificate_file", "key_file")
 
 
 def connect(
@@ -41,21 +50,21 @@ def connect(
 
     Args:
         metadata_uri: ``local:///directory``, ``zk://host:2181/scope``, ``etcd://host:2379/scope``
-            or ``memory://name``. TLS and credentials come from the settings of the section
-            [metadata].
+            or ``memory://name``. TLS and credentials for this store come from the settings of the
+            section [metadata].
         session_timeout_seconds: of the session with the metadata store.
         rpc: message sizes and keepalive; those of the section ``[rpc]`` when None.
-        settings: of the section ``[client]``, such as ``add_timeout_seconds=10``. Others
-            come from variables such as ``BOOKIE_CLIENT__ADD_TIMEOUT_SECONDS``, from the file that
-            ``BOOKIE_CONFIG`` names, or have their defaults.
+        settings: of the section ``[client]``, such as ``add_timeout_seconds=10``, and of the
+            section ``[security]``, such as ``ca_file="ca.pem"``, with which the client connects by
+            TLS. Others come from variables such as ``BOOKIE_SECURITY__CA_FILE``, from the file
+            that ``BOOKIE_CONFIG`` names, or have their defaults.
 
     Raises:
         ConfigurationError: a setting or the URI is wrong. Entering the client may raise it, too.
     """
     if not isinstance(rpc, RpcSettings | None):
         raise ConfigurationError(f"rpc must be an RpcSettings, not {type(rpc).__name__}")
-    given = {f"client.{key}": str(value) for key, value in settings.items()}
-    sources = Sources.read(None, given)
+    sources = Sources.read(None, dict(_named(key, value) for key, value in settings.items()))
     loaded = sources.settings()
     return BookKeeper(
         metadata_uri,
@@ -64,6 +73,14 @@ def connect(
         session_timeout_seconds=session_timeout_seconds,
         security=security_of(loaded.metadata),
     )
+
+
+def _named(key: str, value: object) -> tuple[str, str]:
+    """Return the full name of a keyword's setting, and its value as text."""
+    if key in _FILES and not isinstance(value, str | Path):
+        raise ConfigurationError(f"{key} must be a path, not {type(value).__name__}")
+    section = "security" if key in _FILES or key == "allow_plaintext" else "client"
+    return f"{section}.{key}", str(value)
 
 
 @asynccontextmanager

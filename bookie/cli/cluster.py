@@ -126,10 +126,13 @@ def health(
     The command compares only entries of closed fragments. The command reads no payloads; `bookie
     node scrub` does.
     """
+    from bookie.config import load_settings
     from bookie.daemon.cluster_health import check_cluster
 
+    security = load_settings().security
     checks = on_store(
-        metadata, lambda store: check_cluster(store, is_deep=deep, answer_seconds=timeout)
+        metadata,
+        lambda store: check_cluster(store, is_deep=deep, answer_seconds=timeout, security=security),
     )
     print_records(
         [

@@ -32,12 +32,19 @@ def doctor(
     """Check whether this machine is fit to run a bookie.
 
     The command measures the sync latency of the given directories, and checks file systems, free
-    space, limits, clock and library versions. Exit status 1 means that a bookie must not run here.
+    space, limits, clock and library versions. With --config it also checks the certificate, and
+    what others reach without TLS. Exit status 1 means that a bookie must not run here.
     """
     from bookie.daemon.preflight import Severity, check_machine
 
     journal_dir, ledgers_dir = _directories(directories or [], config)
     checks = check_machine(journal_dir, ledgers_dir, syncs=syncs)
+    if config is not None:
+        from bookie.config import load_settings
+        from bookie.daemon.security_check import check_security
+        from bookie.env import SystemClock
+
+        checks += check_security(load_settings(config), SystemClock().now_ms() / 1000)
     records: list[Record] = [
         {
             "check": check.name,

@@ -16,11 +16,16 @@ from bookie.errors import (
     BookieUnreachableError,
     NoSuchKeyError,
     RequestError,
+    TlsError,
     WrongBookieError,
 )
 from bookie.ids import BOOKIE_ID_METADATA_KEY, INSTANCE_ID_METADATA_KEY
 
 if TYPE_CHECKING:
+    import aiohttp
+
+    from bookie.cluster.registration_record import Endpoint
+    from bookie.config import SecuritySettings
     from bookie.metadata.store import MetadataStore
 
 TIMEOUT_SECONDS = 5.0
@@ -299,16 +304,24 @@ async def _ask(
     """Send a request to the bookie's HTTP server: a PUT of `change`, or a GET without it."""
     import aiohttp
 
-    url, instance_id = await _http_address(metadata, bookie_id)
+    from bookie.config import load_settings
+
+    settings = load_settings().security
+    endpoint, instance_id = await _http_address(metadata, bookie_id, settings)
+    url, tls = f"{endpoint.protocol}://{endpoint.address}", None
+    if endpoint.protocol == "https":
+        from bookie.security import PemFiles
+
+        tls = PemFiles(settings).client_context()
     # The address may lead elsewhere: a loopback address leads to the bookie of this machine.
     meant = {BOOKIE_ID_METADATA_KEY: bookie_id, INSTANCE_ID_METADATA_KEY: instance_id}
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
     try:
         async with aiohttp.ClientSession(timeout=timeout, headers=meant) as session:
             if change is None:
-                call = session.get(f"{url}/{path}")
+                call = session.get(f"{url}/{path}", ssl=tls or True)
             else:
-                call = session.put(f"{url}/{path}", json=change)
+                call = session.put(f"{url}/{path}", json=change, ssl=tls or True)
             async with call as response:
                 answer: dict[str, Any] = await response.json()
                 if response.status == MISDIRECTED:
@@ -316,19 +329,34 @@ async def _ask(
                 if response.status != 200:
                     raise RequestError(f"bookie {bookie_id} refused: {answer['error']}")
                 return answer
+    except aiohttp.ClientSSLError as error:
+        raise TlsError(f"bookie {bookie_id} at {url}: {_tls_reason(error)}") from error
     except (aiohttp.ClientError, TimeoutError) as error:
+        if tls is not None and isinstance(error, aiohttp.ClientOSError):
+            raise TlsError(
+                f"bookie {bookie_id} at {url} ended the TLS handshake; most often it refuses "
+                "this client's certificate (security.certificate_file)"
+            ) from error
         raise BookieUnreachableError(f"bookie {bookie_id} does not answer at {url}") from error
 
 
-async def _http_address(metadata: str, bookie_id: str) -> tuple[str, str]:
-    """Return the URL of the bookie's HTTP server, and the id of the bookie's cluster."""
+def _tls_reason(error: aiohttp.ClientSSLError) -> str:
+    """Return why TLS failed: what is wrong with the certificate, or what OpenSSL says."""
+    cause = error.__cause__ or error
+    return str(getattr(cause, "verify_message", "") or getattr(cause, "reason", "") or error)
+
+
+async def _http_address(
+    metadata: str, bookie_id: str, settings: SecuritySettings
+) -> tuple[Endpoint, str]:
+    """Return the address of the bookie's HTTP server, and the id of the bookie's cluster."""
     from bookie.cluster.directory import BookieDirectory
+    from bookie.cluster.endpoints import endpoint_for
     from bookie.cluster.instance import read_instance_id
 
     async with open_metadata(metadata) as store, BookieDirectory(store) as directory:
         registration = directory.all().get(bookie_id)
         instance_id = await read_instance_id(store)
-    endpoint = registration.endpoint("http") if registration is not None else None
-    if endpoint is None:
+    if registration is None or registration.endpoint("http") is None:
         raise BookieUnreachableError(f"bookie {bookie_id} is not registered in this cluster")
-    return f"http://{endpoint.address}", instance_id
+    return endpoint_for(registration, "http", settings), instance_id

@@ -11,13 +11,17 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from bookie.cluster import keys
+from bookie.cluster.endpoints import endpoint_for
 from bookie.cluster.registration_record import Endpoint, Registration, decode_registration
+from bookie.config import SecuritySettings
 from bookie.errors import BookieUnreachableError
 from bookie.metadata.mirror import Mirror
 from bookie.metadata.store import MetadataStore
 
 ENDPOINT = "bookie"
 """The name of the endpoint that serves entries."""
+
+_WITHOUT_TLS = SecuritySettings()
 
 
 class BookieDirectory(Mirror[Registration]):
@@ -62,20 +66,18 @@ class BookieDirectory(Mirror[Registration]):
         keys_of_all = {*self.values, *self._unreadable}
         return frozenset(key.rpartition("/")[2] for key in keys_of_all)
 
-    def resolve(self, bookie_id: str) -> Endpoint:
-        """Return a bookie's present or last known address.
+    def resolve(self, bookie_id: str, security: SecuritySettings | None = None) -> Endpoint:
+        """Return a bookie's present or last known address, for a client with these settings.
 
         Raises:
             BookieUnreachableError: this directory has not seen it registered, or it serves no
                 entries.
+            TlsError: the settings permit none of its addresses.
         """
         registration = self._last_known.get(bookie_id)
         if registration is None:
             raise BookieUnreachableError(f"bookie {bookie_id} is not registered")
-        endpoint = registration.endpoint(ENDPOINT)
-        if endpoint is None:
-            raise BookieUnreachableError(f"bookie {bookie_id} names no address for entries")
-        return endpoint
+        return endpoint_for(registration, ENDPOINT, security or _WITHOUT_TLS)
 
     def incarnation(self, bookie_id: str) -> str:
         """Return a bookie's present or last known incarnation; empty if unknown.

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 from bookie.cluster.directory import BookieDirectory
 from bookie.cluster.instance import ClusterStatus, read_status
+from bookie.config import SecuritySettings
 from bookie.ledger.catalog.ledgers import LedgerManager
 from bookie.ledger.copies.departures import RepairFailures
 from bookie.ledger.copies.marks import UnderreplicationManager
 from bookie.metadata.store import MetadataStore
 from bookie.repair.comparison import CopyComparison, ListedFinding, listed_bookies
+from bookie.wire.grpc.credentials import ChannelSecurity
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,11 @@ class HealthCheck:
 
 
 async def check_cluster(
-    store: MetadataStore, *, is_deep: bool, answer_seconds: float
+    store: MetadataStore,
+    *,
+    is_deep: bool,
+    answer_seconds: float,
+    security: SecuritySettings | None = None,
 ) -> list[HealthCheck]:
     """Check a cluster as a whole: its bookies, and every copy that metadata promises.
 
@@ -33,6 +39,7 @@ async def check_cluster(
         store: the cluster's metadata.
         is_deep: list every entry of every copy, and not only where a row leaves doubt.
         answer_seconds: how long a bookie may take for each page of an answer.
+        security: the client's settings for TLS.
 
     Raises:
         MetadataError: the store is away, or holds no cluster.
@@ -42,7 +49,9 @@ async def check_cluster(
     async with BookieDirectory(store) as directory:
         known = dict(directory.all())
     registered = {*status.writable, *status.read_only, *known}
-    async with listed_bookies(registered, known, status.instance_id, answer_seconds) as bookies:
+    async with listed_bookies(
+        registered, known, status.instance_id, answer_seconds, ChannelSecurity(security)
+    ) as bookies:
         comparison = CopyComparison(LedgerManager(store), bookies, is_deep=is_deep)
         await comparison.run()
     silent = {name: one.problem for name, one in bookies.items() if one.problem}

@@ -37,6 +37,7 @@ from bookie.daemon.descriptors import require_descriptors, watch_descriptors
 from bookie.daemon.http import Administration, serve_http
 from bookie.daemon.live_settings import LiveSettings, fetch_cluster_settings, open_configured
 from bookie.daemon.loop import observe_loop_lag
+from bookie.daemon.own_security import prepare_security, watching_certificates
 from bookie.daemon.patient_start import StoppedBeforeStartError, patiently
 from bookie.daemon.readiness import Part, Readiness
 from bookie.daemon.registration_updater import (
@@ -64,8 +65,10 @@ from bookie.metadata.store import MetadataStore
 from bookie.metadata.uri import require_shared
 from bookie.node.own_copies import OwnCopies
 from bookie.node.start import StartedBookie, start_bookie
+from bookie.security import PemFiles
 from bookie.telemetry import Metrics, configure_logging, event_log, set_log_level
-from bookie.wire.grpc.server.grpc_server import hold_port
+from bookie.wire.grpc.credentials import ServerSecurity
+from bookie.wire.grpc.server.grpc_server import HeldPort, hold_port
 
 EXIT_DISK_FAILED = 74
 """EX_IOERR of sysexits.h: the engine could not write or sync; only a new process may go on."""
@@ -144,13 +147,16 @@ async def _run(
     metrics, readiness = Metrics(), Readiness()
     administration = Administration(settings.bookie.id)
     metrics.server_status.set(-1)
+    files = prepare_security(settings, metrics)
+    host, port = settings.http.host, settings.http.port
     async with (
         until_signal() as stop_requested,
         serve_http(
-            metrics, readiness, administration, host=settings.http.host, port=settings.http.port
+            metrics, readiness, administration, host=host, port=port, files=files
         ) as http_port,
-        hold_port(settings.listen.host, settings.listen.port, settings.rpc) as held,
+        _hold_port(settings, files) as held,
         beside([*_signs_of_life(metrics, manager, supervision), watch_descriptors(readiness)]),
+        watching_certificates(files, metrics),
         open_configured(settings) as store,
         beside([obey_session_policy(store, settings.session, metrics, readiness)]),
         ThreadWorkers(settings.storage.read_threads) as workers,
@@ -171,7 +177,7 @@ async def _run(
         ):
             updater = RegistrationUpdater(
                 started.bookie,
-                endpoints_of(settings, held.port, http_port),
+                endpoints_of(settings, held.port, http_port, held.plaintext_port),
                 settings.bookie.labels,
                 await BookieLabels(store).read(settings.bookie.id),
                 lambda: started.check.needed,
@@ -312,8 +318,25 @@ async def _until_stopped(stop_requested: asyncio.Event, started: StartedBookie) 
         raise
 
 
-def endpoints_of(settings: Settings, port: int, http_port: int) -> tuple[Endpoint, ...]:
-    """Return the addresses of this bookie, for its registration."""
+def _hold_port(settings: Settings, files: PemFiles | None) -> AbstractAsyncContextManager[HeldPort]:
+    """Listen for clients: by TLS if there are `files`; without it too if that is allowed."""
+    listen, is_second = settings.listen, files is not None and settings.security.allow_plaintext
+    return hold_port(
+        listen.host,
+        listen.port,
+        settings.rpc,
+        security=None if files is None else ServerSecurity(files),
+        plaintext_port=listen.plaintext_port if is_second else None,
+    )
+
+
+def endpoints_of(
+    settings: Settings, port: int, http_port: int, plaintext_port: int = 0
+) -> tuple[Endpoint, ...]:
+    """Return the addresses of this bookie, for its registration.
+
+    The one without TLS comes first: a client of an earlier version takes the first of a name.
+    """
     listen, http_host = settings.listen, settings.http.host
     host = listen.advertised_host or listen.host
     if is_wildcard(host):
@@ -322,9 +345,12 @@ def endpoints_of(settings: Settings, port: int, http_port: int) -> tuple[Endpoin
         # HTTP that takes IPv4 alone is not found at an IPv6 address.
         is_reached = ":" in http_host or ":" not in host
         http_host = host if is_reached else socket.gethostname()
+    tls = "s" if settings.security.serves_tls else ""
+    plaintext = (Endpoint("bookie", host, plaintext_port, "grpc"),) if plaintext_port else ()
     return (
-        Endpoint("bookie", host, listen.advertised_port or port, "grpc"),
-        Endpoint("http", http_host, http_port, "http"),
+        *plaintext,
+        Endpoint("bookie", host, listen.advertised_port or port, f"grpc{tls}"),
+        Endpoint("http", http_host, http_port, f"http{tls}"),
     )
 
 

@@ -18,9 +18,10 @@
 ``GET /scrub``      the scrubber's progress, and damage; ``PUT``: read everything now
 ==================  ======================================================================
 
-The server listens on loopback unless the configuration says otherwise. The server accepts changes
-only from processes of the same machine, and only as JSON, so that a web page cannot send them.
-Kubernetes and systemd ask ``/healthz`` and ``/readyz``.
+The server listens on loopback unless the configuration says otherwise. With a certificate it speaks
+TLS 1.3, and asks for a client certificate, except at ``/healthz`` and ``/readyz``: Kubernetes and
+systemd ask there. The server accepts changes only from processes of the same machine, and only as
+JSON, so that a web page cannot send them.
 
 An address may lead to another bookie than the caller means: every machine has a 127.0.0.1. So a
 change must name its bookie in the header ``Bookie-Id``. Other requests may name their bookie.
@@ -35,10 +36,11 @@ import ipaddress
 import json
 import os
 import socket
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import asdict
-from typing import Protocol
+from typing import Any, Protocol
 
 from aiohttp import web
 
@@ -47,6 +49,8 @@ from bookie.daemon.readiness import Readiness
 from bookie.errors import BookieError, CannotStartError
 from bookie.ids import BOOKIE_ID_METADATA_KEY, INSTANCE_ID_METADATA_KEY, MAX_ID
 from bookie.node.garbage import GarbageStatus
+from bookie.security import PemFiles
+from bookie.security.identity import identity_of_certificate
 from bookie.telemetry import Metrics
 from bookie.wire.commands import Info
 
@@ -65,6 +69,13 @@ BODY_SECONDS_MAX = 10.0
 
 SHUTDOWN_SECONDS = 1.0
 """The time for a scrape in flight to end at a stop; idle connections are closed at once."""
+
+
+HANDSHAKE_SECONDS_MAX = 5.0
+"""The time for the TLS handshake of a new connection."""
+
+OPEN_PATHS = ("/healthz", "/readyz")
+"""The paths that need no client certificate: Kubernetes' probes cannot show one."""
 
 
 _GARBAGE_ACTIONS = ("run", "force", "confirm-store", "undelete", "suspend", "resume")
@@ -336,8 +347,11 @@ async def serve_http(
     *,
     host: str,
     port: int,
+    files: PemFiles | None = None,
 ) -> AsyncIterator[int]:
     """Serve HTTP until the block ends; yield the port, which is chosen if `port` is 0.
+
+    With `files` the server speaks TLS. It takes the files as they are at each handshake.
 
     Raises:
         CannotStartError: the address cannot be listened on now.
@@ -346,6 +360,8 @@ async def serve_http(
     application = web.Application(
         client_max_size=REQUEST_BYTES_MAX, middlewares=[pages.for_this_bookie]
     )
+    if files is not None and files.settings.require_client_certificate:
+        application.middlewares.insert(0, _for_known_peers)
     application.add_routes(
         [
             web.get("/metrics", pages.metrics),
@@ -370,7 +386,7 @@ async def serve_http(
     assert server is not None
 
     try:
-        listener = await _listen(server, host, port)
+        listener = await _listen(server, host, port, files)
         try:
             yield int(listener.sockets[0].getsockname()[1])
         finally:
@@ -379,7 +395,37 @@ async def serve_http(
         await runner.cleanup()
 
 
-async def _listen(server: web.Server, host: str, port: int) -> asyncio.Server:
+@web.middleware
+async def _for_known_peers(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Refuse requests of peers without a certificate, except for probes, which have none."""
+    transport = request.transport
+    certificate = None if transport is None else transport.get_extra_info("peercert")
+    if request.path in OPEN_PATHS or identity_of_certificate(certificate) is not None:
+        return await handler(request)
+    return _error(403, "this bookie answers only clients that show a certificate of its CA")
+
+
+def _tls_arguments(files: PemFiles | None) -> dict[str, Any]:
+    """Return the arguments for TLS of `create_server`."""
+    if files is None:
+        return {}
+
+    def take_newest(connection: Any, _server_name: str | None, _context: ssl.SSLContext) -> None:
+        connection.context = files.context
+
+    files.context.sni_callback = take_newest
+    return {
+        "ssl": files.context,
+        "ssl_handshake_timeout": HANDSHAKE_SECONDS_MAX,
+        "ssl_shutdown_timeout": SHUTDOWN_SECONDS,
+    }
+
+
+async def _listen(
+    server: web.Server, host: str, port: int, files: PemFiles | None
+) -> asyncio.Server:
     """Accept connections for `server`; close the oldest connections when there are too many.
 
     Raises:
@@ -392,13 +438,13 @@ async def _listen(server: web.Server, host: str, port: int) -> asyncio.Server:
             transport.abort()
         return server()
 
-    loop = asyncio.get_running_loop()
+    loop, tls = asyncio.get_running_loop(), _tls_arguments(files)
     try:
         if ":" in host and is_wildcard(host) and socket.has_dualstack_ipv6():
             # The IPv6 wildcard takes IPv4 as well, as it does for gRPC.
             both = socket.create_server((host, port), family=socket.AF_INET6, dualstack_ipv6=True)
-            return await loop.create_server(accept, sock=both)
-        return await loop.create_server(accept, host, port)
+            return await loop.create_server(accept, sock=both, **tls)
+        return await loop.create_server(accept, host, port, **tls)
     except OSError as error:
         reason = os.strerror(error.errno).lower() if error.errno else str(error)
         address = join_address(host, port)

@@ -18,6 +18,7 @@ from bookie.cluster.instance import read_instance_id
 from bookie.config import Settings, Sources
 from bookie.daemon.http import Administration, serve_http
 from bookie.daemon.live_settings import LiveSettings, fetch_cluster_settings, open_configured
+from bookie.daemon.own_security import prepare_security, watching_certificates
 from bookie.daemon.readiness import Part, Readiness
 from bookie.daemon.session_policy import obey_session_policy
 from bookie.daemon.signals import NOTED_SIGNALS, noting, until_signal
@@ -35,7 +36,14 @@ class RepairProcessMetrics(Metrics):
     The others describe a bookie. At 0 they would raise its alerts.
     """
 
-    exposed = ("bookie_repair_", "bookie_errors", "bookie_metadata_away_seconds", "process_")
+    exposed = (
+        "bookie_repair_",
+        "bookie_errors",
+        "bookie_metadata_away_seconds",
+        "bookie_certificate_",
+        "bookie_plaintext_",
+        "process_",
+    )
 
 
 async def run_repair_process(sources: Sources) -> None:
@@ -73,11 +81,18 @@ async def _run(live: LiveSettings, worker: str) -> None:
     settings = live.settings
     metrics, readiness = RepairProcessMetrics(), Readiness()
     administration = Administration(worker)
+    files = prepare_security(settings, metrics, listeners=("http",))
     async with (
         until_signal() as stop_requested,
         serve_http(
-            metrics, readiness, administration, host=settings.http.host, port=settings.http.port
+            metrics,
+            readiness,
+            administration,
+            host=settings.http.host,
+            port=settings.http.port,
+            files=files,
         ),
+        watching_certificates(files, metrics),
         open_configured(settings) as store,
         beside([obey_session_policy(store, settings.session, metrics, readiness)]),
     ):

@@ -38,6 +38,7 @@ from bookie.ledger.write.handle import WriterHandle
 from bookie.ledger.write.writer_record import WriterRecord
 from bookie.metadata.store import MetadataStore
 from bookie.metadata.versioned import Versioned
+from bookie.wire.grpc.credentials import ChannelSecurity
 
 UNCLAIMED = "bookie.unclaimed"
 """Key in custom metadata: the ledger was created and has no writer yet (see `claim`)."""
@@ -79,7 +80,9 @@ async def open_ledger_client(
         await tasks.__aenter__()
         # The group does not get the error of the block, because it would wrap it.
         steps.push_async_callback(tasks.__aexit__, None, None, None)
-        pool = BookiePool(directory, instance_id, tasks, sources.settings().client, rpc)
+        settings = sources.settings()
+        security = ChannelSecurity(settings.security)
+        pool = BookiePool(directory, instance_id, tasks, settings.client, rpc, security)
         steps.push_async_callback(pool.close)
         record = None
         if names_writer:
@@ -136,6 +139,7 @@ class LedgerClient:
         password = checked_bytes(shape.password, "the password")
         token = new_token()
         bookies = self.ensembles.choose(shape.quorum, allow_degraded=shape.allow_degraded)
+        self.pool.require_permitted(bookies)
         incarnations = await self.ensembles.incarnations(bookies)
         custom = _custom(custom_metadata)
         metadata = LedgerMetadata(

@@ -340,7 +340,11 @@ class Auditor:
             await marking.add(metadata.ledger_id, lacking, is_lacking=True, is_known=is_known)
 
         async with listed_bookies(
-            registrations, registrations, client.instance_id, ANSWER_SECONDS
+            registrations,
+            registrations,
+            client.instance_id,
+            ANSWER_SECONDS,
+            client.pool.security,
         ) as bookies:
             comparison = CopyComparison(
                 client.ledgers,

@@ -20,15 +20,22 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 
 from bookie.cluster.directory import ENDPOINT
+from bookie.cluster.endpoints import endpoint_for, speaks_tls
 from bookie.cluster.registration_record import Registration
 from bookie.entry.digest import key_tag
 from bookie.env import gather
-from bookie.errors import BookieError, NoSuchLedgerError, UnauthorizedError
+from bookie.errors import (
+    BookieError,
+    BookieUnreachableError,
+    NoSuchLedgerError,
+    UnauthorizedError,
+)
 from bookie.ledger.catalog.ledgers import LedgerManager
 from bookie.ledger.metadata import LedgerMetadata
 from bookie.node.holdings import Holding, Missing, holdings, missing_of, nothing_stored
 from bookie.wire.commands import LedgerRow
 from bookie.wire.grpc.client.channel import BookieChannel, Ranges
+from bookie.wire.grpc.credentials import ChannelSecurity
 
 EXAMPLES_MAX = 5
 """The most ledgers that a finding names."""
@@ -65,11 +72,13 @@ class ListedFinding:
 class ListedBookie:
     """A registered bookie, and the listing of its ledgers in step with the walk."""
 
-    def __init__(self, bookie_id: str, channel: BookieChannel | None, seconds: float) -> None:
+    def __init__(
+        self, bookie_id: str, channel: BookieChannel | None, seconds: float, problem: str = ""
+    ) -> None:
         self.bookie_id = bookie_id
         self._channel = channel
         self._seconds = seconds
-        self.problem = "" if channel is not None else "its registration names no address"
+        self.problem = "" if channel is not None else problem
         """The reason why the bookie's listing failed; empty if the listing has not failed."""
         self.limbo, self.missing = ListedFinding(), ListedFinding()
         self._rows: list[LedgerRow] = []
@@ -245,6 +254,7 @@ async def listed_bookies(
     registrations: Mapping[str, Registration],
     instance_id: str,
     answer_seconds: float,
+    security: ChannelSecurity,
 ) -> AsyncIterator[dict[str, ListedBookie]]:
     """Yield the registered bookies, each with a listing of its ledgers under way."""
     async with AsyncExitStack() as stack:
@@ -254,18 +264,22 @@ async def listed_bookies(
         stack.push_async_callback(tasks.__aexit__, None, None, None)
         bookies: dict[str, ListedBookie] = {}
         for name in sorted(names):
-            channel = None
-            registration = registrations.get(name)
-            endpoint = None if registration is None else registration.endpoint(ENDPOINT)
-            if endpoint is not None:
-                channel = BookieChannel(
-                    endpoint.address,
-                    instance_id,
-                    tasks,
-                    bookie_id=name,
-                    connect_timeout_seconds=answer_seconds,
-                )
-                stack.push_async_callback(channel.close)
-            bookies[name] = ListedBookie(name, channel, answer_seconds)
+            channel, problem = None, "it is not registered"
+            if registration := registrations.get(name):
+                try:
+                    endpoint = endpoint_for(registration, ENDPOINT, security.settings)
+                except BookieUnreachableError as error:
+                    problem = str(error)
+                else:
+                    channel = BookieChannel(
+                        endpoint.address,
+                        instance_id,
+                        tasks,
+                        bookie_id=name,
+                        connect_timeout_seconds=answer_seconds,
+                        credentials=security.credentials() if speaks_tls(endpoint) else None,
+                    )
+                    stack.push_async_callback(channel.close)
+            bookies[name] = ListedBookie(name, channel, answer_seconds, problem)
             await stack.enter_async_context(bookies[name].listing())
         yield bookies

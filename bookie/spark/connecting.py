@@ -7,10 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import bookie
+from bookie.api import ClientOptions
 from bookie.errors import BadRequestError, ConfigurationError
 from bookie.metadata.uri import require_shared
 from bookie.spark.options import SparkOptions
 from bookie.sync import SyncBookKeeper, shared_client
+
+FILE_OPTIONS = {"caFile": "ca_file", "certificateFile": "certificate_file", "keyFile": "key_file"}
+"""Options of Spark → the settings of ``[security]`` that they set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +26,8 @@ class SparkConnection:
 
     metadata_uri: str
     password_file: str = ""
+    security: tuple[tuple[str, str], ...] = ()
+    """Settings of the section ``[security]`` that are paths of files: name, path."""
     version: str = bookie.__version__
     """The version of bookie that planned the query; a task with another version refuses to run."""
 
@@ -36,7 +42,8 @@ class SparkConnection:
             raise ConfigurationError(
                 package_differs(f"executor {host}", bookie.__version__, self.version)
             )
-        return shared_client(self.metadata_uri)
+        given: ClientOptions = dict(self.security)  # type: ignore[assignment]
+        return shared_client(self.metadata_uri, **given)
 
     def password(self) -> bytes:
         """Return the password of the ledgers, read from a file of this machine.
@@ -65,7 +72,10 @@ def take_connection(options: SparkOptions) -> SparkConnection:
     if uri is None:
         raise BadRequestError("the option metadata is missing: the URI of the metadata store")
     require_shared(uri)
-    connection = SparkConnection(uri, options.take("passwordFile") or "")
+    password_file = options.take("passwordFile") or ""
+    files = {name: options.take(option) for option, name in FILE_OPTIONS.items()}
+    security = tuple((name, path) for name, path in files.items() if path)
+    connection = SparkConnection(uri, password_file, security)
     connection.password()
     return connection
 

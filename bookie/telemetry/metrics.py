@@ -243,6 +243,14 @@ class Metrics:
             "metadata_away_seconds",
             "Time since the metadata store stopped answering; 0 while it answers.",
         )
+        self.certificate_expiry_timestamp_seconds = declare.gauge(
+            "certificate_expiry_timestamp_seconds",
+            "When the first certificate in a file of [security] expires, in seconds since 1970.",
+            "file",
+        )
+        self.plaintext_allowed = declare.gauge(
+            "plaintext_allowed", "1 while security.allow_plaintext is set."
+        )
         self.disk_free_bytes = declare.gauge(
             "disk_free_bytes", "Bytes free for this process, by device.", "device"
         )

@@ -38,11 +38,15 @@ async def used(home: Home) -> Home:
         ("metadata", "uri", "memory://x", "memory://x is seen by one process only; bookies need"),
         ("bookie", "id", "", "bookie.id must be set"),
         ("bookie", "id", "a/b", "bookie.id"),
+        ("listen", "host", "0.0.0.0", "or security.allow_plaintext = true on a network that you"),
+        ("http", "host", "::", "http.host = :: is reached from other machines"),
+        ("security", "ca_file", "/ca.pem", "security.certificate_file is not"),
+        ("security", "certificate_file", "/b1.pem", "certificate_file and key_file go together"),
     ],
 )
 async def test_wrong_setting(section: str, key: str, value: object, words: str, home: Home) -> None:
     """An unknown, malformed or impossible setting: status 78, and the setting is named."""
-    home.sections[section][key] = value
+    home.sections.setdefault(section, {})[key] = value
     status, sentence = await refused(home.write())
     assert (status, words in sentence) == (MISCONFIGURED, True), sentence
 

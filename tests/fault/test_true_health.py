@@ -252,6 +252,7 @@ async def test_commands_reach_a_bookie_wherever_it_listens(tmp_path: Path) -> No
         cluster.listen("b2", "0.0.0.0", own_address())
         cluster.listen("b3", "::", own_address())
         for name in BOOKIES:
+            cluster.homes[name].sections["security"] = {"allow_plaintext": True}
             await cluster.start(name)
         async with connect(cluster.uri) as client:
             writer = await client.create_ledger()

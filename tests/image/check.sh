@@ -47,7 +47,7 @@ uri=local:///var/lib/bookie/metadata
 port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
 "${run[@]}" --rm bookie cluster init -m "$uri"
 "${run[@]}" --detach --name b1 -e BOOKIE_BOOKIE__ID=b1 -e BOOKIE_LISTEN__HOST=127.0.0.1 \
-  -e BOOKIE_LISTEN__PORT=0 -e BOOKIE_HTTP__PORT="$port" bookie >/dev/null
+  -e BOOKIE_SECURITY__ALLOW_PLAINTEXT=true -e BOOKIE_LISTEN__PORT=0 -e BOOKIE_HTTP__PORT="$port" bookie >/dev/null
 inside=("${podman[@]}" exec b1)
 [[ $("${inside[@]}" id --user) == 10001 ]]
 # What the image says of its health, until it is well or half a minute has gone.

@@ -8,6 +8,7 @@ from tests.mutants.coordination_mutants import COORDINATION_MUTANTS
 from tests.mutants.log_mutants import LOG_MUTANTS
 from tests.mutants.mutant import Mutant
 from tests.mutants.repair_mutants import REPAIR_MUTANTS
+from tests.mutants.security_mutants import SECURITY_MUTANTS
 from tests.mutants.spark_mutants import SPARK_MUTANTS
 from tests.mutants.sync_mutants import SYNC_MUTANTS
 
@@ -18,5 +19,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *LOG_MUTANTS,
     *REPAIR_MUTANTS,
     *SYNC_MUTANTS,
+    *SECURITY_MUTANTS,
     *SPARK_MUTANTS,
 )

@@ -25,6 +25,7 @@ from itertools import count
 from typing import Generic, Protocol, TypeVar
 
 from bookie.cluster.directory import BookieDirectory
+from bookie.cluster.endpoints import speaks_tls
 from bookie.cluster.registration_record import Endpoint
 from bookie.config import ClientSettings, RpcSettings
 from bookie.env import gather
@@ -34,12 +35,14 @@ from bookie.errors import (
     BookieError,
     BookieUnreachableError,
     ClientClosedError,
+    TlsError,
     WrongIncarnationError,
 )
 from bookie.ids import Status
 from bookie.ledger.connection.calls import ELSEWHERE
 from bookie.wire.commands import Info
 from bookie.wire.grpc.client.channel import AddStream, BookieChannel, LacState, LacWatch
+from bookie.wire.grpc.credentials import ChannelSecurity
 
 RECONNECT_SECONDS_MIN = 0.05
 RECONNECT_SECONDS_MAX = 1.0
@@ -162,6 +165,8 @@ class AddConnection(_Reconnecting[AddStream]):
         """The `heard_at` of the last silence that users were told about: they are told once."""
         self.is_up = False
         """True if the bookie has accepted the stream; requests are sent only while this is true."""
+        self.tls_problem = ""
+        """Why the last attempt to connect failed, if it failed by TLS; else empty."""
 
     @property
     def life(self) -> str:
@@ -241,14 +246,14 @@ class AddConnection(_Reconnecting[AddStream]):
 
     def _on_open(self) -> None:
         super()._on_open()
-        self.is_up = True
+        self.is_up, self.tls_problem = True, ""
         self.heard_at = asyncio.get_running_loop().time()
         for user in list(self._users):
             user.on_up()
 
     def _on_broken(self, error: BookieError) -> None:
         self._awaited.clear()
-        self.is_up = False
+        self.is_up, self.tls_problem = False, str(error) if isinstance(error, TlsError) else ""
         if isinstance(error, WrongIncarnationError):
             self._is_lost = True
             users, self._users = self._users, {}
@@ -375,19 +380,35 @@ class BookieConnection:
 
         Raises:
             BookieUnreachableError: its address is unknown.
+            TlsError: the client's settings forbid its address.
         """
-        endpoint = self._pool.directory.resolve(self.bookie_id)
-        if self._channel is not None and endpoint is self._endpoint:
-            return self._channel
+        endpoint = self._pool.resolve(self.bookie_id)
+        channel = self._channel
+        if channel is not None and endpoint is self._endpoint and not self._is_outdated(channel):
+            return channel
         self._endpoint = endpoint
-        address = endpoint.address
-        if self._channel is None or self._channel.address != address:
-            before, self._channel = self._channel, self._pool.open_channel(address, self.bookie_id)
+        is_same = channel is not None and (
+            (channel.address, channel.credentials is not None)
+            == (endpoint.address, speaks_tls(endpoint))
+        )
+        if channel is None or not is_same or self._is_outdated(channel):
+            before = channel
+            self._channel = channel = self._pool.open_channel(endpoint, self.bookie_id)
             if before is not None:
                 self._pool.close_channel(before)
                 for lane in self._lanes():
                     lane.drop()
-        return self._channel
+        return channel
+
+    def _is_outdated(self, channel: BookieChannel) -> bool:
+        """True if the channel has older credentials than the files, and lost its connection.
+
+        A connection that stands keeps its streams.
+        """
+        if channel.credentials is None:
+            return False
+        is_changed = channel.credentials is not self._pool.security.credentials()
+        return is_changed and not channel.is_connected
 
     def hurry(self) -> None:
         for lane in self._lanes():
@@ -410,6 +431,7 @@ class BookiePool:
         tasks: where streams and calls live; must outlive `close`.
         settings: the client's timeouts.
         rpc: message sizes and keepalive, the same as the bookies'.
+        security: the credentials for TLS; by default there is no TLS.
     """
 
     def __init__(
@@ -419,8 +441,10 @@ class BookiePool:
         tasks: asyncio.TaskGroup,
         settings: ClientSettings,
         rpc: RpcSettings,
+        security: ChannelSecurity | None = None,
     ) -> None:
         self.directory = directory
+        self.security = security or ChannelSecurity()
         self.tasks = tasks
         self.settings = settings
         self._instance_id = instance_id
@@ -449,15 +473,44 @@ class BookiePool:
         if not self._is_closed and (found := self._connections.get(bookie_id)) is not None:
             found.hurry()
 
-    def open_channel(self, address: str, bookie_id: str) -> BookieChannel:
-        """Make a channel to `address` that refuses to speak with any bookie but `bookie_id`."""
+    def resolve(self, bookie_id: str) -> Endpoint:
+        """Return the address of a bookie that this client may use.
+
+        Raises:
+            BookieUnreachableError: its address is unknown.
+            TlsError: the client's settings forbid its address.
+        """
+        return self.directory.resolve(bookie_id, self.security.settings)
+
+    def require_permitted(self, bookies: Collection[str]) -> None:
+        """Refuse bookies all of which the client's settings forbid.
+
+        Raises:
+            TlsError: they are, so there is nothing to wait for.
+        """
+        refusal: TlsError | None = None
+        for bookie_id in bookies:
+            try:
+                self.resolve(bookie_id)
+            except TlsError as error:
+                refusal = error
+            except BookieUnreachableError:
+                return
+            else:
+                return
+        if refusal is not None:
+            raise refusal
+
+    def open_channel(self, endpoint: Endpoint, bookie_id: str) -> BookieChannel:
+        """Make a channel to `endpoint` that refuses to speak with any bookie but `bookie_id`."""
         return BookieChannel(
-            address,
+            endpoint.address,
             self._instance_id,
             self.tasks,
             bookie_id=bookie_id,
             connect_timeout_seconds=self.settings.connect_timeout_seconds,
             settings=self._rpc,
+            credentials=self.security.credentials() if speaks_tls(endpoint) else None,
         )
 
     def require_open(self) -> None:

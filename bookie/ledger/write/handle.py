@@ -495,7 +495,7 @@ class WriterHandle:
             case ForceDone(error):
                 self._forced(error)
             case Failed(error):
-                lanes = self._lanes.describe()
+                lanes, error = self._lanes.describe(), self._lanes.explained(error)
                 _log.warning(
                     "writer_failed", ledger_id=self._ledger_id, reason=str(error), lanes=lanes
                 )

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
+from bookie.errors import BookieError, NotEnoughBookiesError
 from bookie.ids import is_vacant
 from bookie.ledger.connection.pool import AddConnection, BookiePool, OnAnswer
 from bookie.ledger.exchange import ChooseNewcomers
@@ -148,6 +149,13 @@ class WriterLanes:
 
     def describe(self) -> list[str]:
         return [slot.lane.describe() for slot in self._slots]
+
+    def explained(self, error: BookieError) -> BookieError:
+        """Let the error of a writer begin with why TLS with its bookies failed, if it did."""
+        problems = [slot.lane.tls_problem for slot in self._slots if slot.lane.tls_problem]
+        if problems and isinstance(error, NotEnoughBookiesError):
+            error.args = (f"{problems[0]}; {error}",)
+        return error
 
     # -- newcomers -------------------------------------------------------------------------------
 

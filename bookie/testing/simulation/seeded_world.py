@@ -102,7 +102,10 @@ def seeded_world(
     )
     this_process = SimpleNamespace(getpid=lambda: 1)
 
-    def open_channel(address: str, options: list[tuple[str, int]]) -> SimulatedChannel:
+    def open_channel(
+        address: str, options: list[tuple[str, int]], credentials: None = None
+    ) -> SimulatedChannel:
+        del credentials
         timeout_ms = dict(options)["grpc.min_reconnect_backoff_ms"]
         return SimulatedChannel(network, address, timeout_ms / 1000)
 

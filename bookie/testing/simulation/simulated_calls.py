@@ -223,6 +223,11 @@ class ClientCall:
             raise asyncio.CancelledError
         return self._initial or ()
 
+    async def details(self) -> str:
+        """Return why the call failed; empty if it did not."""
+        error = self._outcome
+        return (error.details() or "") if isinstance(error, grpc.RpcError) else ""
+
     async def write(self, message: bytes) -> None:
         if self._is_done:
             raise asyncio.InvalidStateError("the call has ended")

@@ -6,7 +6,7 @@ below the ping interval of every client.
 
 The instance id travels in the metadata of each call and is compared in constant time. The instance
 id is not a secret, but to compare it costs nothing. All ports and channels are opened in this
-module, so credentials would have one place.
+module, with or without the credentials that `credentials` makes.
 """
 
 from __future__ import annotations
@@ -107,18 +107,26 @@ def channel_options(settings: RpcSettings, connect_timeout_seconds: float) -> Ch
     ]
 
 
-def open_channel(address: str, options: ChannelOptions) -> Any:
-    """Make a channel to ``HOST:PORT``; it connects when it is first used."""
-    return aio.insecure_channel(address, options=options)
+def open_channel(address: str, options: ChannelOptions, credentials: Any = None) -> Any:
+    """Make a channel to ``HOST:PORT``; it connects when it is first used.
+
+    With credentials it speaks TLS alone, and verifies that the certificate is good for ``HOST``.
+    """
+    if credentials is None:
+        return aio.insecure_channel(address, options=options)
+    return aio.secure_channel(address, credentials, options=options)
 
 
-def bind(server: Any, address: str) -> int:
-    """Let `server` listen on ``HOST:PORT``; return the port that it got.
+def bind(server: Any, address: str, credentials: Any = None) -> int:
+    """Let `server` listen on ``HOST:PORT``, by TLS if there are credentials; return the port.
 
     Raises:
         RuntimeError: gRPC could not bind the address.
     """
-    port: int = server.add_insecure_port(address)
+    if credentials is None:
+        port: int = server.add_insecure_port(address)
+    else:
+        port = server.add_secure_port(address, credentials)
     return port
 
 

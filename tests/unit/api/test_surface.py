@@ -11,7 +11,7 @@ import pytest
 
 import bookie
 from bookie.api import UNCLAIMED, BookKeeper, ClientOptions, DigestName, connect
-from bookie.config import ClientSettings
+from bookie.config import ClientSettings, SecuritySettings
 from bookie.entry.digest import DigestType
 from bookie.errors import BadRequestError, ClientClosedError, ConfigurationError
 from tests.unit.ledger.real_cluster import RealCluster
@@ -88,8 +88,10 @@ async def test_reprs_say_which_and_how(cluster: RealCluster) -> None:
 
 
 def test_keywords_of_connect_are_the_settings() -> None:
-    """A type checker knows the same ones as the section ``[client]``."""
-    assert ClientOptions.__annotations__.keys() == ClientSettings.model_fields.keys()
+    """A type checker knows those of ``[client]``, and those of ``[security]`` for clients."""
+    of_security = SecuritySettings.model_fields.keys() - {"require_client_certificate"}
+    expected = ClientSettings.model_fields.keys() | of_security
+    assert ClientOptions.__annotations__.keys() == expected
     assert {name.upper() for name in get_args(DigestName)} == set(DigestType.__members__)
 
 

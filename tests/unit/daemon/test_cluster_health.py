@@ -173,7 +173,7 @@ async def test_what_a_silent_bookie_stores_is_unknown(cluster: RealCluster) -> N
         "ledgers in limbo",
     }
     assert checks["bookies that do not answer"].count == 2
-    assert "nowhere: its registration names no address" in (
+    assert "nowhere: bookie nowhere names no address for entries" in (
         checks["bookies that do not answer"].found
     )
     missing = checks["ledgers with missing copies"]

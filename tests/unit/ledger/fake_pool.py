@@ -57,6 +57,8 @@ def reply_to(command: ReadCommand, until: int) -> ReadReply:
 class FakeLane:
     """Takes requests; the test answers them."""
 
+    tls_problem = ""
+
     def __init__(self) -> None:
         self.users: list[AddSender] = []
         self.sent: list[tuple[int, bytes, OnAnswer]] = []

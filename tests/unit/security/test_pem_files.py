@@ -41,7 +41,7 @@ def directory(tmp_path: Path) -> Path:
 
 
 def settings(directory: Path, name: str = "b1") -> SecuritySettings:
-    return SecuritySettings(**authority.settings_for(directory, name))
+    return SecuritySettings.model_validate(authority.settings_for(directory, name))
 
 
 def watched(directory: Path) -> tuple[PemFiles, Clock]:

@@ -81,6 +81,7 @@ class BookieChannel:
         bookie_id: The bookie to call; another one at the address refuses. Empty: any.
         connect_timeout_seconds: Time for a connection to stand, and for a stream to be taken up.
         settings: Message sizes and keepalive, the same as the server's.
+        credentials: gRPC's credentials for TLS, see `ChannelSecurity`; None connects without TLS.
     """
 
     def __init__(
@@ -92,16 +93,18 @@ class BookieChannel:
         bookie_id: str = "",
         connect_timeout_seconds: float = 5.0,
         settings: RpcSettings | None = None,
+        credentials: Any = None,
     ) -> None:
         self.address = address
+        self.credentials = credentials
         self._tasks = tasks
         self._connect_timeout_seconds = connect_timeout_seconds
         self._instance_id = instance_id
         self._bookie_id = bookie_id
         self._metadata = transport.call_metadata(instance_id, bookie_id)
         options = transport.channel_options(settings or RpcSettings(), connect_timeout_seconds)
-        self._bulk = transport.open_channel(address, options)
-        self._control = transport.open_channel(address, options)
+        self._bulk = transport.open_channel(address, options, credentials)
+        self._control = transport.open_channel(address, options, credentials)
         self._unary = {
             rpc: self._control.unary_unary(f"/{SERVICE}/{rpc}")
             for rpc in ("Read", "ReadLac", "Fence", "Force", "WriteLac", "GetInfo")
@@ -110,6 +113,13 @@ class BookieChannel:
         self._reads = ReadStream(self._stream_call(self._control, "ReadStream"), self._deadlines)
         self._streams: list[AddStream | ReadStream | LacWatch] = [self._reads]
         self._has_moved = False
+
+    @property
+    def is_connected(self) -> bool:
+        """True if a connection stands, and none has failed to be made."""
+        states = {one.get_state() for one in (self._bulk, self._control)}
+        failed = grpc.ChannelConnectivity.TRANSIENT_FAILURE
+        return grpc.ChannelConnectivity.READY in states and failed not in states
 
     async def close(self, *, has_moved: bool = False) -> None:
         """End the streams and close the connections.

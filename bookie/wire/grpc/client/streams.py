@@ -33,6 +33,7 @@ from bookie.errors import (
     BookieUnreachableError,
     ClientClosedError,
     OperationTimeoutError,
+    TlsError,
     WrongBookieError,
     WrongIncarnationError,
 )
@@ -48,6 +49,7 @@ from bookie.wire.coalesce import fitting, join_messages, split_message
 from bookie.wire.codec import encode_streamed_read, parse_add_response, scan_read_response
 from bookie.wire.commands import LacState, ReadCommand
 from bookie.wire.deadlines import Deadlines, is_being_cancelled
+from bookie.wire.grpc.client.tls_problems import tls_problem
 from bookie.wire.grpc.transport import named
 from bookie.wire.messages import Fields
 
@@ -82,6 +84,8 @@ def error_of(address: str, error: grpc.RpcError) -> BookieError:
         return OperationTimeoutError(f"bookie {address} did not answer in time")
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return BadRequestError(f"a message to or from bookie {address} is too large")
+    if reason := tls_problem(error.details() or ""):
+        return TlsError(f"bookie {address}: {reason}")
     return BookieUnreachableError(f"bookie {address} cannot be reached: {error.details()}")
 
 
@@ -212,7 +216,7 @@ class Stream(ABC):
                 offered = tuple(await call.initial_metadata() or ())
             refusal = self._refusal_of(offered)
             if refusal is not None:
-                return refusal
+                return await self._tls_error(call) or refusal
             attempt.joins = JOINED_MESSAGES_METADATA in offered
             # A call that failed has initial metadata too, and is done.
             if self._patient and not call.done():
@@ -234,6 +238,11 @@ class Stream(ABC):
                 writer.cancel()
             call.cancel()
         return BookieUnreachableError(f"bookie {self.address} ended the stream")
+
+    async def _tls_error(self, call: Any) -> TlsError | None:
+        """Return why no bookie was reached, if TLS failed; then no metadata came either."""
+        problem = tls_problem(await call.details() or "") if call.done() else ""
+        return TlsError(f"bookie {self.address}: {problem}") if problem else None
 
     def _writer(self, call: Any, attempt: _Attempt) -> asyncio.Task[None]:
         return self._tasks.create_task(_write(call, attempt), name=f"writer to {self.address}")

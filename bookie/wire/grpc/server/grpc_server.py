@@ -27,6 +27,7 @@ from bookie.config import NodeSettings, RpcSettings
 from bookie.errors import CannotStartError
 from bookie.telemetry import Metrics, event_log
 from bookie.wire.grpc import transport
+from bookie.wire.grpc.credentials import ServerSecurity
 from bookie.wire.grpc.server.service import BookieService
 from bookie.wire.interfaces import SERVICE, BookieNode
 
@@ -66,8 +67,12 @@ async def _refuse(_requests: object, context: Any) -> None:
 class HeldPort:
     """A port on which calls are refused until `serve`; made by `hold_port`."""
 
-    def __init__(self, server: Any, host: str, port: int, settings: RpcSettings) -> None:
+    def __init__(
+        self, server: Any, host: str, port: int, settings: RpcSettings, plaintext_port: int = 0
+    ) -> None:
         self.port = port
+        self.plaintext_port = plaintext_port
+        """The port without TLS beside it; 0 if there is none."""
         self._server = server
         self._host = host
         self._settings = settings
@@ -96,7 +101,9 @@ class HeldPort:
         self._gate.service_handlers = service.handlers()
         for name in ("", SERVICE):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
-        _log.info("rpc_listening", host=self._host, port=self.port)
+        _log.info(
+            "rpc_listening", host=self._host, port=self.port, plaintext_port=self.plaintext_port
+        )
         try:
             yield
         finally:
@@ -107,16 +114,32 @@ class HeldPort:
 
 
 @contextlib.asynccontextmanager
-async def hold_port(host: str, port: int, settings: RpcSettings) -> AsyncIterator[HeldPort]:
+async def hold_port(
+    host: str,
+    port: int,
+    settings: RpcSettings,
+    *,
+    security: ServerSecurity | None = None,
+    plaintext_port: int | None = None,
+) -> AsyncIterator[HeldPort]:
     """Listen on `host` and `port` (0 picks one) while the context lasts, and refuse all calls.
 
     No other process can take the port from the beginning to the end of the context.
+
+    Args:
+        host: the address to listen on.
+        port: the port to listen on.
+        settings: message sizes, keepalive and limits.
+        security: the credentials with which the port speaks TLS; None speaks plaintext.
+        plaintext_port: one more port, without TLS (0 picks one); None opens none.
 
     Raises:
         CannotStartError: The address cannot be listened on now; one sentence says why.
     """
     server = aio.server(options=transport.server_options(settings))
-    held = HeldPort(server, host, _bind(server, host, port), settings)
+    bound = _bind(server, host, port, security)
+    beside = 0 if plaintext_port is None else _bind(server, host, plaintext_port)
+    held = HeldPort(server, host, bound, settings, beside)
     await held.refuse()
     try:
         yield held
@@ -124,12 +147,12 @@ async def hold_port(host: str, port: int, settings: RpcSettings) -> AsyncIterato
         await server.stop(None)
 
 
-def _bind(server: Any, host: str, port: int) -> int:
+def _bind(server: Any, host: str, port: int, security: ServerSecurity | None = None) -> int:
     """Listen, or raise the reason: gRPC itself only says that it failed."""
     address = join_address(host, port)
     try:
         _probe(host, port)
-        return transport.bind(server, address)
+        return transport.bind(server, address, security and security.credentials())
     except socket.gaierror as error:
         reason = f"the host name cannot be resolved ({error.strerror})"
     except OSError as error:

@@ -1,0 +1,51 @@
+"""Which of a bookie's addresses a client uses: by TLS, or without it.
+
+A registration says for each address if TLS is spoken there: its protocol is ``grpcs`` or ``https``,
+and ``grpc`` or ``http`` without TLS. A client with a CA never falls back to plaintext by itself.
+"""
+
+from __future__ import annotations
+
+from bookie.cluster.registration_record import Endpoint, Registration
+from bookie.config import SecuritySettings
+from bookie.errors import BookieUnreachableError, TlsError
+
+
+def speaks_tls(endpoint: Endpoint) -> bool:
+    """True if the bookie speaks TLS at this address."""
+    return endpoint.protocol.endswith("s")
+
+
+def endpoint_for(registration: Registration, service: str, settings: SecuritySettings) -> Endpoint:
+    """Return the address of a bookie's service that a client with these settings uses.
+
+    Args:
+        registration: the bookie's.
+        service: "bookie" for entries, "http" for commands.
+        settings: the client's. With a CA, only an address with TLS is used, unless plaintext is
+            allowed and the bookie offers nothing else.
+
+    Raises:
+        BookieUnreachableError: the bookie does not offer the service.
+        TlsError: it offers no address that the settings permit.
+    """
+    offered = [one for one in registration.endpoints if one.name == service]
+    bookie_id = registration.bookie_id
+    if not offered:
+        of_entries = "for entries" if service == "bookie" else f"for {service}"
+        raise BookieUnreachableError(f"bookie {bookie_id} names no address {of_entries}")
+    by_tls = [one for one in offered if speaks_tls(one)]
+    plain = [one for one in offered if not speaks_tls(one)]
+    if settings.uses_tls and by_tls:
+        return by_tls[0]
+    if plain and (settings.allow_plaintext or not settings.uses_tls):
+        return plain[0]
+    if settings.uses_tls:
+        raise TlsError(
+            f"bookie {bookie_id} does not speak TLS, and this client must not use plaintext: "
+            "security.ca_file is set, and security.allow_plaintext is not"
+        )
+    raise TlsError(
+        f"bookie {bookie_id} speaks only TLS: set security.ca_file, and security.certificate_file "
+        "and key_file if it asks for a client's certificate"
+    )

@@ -1,0 +1,70 @@
+"""This process's certificate: checked at the start, followed afterwards, shown in metrics."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AbstractAsyncContextManager
+from typing import NoReturn
+
+from bookie.config import Settings
+from bookie.env import beside
+from bookie.errors import ConfigurationError
+from bookie.security import PemFiles
+from bookie.security.certificates import first_expiry_seconds
+from bookie.security.exposure import require_protected
+from bookie.telemetry import Metrics, event_log
+
+LOOK_INTERVAL_SECONDS = 2.0
+"""The longest time until a changed file is taken."""
+
+_log = event_log(__name__)
+
+
+def prepare_security(
+    settings: Settings, metrics: Metrics, listeners: tuple[str, ...] = ("listen", "http")
+) -> PemFiles | None:
+    """Load this process's certificate; None if it speaks plaintext, as it may here.
+
+    Raises:
+        ConfigurationError: a file cannot be used, or others would reach a listener without TLS.
+    """
+    security = settings.security
+    if security.uses_tls and not security.serves_tls and "listen" in listeners:
+        raise ConfigurationError(
+            "security.ca_file is set, and security.certificate_file is not: a bookie that trusts a "
+            "CA needs a certificate of its own"
+        )
+    exposed = require_protected(settings, listeners)
+    metrics.plaintext_allowed.set(int(security.allow_plaintext))
+    if security.allow_plaintext:
+        _log.warning(
+            "plaintext_allowed",
+            setting="security.allow_plaintext",
+            listeners=[f"{name} = {host}" for name, host in exposed.items()],
+            meaning="whoever reaches them may read, write and delete",
+        )
+    if not security.serves_tls:
+        return None
+    files = PemFiles(security)
+    _show_expiry(files, metrics)
+    return files
+
+
+def watching_certificates(
+    files: PemFiles | None, metrics: Metrics
+) -> AbstractAsyncContextManager[None]:
+    """Take changed files while the block runs. New connections use them, and others go on."""
+    return beside([] if files is None else [_watch(files, metrics)])
+
+
+async def _watch(files: PemFiles, metrics: Metrics) -> NoReturn:
+    while True:
+        await asyncio.sleep(LOOK_INTERVAL_SECONDS)
+        if files.refresh():
+            _show_expiry(files, metrics)
+
+
+def _show_expiry(files: PemFiles, metrics: Metrics) -> None:
+    for name, pem in (("certificate", files.pems.certificate), ("ca", files.pems.ca)):
+        expiry = first_expiry_seconds(pem)
+        metrics.certificate_expiry_timestamp_seconds.labels(name).set(expiry)

@@ -1,0 +1,84 @@
+"""What `bookie doctor` says about the security of a bookie with given settings."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from bookie.config import Settings
+from bookie.daemon.preflight import Fact, Severity
+from bookie.errors import BookieError
+from bookie.security import PemFiles
+from bookie.security.certificates import read_certificate_file
+from bookie.security.exposure import exposed_listeners
+
+DAY_SECONDS = 86400
+EXPIRY_DAYS_MIN = 30
+"""A certificate that is valid for a shorter time should be renewed now."""
+
+
+def check_security(settings: Settings, now_seconds: float) -> list[Fact]:
+    """Check the listeners and the certificate of a bookie.
+
+    Args:
+        settings: the bookie's.
+        now_seconds: the time now, in seconds since 1970.
+    """
+    checks = [check_plaintext(settings)]
+    if settings.security.uses_tls:
+        checks += check_certificates(settings, now_seconds)
+    return checks
+
+
+def check_plaintext(settings: Settings) -> Fact:
+    """Warn while plaintext is allowed; a bookie that others reach without TLS must not start."""
+    exposed = exposed_listeners(settings, ("listen", "http"))
+    listeners = ", ".join(f"{name} = {host}" for name, host in exposed.items())
+    if settings.security.allow_plaintext:
+        found = "security.allow_plaintext is set"
+        found += f": {listeners} without TLS" if exposed else ", and nothing needs it"
+        advice = "turn it off as soon as all bookies and clients use TLS"
+        return Fact("plaintext", Severity.WARN, found, advice)
+    if exposed:
+        advice = "set security.certificate_file, key_file and ca_file, or security.allow_plaintext"
+        return Fact("plaintext", Severity.FAIL, f"{listeners} without TLS", advice)
+    if not settings.security.serves_tls:
+        return Fact("plaintext", Severity.OK, "only this machine reaches the bookie")
+    return Fact("plaintext", Severity.OK, "refused")
+
+
+def check_certificates(settings: Settings, now_seconds: float) -> list[Fact]:
+    """Check that the files can be used, that the key is private, and when they expire."""
+    security = settings.security
+    try:
+        PemFiles(security)
+        certificates = [
+            check_expiry(Path(path), now_seconds)
+            for path in (security.certificate_file, security.ca_file)
+            if path
+        ]
+    except BookieError as error:
+        return [Fact("certificate", Severity.FAIL, str(error), "repair the files of [security]")]
+    if security.key_file and os.stat(security.key_file).st_mode & (stat.S_IRGRP | stat.S_IROTH):
+        advice = f"chmod 600 {security.key_file}"
+        certificates.append(Fact("key", Severity.WARN, "others may read the key", advice))
+    if security.serves_tls and not security.require_client_certificate:
+        found = "security.require_client_certificate is off: every client may read and write"
+        certificates.append(Fact("clients", Severity.WARN, found, "give clients certificates"))
+    return certificates
+
+
+def check_expiry(path: Path, now_seconds: float) -> Fact:
+    """Check when the first certificate of a file expires."""
+    first = min(read_certificate_file(path), key=lambda one: one.expires_seconds)
+    days = (first.expires_seconds - now_seconds) / DAY_SECONDS
+    numbers = {"expires_seconds": first.expires_seconds}
+    label = "CA" if first.is_authority else "certificate"
+    if days < 0:
+        found = f"{path} has expired"
+        return Fact(label, Severity.FAIL, found, "renew it", numbers)
+    found = f"{first.subject}, valid for {days:.0f} days"
+    verdict = Severity.OK if days >= EXPIRY_DAYS_MIN else Severity.WARN
+    advice = "" if verdict is Severity.OK else f"renew {path}; the bookie takes it at once"
+    return Fact(label, verdict, found, advice, numbers)

@@ -1,0 +1,129 @@
+"""Bugs in TLS: who would be let in, or what would be told to whom."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+_ENDPOINTS = "tests/unit/cluster/test_endpoints.py"
+_GRPC = "tests/unit/security/test_grpc_tls.py"
+_HTTP = "tests/unit/security/test_http_tls.py"
+_FILES = "tests/unit/security/test_pem_files.py"
+_EXPOSURE = "tests/unit/security/test_exposure.py"
+_AUTHORITY = "tests/unit/security/test_authority.py"
+_REAL = "tests/fault/test_tls.py"
+
+SECURITY_MUTANTS: tuple[Mutant, ...] = (
+    Mutant(
+        "a client with a CA falls back to plaintext",
+        "bookie/cluster/endpoints.py",
+        "    if plain and (settings.allow_plaintext or not settings.uses_tls):\n",
+        "    if plain:\n",
+        (f"{_ENDPOINTS}::test_refused",),
+        "Whoever writes a registration could read everything that this client sends.",
+    ),
+    Mutant(
+        "a client that may use plaintext prefers it",
+        "bookie/cluster/endpoints.py",
+        "    if settings.uses_tls and by_tls:\n",
+        "    if settings.uses_tls and by_tls and not plain:\n",
+        (f"{_ENDPOINTS}::test_taken",),
+        "After a change to TLS nothing would be encrypted.",
+    ),
+    Mutant(
+        "a channel forgets its credentials",
+        "bookie/wire/grpc/transport.py",
+        "    if credentials is None:\n        return aio.insecure_channel",
+        "    if credentials is None or options:\n        return aio.insecure_channel",
+        (f"{_GRPC}::test_both_ends_know_each_other",),
+        "Downgrade in the last place that opens a connection.",
+    ),
+    Mutant(
+        "a bookie does not ask clients for certificates",
+        "bookie/wire/grpc/credentials.py",
+        "            self._files.settings.require_client_certificate,\n",
+        "            False,\n",
+        (f"{_GRPC}::test_strangers", f"{_GRPC}::test_who_calls_is_known"),
+        "Everybody may write.",
+    ),
+    Mutant(
+        "a server keeps its first certificate",
+        "bookie/wire/grpc/credentials.py",
+        "        if pems is not self._made_of:\n            self._configuration,",
+        "        if False:\n            self._configuration,",
+        (f"{_GRPC}::test_a_renewed_certificate_ends_no_stream",),
+        "A renewed certificate would need a restart, and a removed CA stays trusted.",
+    ),
+    Mutant(
+        "a client keeps the credentials of its first connection",
+        "bookie/ledger/connection/pool.py",
+        "        return is_changed and not channel.is_connected\n",
+        "        return False\n",
+        (f"{_REAL}::test_a_new_ca_in_the_middle_of_a_stream",),
+        "After a renewal it is refused by each bookie that restarts.",
+    ),
+    Mutant(
+        "changed files end connections that stand",
+        "bookie/ledger/connection/pool.py",
+        "        return is_changed and not channel.is_connected\n",
+        "        return is_changed\n",
+        (f"{_REAL}::test_a_new_ca_in_the_middle_of_a_stream",),
+        "A renewal would interrupt every stream.",
+    ),
+    Mutant(
+        "a file that cannot be used is logged at each look",
+        "bookie/security/pem_files.py",
+        "            if stamp in (self._stamp, self._refused):\n",
+        "            if stamp == self._stamp:\n",
+        (f"{_FILES}::test_half_of_a_renewal_is_not_taken",),
+        "The log fills up, and each look costs a load of the files.",
+    ),
+    Mutant(
+        "host names are not verified over HTTP",
+        "bookie/security/contexts.py",
+        "    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)\n",
+        "    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)\n"
+        "    context.check_hostname = False\n",
+        (f"{_AUTHORITY}::test_a_certificate_for_another_host",),
+        "Each bookie could pose as any other.",
+    ),
+    Mutant(
+        "HTTP accepts TLS 1.2",
+        "bookie/security/contexts.py",
+        "    context.minimum_version = ssl.TLSVersion.TLSv1_3\n    context.num_tickets = 0\n",
+        "    context.num_tickets = 0\n",
+        (f"{_HTTP}::test_nothing_older_than_tls_1_3",),
+        "The promise is 1.3.",
+    ),
+    Mutant(
+        "HTTP keeps its first context",
+        "bookie/daemon/http.py",
+        "        connection.context = files.context\n",
+        "        pass\n",
+        (f"{_HTTP}::test_renewed_files_are_for_new_connections",),
+        "A removed CA stays trusted until a restart.",
+    ),
+    Mutant(
+        "metrics need no certificate",
+        "bookie/daemon/http.py",
+        "    if request.path in OPEN_PATHS or identity_of_certificate(",
+        '    if request.method == "GET" or identity_of_certificate(',
+        (f"{_HTTP}::test_who_may_ask_what",),
+        "Names of ledgers and figures of load are for those who are known.",
+    ),
+    Mutant(
+        "a wildcard address counts as loopback",
+        "bookie/security/exposure.py",
+        '        return ipaddress.ip_address(host.partition("%")[0]).is_loopback\n',
+        '        return not ipaddress.ip_address(host.partition("%")[0]).is_global\n',
+        (f"{_EXPOSURE}::test_not_loopback",),
+        "A bookie would be open to its network, unasked.",
+    ),
+    Mutant(
+        "a client's certificate is good for a bookie",
+        "bookie/security/authority.py",
+        "    purposes = [ExtendedKeyUsageOID.CLIENT_AUTH]\n",
+        "    purposes = [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]\n",
+        (f"{_AUTHORITY}::test_a_client_cannot_be_a_bookie",),
+        "Whoever may read could pose as a bookie, if his name is that of a host.",
+    ),
+)

@@ -1,0 +1,78 @@
+"""``bookie doctor`` on certificates, and on what others reach without TLS."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bookie.config import Settings
+from bookie.daemon.preflight import Fact, Severity
+from bookie.daemon.security_check import DAY_SECONDS, check_security
+from bookie.env import SystemClock
+from bookie.security import authority
+
+
+def check(days: float = 0, host: str = "127.0.0.1", **security: object) -> dict[str, Fact]:
+    """The facts, as they are in so many days."""
+    settings = Settings.model_validate({"listen": {"host": host}, "security": security})
+    now_seconds = SystemClock().now_ms() / 1000 + days * DAY_SECONDS
+    return {fact.name: fact for fact in check_security(settings, now_seconds)}
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, Any]:
+    """A bookie's certificate for 90 days."""
+    authority.create_authority(tmp_path)
+    authority.issue(tmp_path, "b1", ["127.0.0.1"], days=90)
+    return authority.settings_for(tmp_path, "b1")
+
+
+@pytest.mark.parametrize(
+    ("host", "allowed", "verdict", "words"),
+    [
+        ("127.0.0.1", False, Severity.OK, "only this machine"),
+        ("127.0.0.1", True, Severity.WARN, "security.allow_plaintext is set"),
+        ("0.0.0.0", False, Severity.FAIL, "listen.host = 0.0.0.0 without TLS"),
+        ("0.0.0.0", True, Severity.WARN, "listen.host = 0.0.0.0 without TLS"),
+    ],
+)
+def test_plaintext(host: str, allowed: bool, verdict: Severity, words: str) -> None:
+    fact = check(host=host, allow_plaintext=allowed)["plaintext"]
+    assert fact.verdict is verdict
+    assert words in fact.found
+
+
+def test_with_tls(files: dict[str, Any]) -> None:
+    facts = check(host="0.0.0.0", **files)
+    assert {name: fact.verdict for name, fact in facts.items()} == dict.fromkeys(
+        ("plaintext", "certificate", "CA"), Severity.OK
+    )
+    assert facts["certificate"].found == "CN=b1, valid for 90 days"
+
+
+@pytest.mark.parametrize(
+    ("days", "verdict"), [(59, Severity.OK), (61, Severity.WARN), (91, Severity.FAIL)]
+)
+def test_expiry(files: dict[str, Any], days: int, verdict: Severity) -> None:
+    assert check(days, **files)["certificate"].verdict is verdict
+
+
+def test_a_key_that_others_read(files: dict[str, Any]) -> None:
+    os.chmod(files["key_file"], 0o640)
+    fact = check(**files)["key"]
+    assert (fact.verdict, fact.advice) == (Severity.WARN, f"chmod 600 {files['key_file']}")
+
+
+def test_clients_without_certificates(files: dict[str, Any]) -> None:
+    facts = check(**files, require_client_certificate=False)
+    assert facts["clients"].verdict is Severity.WARN
+
+
+def test_a_file_that_cannot_be_used(files: dict[str, Any]) -> None:
+    Path(files["ca_file"]).write_text("nonsense")
+    fact = check(**files)["certificate"]
+    assert fact.verdict is Severity.FAIL
+    assert "security.ca_file" in fact.found

@@ -1,0 +1,196 @@
+"""gRPC by TLS: who is let in, what is said to others, and how a renewed certificate is taken."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc import aio
+
+from bookie.config import RpcSettings, SecuritySettings
+from bookie.errors import BookieError, BookieUnreachableError, TlsError
+from bookie.security import PemFiles, authority, pem_files
+from bookie.security.identity import PeerIdentity, identity_of_call
+from bookie.telemetry import Metrics
+from bookie.wire.grpc import transport
+from bookie.wire.grpc.client.channel import BookieChannel
+from bookie.wire.grpc.credentials import ChannelSecurity, ServerSecurity
+from bookie.wire.grpc.server.grpc_server import HeldPort, hold_port
+from tests.unit.wire.fake_node import INSTANCE_ID, FakeNode
+
+RPC = RpcSettings(drain_seconds=0.2)
+QUICK_SECONDS = 20.0
+"""A refusal comes at once; what hangs takes longer than this, even on a busy machine."""
+
+
+def settings(directory: Path, name: str, **others: Any) -> SecuritySettings:
+    return SecuritySettings.model_validate(authority.settings_for(directory, name) | others)
+
+
+@asynccontextmanager
+async def served(
+    files: PemFiles | None, plaintext_port: int | None = None
+) -> AsyncIterator[HeldPort]:
+    security = None if files is None else ServerSecurity(files)
+    async with (
+        hold_port("127.0.0.1", 0, RPC, security=security, plaintext_port=plaintext_port) as held,
+        held.serve(FakeNode(), Metrics()),
+    ):
+        yield held
+
+
+async def ask(port: int, security: SecuritySettings, host: str = "127.0.0.1") -> str:
+    """The id of the bookie that answers."""
+    answer: str | BookieError
+    async with asyncio.timeout(QUICK_SECONDS), asyncio.TaskGroup() as tasks:
+        credentials = ChannelSecurity(security).credentials()
+        channel = BookieChannel(f"{host}:{port}", INSTANCE_ID, tasks, credentials=credentials)
+        try:
+            answer = (await channel.info(timeout=QUICK_SECONDS)).bookie_id
+        except BookieError as error:
+            answer = error  # not through the group, which would wrap it
+        await channel.close()
+    if isinstance(answer, BookieError):
+        raise answer
+    return answer
+
+
+async def refused(port: int, security: SecuritySettings) -> str:
+    with pytest.raises(BookieUnreachableError) as caught:
+        await ask(port, security)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+async def test_both_ends_know_each_other(certificates: Path, host: str) -> None:
+    async with served(PemFiles(settings(certificates, "bookie"))) as held:
+        assert await ask(held.port, settings(certificates, "client"), host)
+
+
+async def test_who_calls_is_known(certificates: Path) -> None:
+    """The version, too: both ends are gRPC, so it is 1.3."""
+    seen: list[tuple[PeerIdentity | None, Any]] = []
+
+    async def answer(request: bytes, context: Any) -> bytes:
+        properties = context.auth_context()
+        seen.append((identity_of_call(properties), list(properties["ssl_tls_version"])))
+        return request
+
+    handlers = {"Call": grpc.unary_unary_rpc_method_handler(answer)}
+    server = aio.server()
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("Test", handlers),))
+    security = ServerSecurity(PemFiles(settings(certificates, "bookie")))
+    port = transport.bind(server, "127.0.0.1:0", security.credentials())
+    await server.start()
+    for name in ("client", "bookie"):
+        credentials = ChannelSecurity(settings(certificates, name)).credentials()
+        async with transport.open_channel(f"127.0.0.1:{port}", [], credentials) as channel:
+            await channel.unary_unary("/Test/Call")(b"")
+    await server.stop(None)
+    assert seen == [
+        (PeerIdentity("client"), [b"TLSv1.3"]),
+        (PeerIdentity("bookie", ("127.0.0.1", "localhost")), [b"TLSv1.3"]),
+    ]
+
+
+async def test_strangers(certificates: Path, strangers: Path) -> None:
+    trusted = str(authority.certificate_path(certificates, "ca"))
+    without = SecuritySettings(ca_file=trusted)
+    stranger = settings(strangers, "client", ca_file=trusted)
+    async with served(PemFiles(settings(certificates, "bookie"))) as held:
+        for client in (without, stranger):
+            said = await refused(held.port, client)
+            assert "refuses this client's certificate" in said
+        assert "cannot be reached" in await refused(held.port, SecuritySettings())
+
+
+async def test_a_client_without_a_certificate_where_none_is_required(certificates: Path) -> None:
+    client = SecuritySettings(ca_file=str(authority.certificate_path(certificates, "ca")))
+    open_to_all = settings(certificates, "bookie", require_client_certificate=False)
+    async with served(PemFiles(open_to_all)) as held:
+        assert await ask(held.port, client)
+
+
+async def test_an_impostor(certificates: Path, strangers: Path) -> None:
+    """A bookie of a CA that the client does not trust."""
+    async with served(PemFiles(settings(strangers, "bookie"))) as held:
+        said = await refused(held.port, settings(certificates, "client"))
+    assert "is not signed by a CA in security.ca_file" in said
+
+
+async def test_another_bookie_of_the_same_ca(certificates: Path) -> None:
+    """Its certificate is good, but not for this address."""
+    async with served(PemFiles(settings(certificates, "elsewhere"))) as held:
+        said = await refused(held.port, settings(certificates, "client"))
+    assert "its certificate is not for this host" in said
+
+
+async def test_a_client_that_poses_as_a_bookie(certificates: Path) -> None:
+    async with served(PemFiles(settings(certificates, "client"))) as held:
+        assert await refused(held.port, settings(certificates, "client"))
+
+
+async def test_no_fall_back_to_plaintext(certificates: Path) -> None:
+    async with served(None) as held:
+        with pytest.raises(TlsError, match="does not speak TLS at this address"):
+            await ask(held.port, settings(certificates, "client"))
+
+
+async def test_a_port_without_tls_beside_it(certificates: Path) -> None:
+    async with served(PemFiles(settings(certificates, "bookie")), plaintext_port=0) as held:
+        assert held.plaintext_port not in (0, held.port)
+        assert await ask(held.plaintext_port, SecuritySettings())
+        assert await ask(held.port, settings(certificates, "client"))
+        await refused(held.port, SecuritySettings())
+        await refused(held.plaintext_port, settings(certificates, "client"))
+
+
+async def test_a_renewed_certificate_ends_no_stream(
+    renewable: Path, strangers: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """New connections see the new certificate; the stream of a connection that stands goes on."""
+    monkeypatch.setattr(pem_files, "LOOK_SECONDS", 0.0)
+    files = PemFiles(settings(renewable, "bookie"))
+    client = settings(renewable, "client")
+    opened, broken = asyncio.Event(), asyncio.Event()
+    async with served(files) as held, asyncio.TaskGroup() as tasks:
+        credentials = ChannelSecurity(client).credentials()
+        address = f"127.0.0.1:{held.port}"
+        channel = BookieChannel(address, INSTANCE_ID, tasks, credentials=credentials)
+        channel.add_stream(lambda *_: None, lambda _: broken.set(), opened.set)
+        await opened.wait()
+        assert (await channel.info(timeout=QUICK_SECONDS)).bookie_id
+        # Another CA altogether: who trusts the former one must be refused from now on.
+        (renewable / "former.pem").write_bytes((renewable / "ca.pem").read_bytes())
+        former = settings(renewable, "client", ca_file=str(renewable / "former.pem"))
+        for name in ("ca.pem", "bookie.pem", "bookie-key.pem"):
+            (renewable / name).write_bytes((strangers / name).read_bytes())
+        assert files.refresh()
+        with pytest.raises(TlsError, match="is not signed by a CA"):
+            await ask(held.port, former)
+        assert await ask(held.port, settings(strangers, "client"))
+        assert (await channel.info(timeout=QUICK_SECONDS)).bookie_id
+        assert not broken.is_set()
+        await channel.close()
+
+
+async def test_a_client_takes_renewed_files(
+    renewable: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pem_files, "LOOK_SECONDS", 0.0)
+    security = ChannelSecurity(settings(renewable, "client"))
+    before = security.credentials()
+    assert security.credentials() is before
+    authority.renew(renewable, "client")
+    after = security.credentials()
+    assert after is not before
+    assert security.credentials() is after
+
+
+def test_without_a_ca_there_are_no_credentials() -> None:
+    assert ChannelSecurity().credentials() is None
