@@ -39,6 +39,7 @@ AT_NIGHT: Mapping[str, int] = {
     "tests/spark/test_spark_sink_faults.py": ALL,
     "tests/spark/test_spark_source_memory.py": ALL,
     "tests/spark/test_spark_standalone.py": ALL,
+    "tests/spark/test_spark_tls.py": ALL,
     # Tests of tests: that a world, a checker or a model finds bugs which are put into the product.
     "tests/cluster_sim/test_cluster_sim_finds_bugs.py": ALL,
     "tests/cluster_sim/test_log_sim_finds_bugs.py": ALL,
@@ -72,6 +73,7 @@ AT_NIGHT: Mapping[str, int] = {
     "tests/fault/test_reclaim.py": ALL,
     "tests/fault/test_local_cluster.py": 4,
     "tests/fault/test_older_metadata.py": 2,
+    "tests/fault/test_tls.py": 7,
     "tests/fault/test_torture.py": ALL,
     "tests/ledger_history/test_ledger_checker.py": 4,
     "tests/sim/test_crash_images.py": 4,

@@ -63,6 +63,12 @@ def local(
     restart: Annotated[
         bool, typer.Option("--restart", help="Start a bookie again when it dies.")
     ] = False,
+    secure: Annotated[
+        bool,
+        typer.Option(
+            "--secure", help="Speak TLS, with a CA and certificates in DIR/security; for good."
+        ),
+    ] = False,
 ) -> None:
     """Run a whole cluster of bookie processes on this machine until Ctrl-C.
 
@@ -71,11 +77,17 @@ def local(
     """
     import asyncio
 
-    asyncio.run(_run(data.absolute(), bookies, metadata, base_port, restart))
+    asyncio.run(_run(data.absolute(), bookies, metadata, base_port, restart, secure=secure))
 
 
 async def _run(
-    data: Path, bookies: int | None, metadata: str | None, base_port: int | None, restart: bool
+    data: Path,
+    bookies: int | None,
+    metadata: str | None,
+    base_port: int | None,
+    restart: bool,
+    *,
+    secure: bool,
 ) -> None:
     from bookie.daemon.local.supervisor import local_cluster
     from bookie.daemon.signals import USER_SIGNALS, ignore, noting, until_signal
@@ -84,7 +96,9 @@ async def _run(
     print(f"starting the cluster in {data} …", flush=True)
     async with (
         until_signal(hangup=True) as stop_requested,
-        local_cluster(data, bookies=bookies, metadata_uri=metadata, base_port=base_port) as cluster,
+        local_cluster(
+            data, bookies=bookies, metadata_uri=metadata, base_port=base_port, secure=secure
+        ) as cluster,
     ):
         _print_cluster(cluster)
         with noting(*USER_SIGNALS, note=_note_signal):
@@ -122,14 +136,14 @@ def _report(sentence: str) -> None:
 
 
 def _print_cluster(cluster: LocalCluster) -> None:
-
+    scheme = "https" if cluster.client_variables else "http"
     lines = table_lines(
         [
             {
                 "bookie": bookie.id,
                 "address": bookie.address,
                 "pid": bookie.pid,
-                "metrics": f"http://127.0.0.1:{bookie.member.http_port}/metrics",
+                "metrics": f"{scheme}://127.0.0.1:{bookie.member.http_port}/metrics",
                 "log": str(bookie.log_path),
             }
             for bookie in cluster.bookies
@@ -139,13 +153,17 @@ def _print_cluster(cluster: LocalCluster) -> None:
     command = _own_command()
     size = min(3, len(cluster.bookies))
     sizes = ("ensemble_size", "write_quorum_size", "ack_quorum_size")
+    exports = "".join(
+        f"  export {name}={shlex.quote(value)}\n"
+        for name, value in cluster.client_variables.items()
+    )
     quorums = "" if size == 3 else "".join(f" --set {name}={size}" for name in sizes)
     print(
         f"""
 The cluster is up. In another terminal:
 
   export BOOKIE_METADATA={shlex.quote(cluster.metadata_uri)}
-  {command} log create first{quorums}
+{exports}  {command} log create first{quorums}
   seq 1000 | {command} log append first   # one record a line
   {command} log read first | tail -3
   {command} cluster bookies

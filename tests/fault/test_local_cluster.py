@@ -117,6 +117,31 @@ async def test_comes_up_goes_down_and_comes_back(
     assert [row["state"] for row in json.loads(capsys.readouterr().out)] == ["missing", "missing"]
 
 
+async def test_a_secure_cluster_stays_one(tmp_path: Path) -> None:
+    """What it prints lets a client in; a start without --secure, later, is by TLS as well."""
+    for words in (["--bookies", "1", "--secure"], []):
+        async with supervisor(tmp_path, *words) as started:
+            await started.until("Ctrl-C here stops it")
+            assert "https://127.0.0.1:" in "".join(started.lines)
+            exports = dict(re.findall(r"export (BOOKIE_\w+)=(\S+)", "\n".join(started.lines)))
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "bookie", "node", "info", "bookie-1"),
+                stdout=asyncio.subprocess.DEVNULL,
+                env=child_environment(os.environ) | exports,
+            )
+            assert await process.wait() == 0
+            uri = exports.pop("BOOKIE_METADATA")
+            files = {name.partition("__")[2].lower(): path for name, path in exports.items()}
+            async with connect(uri, **files) as client:
+                assert "grpcs" in {one.protocol for one in client.bookies()["bookie-1"].endpoints}
+                writer = await client.create_ledger(
+                    ensemble_size=1, write_quorum_size=1, ack_quorum_size=1
+                )
+                await writer.append(b"encrypted")
+            started.process.send_signal(signal.SIGINT)
+            assert await started.end() == 0
+
+
 @pytest.mark.parametrize("kind", sorted(SHARED))
 async def test_a_cluster_on_a_metadata_server(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest

@@ -3,6 +3,7 @@
 ==========================  ===================================================================
 ``DIR/LOCK``                held while a supervisor runs
 ``DIR/cluster.json``        metadata URI and each bookie's ports, so that they stay the same
+``DIR/security/``           with TLS: the CA, and the certificates of bookies and of a client
 ``DIR/metadata/``           the embedded metadata store, unless another one was named
 ``DIR/bookie-1/``           one bookie: ``bookie.toml``, ``bookie.log`` (all it ever said),
                             ``bookie.pid`` (while it runs), ``journal/``, ``ledgers/``

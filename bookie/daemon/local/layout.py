@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from bookie.daemon.local.certificates import prepare_certificates, security_directory
 from bookie.errors import ConfigurationError, DirectoryLockedError
 
 BOOKIES_DEFAULT = 3
@@ -55,8 +56,11 @@ def prepare(
     metadata_uri: str | None,
     base_port: int | None,
     settings: Mapping[str, Mapping[str, object]],
+    secure: bool = False,
 ) -> Layout:
     """Plan the cluster, remember it, and write the configuration of every bookie.
+
+    A cluster that once spoke TLS does so from then on, also without `secure`.
 
     Raises:
         ConfigurationError: as `load_layout` and `plan_layout` do.
@@ -69,8 +73,13 @@ def prepare(
         base_port=base_port,
     )
     save_layout(directory, layout)
+    security: Mapping[str, Mapping[str, object]] = {}
+    if secure or security_directory(directory).exists():
+        names = [member.id for member in layout.members]
+        security = prepare_certificates(directory, names)
     for member in layout.members:
-        write_configuration(directory, layout, member, settings)
+        own = {"security": security[member.id]} if security else {}
+        write_configuration(directory, layout, member, {**own, **settings})
     return layout
 
 

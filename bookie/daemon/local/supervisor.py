@@ -9,10 +9,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from bookie.daemon.local.certificates import CLIENT, security_directory
 from bookie.daemon.local.layout import Layout, locked, make_directory, prepare
 from bookie.daemon.local.process import BookieProcess, describe_end
 from bookie.env import Backoff
 from bookie.errors import KeyExistsError, OperationTimeoutError, ShuttingDownError
+from bookie.security.authority import variables_for
 
 RESTART_DELAY_SECONDS = 1.0
 """The first delay before a restart. After each failure the delay doubles, up to
@@ -28,6 +30,12 @@ class LocalCluster:
     metadata_uri: str
     bookies: tuple[BookieProcess, ...]
 
+    @property
+    def client_variables(self) -> Mapping[str, str]:
+        """The variables that let a client connect by TLS; none if the bookies speak plaintext."""
+        home = security_directory(self.directory)
+        return variables_for(home, CLIENT) if home.exists() else {}
+
     def bookie(self, bookie_id: str) -> BookieProcess:
         return next(bookie for bookie in self.bookies if bookie.id == bookie_id)
 
@@ -39,6 +47,7 @@ async def local_cluster(
     bookies: int | None = None,
     metadata_uri: str | None = None,
     base_port: int | None = None,
+    secure: bool = False,
     settings: Mapping[str, Mapping[str, object]] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> AsyncIterator[LocalCluster]:
@@ -49,6 +58,7 @@ async def local_cluster(
         bookies: how many; those of the directory, or 3, when None.
         metadata_uri: another metadata store than the embedded one.
         base_port: the first of two ports per bookie; free ones are chosen and kept when None.
+        secure: let all bookies speak TLS, with certificates of a CA in the directory.
         settings: more settings for each bookie, by section and key.
         environment: variables of each bookie's process on top of this one's.
 
@@ -71,6 +81,7 @@ async def local_cluster(
             metadata_uri=metadata_uri,
             base_port=base_port,
             settings=settings or {},
+            secure=secure,
         )
         await _initialize(directory, layout)
         processes = tuple(BookieProcess(member, directory / member.id) for member in layout.members)

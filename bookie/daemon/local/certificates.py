@@ -1,0 +1,40 @@
+"""The certificates of a local cluster that speaks TLS, in ``DIR/security/``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from bookie.env import SystemClock
+from bookie.security import authority
+from bookie.security.certificates import first_expiry_seconds
+
+CLIENT = "client"
+HOSTS = ("127.0.0.1", "localhost")
+
+RENEW_SECONDS = 30 * 86400
+"""A certificate that expires within this time is renewed when the cluster starts."""
+
+
+def security_directory(directory: Path) -> Path:
+    """Return the directory of the CA; it exists if the cluster speaks TLS."""
+    return directory / "security"
+
+
+def prepare_certificates(directory: Path, names: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Make the CA and all certificates that are missing or expire soon.
+
+    Returns:
+        the section ``[security]`` of each bookie.
+    """
+    home = security_directory(directory)
+    if not home.exists():
+        authority.create_authority(home)
+    now_seconds = SystemClock().now_ms() / 1000
+    for name in (*names, CLIENT):
+        path = authority.certificate_path(home, name)
+        if not path.exists():
+            authority.issue(home, name, () if name == CLIENT else HOSTS)
+        elif first_expiry_seconds(path.read_bytes()) < now_seconds + RENEW_SECONDS:
+            authority.renew(home, name)
+    return {name: authority.settings_for(home, name) for name in names}
