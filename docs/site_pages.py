@@ -19,6 +19,7 @@ FROM_THE_ROOT = {
     "ARCHITECTURE.md": "architecture.md",
     "CHANGELOG.md": "changes.md",
     "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "reporting-weaknesses.md",
 }
 REFERENCE = {
     "bookie.api": "reference/api.md",

@@ -41,6 +41,7 @@ def _operator(with_spark: Path, wheel: Path, tmp_path: Path) -> Iterator[Operato
         operator = Operator(machines, PAGE, terminal)
         operator.places |= {
             "/var/tmp/audit": f"{tmp_path}/audit",
+            "/etc/bookie/security": f"{tmp_path}/security",
             "/opt/bookie/bin/pip install bookie-NEW.whl": install,
             "/opt/bookie/bin/pip install bookie-OLD.whl": install,
         }
@@ -111,6 +112,13 @@ def everyday(operator: Operator) -> None:
     said = operator.all_of("Open files run out")
     assert "process_max_fds" in said["curl -s http://127.0.0.1:8000/metrics | grep _fds"]
     operator.all_of("Errors")
+    made = operator.places["/etc/bookie/security"]
+    operator.run(f"bookie security init {made}")
+    operator.run(f"bookie security issue {made} b2 --host b2.example")
+    assert (
+        "b2.example"
+        in operator.all_of("A certificate expires")["bookie security show /etc/bookie/security"]
+    )
 
 
 def the_store_comes_from_a_backup(operator: Operator) -> None:

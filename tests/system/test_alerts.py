@@ -525,6 +525,22 @@ async def test_checks_that_never_end(
             prometheus.fire(*["BookieCheckIsOld"] * (hours == 2))
 
 
+@proves("BookieCertificateExpires")
+def test_a_certificate_that_is_not_renewed(prometheus: Scrapes) -> None:
+    """Two weeks before its end, until the bookie has taken a new one. promtool begins in 1970."""
+    metrics = Metrics()
+    expiry = metrics.certificate_expiry_timestamp_seconds
+    expiry.labels("ca").set(3650 * 86400)
+    expiry.labels("certificate").set(14 * 86400 + 300)
+    prometheus.hold(3, b1=exposed(metrics))
+    prometheus.fire()
+    prometheus.hold(5)
+    prometheus.fire("BookieCertificateExpires")
+    expiry.labels("certificate").set(90 * 86400)
+    prometheus.hold(1, b1=exposed(metrics))
+    prometheus.fire()
+
+
 @proves("BookieErrors")
 def test_a_fault_of_the_program(prometheus: Scrapes) -> None:
     """A request met one; ten minutes later the alert is over."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from bookie.cli import app
-from bookie.config import SecuritySettings
+from bookie.config import SecuritySettings, load_settings
 from bookie.security import PemFiles, authority
 
 
@@ -32,7 +33,7 @@ def test_from_init_to_renew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert shown["b2"]["expires"] < shown["bookie"]["expires"] < shown["ca"]["expires"]
     assert shown["b2"]["issuer"] == shown["ca"]["subject"]
     for name in ("bookie", "client", "b2"):
-        PemFiles(SecuritySettings(**authority.settings_for(home, name)))
+        PemFiles(SecuritySettings.model_validate(authority.settings_for(home, name)))
 
 
 def test_show_as_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -50,3 +51,19 @@ def test_refusals_are_sentences(tmp_path: Path, capsys: pytest.CaptureFixture[st
     (tmp_path / "x.pem").write_text("nonsense")
     assert app.run(["security", "show", str(tmp_path / "x.pem")]) == 1
     assert "holds no certificate" in capsys.readouterr().err
+
+
+GUIDE = Path(__file__).parents[3] / "docs" / "security.md"
+
+
+def test_the_guide_as_it_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its commands work, and its settings are those of the certificate that they make."""
+    page = GUIDE.read_text(encoding="utf-8").replace("/etc/bookie/security", f"{tmp_path}/ca")
+    typed = re.findall(r"^\$ bookie (security .*)$", page, re.MULTILINE)
+    assert [words.split()[1] for words in typed] == ["init", "issue", "issue", "show"]
+    for words in typed:
+        assert app.run(words.split()) == 0
+    assert "b2.example, 10.0.0.2" in capsys.readouterr().out
+    (printed,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "bookie.toml").write_text(printed, encoding="utf-8")
+    assert PemFiles(load_settings(tmp_path / "bookie.toml").security).pems.certificate
