@@ -79,6 +79,10 @@ class BookieDirectory(Mirror[Registration]):
             raise BookieUnreachableError(f"bookie {bookie_id} is not registered")
         return endpoint_for(registration, ENDPOINT, security or _WITHOUT_TLS)
 
+    def last_known(self, bookie_id: str) -> Registration | None:
+        """Return a bookie's present or last known registration; None if it was never seen."""
+        return self._last_known.get(bookie_id)
+
     def incarnation(self, bookie_id: str) -> str:
         """Return a bookie's present or last known incarnation; empty if unknown.
 

@@ -26,6 +26,9 @@ from tests.fault.secure_cluster import HOSTS, SecureCluster, new_authority, secu
 SECONDS_MAX = 300.0
 """What is to happen has happened by then, even on a busy machine."""
 
+PATIENT: Mapping[str, Any] = {"add_timeout_seconds": 60.0, "replace_after_seconds": 60.0}
+"""A bookie that restarts on a busy machine is waited for."""
+
 REFUSED_SECONDS_MAX = 45.0
 """A refusal comes after the add timeout of 1 s; before TLS had sentences, it came after minutes."""
 
@@ -226,10 +229,8 @@ async def test_a_new_ca_in_the_middle_of_a_stream(tmp_path: Path) -> None:
         put(old_files, former)
         for name in BOOKIES:
             await cluster.start(name)
-        async with cluster.connect() as client, asyncio.TaskGroup() as group:
-            appending = Appending(
-                await client.create_ledger(ensemble_size=3, write_quorum_size=3, ack_quorum_size=3)
-            )
+        async with cluster.connect(**PATIENT) as client, asyncio.TaskGroup() as group:
+            appending = Appending(await client.create_ledger(ack_quorum_size=2))
             running = group.create_task(appending.run())
             await appending.goes_on()
             pool = client._connected.pool
@@ -269,13 +270,13 @@ async def test_a_rolling_change_to_tls(tmp_path: Path) -> None:
         both = {**own, "allow_plaintext": True}
         for name in BOOKIES:
             await cluster.start(name, {})
-        async with asyncio.TaskGroup() as group, cluster.connect("") as before:
+        async with asyncio.TaskGroup() as group, cluster.connect("", **PATIENT) as before:
             first = Appending(await before.create_ledger(ack_quorum_size=2))
             running = group.create_task(first.run())
             for name in BOOKIES:
                 await cluster.restart(name, both)
                 await first.goes_on()
-            async with cluster.connect() as after:
+            async with cluster.connect(**PATIENT) as after:
                 second = Appending(await after.create_ledger(ack_quorum_size=2))
                 replaced = group.create_task(second.run())
                 await second.goes_on()

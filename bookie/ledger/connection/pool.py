@@ -26,7 +26,7 @@ from typing import Generic, Protocol, TypeVar
 
 from bookie.cluster.directory import BookieDirectory
 from bookie.cluster.endpoints import speaks_tls
-from bookie.cluster.registration_record import Endpoint
+from bookie.cluster.registration_record import Endpoint, Registration
 from bookie.config import ClientSettings, RpcSettings
 from bookie.env import gather
 from bookie.env.backoff import Backoff
@@ -353,7 +353,8 @@ class BookieConnection:
         self.bookie_id = bookie_id
         self._pool = pool
         self._channel: BookieChannel | None = None
-        self._endpoint: Endpoint | None = None
+        self._registration: Registration | None = None
+        """The one from which the address of the channel was taken."""
         self._plain: dict[str, AddConnection] = {}
         self._recovery: dict[str, AddConnection] = {}
         """The lanes that were asked for, by the bookie's incarnation."""
@@ -382,11 +383,12 @@ class BookieConnection:
             BookieUnreachableError: its address is unknown.
             TlsError: the client's settings forbid its address.
         """
-        endpoint = self._pool.resolve(self.bookie_id)
-        channel = self._channel
-        if channel is not None and endpoint is self._endpoint and not self._is_outdated(channel):
+        registration = self._pool.directory.last_known(self.bookie_id)
+        channel, is_known = self._channel, registration is self._registration
+        if channel is not None and is_known and not self._is_outdated(channel):
             return channel
-        self._endpoint = endpoint
+        endpoint = self._pool.resolve(self.bookie_id)
+        self._registration = registration
         is_same = channel is not None and (
             (channel.address, channel.credentials is not None)
             == (endpoint.address, speaks_tls(endpoint))
