@@ -14,6 +14,7 @@ from bookie.cli.repair import decommission
 from bookie.cli.stores import on_store
 
 if TYPE_CHECKING:
+    from bookie.cluster.registration_record import Registration
     from bookie.metadata.store import MetadataStore
 
 Layout = Annotated[
@@ -172,7 +173,7 @@ async def _bookies(store: MetadataStore) -> list[dict[str, str | int | None]]:
     records: list[dict[str, str | int | None]] = []
     for bookie_id in sorted({*known, *registered}):
         registration = registered.get(bookie_id)
-        endpoint = registration.endpoint("bookie") if registration is not None else None
+        address, tls = _address(registration)
         state = "missing"
         if registration is not None:
             state = "read-only" if registration.read_only else "writable"
@@ -180,13 +181,31 @@ async def _bookies(store: MetadataStore) -> list[dict[str, str | int | None]]:
             {
                 "bookie": bookie_id,
                 "state": state,
-                "address": endpoint.address if endpoint is not None else None,
+                "address": address,
+                "tls": tls,
                 "free_bytes": registration.free_bytes if registration is not None else None,
                 "total_bytes": registration.total_bytes if registration is not None else None,
                 "version": registration.version if registration is not None else None,
             }
         )
     return records
+
+
+def _address(registration: Registration | None) -> tuple[str | None, str | None]:
+    """Return the address for entries, by TLS if there is one, and if TLS is spoken.
+
+    ``both`` says that the bookie also serves clients without TLS, at another port.
+    """
+    from bookie.cluster.endpoints import speaks_tls
+
+    offered = [] if registration is None else registration.endpoints
+    entries = [one for one in offered if one.name == "bookie"]
+    if not entries:
+        return None, None
+    by_tls = [one for one in entries if speaks_tls(one)]
+    if not by_tls:
+        return entries[0].address, "no"
+    return by_tls[0].address, "yes" if by_tls == entries else "both"
 
 
 # --- settings ---------------------------------------------------------------------------------

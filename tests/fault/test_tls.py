@@ -47,6 +47,12 @@ async def command(cluster: SecureCluster, *words: str, **variables: str) -> tupl
     return process.returncode, out.decode(), said.decode()
 
 
+async def listed_tls(cluster: SecureCluster) -> list[str]:
+    """How an operator sees which bookies speak TLS."""
+    _, out, _ = await command(cluster, "cluster", "bookies", "-o", "json")
+    return [str(one["tls"]) for one in json.loads(out)]
+
+
 async def test_a_cluster_by_tls(tmp_path: Path) -> None:
     """Append, read, recover, the client without an event loop, and commands."""
     async with secure_cluster(tmp_path) as cluster:
@@ -72,6 +78,7 @@ async def test_a_cluster_by_tls(tmp_path: Path) -> None:
                 return ledger.append(b"x")
 
         assert await asyncio.to_thread(without_a_loop) == 0
+        assert await listed_tls(cluster) == ["yes"] * 3
         status, out, said = await command(cluster, "cluster", "health", "--deep", "-o", "json")
         assert status == 0, out + said
         status, out, said = await command(cluster, "node", "readonly", "b1", "on", "-o", "json")
@@ -276,6 +283,7 @@ async def test_a_rolling_change_to_tls(tmp_path: Path) -> None:
             for name in BOOKIES:
                 await cluster.restart(name, both)
                 await first.goes_on()
+            assert await listed_tls(cluster) == ["both"] * 3
             async with cluster.connect(**PATIENT) as after:
                 second = Appending(await after.create_ledger(ack_quorum_size=2))
                 replaced = group.create_task(second.run())
@@ -290,6 +298,7 @@ async def test_a_rolling_change_to_tls(tmp_path: Path) -> None:
                 replaced.cancel()
                 await asyncio.wait([replaced])
                 await second.check(after)
+                assert await listed_tls(cluster) == ["yes"] * 3
                 assert {
                     one.protocol
                     for registration in after.bookies().values()
