@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import NoReturn
 
 from bookie.config import Settings
-from bookie.env import beside
+from bookie.env import SystemClock, beside
 from bookie.errors import ConfigurationError
 from bookie.security import PemFiles
 from bookie.security.certificates import first_expiry_seconds
@@ -16,6 +16,9 @@ from bookie.telemetry import Metrics, event_log
 
 LOOK_INTERVAL_SECONDS = 2.0
 """The longest time until a changed file is taken."""
+
+EXPIRES_SOON_DAYS = 14
+"""A shorter life is logged, and the alert BookieCertificateExpires fires."""
 
 _log = event_log(__name__)
 
@@ -68,3 +71,6 @@ def _show_expiry(files: PemFiles, metrics: Metrics) -> None:
     for name, pem in (("certificate", files.pems.certificate), ("ca", files.pems.ca)):
         expiry = first_expiry_seconds(pem)
         metrics.certificate_expiry_timestamp_seconds.labels(name).set(expiry)
+        days = (expiry - SystemClock().now_ms() / 1000) / 86400
+        if days < EXPIRES_SOON_DAYS:
+            _log.warning("certificate_expires_soon", file=name, days=round(days, 1))

@@ -1,0 +1,66 @@
+"""The certificate of a process: checked at the start, followed, and shown."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from bookie.config import Settings
+from bookie.daemon import own_security
+from bookie.daemon.own_security import prepare_security, watching_certificates
+from bookie.errors import ConfigurationError
+from bookie.security import authority, pem_files
+from bookie.telemetry import Metrics
+from tests.unit.ledger.real_cluster import until
+
+
+def settings(**security: object) -> Settings:
+    return Settings.model_validate({"security": security})
+
+
+def expiry(metrics: Metrics, file: str) -> float:
+    name = "bookie_certificate_expiry_timestamp_seconds"
+    return metrics.registry.get_sample_value(name, {"file": file}) or 0.0
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """A CA, and a bookie's certificate for five days."""
+    authority.create_authority(tmp_path)
+    authority.issue(tmp_path, "b1", ["127.0.0.1"], days=5)
+    return tmp_path
+
+
+def test_on_loopback_nothing_is_needed() -> None:
+    metrics = Metrics()
+    assert prepare_security(settings(), metrics) is None
+    assert b"certificate_expiry_timestamp_seconds{" not in metrics.exposition()[0]
+
+
+def test_a_ca_without_a_certificate_is_half_a_bookie(directory: Path) -> None:
+    """A process that only repairs serves nothing by TLS, and may have a CA alone."""
+    half = settings(ca_file=str(directory / "ca.pem"))
+    with pytest.raises(ConfigurationError, match=r"security\.certificate_file is not"):
+        prepare_security(half, Metrics())
+    assert prepare_security(half, Metrics(), listeners=("http",)) is None
+
+
+async def test_a_certificate_that_ends_soon_is_told_until_it_is_renewed(
+    directory: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own_security, "LOOK_INTERVAL_SECONDS", 0.01)
+    monkeypatch.setattr(pem_files, "LOOK_SECONDS", 0.0)
+    metrics = Metrics()
+    files = prepare_security(settings(**authority.settings_for(directory, "b1")), metrics)
+    said = [one for one in caplog.messages if one.startswith("certificate_expires_soon")]
+    assert len(said) == 1
+    assert "file='certificate'" in said[0]
+    assert expiry(metrics, "certificate") < time.time() + 6 * 86400
+    assert expiry(metrics, "ca") > time.time() + 3000 * 86400
+    caplog.clear()
+    async with watching_certificates(files, metrics):
+        authority.renew(directory, "b1")
+        await until(lambda: expiry(metrics, "certificate") > time.time() + 300 * 86400)
+    assert not [one for one in caplog.messages if one.startswith("certificate_expires_soon")]
