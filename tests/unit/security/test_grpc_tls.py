@@ -130,9 +130,12 @@ async def test_another_bookie_of_the_same_ca(certificates: Path) -> None:
     assert "its certificate is not for this host" in said
 
 
-async def test_a_client_that_poses_as_a_bookie(certificates: Path) -> None:
-    async with served(PemFiles(settings(certificates, "client"))) as held:
-        assert await refused(held.port, settings(certificates, "client"))
+async def test_a_client_that_poses_as_a_bookie(renewable: Path) -> None:
+    """Its common name is that of the host, and its purpose is a client's."""
+    authority.issue(renewable, "localhost")
+    async with served(PemFiles(settings(renewable, "localhost"))) as held:
+        with pytest.raises(TlsError, match="is a client's, not a bookie's"):
+            await ask(held.port, settings(renewable, "client"), "localhost")
 
 
 async def test_no_fall_back_to_plaintext(certificates: Path) -> None:

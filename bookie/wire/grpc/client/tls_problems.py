@@ -11,6 +11,7 @@ _PROBLEMS: Final = (
         "Hostname Verification Check failed",
         "its certificate is not for this host; issue one for the address of its registration",
     ),
+    ("unsupported certificate purpose", "its certificate is a client's, not a bookie's"),
     (
         "CERTIFICATE_VERIFY_FAILED",
         "its certificate is not signed by a CA in security.ca_file",
