@@ -1,9 +1,9 @@
-"""Decides about one add, fence or LAC, in one synchronous section that reads only memory.
+"""Decides about each add, fence or LAC in one synchronous section, which reads only memory.
 
-The section checks key, deletion, fence and read-only mode. Then it puts the batch into the
-memtable, where the batch is readable, and into the journal's queue. There is no await between these
-steps. Fences use the same queue as adds. So a fence is in the journal after every add that was
-accepted before it.
+The section checks key, deletion, fence and read-only mode. An accepted batch goes into the
+memtable, where readers see it, and into the journal's queue. The section contains no await. Fences
+use the same queue as adds. So a fence is in the journal after every add that was accepted before
+it.
 
 Source: rules R1 to R4 of bookie-local linearization. An add that was accepted before a fence may
 still be acknowledged, because every later fencing read sees it. A duplicate of equal bytes is
@@ -51,20 +51,20 @@ class Admission:
 
     submit: Callable[[JournalRequest], None]
     submit_with_next: Callable[[JournalRequest], None]
-    """Queues a request, in order, but hands it to the journal only with the next request."""
+    """Queues a request, in order; the journal gets this request together with the next one."""
     failpoints: Failpoints
     memtable: Memtable
     mark_dirty: Callable[[LocalLedger], None] = field(init=False)
-    """Notes that a ledger changed, for the checkpointer, which sets this function."""
+    """The checkpointer sets this function; a call records that a ledger changed."""
     journal_file: int = -1
-    """The journal file as the event loop knows it; the journal thread may be one file ahead."""
+    """The journal file known to the event loop; the journal thread may already use the next."""
     read_only_reasons: set[str] = field(default_factory=set)
-    """The reasons to refuse new entries; empty if there are none."""
+    """Reasons to refuse new entries; empty if the bookie accepts them."""
     limbo: LimboCount = field(default_factory=LimboCount)
 
     def refusal(self, state: LocalLedger, key: bytes, *, recovery: bool) -> Reply | None:
-        """Return the reason to refuse an add, or None; the add's bytes are not checked here."""
-        # The key first, because fence and deletion concern only the life with this key.
+        """Return the reason to refuse an add, or None; this does not check the bytes of the add."""
+        # Check the key first: fence and deletion belong to the ledger with this key.
         if not state.accepts_key(key):
             return UNAUTHORIZED
         if state.deleted_at_ms is not None:
@@ -77,9 +77,10 @@ class Admission:
         return None
 
     def add(self, state: LocalLedger, command: AddCommand, max_lac: int) -> Waiter:
-        """Accept the command's batch; it is readable now, and durable once the waiter says OK.
+        """Accept the batch: readers see it at once; the waiter says OK once it is durable.
 
-        The caller has checked `refusal` and compared stored bytes, with no await since then.
+        Before this call, without an await in between, the caller checked `refusal` and compared
+        stored bytes.
         """
         batch, lac_packet, recovery = command.batch, command.lac_packet, command.recovery
         assert batch is not None
@@ -105,7 +106,7 @@ class Admission:
         return waiter
 
     def publish_lac(self, state: LocalLedger, packet: bytes, key: bytes) -> None:
-        """Store an explicit LAC: in memory now, in the journal with the next block, unsynced."""
+        """Store an explicit LAC in memory now, and in the journal with the next block, unsynced."""
         request = self._request(state, key)
         self._put(request, encode_lac(state.ledger_id, packet))
         request.synced = False
@@ -135,7 +136,8 @@ class Admission:
             _resolve(waiter, done.error)
 
         if state.fence_queued:
-            # An earlier record is in the queue. Its outcome is known when this request is done.
+            # The record of an earlier fence is already in the queue. The outcome of that record is
+            # known when this FORCE request is done.
             self.submit(JournalRequest(RequestKind.FORCE, fenced_before))
             return waiter
         request = self._request(state, key, essential=True)
@@ -187,10 +189,10 @@ class Admission:
     def _request(
         self, state: LocalLedger, key: bytes | None, *, essential: bool = False
     ) -> JournalRequest:
-        """Make a journal request that begins with the ledger's key unless the file has the key.
+        """Make a journal request, which starts with the ledger's key if the current file lacks it.
 
-        Each file holds the keys of its ledgers, because other files may be gone when the index is
-        rebuilt.
+        Each file holds the keys of its ledgers, because a rebuild of the index may find only some
+        files.
         """
         request = JournalRequest(RequestKind.APPEND, _ignore, essential=essential)
         state.exists = True
@@ -219,7 +221,7 @@ class Admission:
 
 @dataclass(slots=True, eq=False)
 class _AddDone:
-    """Completes one add: its run gets its place in the file, its waiter gets the outcome."""
+    """Completes one add: tells its entries their place in the file, and its waiter the outcome."""
 
     runs: LedgerRuns
     run: Run
@@ -231,7 +233,7 @@ class _AddDone:
     def __call__(self, request: JournalRequest) -> None:
         if request.error is not None:
             self.runs.refused(self.run)
-            # An add that waits for these stored bytes has to compare again.
+            # An add that compares itself with these stored bytes must compare again.
             self.state.comparisons += 1
         else:
             state = self.state
@@ -239,14 +241,14 @@ class _AddDone:
                 state.introduced_in = request.file_number
             self.runs.written(self.run, request.file_number, request.offset + self.delta)
             if 0 < state.introduced_in < request.file_number:
-                # It was accepted before the file began, so the file lacks its ledger's key.
+                # The add was accepted before this file began, so the file lacks the ledger's key.
                 self.admission.introduce(state)
             self.admission.failpoints.hit("add.before_ack")
         _resolve(self.waiter, request.error)
 
 
 def _introduced(state: LocalLedger, request: JournalRequest) -> None:
-    """Note that the file has the ledger's key, if this request wrote it."""
+    """Record that the file has the ledger's key, if this request wrote the key."""
     if request.introduces and request.error is None:
         state.introduced_in = request.file_number
 

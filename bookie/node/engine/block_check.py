@@ -1,10 +1,10 @@
-"""Checks for ledgers without digests: only the bookie can find flipped bits in their entries.
+"""Finds flipped bits in entries without digests, which clients cannot check.
 
 Clients check the digests of entries. A bookie is not told the digest type of a ledger. The bookie
-infers the type at the first read: from a valid CRC in an entry, or from the sizes of entries and
-the lengths that their headers state. An entry of a ledger without digests is returned only if the
-CRC of its block or of its record is right. While its digest type is unknown, a ledger is treated as
-one without digests. Read threads share what is known about digest types.
+infers the type at the first read: from a valid CRC in an entry, or from entry sizes and the lengths
+in entry headers. For a ledger without digests, the bookie returns an entry only if the CRC of its
+block or record matches. While its digest type is unknown, a ledger is treated as one without
+digests. Read threads share the digest types that they inferred.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from bookie.node.engine.format.blocks import (
 from bookie.node.engine.format.records import EntriesRecord, parse_records
 
 LEDGERS_MAX = 100_000
-"""The most ledgers whose digest sizes are remembered."""
+"""The largest number of ledgers whose digest sizes are remembered."""
 
 SEARCH_BYTES = 64 * 1024
-"""The bytes that one step of the search for a block's begin reads."""
+"""The number of bytes that one step reads when it searches for the start of a block."""
 
 _CRC_BYTES = 4
 _HMAC_BYTES = 20
@@ -72,7 +72,7 @@ def _has_crc(packet: Buffer) -> bool:
     """True if the packet has a correct digest of type CRC-32C or CRC-32."""
     view = memoryview(packet)
     if len(view) < PACKET_HEADER_SIZE_BYTES + _CRC_BYTES:
-        # There is no room for a digest; an empty one would count as 0.
+        # The packet has no room for a digest; an empty digest would count as 0.
         return False
     head, at = view[:PACKET_HEADER_SIZE_BYTES], PACKET_HEADER_SIZE_BYTES
     if int.from_bytes(view[at : at + 4], "big") == crc32c(view[at + 4 :], crc32c(head)):
@@ -89,9 +89,9 @@ class BlockCheck:
         self._file: File | None = None
         self._header: FileHeader | None = None
         self._start = self._end = 0
-        """Begin and end of the body of the block that was read last."""
+        """Start and end of the body of the last block read."""
         self._sound: list[tuple[int, int]] = []
-        """Begin and end of each intact part of the body of the block that was read last."""
+        """Start and end of each intact part of the last block body read."""
 
     def is_sound(self, file: File, offset: int, size: int) -> bool:
         """True if the bytes at `offset` are intact, by the checksum of their block or record.
@@ -141,7 +141,7 @@ class BlockCheck:
     def _look_through(self, body: memoryview, count: int, *, is_whole: bool) -> None:
         """Find the intact records of a damaged body, or the digest size in an intact body.
 
-        A record whose head is damaged ends the search.
+        The search ends at a record with a damaged header.
         """
         before: EntryBatch | None = None
         try:
@@ -175,12 +175,12 @@ def _candidates(file: File, offset: int, alignment: int) -> Iterator[int]:
             if (start + at) % alignment == 0:
                 yield start + at
             at = data.rfind(BLOCK_MAGIC, 0, at + len(BLOCK_MAGIC) - 1)
-        # The next piece ends with the first magic number that may begin here.
+        # The next piece ends where the next magic number may begin.
         stop = start
 
 
 def _digest_size(before: EntryBatch | None, batch: EntryBatch) -> int | None:
-    """Compute the digest size from the lengths of neighbouring entries; None if unknown."""
+    """Compute the digest size from the lengths of neighbouring entries; None if it is unknown."""
     ids, (_, _, _, lengths) = batch.entry_ids(), headers_of(batch)
     sizes = batch.sizes.astype(np.int64)
     if before is not None:

@@ -1,18 +1,18 @@
-"""The checkpoint: it moves all that was accepted since the last one from memory into the index.
+"""A checkpoint moves everything that was accepted since the last one from memory into the index.
 
-The steps in their order; in a running engine only they move the mark:
+These are the steps in order; in a running engine only a checkpoint moves the mark:
 
-1. In one synchronous section the memtable is swapped, and a barrier is queued behind everything
-   that the old one accepted.
-2. The barrier's block is synced; the mark is its end.
-3. The rows of changed ledgers are taken now. A row ahead of the mark is harmless; one behind it
-   would lose data.
+1. One synchronous section swaps the memtable, and queues a barrier in the journal behind all
+   accepted requests.
+2. The journal syncs the barrier's block; the mark is the end of that block.
+3. The checkpoint takes the rows of changed ledgers now. A row that is newer than the mark is
+   harmless; an older row would lose data.
 4. One index transaction writes slots, rows, file statistics and the mark.
-5. The old memtable is dropped; readers that hold it may finish.
-6. Files below the mark without a live byte are renamed, and removed in steps (`file_removal`).
+5. The old memtable is dropped; a reader that holds it may finish reading.
+6. Files below the mark without a live byte are renamed, then freed in steps (`file_removal`).
 
-If the device is full at step 4, the transaction changes nothing and the memtable is kept. The step
-is tried again later. Meanwhile the bookie refuses new entries.
+If the device is full at step 4, the transaction changes nothing and the memtable is kept. The
+checkpoint tries step 4 again later. Meanwhile the bookie refuses new entries.
 """
 
 from __future__ import annotations
@@ -37,29 +37,29 @@ from bookie.node.engine.memtable import Memtable
 from bookie.telemetry import Metrics
 
 RELOCATED_ENTRIES = 2048
-"""Entries that move to a log in one transaction; a transaction keeps the interpreter busy."""
+"""The entries that one transaction moves to a log; a transaction blocks the interpreter."""
 
 MEMTABLES_FULL = 2
-"""Adds wait during a checkpoint if the new memtable has this many times `entries_due`."""
+"""During a checkpoint, adds wait if the new memtable has this many times `entries_due` entries."""
 
 PAUSE_SECONDS_MAX = 0.1
-"""The longest pause after a transaction of `relocate`; else as long as that transaction took."""
+"""The longest pause after a transaction of `relocate`; a pause lasts as long as the transaction."""
 
 
 @dataclass(slots=True)
 class _Immutable:
-    """A memtable that a checkpoint puts into the index, and its barrier in the journal."""
+    """A memtable that a checkpoint is putting into the index, with its barrier in the journal."""
 
     memtable: Memtable
     dirty: dict[int, LocalLedger]
     barrier: JournalRequest
     passed: asyncio.Future[None]
-    """Done once the journal has handed the barrier back."""
+    """Done once the journal has completed the barrier."""
     sealed: list[SealedFile] = field(default_factory=list)
 
 
 class Checkpointer:
-    """Owns the immutable memtable and the sets of changed ledgers."""
+    """Makes checkpoints; owns the immutable memtable and the sets of changed ledgers."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Checkpointer:
         self.moved = asyncio.Event()
         """Set when the older memtable is in the index, or must stay because the device is full."""
         self._removing: dict[int, asyncio.Event] = {}
-        """By ledger: set when the transaction that removes entries of it has ended."""
+        """Ledger id → event, set when the transaction that removes its entries has ended."""
         self.more_to_do = bool(dead_files)
         """True if another checkpoint has work even without new entries."""
 
@@ -106,7 +106,7 @@ class Checkpointer:
 
     def dirty_states(self) -> list[LocalLedger]:
         """Return the changed ledger states that the index lacks, newest last."""
-        # Compaction calls this from a thread; a checkpoint may end meanwhile.
+        # Copy the reference: compaction calls this in a thread, and a checkpoint may end meanwhile.
         immutable = self._immutable
         older = immutable.dirty if immutable is not None else {}
         return list({**older, **self._dirty}.values())
@@ -128,7 +128,7 @@ class Checkpointer:
 
     @property
     def has_dead_files(self) -> bool:
-        """True if files that had no live byte at the start are still to be removed."""
+        """True if files that had no live byte at the start are not removed yet."""
         return bool(self._dead)
 
     def memtables(self) -> tuple[Memtable, ...]:
@@ -141,20 +141,20 @@ class Checkpointer:
         self._sealed.append(file)
 
     async def run(self) -> None:
-        """Make one checkpoint; concurrent callers queue up.
+        """Make one checkpoint; concurrent callers wait for each other.
 
-        After a cancelled run, the next run goes on with the same memtable.
+        After a cancelled run, the next run continues with the same memtable.
 
         Raises:
-            DiskFullError: the index has no room; nothing was lost. The next run tries again.
-            CorruptionError: a page that had to be changed is damaged; nothing was changed.
+            DiskFullError: the index has no room; no data was lost. The next run tries again.
+            CorruptionError: a page that had to be changed is damaged; the index was not changed.
             OSError: the device failed; the process must end.
         """
         async with self._lock:
             await self._run({})
 
     async def run_last(self, meta: dict[bytes, bytes]) -> None:
-        """Write everything in memory into the index, and the values `meta`; raises like `run`."""
+        """Write all of memory and the values `meta` into the index; raises like `run`."""
         async with self._lock:
             if self._immutable is not None:
                 await self._run({})
@@ -187,14 +187,14 @@ class Checkpointer:
         self.more_to_do = bool(self._removed) or committed.deletions_left
 
     async def delete_pages(self) -> None:
-        """Remove a bounded number of pages of ledgers that the index knows as deleted.
+        """Remove a bounded number of pages of ledgers that are deleted in the index.
 
-        It does nothing else of a checkpoint, and the mark stays. Raises like `run`.
+        This call does no other part of a checkpoint and does not move the mark. Raises like `run`.
         """
         async with self._lock:
             removed = list(self._removed)
             committed = await self._in_index(partial(self._commit_deletions, removed))
-            # A read that began before the deletion may have cached some again.
+            # A read that began before the deletion may have cached some of these pages again.
             self._index.cached_pages.forget(committed.thinned)
             del self._removed[: len(removed)]
             await self._remove_dead(committed, "checkpoint.before_unlink")
@@ -219,7 +219,7 @@ class Checkpointer:
             return commit()
 
     def _swap(self) -> _Immutable:
-        """Step 1: swap the memtable; from now on adds go to a new memtable."""
+        """Step 1: swap the memtable; from now on, adds go to a new memtable."""
         passed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def complete(request: JournalRequest) -> None:
@@ -237,7 +237,7 @@ class Checkpointer:
         return immutable
 
     async def _mark_of(self, immutable: _Immutable) -> Mark:
-        """Step 2: wait for the memtable's barrier, and return its mark; may be repeated."""
+        """Step 2: wait for the memtable's barrier, and return its mark; a repeated call is safe."""
         await asyncio.wait([immutable.passed])
         if immutable.barrier.error is not None:
             raise immutable.barrier.error
@@ -254,7 +254,7 @@ class Checkpointer:
         meta: dict[bytes, bytes],
         newest_journal: int,
     ) -> CommitResult:
-        """Step 4: commit in the index thread; the immutable memtable no longer changes."""
+        """Step 4: commit in the index thread; the immutable memtable does not change meanwhile."""
         changes = [
             LedgerChange(ledger_id, row, immutable.memtable.table_of(ledger_id))
             for ledger_id, row in rows.items()
@@ -270,16 +270,16 @@ class Checkpointer:
         return self._index.commit(change)
 
     async def relocate(self, change: Relocation) -> None:
-        """Point the index to the entries in a new log, then remove files without live bytes.
+        """Point the index to copies of entries in a new log; remove files without live bytes.
 
         A relocation runs between two checkpoints, never beside one, because both change the same
         index pages. Many entries need several transactions, with pauses. After an interruption, the
-        index still points to the old places of the entries that were not moved. Raises like `run`.
-        If the device is full at the first transaction, the new log is removed.
+        index still points to the old places of entries not yet moved. Raises like `run`. If the
+        device is full at the first transaction, the new log is removed.
         """
         clock = self._env.clock.monotonic
         async with self._lock:
-            # Before the commit: a look-up right after it reads the log.
+            # Add the file before the commit: a look-up right after the commit reads the log.
             self._files.add(change.number, change.path)
             *parts, last = change.parts(RELOCATED_ENTRIES)
             for part in parts:
@@ -310,23 +310,24 @@ class Checkpointer:
     async def remove_entries(
         self, state: LocalLedger, may_go: Callable[[], bool]
     ) -> RemovedEntries | None:
-        """Remove some entries of a ledger from the index, durably; None if that may not be.
+        """Remove some entries of a ledger from the index, durably; None if they must stay.
 
-        Nothing goes unless `may_go` agrees in the same turn of the event loop, and the index has
-        all entries: then they lie before the mark, and no replay brings them back. A listing that
-        begins meanwhile waits for the end (`settled`). Raises like `run`.
+        A removal needs the agreement of `may_go`, and all entries in the index before the mark, so
+        that no replay restores them. A listing of the ledger that begins meanwhile waits for the
+        end (`settled`). Raises like `run`.
         """
         async with self._lock:
             if self.is_dirty(state.ledger_id) or state.deleted or not may_go():
                 return None
-            # A checkpoint may write the row of this state before the next removal.
+            # A checkpoint may write this state's row before the next removal.
             state.reclaimed = True
-            # Without a result, such as after a cancellation, the counts may not claim what is gone.
-            # The next checkpoint of the ledger counts anew.
+            # If the removal ends without a result (cancelled), the counts must not include removed
+            # entries. The next checkpoint of the ledger counts its entries again.
             state.entries = state.payload_bytes = 0
             ended = self._removing[state.ledger_id] = asyncio.Event()
             try:
-                # A caller that is cancelled ends with the transaction: it may hold a lock.
+                # A cancelled caller waits until the transaction ends, because the caller may hold a
+                # lock.
                 removed = await self._env.workers.run_through(
                     "index", self._index.remove_entries, state.ledger_id
                 )
@@ -341,11 +342,11 @@ class Checkpointer:
             if not self.is_dirty(state.ledger_id):
                 state.first_entry_id = removed.row.first_entry_id
                 state.last_entry_id = removed.row.last_entry_id
-            self.more_to_do = True  # files may be dead now
+            self.more_to_do = True  # some files may have no live bytes now
             return removed
 
     async def settled(self, ledger_id: int) -> None:
-        """Return when no entries of the ledger are on their way out of the index."""
+        """Wait until no transaction removes entries of the ledger from the index."""
         while (removing := self._removing.get(ledger_id)) is not None:
             await removing.wait()
 

@@ -9,7 +9,7 @@
 The file `COOKIE` names the owner. The file `LOCK` keeps a second process out. The file `RESERVE`
 takes up space that is freed when the device is full. A process that ends because a disk failed
 leaves the file `FAILED`. After an orderly stop, the file `STOPPED` holds the size of the index and
-a CRC32C of its two meta pages. The file `READONLY` is there if the bookie shall start read-only.
+a CRC32C of its two meta pages. The file `READONLY` exists if the bookie must start read-only.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ _FAILED = "FAILED"
 _STOPPED = "STOPPED"
 _READ_ONLY = "READONLY"
 _META_BYTES = 2 * 4096
-"""Bytes at the begin of the index file; its pages have the machine's page size, or a multiple."""
+"""The checked bytes at the start of the index file; a page of that file has at least 4 KiB."""
 COOKIE_BYTES_MAX = 64 * 1024
 
 _WRONG_PATH_ERRNOS = frozenset(
     {errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL}
 )
-"""Errors that mean a wrong path; other errors (of a mount, a permission) may be temporary."""
+"""Errors that mean a wrong path; other errors (of a mount or a permission) may be temporary."""
 
 
 class Directories:
-    """Paths of one bookie, locked for this process."""
+    """The paths of one bookie; this process has locked them."""
 
     def __init__(self, disk: Disk, settings: StorageSettings) -> None:
         self._disk = disk
@@ -68,7 +68,7 @@ class Directories:
             return None
 
     def write_cookie(self, root: str, data: bytes) -> None:
-        """Write the cookie file of a root; durable when it returns."""
+        """Write the cookie file of a root directory; durable when this returns."""
         self._write(root, _COOKIE, data)
 
     def _write(self, root: str, name: str, data: bytes) -> None:
@@ -81,7 +81,7 @@ class Directories:
         self._disk.sync_directory(root)
 
     def is_empty(self, root: str) -> bool:
-        """True if a root holds no data of any bookie."""
+        """True if a root directory holds no data of any bookie."""
         names = set(self._disk.names(root)) - {
             _LOCK,
             _COOKIE,
@@ -117,10 +117,10 @@ class Directories:
                 raise
 
     def has_room(self, step_bytes: int) -> bool:
-        """True if each device has room for `step_bytes` of entries and for a reserve.
+        """True if each device has room for `step_bytes` of entries and for the reserve.
 
-        There must be twice the room of a new reserve. The space of a reserve that still exists
-        counts as free.
+        The room for the reserve must be twice the size of a new reserve. The space of a reserve
+        that still exists counts as free.
         """
         held = {
             self._disk.usage(root).device: self._held_bytes(root) for root in self._reserve_roots()
@@ -137,12 +137,12 @@ class Directories:
             return 0
 
     def release_reserve(self) -> None:
-        """Free the reserved space, so that fences, recovery adds and checkpoints go on."""
+        """Free the reserved space, so that fences, recovery adds and checkpoints can continue."""
         for root in self._reserve_roots():
             self._disk.unlink(os.path.join(root, _RESERVE))
 
     def mark_failed(self) -> None:
-        """Record in the ledgers directory that a disk failed; an error of this is ignored."""
+        """Record in the ledgers directory that a disk failed; ignore an error of this write."""
         with suppress(OSError):
             self._disk.create(os.path.join(self.ledgers, _FAILED), 0).close()
 
@@ -154,11 +154,11 @@ class Directories:
         self._disk.unlink(os.path.join(self.ledgers, _FAILED))
 
     def is_read_only(self) -> bool:
-        """True if the bookie shall start read-only."""
+        """True if the bookie must start read-only."""
         return _READ_ONLY in self._disk.names(self.ledgers)
 
     def keep_read_only(self, keep: bool) -> None:
-        """Let the bookie start read-only or writable; durable when it returns."""
+        """Make later starts read-only (`keep`) or writable; durable when this returns."""
         if keep:
             self._write(self.ledgers, _READ_ONLY, b"")
         else:
@@ -166,11 +166,11 @@ class Directories:
             self._disk.sync_directory(self.ledgers)
 
     def mark_stopped(self) -> None:
-        """Record durably that the index is closed, with its size and a CRC of its meta pages."""
+        """Record durably that the index is closed: its size, and a CRC of its meta pages."""
         self._write(self.ledgers, _STOPPED, self._index_summary())
 
     def take_stopped(self) -> bool:
-        """Remove durably what `mark_stopped` recorded; True if the index matches that record."""
+        """Remove, durably, the record of `mark_stopped`; True if the index matches that record."""
         summary = self._read(self.ledgers, _STOPPED)
         if summary is None:
             return False
@@ -194,17 +194,17 @@ class Directories:
 
 
 def _refuse_one_place(journal: str, ledgers: str) -> None:
-    """Refuse two paths to one directory (also by a link), and a directory inside the other.
+    """Refuse two paths to one directory (also through a link), and one directory inside the other.
 
-    Each directory is locked, and counts as new only if it is empty. So without this check a later
-    error would give another reason.
+    Each directory is locked, and counts as new only if it is empty. Without this check, a later
+    error would give the operator a wrong reason.
 
     Raises:
-        ConfigurationError: they are.
+        ConfigurationError: the paths name one directory, or one directory contains the other.
     """
     first, second = os.path.realpath(journal), os.path.realpath(ledgers)
     with suppress(OSError):
-        if os.path.samefile(first, second):  # also by a mount
+        if os.path.samefile(first, second):  # a mount may also give one directory two paths
             second = first
     if first == second:
         links = "" if journal == ledgers else f": {journal} and {ledgers} are both {first}"
@@ -220,10 +220,10 @@ def locked_directories(disk: Disk, settings: StorageSettings) -> Iterator[Direct
     """Create missing directories, and lock both roots until the end of the ``with`` block.
 
     Raises:
-        DirectoryLockedError: another process uses one of them.
+        DirectoryLockedError: another process uses one of the directories.
         CannotStartError: a directory cannot be created or written now.
-        ConfigurationError: a path cannot be that of a directory.
-        StorageFailedError: its disk failed.
+        ConfigurationError: a path cannot be the path of a directory.
+        StorageFailedError: the disk of a directory failed.
     """
     directories = Directories(disk, settings)
     with ExitStack() as locks:

@@ -1,9 +1,9 @@
-"""Handles plain adds of ids that are already stored, by a resent request or a second writer.
+"""Handles plain adds whose entry ids are already stored: a resent request, or a second writer.
 
 After a broken stream, a writer resends unanswered entries byte for byte. Equal bytes are
 acknowledged once the first copy is durable; they are not stored again. Different bytes are refused
-and reported: they mean corruption, or two writers without a fence. Recovery adds are not compared:
-they are always stored, and the newest copy of an entry wins.
+and reported: the cause is corruption, or two writers without a fence. Recovery adds are not
+compared: they are always stored, and the newest copy of an entry wins.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bookie.wire.commands import AddCommand, Reply
 _log = event_log(__name__)
 
 COMPARE_SPAN_MAX = 4096
-"""The widest range of entry ids that one look-up of stored entries covers."""
+"""The widest range of entry ids that one look-up of stored entries may cover."""
 
 
 class DuplicateAdds:
@@ -34,9 +34,9 @@ class DuplicateAdds:
         self._metrics = metrics
 
     async def add(self, state: LocalLedger, command: AddCommand, max_lac: int) -> Reply:
-        """Add entries whose ids may be stored: acknowledge equal bytes, refuse different ones.
+        """Add entries whose ids may be stored: acknowledge equal bytes, refuse different bytes.
 
-        If another add changed these ids meanwhile, the comparison is repeated.
+        If another add changed entries with these ids meanwhile, the comparison is repeated.
         """
         batch = command.batch
         assert batch is not None
@@ -64,8 +64,8 @@ class DuplicateAdds:
                     f"between {batch.first_entry_id} and {batch.last_entry_id}",
                 )
             if not missing:
-                # All of it is queued or written: wait until it is durable. If the journal refused
-                # it meanwhile, compare again.
+                # Every equal entry is queued or written; wait until all of them are durable. If the
+                # journal refused one of them meanwhile, compare again.
                 outcome = await self._admission.force()
                 if outcome.status is Status.OK and state.comparisons != before[0]:
                     continue
@@ -73,7 +73,7 @@ class DuplicateAdds:
             return await self._admission.add(state, command, max_lac)
 
     async def _compare(self, state: LocalLedger, batch: EntryBatch) -> tuple[bool, bool]:
-        """Return two flags: all stored entries equal the batch's; some are not stored."""
+        """Return two flags: all stored entries equal the batch's; some entries are not stored."""
         ids, offsets = batch.entry_ids(), batch.offsets()
         view = memoryview(batch.payload)
         missing = False

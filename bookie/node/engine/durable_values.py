@@ -1,7 +1,7 @@
 """Small durable values that parts of a bookie need again after a restart.
 
 Each value has a name, which begins with the prefix of its part, and a CRC32C of name and value. The
-values are in the index's ``meta`` table, so a rebuilt index has none of them.
+values are in the index's ``meta`` table, so a rebuilt index has no values.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ class DurableValues:
         self._prefix = prefix
 
     async def read(self) -> dict[bytes, bytes | None]:
-        """Return all values by name; the value of a damaged one is None."""
+        """Return all values by name; a damaged value is None."""
         found = await self._integrity.values(self._prefix)
         return {name: self._value(name, data) for name, data in found}
 
     async def write(self, values: Mapping[bytes, bytes]) -> None:
-        """Set some values; durable when it returns.
+        """Set some values; durable when this returns.
 
         Raises:
             DiskFullError: there is no room for the change.
@@ -38,7 +38,7 @@ class DurableValues:
         )
 
     async def remove(self, names: Sequence[bytes]) -> None:
-        """Remove the values with these names; durable when it returns; raises like `write`."""
+        """Remove the values with these names; durable when this returns; raises like `write`."""
         await self._integrity.forget([self._prefix + name for name in names])
 
     def _value(self, name: bytes, data: bytes) -> bytes | None:

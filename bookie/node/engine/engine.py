@@ -5,8 +5,8 @@ in one event loop. Blocking work runs in worker threads: the journal thread (gro
 index thread (checkpoints) and read threads. A failed write or sync ends the engine: `open_engine`
 raises `StorageFailedError`, and the process must exit.
 
-For a request, the node first gets the ledger's state from `known` or `load`. One synchronous
-section decides about the request then: it calls `refusal`, then `add`, `fence` or another change.
+For a request, the node first gets the ledger's state from `known` or `load`. Then one synchronous
+section decides about the request: it calls `refusal`, then `add`, `fence` or another change.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from bookie.wire.commands import LacReply
 _log = event_log(__name__)
 
 DEVICE_FULL = "device full"
-"""Names the read-only reason that the engine itself gives."""
+"""The name of the read-only reason that the engine itself sets."""
 
 
 class Engine:
@@ -75,7 +75,7 @@ class Engine:
         self.report: BootReport = booted.report
         self._queue = queue = JournalQueue(environment.clock)
         self.failure: BookieError | None = None
-        """The error that ended the engine, and with it the process; None while it works."""
+        """The error that ended the engine and ends the process; None while the engine works."""
         self._wake = asyncio.Event()
         self._held_back = self._journaled_bytes = 0
         metrics.journal_queue_bytes.set_function(lambda: queue.size_bytes)
@@ -120,18 +120,18 @@ class Engine:
         self._bind_parts(reader)
 
     def _bind_parts(self, reader: EntryReader) -> None:
-        """Make methods of the parts the engine's: an add uses three, and saves a call each."""
+        """Bind methods of the parts as the engine's own, to save calls: an add calls three."""
         admission = self.admission
         self.known = self._states.get
         """Return the state of a ledger if it is in memory; see `LedgerStates.get`."""
         self.refusal = admission.refusal
         """Return the reason to refuse an add, or None; see `Admission.refusal`."""
         self.add = admission.add
-        """Accept a batch that is not refused; see `Admission.add`."""
+        """Accept a batch; the caller has seen that `refusal` is None; see `Admission.add`."""
         self.add_over_stored = DuplicateAdds(admission, reader, self._metrics).add
         """Add entries whose ids may be stored already; see `DuplicateAdds.add`."""
         self.publish_lac = admission.publish_lac
-        """Store an explicit LAC: in memory now, in the journal with the next block, unsynced."""
+        """Store an explicit LAC in memory now, and in the journal with the next block, unsynced."""
         self.force = admission.force
         """Return a waiter that says OK once everything accepted so far is durable."""
         self.delete = admission.delete
@@ -144,7 +144,7 @@ class Engine:
         """Remove the entries of a ledger that stays; see `CopyRemoval.run`."""
         self.compaction_status = self.compactor.status
         self.read_only_reasons = admission.read_only_reasons
-        """The reasons to refuse new entries, empty if there are none; the node adds its own."""
+        """Reasons to refuse new entries, empty if there are none; the node adds its own reasons."""
 
     def _calls_of_compaction(self) -> EngineCalls:
         return EngineCalls(
@@ -165,7 +165,7 @@ class Engine:
     # --- ledgers -------------------------------------------------------------------------
 
     async def load(self, ledger_id: int) -> LocalLedger:
-        """Return the state of a ledger, loaded if need be; an unknown ledger gets a new state.
+        """Return the state of a ledger, loaded if necessary; an unknown ledger gets a new state.
 
         Raises:
             CorruptionError: the ledger's row in the index is damaged.
@@ -173,12 +173,12 @@ class Engine:
         return self.known(ledger_id) or await self._states.load(ledger_id)
 
     async def ledgers(self, after: int, count_max: int) -> tuple[list[StoredLedger], int]:
-        """Return ledgers above id `after`, ascending, and the id to go on from (`MAX_ID`: the end).
+        """Return ledgers above id `after`, ascending, and the next `after` (`MAX_ID`: the end).
 
         Reads up to `count_max` rows and omits deleted ledgers. Ledgers that are only in memory are
         included, with the counts of the last checkpoint.
         """
-        # Memory before the index: a checkpoint may move a ledger between the two reads.
+        # Read memory before the index: a checkpoint may move a ledger between the two reads.
         dirty = self._checkpointer.dirty_states()
         rows = await self._env.workers.run("read", self._index.ledgers, after, count_max)
         limit = rows[-1][0] if len(rows) == count_max else MAX_ID
@@ -206,7 +206,7 @@ class Engine:
     ) -> tuple[list[int], int]:
         """Return ledgers deleted before file `before_file` began, and the id to continue from.
 
-        From now on, compactions omit these deletions' records unless something else needs them.
+        From now on, compactions omit these deletions' records, unless something else needs them.
         """
         self.compactor.forgets_before = before_file
         find = self._index.find_forgettable
@@ -222,7 +222,7 @@ class Engine:
         with self._failing():
             forget = self._index.forget_deleted
             gone = await self._env.workers.run("index", forget, ledger_ids, before_file)
-        # States of rows that stay are loaded again.
+        # Ledgers whose rows stay are loaded again.
         self._reader.forget(ledger_ids)
         self._states.forget(ledger_ids)
         return gone
@@ -230,7 +230,7 @@ class Engine:
     def entry_ranges(self, state: LocalLedger, first: int, last: int) -> AsyncIterator[IdRanges]:
         """Yield ranges of stored ids in ``first … last``: arrays of first and last ids, ascending.
 
-        Ranges of one item are disjoint and not adjacent. A range may continue in the next item.
+        The ranges of one item are disjoint and not adjacent. A range may continue in the next item.
 
         Raises:
             CorruptionError: a page of the index is damaged; the listing is not complete.
@@ -247,14 +247,14 @@ class Engine:
 
     @property
     def ledgers_in_limbo(self) -> int:
-        """The number of ledgers in limbo that `count_limbo` found so far; deleted ones excluded."""
+        """The number of ledgers in limbo that `count_limbo` has found, without deleted ledgers."""
         return self.admission.limbo.ledgers
 
     async def count_limbo(self) -> None:
-        """Count the ledgers in limbo once; `ledgers_in_limbo` is complete when this returns.
+        """Count the ledgers in limbo once; `ledgers_in_limbo` is complete when this call returns.
 
         Raises:
-            CorruptionError: a row is damaged; the count goes on behind the listed rows.
+            CorruptionError: a row is damaged; the next call continues after the listed rows.
         """
         await self.admission.limbo.count(self.ledgers)
 
@@ -264,13 +264,13 @@ class Engine:
     def holds_adds_back(self) -> bool:
         """True if adds have to wait for a checkpoint, so that the memtables stay bounded.
 
-        If the device is full, adds do not wait: new entries are refused, and recovery adds go on.
+        On a full device, adds do not wait: new entries are refused, recovery adds are accepted.
         """
         is_hopeless = DEVICE_FULL in self.read_only_reasons or self.failure is not None
         return self._checkpointer.is_full and not is_hopeless
 
     async def room_for_adds(self) -> None:
-        """If adds must wait, wait until a checkpoint has ended, or cannot end."""
+        """While adds must wait, wait until a checkpoint has ended, or cannot end."""
         if not self.holds_adds_back:
             return
         began = self.clock.monotonic()
@@ -300,7 +300,7 @@ class Engine:
     ) -> ReadResult:
         """Read stored entries; see `EntryReader.read`."""
         if self.failure is not None:
-            # Accepted entries without an answer left the memtable; they may be on disk.
+            # Accepted entries without an answer left the memtable; their bytes may be on disk.
             return ReadResult(None, first, Status.IO_ERROR, str(self.failure))
         return await self._reader.read(
             state.ledger_id,
@@ -321,13 +321,13 @@ class Engine:
         return self._reader.read_one(state.ledger_id, entry_id, state.last_entry_id)
 
     async def read_last(self, state: LocalLedger) -> ReadResult | None:
-        """Read the stored entry with the highest id, or say why it is unreadable; None if no entry.
+        """Read the stored entry with the highest id, or say why it is unreadable; None if empty.
 
         The state's `last_entry_id` may be higher than the id of that entry. The journal may have
-        refused an add, or a crash may have lost entries that an index row counts.
+        refused an add, or a crash may have lost entries that an index row counted.
 
         Raises:
-            CorruptionError, StorageFailedError: see `entry_ranges`.
+            CorruptionError, StorageFailedError: as in `entry_ranges`.
         """
         last = state.last_entry_id
         if last == NO_ENTRY:
@@ -349,15 +349,15 @@ class Engine:
         highest = NO_ENTRY
         async for _, lasts in self.entry_ranges(state, 0, MAX_ID):
             highest = int(lasts[-1])
-        # An entry that was added meanwhile must stay inside the bounds.
+        # An entry that was added meanwhile must stay within the bounds of the state.
         if before == (state.last_entry_id, state.comparisons):
             state.last_entry_id = highest
         return highest
 
     async def read_lac(self, state: LocalLedger) -> LacReply:
-        """The stored facts about the ledger's end: last entry, explicit LAC, highest LAC seen.
+        """Return stored facts about the ledger's end: last entry, explicit LAC, highest LAC seen.
 
-        If the ledger is in limbo, these facts prove nothing. Raises like `read_last`.
+        For a ledger in limbo, these facts do not prove its end. Raises like `read_last`.
         """
         if state.deleted or not state.exists:
             return _no_lac(state, Status.NO_SUCH_LEDGER, "no such ledger")
@@ -378,7 +378,7 @@ class Engine:
         return self.integrity.value
 
     async def set_verdict(self, value: bytes) -> None:
-        """Change the integrity verdict; durable when it returns; raises like `Integrity.set`."""
+        """Change the integrity verdict; durable when this returns; raises like `Integrity.set`."""
         await self.integrity.set(value)
 
     @property
@@ -391,17 +391,17 @@ class Engine:
         return frozenset(self.scrubber.findings)
 
     def durable_values(self, prefix: bytes) -> DurableValues:
-        """Return the durable values of one part of the bookie, which alone uses `prefix`."""
+        """Return the durable values of one part of the bookie; no other part uses `prefix`."""
         return DurableValues(self.integrity, prefix)
 
     def apply(self, settings: StorageSettings) -> None:
-        """Apply new settings; only dynamic ones take effect."""
+        """Apply new settings; only dynamic settings take effect."""
         for part in (self.scrubber, self.compactor):
             if part.settings != settings:
                 part.settings = settings
 
     async def scrub(self) -> NoReturn:
-        """Read everything again and again to find damage, until cancelled.
+        """Read all stored data repeatedly to find damage, until cancelled.
 
         Raises:
             StorageFailedError: the index could not be written; the process must end.
@@ -413,7 +413,7 @@ class Engine:
         self.compactor.wake(force=force)
 
     def suspend_compaction(self, *, suspended: bool) -> None:
-        """Stop rounds of compaction if `suspended`; else allow them, and start one soon."""
+        """Stop compaction rounds if `suspended`; otherwise allow them, and start one soon."""
         self.compactor.suspended = suspended
         if not suspended:
             self.compactor.wake()
@@ -459,7 +459,7 @@ class Engine:
     async def watch_devices(self) -> None:
         """Watch for a device that does not answer, until cancelled.
 
-        It runs beside `housekeep`, whose checkpoints wait for the watched devices.
+        This task runs beside `housekeep`, whose checkpoints wait for the watched devices.
 
         Raises:
             StorageFailedError: the engine failed.
@@ -480,7 +480,7 @@ class Engine:
         raise self.failure
 
     async def housekeep(self) -> None:
-        """Make checkpoints, and write a marker block when the journal is idle, until cancelled.
+        """Make checkpoints, and write a marker block while the journal is idle, until cancelled.
 
         Raises:
             StorageFailedError: the engine failed.
@@ -508,7 +508,7 @@ class Engine:
             await self._removal.run()
 
     async def close(self) -> None:
-        """Stop in order: checkpoint, journal thread, files. No request may be in flight."""
+        """Stop in order: checkpoint, journal thread, files; no request may be in flight."""
         in_order = False
         try:
             if self.failure is None:
@@ -527,8 +527,8 @@ class Engine:
                 with suppress(StorageFailedError), self._failing():
                     self._booted.writer.close(in_order=in_order)
             else:
-                worker.abandon()  # The thread may hang in the device; leave its file alone.
-            # A cancelled read may still run in its thread; closing the index under it would crash.
+                worker.abandon()  # The thread may hang in the device; the device's file stays open.
+            # A cancelled read may still run in its thread; closing the index would crash it.
             workers = self._env.workers
             with suppress(TimeoutError):
                 async with asyncio.timeout(None if self.failure is None else 1.0):
@@ -537,7 +537,7 @@ class Engine:
             if workers.is_idle and not self._index.store.is_committing:
                 self._index.close()
                 if in_order and self.failure is None:
-                    # Without the record a start only reads the whole index once.
+                    # Without the `STOPPED` file, the next start only reads the whole index once.
                     with suppress(OSError):
                         self._directories.mark_stopped()
 
@@ -548,7 +548,7 @@ class Engine:
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
-        """Turn an error of index or journal into read-only mode or the end of the engine."""
+        """Turn an error of index or journal into read-only mode, or end the engine."""
         try:
             yield
         except DiskFullError as error:
@@ -576,7 +576,7 @@ class Engine:
             self._checkpointer.moved.set()
 
     async def device_has_room(self) -> None:
-        """Allow new entries, because the devices have room; make the reserve if it is missing."""
+        """Allow new entries, because the devices have room; create the reserve if it is missing."""
         await self._env.workers.run("room", self._directories.make_reserve)
         if DEVICE_FULL in self.read_only_reasons:
             self.read_only_reasons.discard(DEVICE_FULL)
@@ -594,13 +594,13 @@ class Engine:
             self._write_marker()
 
     def _write_marker(self) -> None:
-        """Write postponed requests, and an idle marker block unless the last block is one."""
+        """Write postponed requests, and an idle marker unless the last block is a marker."""
         if self._queue.postponed or not self._has_marker:
             self._queue.submit(JournalRequest(RequestKind.MARKER, lambda request: None))
             self._has_marker = True
 
     async def _load_row(self, ledger_id: int) -> LedgerIndexRow | None:
-        # A pool of its own: an add may need the state while reads wait for a slow device.
+        # States have their own threads: an add may need one while reads wait for a device.
         return (await self._env.workers.run("states", self._index.rows_of, [ledger_id]))[0]
 
     def _block_done(self, block: BlockDone) -> None:
@@ -621,7 +621,7 @@ class Engine:
                 if isinstance(request.error, DiskFullError):
                     self._turn_read_only(str(request.error))
                 request.complete(request)
-        except Exception as error:  # noqa: BLE001  (the rest of the block gets no answer)
+        except Exception as error:  # noqa: BLE001  (the other requests of the block get no answer)
             self._failed(error)
             return
         self._journaled_bytes += written
@@ -629,7 +629,7 @@ class Engine:
         self._has_marker = self._has_marker and not written
         if self._is_checkpoint_due():
             self._wake.set()
-        # After the answers, which this turn of the loop delivers.
+        # Measure after the answers, which this turn of the event loop delivers.
         handback = now - block.finished_at
         asyncio.get_running_loop().call_soon(block.figures.note, self._metrics, handback)
 
@@ -641,7 +641,7 @@ class Engine:
         self.failure.__cause__ = error
         self._metrics.errors_total.labels("storage_failed").inc()
         _log.error("storage_failed", reason=str(error))
-        # A device that hangs would block here, too.
+        # Marking a hanging device as failed would block here, too.
         if not isinstance(error, TimeoutError):
             self._directories.mark_failed()
         self._queue.fail(self.failure)
@@ -665,7 +665,7 @@ async def open_engine(
 
     Raises:
         StorageFailedError: (alone or in a group) a disk failed; the process must exit with code 74.
-        FormatError, CookieError, ConfigurationError: see `Boot.run`.
+        FormatError, CookieError, ConfigurationError: as in `Boot.run`.
     """
     boot = Boot(environment, settings, directories, identity)
     booted = await environment.workers.run("index", boot.run)
@@ -681,7 +681,7 @@ async def open_engine(
         corrupt=len(booted.report.corrupt),
     )
     for damage in booted.report.corrupt:
-        # Durable data is lost: tell the operator, by log and metric.
+        # Durable data is lost: tell the operator in the log and in a metric.
         metrics.errors_total.labels("corruption").inc()
         _log.error("corruption", found=damage)
     try:
@@ -697,4 +697,4 @@ async def open_engine(
     finally:
         await engine.close()
     if engine.failure is not None:
-        raise engine.failure  # The block ended before a task raised it.
+        raise engine.failure  # The block ended before a task raised this error.

@@ -1,7 +1,7 @@
 """Looks up the places of some entries, then reads their bytes.
 
 A fetch begins in the event loop, which reads only memory: memtables, cached index pages, the page
-cache. If a device must be read, a read thread does all of the rest.
+cache. If the fetch must read a device, a read thread does all of the rest.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bookie.node.engine.prefetch import SEQUEL_BYTES_MIN, Prefetcher
 from bookie.node.engine.window import Extent, Window
 
 Choice = tuple[Ids, Status, int]
-"""The entry ids to return, the reason why there are no more, and the first id left out."""
+"""The entry ids to return, the reason to stop after them, and the first id left out."""
 
 PAGE_LOST = "its page of the index is lost"
 UNREADABLE = "its bytes cannot be read"
@@ -35,7 +35,7 @@ OTHER_BYTES = "other bytes stand in its place"
 
 @dataclass(frozen=True, slots=True)
 class FetchSources:
-    """The index, the files and the helpers that a fetch uses; threads use them, too."""
+    """The index, the files and the other parts that a fetch uses; threads use them, too."""
 
     index: Index
     files: FileTable
@@ -46,10 +46,10 @@ class FetchSources:
 
 
 class EntryFetch:
-    """One fetch: `try_now` runs in the event loop, then `finish` in a thread if need be.
+    """One fetch: `try_now` runs in the event loop; then `finish` runs in a thread if necessary.
 
     At first `window` holds the locations of the entries in memtables. Once the window is complete,
-    `choose` selects the ids to read. No entry with an id above `bound` is stored.
+    `choose` selects the ids to read. `bound` is at least the highest stored entry id.
     """
 
     def __init__(
@@ -80,9 +80,9 @@ class EntryFetch:
         self.stopped_by = Status.OK
         self.following = 0
         self.failure: tuple[int, str] | None = None
-        """The first entry that is stored but cannot be returned, and the reason."""
+        """The first entry that is stored but cannot be returned, and the reason for that."""
         self.device_reads: list[tuple[int, int, int]] = []
-        """File, offset and size of bytes that were read from a device, or may have been."""
+        """File, offset and size of bytes read from a device, or possibly read from it."""
 
     # --- in the event loop ---------------------------------------------------------------
 
@@ -102,11 +102,11 @@ class EntryFetch:
     # --- in a read thread ----------------------------------------------------------------
 
     def finish(self) -> None:
-        """Do the rest of the fetch, waiting for devices.
+        """Do the rest of the fetch; wait for devices.
 
         Raises:
-            FileNotFoundError: a file is being removed; look its entries up again.
-            CorruptionError: the index is damaged there.
+            FileNotFoundError: a file is being removed; look up its entries again.
+            CorruptionError: the part of the index that is read is damaged.
         """
         sources = self._sources
         if not self._is_located:
@@ -136,7 +136,7 @@ class EntryFetch:
     ) -> bool:
         """Continue reading; True if the fetch has ended, with success or failure.
 
-        Without a `check`, data that must be checked is left to a read thread.
+        Without a `check`, a read thread reads the data that must be checked.
         """
         extents = self._extents
         assert extents is not None, "located before"
@@ -163,7 +163,7 @@ class EntryFetch:
                             for extent in extents[self._done : group]
                         )
                         if not is_sound and self._sources.files.path(head.file) is None:
-                            # The file, and its last block, may be cut already.
+                            # The file may already be cut, and may have lost its last block.
                             raise _being_removed(head.file)
                 except FileNotFoundError:
                     raise
@@ -191,7 +191,7 @@ class EntryFetch:
         return digests.protects(self._ledger_id, memoryview(data)[:length])
 
     def _cut(self, reason: str) -> None:
-        """End the result before the extent that could not be read."""
+        """End the result before the extent that is unreadable."""
         assert self._extents is not None
         kept = sum(extent.packets for extent in self._extents[: self._done])
         self.following, self.stopped_by = int(self.ids[kept]), Status.IO_ERROR
@@ -199,7 +199,7 @@ class EntryFetch:
         self.ids = self.ids[:kept]
 
     def _group(self, extents: list[Extent], start: int) -> int:
-        """Return the end of the extents from `start` on in one file with only small gaps."""
+        """Return the end of the group from `start` on: extents in one file with only small gaps."""
         stop = start + 1
         previous = extents[start]
         while stop < len(extents) and previous.file > 0:
@@ -217,7 +217,7 @@ class EntryFetch:
             return None
         data = file.pread_cached(size, offset)
         if data is not None and size >= SEQUEL_BYTES_MIN:
-            # The kernel's read-ahead may have read it.
+            # The kernel's read-ahead may already have read these bytes.
             self.device_reads.append((number, offset, size))
         return data
 

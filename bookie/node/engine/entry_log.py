@@ -27,8 +27,7 @@ from bookie.node.engine.format.records import (
 class EntryLogWriter:
     """Writes logs one after the other. Blocking; used by one thread at a time.
 
-    `newest` is the number and nonce of the newest file whose records the logs hold, if there is
-    one.
+    `newest` is the number and nonce of the newest file whose records the logs hold, or None.
     """
 
     def __init__(
@@ -50,7 +49,7 @@ class EntryLogWriter:
         self._finished: list[tuple[FileHeader, int]] = []
 
     def write(self, body: Buffer, records: int) -> tuple[int, int]:
-        """Append one block; returns the file's number and where `body` begins in it.
+        """Append one block; return the file's number and the offset of `body` in the file.
 
         Raises:
             DiskFullError: there is no room for another file.
@@ -62,7 +61,7 @@ class EntryLogWriter:
             file = self._next_file()
         link = b"" if file.sequence else self._link
         where = file.body_offset + len(link)
-        # All of it counts as durable: the log gets its name only then.
+        # All of the block counts as durable, because the log gets its final name only after a sync.
         file.write(file.encode([link, body], records + bool(link), file.end))
         return file.header.number, where
 
@@ -72,7 +71,7 @@ class EntryLogWriter:
         return self._file is not None or bool(self._finished)
 
     def sync(self) -> None:
-        """Make all written logs durable; they have no final names yet."""
+        """Make all written logs durable; the logs have no final names yet."""
         self._close_file()
 
     def publish(self) -> list[tuple[SealedFile, str]]:
@@ -105,8 +104,8 @@ class EntryLogWriter:
 def state_records(ledger_id: int, row: LedgerIndexRow) -> list[bytes]:
     """Encode the records of a ledger that a rebuild needs besides the ledger's entries.
 
-    No record says that a ledger left limbo. A ledger that is wrongly in limbo costs only a check. A
-    ledger that is wrongly not in limbo would hide a loss.
+    These records never say that a ledger left limbo. A ledger that is wrongly in limbo costs only a
+    check. A ledger that is wrongly not in limbo would hide a loss.
     """
     records = []
     if row.key_digest is not None:

@@ -1,7 +1,7 @@
-"""Removes files: renames them at once, durably, then frees their space in small steps.
+"""Removes files: renames each file at once, durably, then frees its space in small steps.
 
-Freeing a large file at once keeps the file system's journal busy. Then syncs of the bookie's
-journal wait: 70 ms for 256 MiB on ext4. Cutting a few MiB at a time from the file's end delays no
+Freeing a large file at once keeps the file system's journal busy. Meanwhile, syncs of the bookie's
+journal wait: 70 ms for 256 MiB on ext4. A step that cuts a few MiB from the file's end delays no
 sync.
 
 A file first gets a temporary name, durably, because a rebuild must not find half a file. The index
@@ -27,7 +27,7 @@ from bookie.telemetry import Metrics
 R = TypeVar("R")
 
 POOL = "index"
-"""The worker pool that runs the steps; it is one thread, and each step is short."""
+"""The worker pool that runs the steps: one thread; each step is short."""
 
 STEP_BYTES = 2 * 1024 * 1024
 """The bytes that one step frees: whole pages, so that a reader never sees part of a page."""
@@ -42,7 +42,7 @@ PAUSE_SECONDS_MAX = 0.1
 
 
 class _Next(enum.Enum):
-    """The time at which the next step of the removal is due."""
+    """The time of the next removal step."""
 
     NOTHING = enum.auto()
     """No file was left to remove."""
@@ -53,35 +53,35 @@ class _Next(enum.Enum):
 
 @dataclass(slots=True)
 class _Leaving:
-    """A file that has its temporary name and is being removed."""
+    """A file with its temporary name, which is being removed."""
 
     path: str
     size_bytes: int
 
 
 class Removal:
-    """Removes files. Its task runs in the event loop, its steps in the index thread."""
+    """Frees files: its task runs in the event loop, its steps run in the index thread."""
 
     def __init__(
         self, environment: Environment, metrics: Metrics, is_full: Callable[[], bool]
     ) -> None:
-        """`is_full` is True if a device has no room for new entries."""
+        """`is_full` returns True if a device has no room for new entries."""
         self._env = environment
         self._metrics = metrics
         self._is_full = is_full
         self._taken: deque[str] = deque()
-        """Paths of files to remove that still have their old names."""
+        """Paths of files to remove; the files still have their old names."""
         self._leaving: deque[_Leaving] = deque()
         """Renamed files that are being removed; only the index thread uses this queue."""
         self._wake = asyncio.Event()
         self.working_since: float | None = None
-        """When the current step began; the index thread cannot commit during a step."""
+        """The start time of the current step; the index thread cannot commit during a step."""
 
     async def take(self, paths: list[str]) -> None:
-        """Remove these files; once this returns, no start finds them any more.
+        """Remove these files; once this call returns, no start finds them.
 
         A reader that has one of the files open may find it shorter. If a device is full, the space
-        is free when this returns. If this call is cancelled, the files are still removed.
+        is free when this call returns. If this call is cancelled, the files are still removed.
 
         Raises:
             OSError: a device failed.
@@ -138,9 +138,9 @@ class Removal:
                 self._leaving.append(_Leaving(path, file.size()))
 
     def _step(self, *, whole: bool = False) -> _Next:
-        """Shorten the first file, or remove it; skip a file that is gone."""
+        """Shorten the first file, or remove it; skip a file that no longer exists."""
         if self._taken:
-            # The caller of `take` was cancelled before its step began.
+            # The caller of `take` was cancelled before the step that renames began.
             self._set_aside()
         if not self._leaving:
             return _Next.NOTHING

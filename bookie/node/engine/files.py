@@ -1,6 +1,6 @@
-"""Numbered files of blocks: journals and entry logs, their names, creation, reading and writing.
+"""Journals and entry logs: their names, and how to create, read and write these files of blocks.
 
-Journals and entry logs share one sequence of file numbers. So a location (file, offset, size) need
+Journals and entry logs share one sequence of file numbers. So a location (file, offset, size) does
 not name the kind of its file. A file is created under a temporary name, synced with its header,
 renamed, and its directory is synced. So after a crash the file is either complete or absent.
 """
@@ -35,7 +35,7 @@ OPEN_FILES_MAX = 256
 
 @dataclass(frozen=True, slots=True)
 class SealedFile:
-    """A file that will not grow any more."""
+    """A file that will not grow further."""
 
     number: int
     kind: int
@@ -48,7 +48,7 @@ def file_name(kind: FileKind, number: int) -> str:
 
 
 def parse_file_name(name: str) -> tuple[FileKind, int] | None:
-    """Return kind and number from a file's name; None if the name is not a bookie's."""
+    """Return kind and number from a file's name; None for a name of another form."""
     for kind, suffix in _SUFFIX.items():
         stem = name.removesuffix(suffix)
         if stem != name and stem.isascii() and stem.isdigit():
@@ -59,7 +59,7 @@ def parse_file_name(name: str) -> tuple[FileKind, int] | None:
 def create_file(
     disk: Disk, directory: str, header: FileHeader, allocate_bytes: int, *, publish: bool = True
 ) -> File:
-    """Create the file that `header` describes in `directory`, with its header durable.
+    """Create the file that `header` describes in `directory`; the header is durable on return.
 
     With `publish` false the file keeps its temporary name until `publish_file`.
 
@@ -71,7 +71,7 @@ def create_file(
     file = None
     try:
         file = disk.create(path, allocate_bytes)
-        # Without allocation ahead, a full device shows only here. The file is not in use yet.
+        # Without preallocation, a full device shows only here. No location points to the file yet.
         file.pwritev([header.encode()], 0)
         if publish:
             file.fdatasync()
@@ -98,7 +98,7 @@ def read_header(file: Readable) -> FileHeader:
     """Read the header of an open file.
 
     Raises:
-        FormatError: it is not one of ours, or a newer version wrote it.
+        FormatError: it is not a bookie's file, or a newer version wrote it.
     """
     return decode_file_header(file.pread(FILE_HEADER_SIZE_BYTES, 0))
 
@@ -120,8 +120,8 @@ class FileTable:
         self._paths[number] = path
 
     def remove(self, number: int) -> None:
-        """Remove a file that is about to be unlinked; readers that hold it open may finish."""
-        # Not closed: a read thread may be using it. The last reference closes it.
+        """Remove a file that will be unlinked; readers that hold it open may finish."""
+        # Do not close the file: a read thread may be using it. The last reference closes the file.
         with self._lock:
             self._paths.pop(number, None)
             self._open.pop(number, None)
@@ -133,7 +133,7 @@ class FileTable:
         return sorted(self._paths)
 
     def opened(self, number: int) -> File | None:
-        """Return the file `number` if it is open, else None; this never waits for the device."""
+        """Return file `number` if it is open, else None; this call never waits for the device."""
         with self._lock:
             file = self._open.get(number)
             if file is not None:
@@ -144,7 +144,7 @@ class FileTable:
         """Return the file `number`, and open it if it is not open.
 
         Raises:
-            FileNotFoundError: it is gone; look the entry up again.
+            FileNotFoundError: the file is gone; look up the entry again.
         """
         file = self.opened(number)
         if file is not None:
@@ -161,7 +161,7 @@ class FileTable:
         return file
 
     def close(self) -> None:
-        """Close every file; no thread may be reading one."""
+        """Close every file; no thread may be reading."""
         for file in self._open.values():
             file.close()
         self._open.clear()
@@ -169,7 +169,7 @@ class FileTable:
 
 @dataclass(slots=True)
 class BlockFile:
-    """A file that is being written, and its end. One thread at a time uses it."""
+    """A file that is being written, and the offset of its end. One thread at a time uses it."""
 
     file: File
     header: FileHeader
@@ -192,10 +192,10 @@ class BlockFile:
         return [encode_block_header(nonce, header), *body, rest]
 
     def write(self, block: Sequence[Buffer]) -> int:
-        """Write the block that `encode` returned, not durable yet; return the bytes written.
+        """Write the block that `encode` returned, without a sync; return the bytes written.
 
         Raises:
-            OSError: the device failed or has no room; the end stays where it was.
+            OSError: the device failed or has no room; `end` does not change.
         """
         size = self.file.pwritev(block, self.end)
         self.end += size

@@ -1,14 +1,14 @@
-"""Watches the devices: reports late answers, and ends the engine if an answer is missing.
+"""Watches the devices: reports late answers, and ends the engine if an answer does not come.
 
-The watch never waits for a device. It checks the age of three things: the oldest request in the
-journal, the current step of file removal, and the current commit of the index. The age of a commit
-begins at the end of its transaction, where the index writes and syncs.
+The watch never waits for a device. The watch checks the age of the oldest journal request, of the
+current file-removal step, and of the current index commit. The age of a commit starts at the end of
+its transaction, when the index writes and syncs.
 
-A device that hangs gives no error, while requests wait and memory fills up.
+A hanging device reports no error, while requests wait and memory fills up.
 
 If the whole process is paused (SIGSTOP, a virtual machine), answers wait while the clock runs on.
-The watch notices a pause because its next look is late. A late look never ends the engine, and the
-time before it counts as one interval. Later looks notice a device that really hangs.
+The watch notices a pause because its next look at the devices is late. A late look never ends the
+engine; it counts the time before it as one interval. Later looks notice a device that really hangs.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from bookie.telemetry import Metrics, event_log
 _log = event_log(__name__)
 
 LATE_INTERVALS = 2.0
-"""A look is late if more than this many intervals have passed since the last look."""
+"""A look at the devices is late if this many intervals have passed since the last look."""
 
 INTERVALS_PER_FAILURE = 4.0
-"""The number of looks in the waiting time that ends the engine; one of them may be late."""
+"""The number of looks within `sync_fail_seconds`; one of these looks may be late."""
 
 
 class CountedStore:
-    """A key-value store that counts its commits: those that began, and those that ended."""
+    """A key-value store that counts the commits that began and the commits that ended."""
 
     def __init__(self, store: KeyValueStore) -> None:
         self._store = store
@@ -61,7 +61,7 @@ class CountedStore:
 
 
 class DeviceWatch:
-    """Looks at the devices from time to time; calls `failed` when an answer is overdue."""
+    """Looks at the devices periodically; calls `failed` when an answer is overdue."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class DeviceWatch:
         removal: Removal,
         failed: Callable[[BaseException], None],
     ) -> None:
-        """A slow file removal, also of a journal file, is reported for the ledgers device."""
+        """A slow file removal counts for the ledgers device, even the removal of a journal."""
         self._clock = clock
         self._settings = settings
         self._metrics = metrics
@@ -86,7 +86,7 @@ class DeviceWatch:
         self._commit_since = 0.0
         self._looked_at = clock.monotonic()
         self._stood_still: list[tuple[float, float]] = []
-        """Begin and end of each pause of the process, ascending."""
+        """Start and end of each pause of the process, ascending."""
 
     @property
     def interval_seconds(self) -> float:
@@ -95,7 +95,7 @@ class DeviceWatch:
         return min(settings.idle_marker_seconds, settings.sync_fail_seconds / INTERVALS_PER_FAILURE)
 
     def look(self) -> None:
-        """Check once how long each device has not answered; this never blocks."""
+        """Check once how long each device has not answered; this call never blocks."""
         now, before = self._clock.monotonic(), self._looked_at
         is_late = now - before > LATE_INTERVALS * self.interval_seconds
         self._looked_at = now
@@ -105,8 +105,8 @@ class DeviceWatch:
             "index": self._committing_since(now),
         }
         for device, since in owed.items():
-            # Answers from before a late look may still be queued; only the time up to the last look
-            # counts.
+            # After a late look, answers may still be queued; count only the time up to the last
+            # look.
             self._judge(device, before if is_late else now, since)
         oldest = min((since for since in owed.values() if since is not None), default=now)
         self._stood_still = [still for still in self._stood_still if still[1] > oldest]

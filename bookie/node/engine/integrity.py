@@ -21,7 +21,7 @@ R = TypeVar("R")
 
 
 class Integrity:
-    """Keeps the verdict, an ``INTEGRITY_`` value of the index, and shows it in a metric."""
+    """Keeps the verdict, an ``INTEGRITY_`` value of the index, and exports it as a metric."""
 
     def __init__(self, environment: Environment, index: Index, metrics: Metrics) -> None:
         self._env = environment
@@ -32,7 +32,7 @@ class Integrity:
         self._show(index.integrity())
 
     async def set(self, value: bytes) -> None:
-        """Store `value` as the verdict; durable when it returns.
+        """Store `value` as the verdict; durable when this returns.
 
         Raises:
             DiskFullError: there is no room for the change.
@@ -41,7 +41,7 @@ class Integrity:
         await self.put({META_INTEGRITY: value})
 
     async def put(self, values: dict[bytes, bytes]) -> None:
-        """Set values of ``meta``, which may include the verdict; raises like `set`."""
+        """Set values in ``meta``, which may include the verdict; raises like `set`."""
         self._show(await self._in_index(self._put, values))
 
     def _put(self, values: dict[bytes, bytes]) -> bytes:
@@ -49,7 +49,7 @@ class Integrity:
         return self.index.integrity()
 
     async def values(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
-        """Return names (without `prefix`) and values from ``meta``, for names with this prefix."""
+        """Return names and values of the ``meta`` table; see `values_of`."""
         return await self._env.workers.run("read", values_of, self.index.store, prefix)
 
     async def forget(self, names: list[bytes]) -> None:

@@ -1,8 +1,8 @@
-"""The states of ledgers in memory, loaded from the index at first use; the count of limbo.
+"""Ledger states in memory, loaded from the index at first use; the count of ledgers in limbo.
 
 A state is loaded before the synchronous section that decides about a request, so the section reads
-memory only. Concurrent requests share one look-up. A state is evicted only if it is clean (the
-index has all of it) and unused.
+only memory. Concurrent requests for one ledger share one look-up. A state is evicted only if it is
+clean (the index has all of it) and unused.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bookie.ids import MAX_ID, NO_ENTRY
 from bookie.node.engine.format.index_rows import LedgerIndexRow
 
 STATES_MAX = 100_000
-"""The number of ledger states in memory above which clean states are dropped."""
+"""If memory holds more ledger states than this, clean states are dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +61,14 @@ class LocalLedger:
         known = row or LedgerIndexRow()
         self.ledger_id = ledger_id
         self.exists = row is not None
-        """True if this bookie ever stored anything about the ledger."""
+        """True if this bookie ever stored a record about the ledger."""
         self.introduced_in = 0
-        """The last journal file that is known to have the ledger's key; 0 if none is known."""
+        """The last journal file known to hold the ledger's key; 0 if none is known."""
         self.fenced = known.fenced
         self.fence_durable = known.fenced
         """True if the fence is known to survive a crash."""
         self.fence_queued = False
-        """True while a fence record is on its way through the journal."""
+        """True while the journal has not completed a fence record."""
         self.limbo = known.limbo
         self.deleted_at_ms = known.deleted_at_ms
         self.key_digest = known.key_digest
@@ -76,12 +76,12 @@ class LocalLedger:
         self.max_lac = known.max_lac
         self.first_entry_id = known.first_entry_id
         self.last_entry_id = known.last_entry_id
-        """No entry above it is stored. It may be too high: the journal may refuse an accepted
-        entry. After a crash, a row of the index may count entries that were lost."""
+        """The highest entry id that may be stored. The value may be too high, because the journal
+        may refuse an accepted entry. After a crash, an index row may also count lost entries."""
         self.entries = known.entries
         self.payload_bytes = known.payload_bytes
         self.reclaimed = known.reclaimed
-        """True if entries that were acknowledged here were removed, because nobody named them."""
+        """True if acknowledged entries were removed, because no metadata named this bookie."""
         self.comparisons = 0
         """Counts adds of ids at or below `last_entry_id`, and adds that the journal refused."""
         self.users = 0
@@ -94,15 +94,15 @@ class LocalLedger:
 
     @property
     def is_in_doubt(self) -> bool:
-        """True if entries that were acknowledged here may be gone, so that no denial is certain.
+        """True if acknowledged entries may be missing, so that the bookie may not deny an entry.
 
-        A metadata store that went back in time may show a ledger open whose copies were removed. A
-        recovery that counts such denials closes the ledger too early.
+        A metadata store restored from an older state may show an open ledger whose copies were
+        removed. A recovery that counted such denials would close the ledger too early.
         """
         return self.limbo or self.reclaimed
 
     def accepts_key(self, key: bytes) -> bool:
-        """True if `key` is the ledger's, in constant time, or if the ledger has no key yet."""
+        """True if `key` is the ledger's (compared in constant time), or the ledger has no key."""
         if self.key_digest is None:
             return True
         if self._key is not None and hmac.compare_digest(self._key, key):
@@ -114,11 +114,11 @@ class LocalLedger:
 
     @property
     def key_tag(self) -> bytes:
-        """A tag of the ledger's key, to tell ledgers of the same id apart; empty without a key."""
+        """A tag of the key, which distinguishes ledgers with the same id; empty without a key."""
         return (self.key_digest or b"")[:KEY_TAG_BYTES]
 
     def may_hold(self, batch: EntryBatch) -> bool:
-        """True if ids of `batch` may be stored, so that bytes must be compared."""
+        """True if entries with ids of `batch` may be stored, so that bytes must be compared."""
         return batch.first_entry_id <= self.last_entry_id
 
     def adopt_key(self, key: bytes) -> None:
@@ -142,7 +142,7 @@ class LocalLedger:
         )
 
     def take_lac(self, packet: bytes) -> None:
-        """Keep an explicit LAC packet unless a newer one is known."""
+        """Store an explicit LAC packet, unless a newer one is known."""
         lac = lac_packet_ids(packet).last_add_confirmed
         if not self.lac_packet or lac >= lac_packet_ids(self.lac_packet).last_add_confirmed:
             self.lac_packet = packet
@@ -159,7 +159,7 @@ def highest_id(first_above: Callable[[int], int | None]) -> int:
     """Find the highest existing id, or -1; `first_above` returns the lowest id above a number.
 
     `first_above` is called at most 65 times. The first call asks for the lowest id, because damaged
-    keys sort to either end.
+    keys may sort first or last.
     """
     lowest = first_above(NO_ENTRY)
     if lowest is None:
@@ -176,7 +176,7 @@ def highest_id(first_above: Callable[[int], int | None]) -> int:
 
 
 class LedgerStates:
-    """The ledger states in memory, and the loading of others from the index."""
+    """The ledger states in memory; loads the others from the index."""
 
     def __init__(
         self,
@@ -190,7 +190,7 @@ class LedgerStates:
         self._states: OrderedDict[int, LocalLedger] = OrderedDict()
         self._loading: dict[int, asyncio.Future[None]] = {}
         self._indexed_max = MAX_ID
-        """Every ledger above this id that has a row in the index has its state in memory."""
+        """The states of all indexed ledgers above this id are in memory."""
 
     def __len__(self) -> int:
         return len(self._states)
@@ -212,7 +212,7 @@ class LedgerStates:
         self._states[state.ledger_id] = state
 
     async def load(self, ledger_id: int) -> LocalLedger:
-        """Return the state, loaded from the index if need be; concurrent calls share a look-up."""
+        """Return the state, from memory or the index; concurrent calls share a look-up."""
         while True:
             state = self.get(ledger_id)
             if state is not None:
@@ -239,7 +239,7 @@ class LedgerStates:
         return state
 
     def forget(self, ledger_ids: Iterable[int]) -> None:
-        """Drop clean states of these ledgers, whose rows changed."""
+        """Drop clean states of these ledgers, because their rows changed."""
         for ledger_id in ledger_ids:
             if ledger_id in self._states:
                 self._let_go(ledger_id)
@@ -256,35 +256,35 @@ class LedgerStates:
 
     def _evict(self) -> None:
         """Drop some of the least recently used clean states."""
-        # The newest one is about to be used.
+        # Skip the newest state, which is about to be used.
         looks = min(self._states_max // 100 + 8, len(self._states) - 1)
         for ledger_id in list(islice(self._states, looks)):
             if not self._let_go(ledger_id):
-                # Move it back, so that states that must stay do not block the others.
+                # Move the state back, so that states that must stay do not block the others.
                 self._states.move_to_end(ledger_id)
 
 
 LEDGERS_PER_PAGE = 1000
 
 ListLedgers = Callable[[int, int], Awaitable[tuple[list[StoredLedger], int]]]
-"""Takes (after, count); returns up to `count` ledgers above `after`, and the id to go on from."""
+"""Takes (after, count); returns up to `count` ledgers above `after`, and the next `after`."""
 
 
 class LimboCount:
-    """Counts the ledgers in limbo, by one listing of the index and by all changes.
+    """Counts the ledgers in limbo, from one listing of the index and all later changes.
 
-    One event loop uses it. If a ledger changes that the listing has not reached, the change waits
-    until the listing reaches that ledger.
+    One event loop uses it. If a ledger changes before the listing reaches it, the change is counted
+    when the listing does.
     """
 
     def __init__(self) -> None:
         self.ledgers = 0
-        """The number of ledgers in limbo that were listed so far, without deleted ledgers."""
+        """The number of ledgers in limbo that the listing has found, without deleted ledgers."""
         self._listed_to = NO_ENTRY
         self._ahead: dict[int, bool] = {}
 
     def changed(self, ledger_id: int, *, before: bool, now: bool) -> None:
-        """Count that a ledger has entered limbo or left it."""
+        """Count a ledger that entered limbo or left it."""
         if ledger_id > self._listed_to:
             self._ahead[ledger_id] = now
         else:
@@ -294,13 +294,13 @@ class LimboCount:
         """List all ledgers once; the count is complete when this returns.
 
         Raises:
-            CorruptionError: a row is damaged; the count goes on behind the listed rows.
+            CorruptionError: a row is damaged; the next call continues after the listed rows.
         """
         while self._listed_to != MAX_ID:
             page, limit = await list_ledgers(self._listed_to, LEDGERS_PER_PAGE)
             for item in page:
                 self.ledgers += self._ahead.pop(item.ledger_id, item.row.limbo)
             passed = [ledger_id for ledger_id in self._ahead if ledger_id <= limit]
-            # The page lacks them: they are new, or deleted.
+            # The page lacks these ledgers, because they are new or deleted.
             self.ledgers += sum(self._ahead.pop(ledger_id) for ledger_id in passed)
             self._listed_to = limit

@@ -1,8 +1,8 @@
-"""The entries that were accepted since the last checkpoint, per ledger.
+"""The memtable holds the entries accepted since the last checkpoint, per ledger.
 
-A memtable keeps a payload only until its block is written. From then on, it keeps only locations,
-and reads use the page cache. Written runs (accepted batches) are merged into sorted tables of 20
-bytes an entry, so that a million single appends need few objects.
+A memtable keeps a payload only until the payload's block is written. After the write, the memtable
+keeps only locations, and reads use the page cache. Written runs (accepted batches) are merged into
+sorted tables of 20 bytes per entry, so a million single appends need few objects.
 
 Runs are in the order of acceptance; if an id is in several runs, the newest run wins.
 """
@@ -25,11 +25,11 @@ FOLD_RUNS = 64
 """When a ledger has this many written runs, they are merged into one table."""
 
 PART_ENTRIES = 32 * 1024
-"""The number of entries that one step of a checkpoint works on."""
+"""The number of entries that one step of a checkpoint handles."""
 
 
 class Location(NamedTuple):
-    """An entry's place: `size` bytes at `offset` of `payload`, or of `file` if that is None."""
+    """An entry's place: `size` bytes at `offset` of `payload`, or else of `file`."""
 
     file: int
     offset: int
@@ -52,7 +52,7 @@ class LocationTable:
         )
 
     def overlay(self, window: Window) -> None:
-        """Write the locations into `window`, over the locations that it has."""
+        """Write the locations into `window`, and overwrite older ones."""
         low = int(np.searchsorted(self.ids, window.first, "left"))
         high = int(np.searchsorted(self.ids, window.last, "right"))
         if low < high:
@@ -60,10 +60,10 @@ class LocationTable:
             window.put(part.ids, part.files, part.offsets, part.sizes)
 
     def parts(self, page: int) -> Iterator[LocationTable]:
-        """Cut the table into pieces of about `PART_ENTRIES` locations; none if it is empty.
+        """Cut the table into pieces of about `PART_ENTRIES` locations; an empty table has no piece.
 
         A piece never begins inside a group of `page` neighbouring ids. Pieces bound the memory of a
-        checkpoint, and the time for which an array operation stops the event loop.
+        checkpoint, and the time that one array operation blocks the event loop.
         """
         start = 0
         while start < len(self.ids):
@@ -86,7 +86,7 @@ EMPTY_TABLE = LocationTable(
 
 
 def concatenated(tables: Sequence[LocationTable]) -> LocationTable:
-    """Join the tables one after the other, without sorting."""
+    """Concatenate the tables, without sorting."""
     if len(tables) == 1:
         return tables[0]
     return LocationTable(
@@ -118,7 +118,7 @@ def table_of_runs(runs: Sequence[Run]) -> LocationTable:
     counts = np.array([len(run.sizes) for run in runs], np.int64)
     ends = np.cumsum(counts)
     sizes = np.concatenate([run.sizes for run in runs])
-    # Positions and offsets first run through all runs; then each run gets its own start.
+    # Compute positions and offsets over all runs first; then each run gets its own start.
     starts = np.cumsum(sizes, dtype=np.int64) - sizes
     first_of_run = ends - counts
     bases = np.array([run.offset for run in runs], np.int64) - starts[first_of_run]
@@ -133,14 +133,14 @@ def table_of_runs(runs: Sequence[Run]) -> LocationTable:
 
 
 def _own(sizes: Ids | U32) -> U32:
-    """Copy the numbers, so that they do not keep a received message in memory."""
+    """Copy the array, so that it does not keep a received message in memory."""
     if sizes.base is None and sizes.dtype == np.uint32:
         return sizes  # type: ignore[return-value]  # mypy does not see what the comparison says
     return np.array(sizes, dtype=np.uint32)
 
 
 class Run:
-    """One accepted batch: it holds its payload until it is written, then only its location."""
+    """One accepted batch: its payload until the payload is written, then only the location."""
 
     __slots__ = ("_starts", "batch_ids", "file", "first", "last", "offset", "payload", "sizes")
 
@@ -155,7 +155,7 @@ class Run:
         self.offset = 0
 
     def starts(self) -> Ids:
-        """Offset of each packet within the payload."""
+        """Return the offset of each packet within the payload."""
         if self._starts is None:
             starts = np.zeros(len(self.sizes), np.int64)
             np.cumsum(self.sizes[:-1], out=starts[1:])
@@ -170,7 +170,7 @@ class Run:
     def table(self) -> LocationTable:
         """Return the locations of a written run, in a quarter of the time of `table_of_runs`.
 
-        Most ledgers have one run.
+        Most ledgers have only one run.
         """
         sizes = self.sizes
         offsets = np.cumsum(sizes, dtype=np.int64) - sizes + self.offset
@@ -219,31 +219,31 @@ class LedgerRuns:
         self._tables: list[LocationTable] = []
         self._runs: list[Run] = []
         self._firsts: list[int] = []
-        # True if each run begins above the end of the one before it: then a read may bisect.
+        # True if each run begins above the end of the run before, so that a read may bisect.
         self._ordered = True
         self._written = 0
 
     def append(self, run: Run) -> None:
-        """Accept `run`; it is readable from now on."""
+        """Accept `run`; its entries are readable from now on."""
         if self._runs and run.first <= self._runs[-1].last:
             self._ordered = False
         self._runs.append(run)
         self._firsts.append(run.first)
 
     def written(self, run: Run, file: int, offset: int) -> None:
-        """Note that the payload of `run` is now at `offset` of `file`; runs come in order."""
+        """Record that the payload of `run` is now at `offset` of `file`; runs come in order."""
         run.file, run.offset, run.payload = file, offset, None
         self._written += 1
         if self._written >= FOLD_RUNS:
             self._fold()
 
     def refused(self, run: Run) -> None:
-        """Remove `run`, for which the journal had no room; it was never acknowledged."""
+        """Remove `run`, for which the journal had no room; no entry of it was acknowledged."""
         index = self._runs.index(run)
         del self._runs[index], self._firsts[index]
 
     def overlay(self, window: Window) -> None:
-        """Write all locations into `window`, oldest first, so that the newest ones win."""
+        """Write all locations into `window`, oldest first, so that the newest copies win."""
         for table in self._tables:
             table.overlay(window)
         if not self._ordered:
@@ -258,9 +258,9 @@ class LedgerRuns:
             run.overlay(window)
 
     def location(self, entry_id: int) -> Location | None:
-        """Return the location of the newest copy of an entry; None if it is not here."""
+        """Return the location of an entry's newest copy; None if this memtable lacks the entry."""
         if self._ordered:
-            # Runs that do not overlap: only the last that begins at or below the id can have it.
+            # If runs do not overlap, only the last run that begins at or below the id can hold it.
             index = bisect_right(self._firsts, entry_id) - 1
             location = self._runs[index].location(entry_id) if index >= 0 else None
             if location is not None:
@@ -275,7 +275,7 @@ class LedgerRuns:
         return None
 
     def entry_ids(self) -> Ids:
-        """Return the ids of all entries, written or not, ascending and each once."""
+        """Return the ids of all entries, written or not, ascending, each once."""
         parts = [table.ids for table in self._tables] + [run.ids() for run in self._runs]
         return distinct(np.concatenate(parts)) if parts else np.zeros(0, np.int64)
 
@@ -294,14 +294,14 @@ class LedgerRuns:
             later.first > earlier.last
             for earlier, later in zip(self._runs, self._runs[1:], strict=False)
         )
-        # Each merge at least doubles the smaller table, so that folding stays n log n.
+        # Each merge at least doubles the smaller table, so that the total cost is O(n log n).
         while len(self._tables) > 1 and len(self._tables[-2].ids) <= 2 * len(self._tables[-1].ids):
             newer = self._tables.pop()
             self._tables[-1] = merge_tables([self._tables[-1], newer])
 
 
 class Memtable:
-    """Everything accepted between two checkpoints."""
+    """All entries that were accepted between two checkpoints."""
 
     __slots__ = ("entries", "ledgers")
 
@@ -310,7 +310,7 @@ class Memtable:
         self.entries = 0
 
     def append(self, ledger_id: int, run: Run) -> LedgerRuns:
-        """Accept `run`; once it is written, the caller reports that to the returned runs."""
+        """Accept `run`; once the run is written, the caller reports this to the returned runs."""
         runs = self.ledgers.get(ledger_id)
         if runs is None:
             runs = self.ledgers[ledger_id] = LedgerRuns()
@@ -319,7 +319,7 @@ class Memtable:
         return runs
 
     def table_of(self, ledger_id: int) -> LocationTable:
-        """Return all locations of one ledger as a table; its runs must all be written."""
+        """Return all locations of one ledger as a table; all of its runs must be written."""
         runs = self.ledgers.get(ledger_id)
         return EMPTY_TABLE if runs is None else runs.table()
 

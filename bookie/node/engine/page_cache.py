@@ -1,15 +1,15 @@
-"""Limits how much of the kernel's page cache the files of one bookie use.
+"""Limits the share of the kernel's page cache that the files of one bookie use.
 
 A bookie that writes at the speed of its device fills all memory with cached pages. Then each write
-waits until the kernel has freed pages, which halves the write rate. So the bookie drops pages
-before memory is full. Two windows of pages stay in memory, each of `page_cache_bytes`:
+waits until the kernel has freed pages, which halves the write rate. Therefore the bookie drops
+pages before memory is full. Two windows of pages stay in memory, each of `page_cache_bytes` bytes:
 
 - the newest bytes of the journal, which tailing readers read;
 - the newest bytes that reads and compactions loaded from older places.
 
 A separate thread drops the pages that have left a window, in steps of up to 32 MiB. Only pages of
-durable bytes are dropped, so no drop can lose data. A drop is a hint to the kernel: an error
-changes nothing.
+durable bytes are dropped, so no drop can lose data. A drop is only a hint to the kernel, so errors
+are ignored.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from bookie.node.engine.files import FileTable
 
 POOL = "page-cache"
 STEP_BYTES = 32 * 1024 * 1024
-"""The most bytes that one call drops; the call takes a thread one or two milliseconds."""
+"""The largest number of bytes that one call drops; a call takes one or two milliseconds."""
 
 STEPS_PER_WINDOW = 8
-"""A window has at least this many steps, so the steps of a small window are smaller."""
+"""A window has at least this many steps, so a small window has smaller steps."""
 
 CHUNK_BYTES = 1024 * 1024
-"""Reads are counted in pieces of a file; each piece has this many bytes."""
+"""The size of a chunk: reads are counted per chunk of a file."""
 
 OVERLAP_BYTES = 2 * 1024 * 1024
 """The size of the largest folio, a group of pages that the kernel keeps together."""
@@ -51,26 +51,26 @@ class PageCache:
     """Keeps the two windows; one event loop makes all calls, and a thread drops the pages."""
 
     def __init__(self, environment: Environment, files: FileTable, window_bytes: int) -> None:
-        """`window_bytes` 0 leaves all pages to the kernel."""
+        """With `window_bytes` 0, the kernel alone decides about all pages."""
         self._env = environment
         self._files = files
         self._window_bytes = window_bytes
         self._step_bytes = max(min(STEP_BYTES, window_bytes // STEPS_PER_WINDOW), 1)
         self._written: deque[_Range] = deque()
-        """Finished steps in the journal's window, oldest first; `_growing` follows them."""
+        """Finished steps in the journal's window, oldest first; `_growing` comes after them."""
         self._written_bytes = 0
         self._growing = _Range(0, 0, 0)
         self._kept_from: dict[int, int] = {}
         """Maps each journal file in the window to the offset where its kept bytes begin."""
         self._chunks: dict[tuple[int, int], int] = {}
-        """Maps (file, chunk number) to the bytes that reads loaded there, least recent first."""
+        """Maps (file, chunk number) to the bytes that reads loaded there; least recent first."""
         self._chunk_bytes = 0
         self._behind: list[_Range] = []
-        """Byte ranges of files whose pages are to be dropped."""
+        """Byte ranges of files whose pages must be dropped."""
         self._wake = asyncio.Event()
 
     def wrote(self, number: int, durable_upto: int) -> None:
-        """Note that file `number` is durable up to `durable_upto`, and earlier files fully."""
+        """Record that file `number` is durable up to `durable_upto`, and earlier files fully."""
         if not self._window_bytes:
             return
         growing = self._growing
@@ -109,7 +109,7 @@ class PageCache:
             await self._env.workers.run(POOL, self._drop, paths)
 
     def _take_step(self, step: _Range) -> None:
-        """Add a step to the journal's window; the oldest steps leave a window that is too large."""
+        """Add a step to the journal's window; while it is too large, drop its oldest step."""
         self._written.append(step)
         self._written_bytes += step.end - step.begin
         while self._written_bytes > self._window_bytes:
@@ -118,7 +118,7 @@ class PageCache:
             following = self._written[0] if self._written else self._growing
             if following.number == oldest.number:
                 self._kept_from[oldest.number] = oldest.end
-                # From the begin, because two steps may share a page.
+                # Drop from the start of the file, because two steps may share a page.
                 self._behind.append(_Range(oldest.number, 0, oldest.end))
             else:
                 del self._kept_from[oldest.number]
@@ -126,7 +126,7 @@ class PageCache:
             self._wake.set()
 
     def _drop_chunks(self) -> None:
-        """Drop the oldest chunks; adjacent chunks are dropped by one call."""
+        """Drop the oldest chunks; one call drops adjacent chunks."""
         while self._chunk_bytes > self._window_bytes:
             number, position = next(iter(self._chunks))
             self._chunk_bytes -= self._chunks.pop((number, position))
@@ -142,8 +142,8 @@ class PageCache:
         for path, (_, start, end) in behind:
             if path is None:
                 continue
-            # The kernel drops whole folios, and one may begin in the range before.
+            # The kernel drops whole folios, and a folio may begin in the range before.
             begin = max(start - OVERLAP_BYTES, 0) if end - start > CHUNK_BYTES else start
-            # The file may be gone, and its pages with it.
+            # The file may be removed, and its pages with it.
             with suppress(OSError), closing(self._env.disk.open(path)) as file:
                 file.forget(begin, end - begin if end else 0)

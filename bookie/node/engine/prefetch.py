@@ -1,8 +1,8 @@
-"""Read-ahead for readers of long ranges of a file.
+"""Prefetches for readers of long ranges of a file.
 
 A client reads a long range as a sequence of requests. The kernel reads only 128 KiB ahead, so each
-request would wait for a thread and the device. Therefore a request that continues an earlier one
-prefetches `AHEAD_BYTES` more. The next requests then find their bytes in memory.
+request would wait for a thread and the device. Therefore a request that continues an earlier
+request prefetches `AHEAD_BYTES` more. The next requests then find their bytes in memory.
 """
 
 from __future__ import annotations
@@ -10,25 +10,25 @@ from __future__ import annotations
 import threading
 
 AHEAD_BYTES = 4 * 1024 * 1024
-"""The bytes that are prefetched at a time; a fast device reads them in about two milliseconds."""
+"""The number of bytes to prefetch at a time; a fast device reads them in about two milliseconds."""
 
 SEQUEL_BYTES_MIN = 64 * 1024
-"""Shorter requests do not prefetch; the kernel's read-ahead suffices for them."""
+"""Shorter requests do not prefetch, because the kernel's read-ahead suffices for them."""
 
 FILES_MAX = 64
-"""The most files whose latest requests are remembered."""
+"""The number of files whose latest requests are remembered."""
 
 
 class Prefetcher:
-    """Tells which requests continue earlier ones; used by the event loop and read threads."""
+    """Detects requests that continue earlier requests; used by the event loop and read threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._sequences: dict[int, tuple[int, int]] = {}
-        """For each file: the end of the last request in a thread, and of the prefetched bytes."""
+        """Maps a file to the ends of its last request in a thread and of its prefetched bytes."""
 
     def is_due(self, number: int, size: int, offset: int) -> bool:
-        """True if a request inside the prefetched range should prefetch more."""
+        """True if a request within the prefetched range should prefetch more."""
         sequence = self._sequences.get(number)
         if sequence is None or size < SEQUEL_BYTES_MIN:
             return False
@@ -36,7 +36,7 @@ class Prefetcher:
         return offset < until <= offset + size + AHEAD_BYTES // 2
 
     def missed(self, number: int, size: int, offset: int) -> tuple[int, int]:
-        """Note a request that a thread executes; return offset and size of the bytes to prefetch.
+        """Record a request that a thread executes; return offset and size of the bytes to prefetch.
 
         The size is 0 if nothing is to be prefetched.
         """
@@ -49,7 +49,7 @@ class Prefetcher:
         end = offset + size
         last, until = self._sequences.pop(number, (end, -1))
         due = offset < until <= end + AHEAD_BYTES // 2
-        # Entries of other ledgers may lie between.
+        # Entries of other ledgers may lie between two requests.
         follows = 0 <= offset - last <= size and until <= end
         start = max(end, until)
         if due or follows:

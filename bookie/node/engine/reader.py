@@ -1,8 +1,8 @@
-"""Reads entries: looks up their places, fetches the bytes, checks that they are the right ones.
+"""Reads entries: looks up their places, fetches the bytes, and checks the ids in the packets.
 
-The look-up reads the memtables first, then the index. In the reverse order, an entry that a
-checkpoint moves from a memtable to the index meanwhile could be denied. The event loop uses only
-cached pages of the index (`index/cached_pages.py`). If other pages are needed, the whole read runs
+The look-up reads the memtables first, then the index. In the reverse order, a read could deny an
+entry that a checkpoint moves from memtable to index meanwhile. The event loop uses only cached
+pages of the index (`index/cached_pages.py`). If other index pages are needed, the whole read runs
 in a thread (`entry_fetch.py`). An entry that is stored but unreadable is an I/O error, never a
 missing entry. A packet that belongs to another entry is an I/O error, too.
 """
@@ -41,15 +41,15 @@ from bookie.telemetry import Metrics, event_log
 _log = event_log(__name__)
 
 _IDS = struct.Struct(">qq")
-"""The ledger and entry ids that a packet begins with."""
+"""The ledger id and the entry id at the start of a packet."""
 
 
 STRIPED_IDS_MAX = 128 * 1024
-"""The most ids that a striped read examines; each takes 24 bytes and time of the event loop."""
+"""The largest number of ids that a striped read examines; each id takes 24 bytes and time."""
 
 
 class ReadResult(NamedTuple):
-    """The consecutive wanted entries that were read, and why reading stopped at `next_entry_id`."""
+    """The consecutive wanted entries that were read, and the reason to stop at `next_entry_id`."""
 
     batch: EntryBatch | None
     next_entry_id: int
@@ -58,14 +58,14 @@ class ReadResult(NamedTuple):
 
 
 LEDGERS_NAMED_MAX = 100
-"""The most ledgers that get a log line of their own until reads succeed again."""
+"""The number of ledgers that get a log line of their own, until reads succeed again."""
 
 REPORT_SECONDS = 60.0
 """The time between two log lines with counts of failed reads."""
 
 
 class UnreadableEntries:
-    """Counts reads that failed although the entry is stored here."""
+    """Counts failed reads of entries that are stored here."""
 
     def __init__(self, clock: Clock, metrics: Metrics) -> None:
         self._clock = clock
@@ -77,7 +77,7 @@ class UnreadableEntries:
         self._reported_at = 0.0
 
     def note(self, ledger_id: int, entry_id: int, reason: str) -> None:
-        """Note a failed read; the first failed read of a ledger is logged."""
+        """Count a failed read; log the first failed read of a ledger."""
         self._count_error()
         if not self._ledgers:
             self._reported_at = self._clock.monotonic()
@@ -88,7 +88,7 @@ class UnreadableEntries:
         _log.warning("entry_unreadable", ledger_id=ledger_id, entry_id=entry_id, reason=reason)
 
     def report(self) -> None:
-        """Log the counts of failed reads from time to time; a period without any resets them."""
+        """Log the counts of failed reads periodically; a period without failures resets them."""
         if not self._ledgers or self._clock.monotonic() - self._reported_at < REPORT_SECONDS:
             return
         self._reported_at = self._clock.monotonic()
@@ -106,7 +106,7 @@ class UnreadableEntries:
 
 
 class EntryReader:
-    """Reads from the memtables (oldest first), the index and the files, for the event loop."""
+    """Reads the memtables (oldest first), the index and the files, in the event loop."""
 
     def __init__(
         self,
@@ -119,9 +119,9 @@ class EntryReader:
         gap: int,
         was_read: Callable[[int, int, int], None],
     ) -> None:
-        """`was_read` is called with file, offset and size of bytes that may come from a device.
+        """The reader reports to `was_read` the file, offset and size of possible device reads.
 
-        `settled` returns when no entries of a ledger are on their way out of the index.
+        `settled` waits until no transaction removes entries of a ledger.
         """
         self._env = environment
         self._pages = index.cached_pages
@@ -146,14 +146,14 @@ class EntryReader:
         stripe: Stripe = EVERY_ID,
         bound: int = MAX_ID,
     ) -> ReadResult:
-        """Read wanted entries of ``first … last`` in order, up to a limit or the first missing one.
+        """Read wanted entries of ``first … last`` in order, up to a limit or a missing entry.
 
-        The memtables are read before the first await, in the caller's synchronous section. If the
-        first wanted entry is stored, it is returned, however large it is. No entry with an id above
-        `bound` is stored.
+        The caller's synchronous section includes the read of the memtables, before the first await.
+        If the first wanted entry is stored, the result contains it, even if it exceeds `bytes_max`.
+        `bound` is at least the highest stored entry id.
         """
         if stripe.modulus == 0:
-            # One id after the last shows that there are no more.
+            # One id after the bound shows that no more entries exist.
             last = min(last, max(first, min(bound, MAX_ID - 1) + 1))
         if first == last and stripe.contains(first):
             found = self.read_one(ledger_id, first, bound)
@@ -164,7 +164,7 @@ class EntryReader:
     def read_one(
         self, ledger_id: int, entry_id: int, bound: int = MAX_ID
     ) -> ReadResult | Coroutine[Any, Any, ReadResult]:
-        """Do what `read` does, for one entry: in a third of the time, without arrays.
+        """Read one entry like `read`, but without arrays, in a third of the time.
 
         The result is a coroutine only if a thread has to read.
         """
@@ -190,7 +190,7 @@ class EntryReader:
         return self._read(ledger_id, entry_id, 1, 1, 1, EVERY_ID, bound)
 
     def _lone(self, ledger_id: int, entry_id: int, size: int, data: Buffer) -> ReadResult:
-        """Return the packet of one entry as a result, if the ids in its header are right."""
+        """Return the packet of one entry as a result, if the ids in its header match."""
         if size < PACKET_HEADER_SIZE_BYTES or _IDS.unpack_from(data) != (ledger_id, entry_id):
             return self._failed(ledger_id, entry_id, OTHER_BYTES)
         view = data if isinstance(data, bytes) else memoryview(data)
@@ -221,14 +221,14 @@ class EntryReader:
             try:
                 await self._finish(fetch, ledger_id)
             except FileNotFoundError as error:
-                # A compaction moved the entries and removed their file: look up again.
+                # A compaction moved the entries and removed their file; look them up again.
                 if attempt:
                     return self._failed(ledger_id, first, f"its file is gone: {error}")
                 continue
             except CorruptionError as error:
                 return self._failed(ledger_id, first, str(error))
             if not attempt and fetch.failure is not None and fetch.failure[1] == PAGE_LOST:
-                # The entry may have been added meanwhile; a second look finds it then.
+                # If the entry was added meanwhile, a second look finds it.
                 continue
             return self._result(fetch, ledger_id)
         raise AssertionError("the second attempt returns")
@@ -243,14 +243,14 @@ class EntryReader:
         return ReadResult(batch, fetch.following, fetch.stopped_by)
 
     async def _finish(self, fetch: EntryFetch, ledger_id: int) -> None:
-        """Complete `fetch`, in a thread if need be; raises like `EntryFetch.finish`."""
+        """Complete `fetch`, in a thread if necessary; raises like `EntryFetch.finish`."""
         stamp = self._pages.stamp
         try:
             if fetch.try_now(self._pages):
                 self._from_file()
                 return
             self._from_thread()
-            # A caller that is cancelled meanwhile ends with the thread.
+            # A caller that is cancelled meanwhile waits for the thread to end.
             await self._env.workers.run_through("read", fetch.finish)
         finally:
             for number, offset, size in fetch.device_reads:
@@ -261,7 +261,7 @@ class EntryReader:
     async def stored(self, ledger_id: int, ids: Ids) -> tuple[npt.NDArray[np.bool_], Buffer | None]:
         """Return which of `ids` (ascending, close together) are stored, and their packets.
 
-        The packets of the stored ids are joined in order; they are None if unreadable.
+        The packets of the stored ids are joined in order; None if a packet is unreadable.
         """
         first, span = int(ids[0]), int(ids[-1]) - int(ids[0]) + 1
         for _ in range(2):
@@ -270,7 +270,7 @@ class EntryReader:
             try:
                 await self._finish(fetch, ledger_id)
             except FileNotFoundError:
-                # As in `read`: moved meanwhile, so look again.
+                # A compaction may have moved the entries, as in `read`; look them up again.
                 continue
             present = window.sizes[ids - window.first] > 0
             return present, None if fetch.failure is not None else fetch.payload()
@@ -313,14 +313,14 @@ class EntryReader:
         self._sources.digests.forget(ledger_ids)
 
     def _window(self, ledger_id: int, first: int, span: int) -> Window:
-        """Return the ids' locations in the memtables, which must be read before the index."""
+        """Return the ids' locations in the memtables; read these before the index."""
         window = Window(first, span)
         for memtable in self._memtables():
             memtable.overlay(ledger_id, window)
         return window
 
     def _location(self, ledger_id: int, entry_id: int) -> Location | None:
-        """Return the location of an entry's newest copy; None if memory does not tell it."""
+        """Return the location of an entry's newest copy; None if only the index may know it."""
         for memtable in reversed(self._memtables()):
             location = memtable.location(ledger_id, entry_id)
             if location is not None:
@@ -344,14 +344,14 @@ def _absent(entry_id: int) -> ReadResult:
 
 
 def _span_for(entries_max: int, stripe: Stripe) -> int:
-    """Return how many ids to examine to find `entries_max` wanted ones, up to a limit."""
+    """Return how many ids to examine to find `entries_max` wanted ids, up to a limit."""
     if stripe.modulus == 0:
         return entries_max
     return min(-(-entries_max * stripe.modulus // stripe.count) + stripe.modulus, STRIPED_IDS_MAX)
 
 
 def _choose(window: Window, wanted: Ids, bytes_max: int) -> Choice:
-    """Choose the wanted ids up to the first missing entry or up to `bytes_max`."""
+    """Choose the wanted ids up to the first missing entry, or up to `bytes_max`."""
     sizes = window.sizes[wanted - window.first]
     holes = np.flatnonzero(sizes == 0)
     present = int(holes[0]) if len(holes) else len(wanted)

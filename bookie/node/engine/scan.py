@@ -1,4 +1,4 @@
-"""Reads a file of blocks from its start or from the mark, and finds where it ends.
+"""Reads a file of blocks from its start or from the mark, and finds its end.
 
 An invalid block is either the torn end of the last write, which was never reported as durable, or
 damage to durable data. This module gathers the evidence; `bookie.node.engine.format.tail` decides.
@@ -35,7 +35,7 @@ from bookie.node.engine.format.records import LinkRecord, RecordType, encode_lin
 SCAN_BYTES = 8 * 1024 * 1024
 GROUP_BYTES = 1024 * 1024
 GROUP_BLOCKS = 4096
-"""Small blocks are handled in groups of up to this many blocks and `GROUP_BYTES`."""
+"""Small blocks are handled in groups of up to this many blocks and `GROUP_BYTES` bytes."""
 
 LINK_RECORD_SIZE_BYTES = len(encode_link(0, bytes(16), 0))
 
@@ -57,10 +57,10 @@ class ScannedBlock:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockRun:
-    """Valid blocks that follow each other, at least one; `offset` is where the first begins."""
+    """One or more consecutive valid blocks; `offset` is the start of the first block."""
 
     data: memoryview
-    """A view of bytes that were read ahead, from the first block on."""
+    """A view of bytes that were read ahead, starting with the first block."""
     offset: int
     headers: BlockArrays
     bodies: list[memoryview]
@@ -93,7 +93,7 @@ class BlockRun:
         """Return all record offsets in `data`; None if finding them group by group is faster."""
         counts, lengths = self.headers.record_counts, self.headers.body_lengths
         if bool((lengths * counts[0] == lengths[0] * counts).all()):
-            # Records of one size, probably: their places can be computed.
+            # The records probably have one size, so their places can be computed.
             return None
         starts = self.headers.starts + BLOCK_HEADER_SIZE_BYTES
         return walk_together(self.data, starts, starts + lengths, counts)
@@ -104,9 +104,9 @@ def runs(
 ) -> Iterator[BlockRun]:
     """Yield the valid blocks from `start` on, up to the first invalid block.
 
-    `sequence_after` is the sequence number of the block before `start`, 0 if unknown. Sequence
-    numbers rise by one, so only one block can be the next one. After damage, continue with
-    `next_valid`.
+    `sequence_after` is the sequence number of the block before `start`; 0 if unknown. Sequence
+    numbers increase by one, so only one block can be the next one. After damage, callers continue
+    with `next_valid`.
     """
     size = file.size()
     offset, data = start, memoryview(b"")
@@ -128,7 +128,7 @@ def runs(
 def blocks(
     file: Readable, header: FileHeader, start: int, sequence_after: int
 ) -> Iterator[ScannedBlock]:
-    """Yield the blocks of `runs` one by one, which is slow; for inspection."""
+    """Yield the blocks of `runs` one by one, which is slow; for inspection only."""
     size = file.size()
     while (block := read_block(file, header, start, size)) is not None:
         if not _is_in_place(block.header, start, sequence_after):
@@ -138,10 +138,10 @@ def blocks(
 
 
 def _first_length(data: memoryview, header: FileHeader) -> int:
-    """Return the bytes of the block at the start of `data`; if invalid, those of a header.
+    """Return the size of the block at the start of `data`, or of a header if the block is invalid.
 
     Raises:
-        FormatError: its header is intact but carries flags that this version does not know.
+        FormatError: the header is intact but carries flags that this version does not know.
     """
     found = parse_block_header(data[:BLOCK_HEADER_SIZE_BYTES], header.nonce)
     return BLOCK_HEADER_SIZE_BYTES + (0 if found is None else found.body_length)
@@ -173,7 +173,7 @@ def _leading(answers: npt.NDArray[np.bool_]) -> int:
 
 
 def _is_in_place(block: BlockHeader, offset: int, sequence_after: int) -> bool:
-    """True if the sequence and the `durable_upto` of a valid block fit its place."""
+    """True if the sequence number and the `durable_upto` of a valid block fit its place."""
     expected = sequence_after + 1 if sequence_after else block.sequence
     return block.sequence == expected and block.durable_upto <= offset
 
@@ -183,8 +183,8 @@ def left_by_no_crash(
 ) -> bool:
     """True if a crash cannot have left the bytes at `invalid_at`.
 
-    Such bytes are a block of this file from another place, or a block that ends beyond the file's
-    end. With `room_after`, the result is also True if the file has no room for one more block.
+    A crash leaves neither a misplaced block of this file nor a block that exceeds the file's end.
+    With `room_after`, the result is also True if the file has no room for another block.
     """
     found = parse_block_header(file.pread(BLOCK_HEADER_SIZE_BYTES, invalid_at), header.nonce)
     size = file.size()
@@ -220,20 +220,20 @@ def read_block(file: Readable, header: FileHeader, offset: int, size: int) -> Sc
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockGroup:
-    """The records of neighbouring blocks, one after the other; LINK records are left out.
+    """The records of neighbouring blocks in order, without LINK records.
 
-    Blocks are grouped because a block with a single append costs as much to handle as a large one.
+    Blocks are grouped because handling a block with a single append costs as much as a large block.
     """
 
     body: memoryview
     records: int
     starts: Ids
-    """The offset in `body` of each block's records; blocks without records are left out."""
+    """The offset in `body` of each block's records; blocks without records have no value here."""
     counts: Ids
     places: Ids
     """The offset in the file of each block's records."""
     end: int
-    """The offset in the file at which the block after this group begins."""
+    """The file offset at which the block after this group begins."""
     sequence: int
     offsets: Ids | None = None
     """The offset in `body` of each record, if these offsets are known."""
@@ -242,7 +242,7 @@ class BlockGroup:
         """Parse the records of all blocks in this group.
 
         Raises:
-            FormatError: a block does not hold the records that it says.
+            FormatError: a block does not hold the records that its header states.
         """
         parsed = parse_arrays(self.body, self.records, self.offsets)
         first_of_block = np.cumsum(self.counts) - self.counts
@@ -263,16 +263,16 @@ def grouped(found: Iterable[BlockRun]) -> Iterator[BlockGroup]:
 
 
 def _group(run: BlockRun, start: int, stop: int, offsets: Ids | None) -> BlockGroup:
-    """Group the blocks `start` … `stop` (exclusive); `offsets` are those of their records."""
+    """Group the blocks `start` … `stop` (exclusive); `offsets` are the offsets of their records."""
     part = slice(start, stop)
     counts = run.headers.record_counts[part]
     begins = run.headers.starts[part] + BLOCK_HEADER_SIZE_BYTES
     lengths = run.headers.body_lengths[part]
     bodies = run.bodies[part]
-    # An empty block may lack a byte to read.
+    # An empty block may have no byte to read.
     filled = np.flatnonzero((counts > 0) & (lengths > 0))
     kinds = np.frombuffer(run.data, np.uint8)[begins[filled]]
-    # Backwards, so that earlier offsets stay valid.
+    # Go backwards, so that earlier offsets stay valid.
     for index in filled[kinds == RecordType.LINK][::-1].tolist():
         bodies[index] = bodies[index][LINK_RECORD_SIZE_BYTES:]
         if offsets is not None:
@@ -300,9 +300,9 @@ def _group(run: BlockRun, start: int, stop: int, offsets: Ids | None) -> BlockGr
 
 
 def _without_link(offsets: Ids, index: int, end: int) -> Ids | None:
-    """Drop the offset of the LINK at `index`, whose block ends at `end`; None if it is no LINK."""
+    """Drop the offset of the LINK at `index`, whose block ends at `end`; None without a LINK."""
     following = int(offsets[index + 1]) if index + 1 < len(offsets) else end
-    # The next record may be in a later block; then the link fills its own.
+    # The next record may be in a later block; then the LINK fills its own block.
     if min(following, end) - int(offsets[index]) != LINK_RECORD_SIZE_BYTES:
         return None
     return np.delete(offsets, index)
@@ -348,7 +348,7 @@ def next_valid(
 
 
 def link_of(file: Readable, header: FileHeader) -> LinkRecord | None:
-    """Return the LINK record of a file, which names the file before it; None without one."""
+    """Return the LINK record of a file, which names the preceding file; None without a LINK."""
     block = read_block(file, header, FILE_HEADER_SIZE_BYTES, file.size())
     if block is None:
         return None

@@ -1,9 +1,9 @@
 """The scrubber reads all indexed data, slowly and repeatedly, to find damage early.
 
-One pass reads the files, in the order of their numbers, and the index. In a file, the pass checks
-the checksums of blocks and of requests' payloads, and the ids in packets. In the index, it checks
-the checksums of pages, and that slots point inside their files. A pass bypasses the page cache
-where the file system allows it. A pass reads at a bounded rate, in steps of a worker thread.
+One pass reads the files, in the order of their numbers, and the index. In files, the pass checks
+the checksums of blocks and of request payloads, and the ids in packets. In the index, the pass
+checks the checksums of pages, and that slots point inside their files. A pass bypasses the page
+cache where the file system allows it. A pass reads at a bounded rate, in steps of a worker thread.
 
 Damage that a pass finds is reported once and recorded in the index. While a record is there, the
 bookie is in doubt. The record is removed when a later pass finds the place sound or the file gone,
@@ -45,27 +45,27 @@ R = TypeVar("R")
 _log = event_log(__name__)
 
 META_DAMAGE = b"damage/"
-"""The ``meta`` prefix of recorded damage: file number and offset map to a sentence."""
+"""The ``meta`` prefix of recorded damage: names hold file and offset, values a sentence."""
 META_POSITION = b"scrubbed"
-"""The place at which the next pass continues: file, offset, sequence of the block before."""
+"""The place at which the next pass continues: file, offset, sequence number of the block before."""
 
 _DAMAGE_KEY = struct.Struct(">IQ")
 _POSITION = struct.Struct("<IQQ")
 ALIGNMENT_BYTES = 4096
-"""Reads that bypass the page cache begin and end at multiples of this."""
+"""Reads that bypass the page cache begin and end at multiples of this number."""
 STEP_BYTES = 1024 * 1024
-"""The bytes that are read at once; a step needs this much memory, and one block."""
+"""The number of bytes to read at once; a step needs memory for them and for one block."""
 REMEMBER_BYTES = 64 * 1024 * 1024
-"""The most bytes that a pass reads again after a restart."""
+"""The largest number of bytes that a pass reads again after a restart."""
 NOW_BYTES_PER_SECOND = 64 * 1024 * 1024
-"""The rate of a pass that an operator waits for."""
+"""The rate of a pass that an operator requested."""
 IDLE_SECONDS = 60.0
-"""The pause between two passes, or between two looks when scrubbing is switched off."""
+"""The pause between two passes; also the pause between checks while scrubbing is off."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One damaged place; in the index, `file` is 0 and `offset` is a CRC32C of the key."""
+    """One damaged place; for a place in the index, `file` is 0 and `offset` a CRC32C of the key."""
 
     file: int
     offset: int
@@ -80,7 +80,7 @@ class Finding:
 
 @dataclass(slots=True)
 class ScrubReport:
-    """The amounts that the current pass, or the last one, has read."""
+    """The amounts that the current or the last pass has read."""
 
     passes: int = 0
     files: int = 0
@@ -100,7 +100,7 @@ class _Step:
 
 
 class Scrubber:
-    """The scrubber of one engine. Its task runs in the event loop, its steps in a worker thread."""
+    """Makes scrub passes: its task runs in the event loop, its steps in a worker thread."""
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ class Scrubber:
 
     @property
     def settings(self) -> StorageSettings:
-        """The settings; may be replaced at any time. If the rate was 0, a pass begins."""
+        """The settings, which may be replaced at any time. If the old rate was 0, a pass begins."""
         return self._settings
 
     @settings.setter
@@ -167,7 +167,7 @@ class Scrubber:
     # --- the task ------------------------------------------------------------------------
 
     async def run(self) -> NoReturn:
-        """Make passes until cancelled; the current step still ends."""
+        """Make passes until cancelled; a cancellation waits for the current step."""
         while True:
             self._asked = False
             self._idle.clear()
@@ -177,7 +177,7 @@ class Scrubber:
             await self._idle.wait(lambda: IDLE_SECONDS)
 
     async def scrub(self) -> None:
-        """Make one pass; it continues an interrupted pass, unless `start` asked for a whole one.
+        """Make one pass, which continues an interrupted pass unless `start` asked for a whole pass.
 
         Raises:
             StorageFailedError: the index could not be written; the process must end.
@@ -203,7 +203,8 @@ class Scrubber:
             self.report.passes = passes + 1
             self._metrics.scrub_passes_total.inc()
         except (CorruptionError, OSError) as error:
-            # The pass's own data is unreadable. An unreadable file would be a finding.
+            # The stored position is unreadable. An unreadable file would be a finding, not an
+            # error.
             _log.warning("scrub_stopped", reason=str(error))
         finally:
             self.running = False
@@ -219,7 +220,7 @@ class Scrubber:
         return number == 0 or self._files.path(number) is not None
 
     async def _scrub_file(self, number: int, offset: int, sequence: int) -> None:
-        """Check one file from `offset` on, up to the place to which it is indexed."""
+        """Check one file from `offset` on, up to its indexed size."""
         steps = self._file_steps(number, offset, sequence)
         found: set[tuple[int, int]] = set()
         while (step := await self._run(lambda: next(steps, None))) is not None:
@@ -324,7 +325,7 @@ class Scrubber:
         return step, behind(pairs, start)
 
     def _rows_step(self, start: bytes) -> tuple[_Step, bytes | None]:
-        """Check some rows of ledgers: each must be intact, and a look-up must find it."""
+        """Check some rows of ledgers: each must be intact, and a look-up must find the row."""
         pairs, hidden = some_of(self._index.store, "ledgers", start)
         step = _Step(sum(len(value) for _, value in pairs))
         for key, value in pairs:
@@ -344,7 +345,7 @@ class Scrubber:
     # --- findings ------------------------------------------------------------------------
 
     async def _take(self, step: _Step) -> None:
-        """Report the new damage of a step, count its bytes, and wait to keep to the rate."""
+        """Report the new damage of a step, count its bytes, and pause to limit the rate."""
         self.report.bytes += step.size_bytes
         self._metrics.scrub_bytes_total.inc(step.size_bytes)
         self._spans |= {item.key: item for item in step.findings if item.end}
@@ -426,9 +427,9 @@ class Scrubber:
         _log.error("damage_found", found=what)
         values = {META_DAMAGE + _DAMAGE_KEY.pack(*key): what.encode()}
         if self._integrity.value == INTEGRITY_SOUND:
-            # In limbo suffices. Damaged entries answer with an error, and a page with a damaged key
-            # is found beside its place. Only a damaged key in a branch hides more, until the next
-            # start.
+            # The verdict "in limbo" suffices here. A read of a damaged entry is an error, and a
+            # page with a damaged key is found next to its place. Only a damaged key in a branch
+            # page hides more entries, until the next start.
             values[META_INTEGRITY] = INTEGRITY_IN_LIMBO
         await self._put(values)
 
@@ -480,7 +481,7 @@ def _are_inside(slots: NDArray[np.uint32], findings: Sequence[Finding]) -> NDArr
 
 
 def _check(number: int, group: BlockGroup) -> list[Finding]:
-    """Return the damage inside of blocks whose own checksums are right."""
+    """Return the damage inside blocks whose own checksums match."""
     first = int(group.places[0]) if len(group.places) else 0
     try:
         records = group.parse()
@@ -522,7 +523,7 @@ def _behind(
 
 
 def _is_blank(file: _Uncached, start: int, end: int) -> bool:
-    """True if the range holds only zeros: it is reserved room that was never used."""
+    """True if the range holds only zeros, because no block ever used this reserved room."""
     while start < end:
         data = file.pread(min(STEP_BYTES, end - start), start)
         if not len(data):

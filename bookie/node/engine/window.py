@@ -1,12 +1,12 @@
-"""A window of consecutive entry ids, and where each of them is stored.
+"""A window holds the locations of consecutive entry ids.
 
 The locations in the memtables are written into the window, oldest memtable first, so that the
-newest copy of an entry wins. Then the index fills the empty places. All work is done by array
-operations, without work for each entry.
+newest copy of an entry wins. Then the index fills the places that are still empty. Array operations
+do all work, without a loop over entries.
 
-A location is a triple (file, offset, size). A `file` above 0 is a file number. A `file` below 0
-stands for the buffer ``memory[-file - 1]``, a payload that is not written yet. `file` 0 means that
-the entry is missing.
+A location is a triple (file, offset, size). A `file` above 0 is a file number. A negative `file`
+means the buffer ``memory[-file - 1]``, a payload that is not written yet. `file` 0 means that the
+entry is missing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Sizes = Ids | U32
 class Extent(NamedTuple):
     """Adjacent packets: `length` bytes at `offset` of `file`.
 
-    An extent is a tuple, because each single append in the journal needs one.
+    An extent is a tuple for speed, because each single append in the journal needs one.
     """
 
     file: int
@@ -36,7 +36,7 @@ class Extent(NamedTuple):
     packets: int
 
 
-# The class's own constructor is Python code; this one is C.
+# The class's own constructor is Python code; this constructor is C code.
 _make_extent = cast("Any", partial(tuple.__new__, Extent))
 
 
@@ -54,7 +54,7 @@ class Window:
         self.memory: list[Buffer] = []
 
     def put(self, ids: Ids, files: Sizes | int, offsets: Sizes, sizes: Sizes) -> None:
-        """Write the locations of `ids` into the window, over the locations that it has."""
+        """Write the locations of `ids` into the window, and overwrite older ones."""
         where = ids - self.first
         self.files[where] = files
         self.offsets[where] = offsets
@@ -71,7 +71,7 @@ class Window:
     def fill(self, first_page: int, pages: list[bytes]) -> None:
         """Fill the empty places of the window from these index pages.
 
-        The pages may end before the window does.
+        The list of pages may end before the window does.
         """
         slots = np.frombuffer(b"".join(pages), np.dtype("<u4")).reshape(-1, COLUMNS)
         start = self.first - first_page * SLOTS_PER_PAGE
@@ -83,12 +83,12 @@ class Window:
         self.files[where], self.offsets[where], self.sizes[where] = part.T
 
     def remember(self, buffer: Buffer) -> int:
-        """Keep `buffer` for this read; return the negative number that stands for it."""
+        """Keep `buffer` for this read; return the negative number that represents it."""
         self.memory.append(buffer)
         return -len(self.memory)
 
     def wanted(self, modulus: int, first_residue: int, count: int) -> Ids:
-        """The ids of the window that belong to this stripe, ascending."""
+        """Return the ids of the window that belong to this stripe, ascending."""
         ids = np.arange(len(self.sizes), dtype=np.int64) + self.first
         if modulus == 0:
             return ids

@@ -1,1 +1,1 @@
-"""Starts the engine: turns the files of the last process into a state that can serve."""
+"""Starts the engine: reads the files of the last process and builds the state that serves."""

@@ -1,16 +1,16 @@
-"""Replay at a start: read the journal from the mark and put its content into the index.
+"""Replay at a start: read the journal from the mark on, and put its content into the index.
 
-Replay copies the records into a new entry log, in order, because the bytes that it reads may be
-only in the page cache. It syncs the log before the index points into the log. One index transaction
-then registers the log, the slots, the rows and the new mark. Until that transaction commits, each
-start begins with the old files again.
+Replay copies the records into a new entry log, because the page cache may hold bytes that the
+device lacks. Replay syncs the log before the index points into the log. One index transaction then
+registers the log, the slots, the rows and the new mark. Until that transaction commits, each start
+begins with the old files again.
 
 A long journal is committed in batches, to bound memory. After a crash between two batches, the mark
-is in the middle of the journal, as after a checkpoint.
+is in the middle of the journal, as it is after a checkpoint.
 
 `Replay` also rebuilds a lost index. The rebuild reads every file from its start, the file with the
-oldest records first, and does not copy entries. Batches of a rebuild set no mark, so the start
-after a crash rebuilds again.
+oldest records first, and copies no entries. Batches of a rebuild set no mark, so the start after a
+crash rebuilds again.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from bookie.node.engine.scan import (
 )
 
 LEDGERS_A_BLOCK = 10_000
-"""The most ledger states in one block of a log; each state takes about a hundred bytes."""
+"""The largest number of ledger states in one block of a log; a state takes about 100 bytes."""
 
 CommitBatch = Callable[[ReplayBatch, list[SealedFile], Mark | None], None]
-"""Commits a batch, the files read to their end, and the journal position (None: a rebuild)."""
+"""Commits a batch, the files that were read to their end, and the mark (None in a rebuild)."""
 
 
 @dataclass(slots=True)
@@ -55,7 +55,7 @@ class ReplayOutcome:
     """The last batch of records, which is not committed yet."""
     sealed: list[SealedFile] = field(default_factory=list)
     predecessor: LinkRecord | None = None
-    """The link that the next journal file will hold: the last journal file, and its end."""
+    """The LINK record of the next journal file: it names the last journal file and its end."""
     blocks: int = 0
     entries: int = 0
 
@@ -63,8 +63,8 @@ class ReplayOutcome:
 class Replay:
     """Reads journal files into a `ReplayOutcome`. Blocking; runs once, before anything else.
 
-    Each damaged region of durable data becomes one sentence in `corrupt`. `advance` is called with
-    the number of bytes that were just read.
+    Each damaged region of durable data becomes one sentence in `corrupt`. Replay calls `advance`
+    with the number of bytes that it just read.
     """
 
     def __init__(
@@ -109,12 +109,12 @@ class Replay:
         """Replay `journals` (number and path, ascending) from `mark` on, or from their start.
 
         After a `clean` stop, the last journal file ends with its last block. After any other stop,
-        that file must have room for another block. If it has no room, a later journal file existed,
-        which is now missing.
+        that file must have room for another block. If that file has no room, a later journal file
+        existed and is now missing.
 
         Raises:
             NewerFormatError: a newer version wrote a file.
-            FormatError: a file says that it is another one.
+            FormatError: the header of a file names another file.
             DiskFullError: there is no room for the entry log.
             OSError: the device failed.
         """
@@ -135,7 +135,7 @@ class Replay:
         return self._finish()
 
     def _check_chain(self, files: list[tuple[FileHeader, File, str]], mark: Mark | None) -> None:
-        """Detect a lost or exchanged file: each file names the one before it."""
+        """Detect a lost or exchanged journal file: each file names its predecessor."""
         known = {header.number: header.nonce for header, _, _ in files}
         for header, file, path in files:
             link = link_of(file, header)
@@ -153,7 +153,7 @@ class Replay:
 
         Raises:
             NewerFormatError: a newer version wrote a file.
-            FormatError: a file says that it is another one.
+            FormatError: the header of a file names another file.
             OSError: the device failed.
         """
         for header, path in self._in_order(files):
@@ -211,7 +211,7 @@ class Replay:
             raise
         except FormatError as error:
             file.close()
-            # The header is durable before the file gets this name, so this is damage.
+            # The header was durable before the file got this name, so a bad header means damage.
             self._corrupt.append(f"{path}: {error}")
             return None
         if header.number != number:
@@ -253,7 +253,7 @@ class Replay:
         *,
         room_after: bool,
     ) -> Iterator[BlockRun]:
-        """Yield the valid blocks of a file; note damaged durable blocks in `corrupt` and skip them.
+        """Yield the valid blocks of a file; skip damaged durable blocks, and add them to `corrupt`.
 
         `room_after` is True for the current journal file, which ends with reserved room.
         """
@@ -322,14 +322,14 @@ class Replay:
         self._batch.take(parsed, number, parsed.packets + where)
 
     def _commit_batch(self, mark: Mark | None) -> None:
-        """Commit the records read so far, so that memory use stays bounded."""
+        """Commit the records read so far, to bound memory."""
         self._publish_logs()
         self._commit(self._batch, self.outcome.sealed, mark)
         self.outcome.entries += self._batch.entries
         self._batch = self._new_batch()
 
     def _keep_states(self) -> None:
-        """Write the states of the log's ledgers into the log, because a rebuild needs them.
+        """Write the states of the log's ledgers into the log, because a rebuild needs these states.
 
         The key of a ledger may be recorded only before the mark, in a file that will soon be
         removed.

@@ -1,4 +1,4 @@
-"""Records that a start has read from the files and not yet put into the index.
+"""Collects the records that a start has read from files and has not yet put into the index.
 
 Entries are kept as columns and are sorted by ledger when the batch is committed. So a block of
 single appends to many ledgers needs no work per ledger until then. Other records are kept apart,
@@ -28,7 +28,7 @@ from bookie.node.engine.ledger_state import LocalLedger
 from bookie.node.engine.memtable import EMPTY_TABLE, LocationTable, concatenated
 
 LEDGERS_MAX = 100_000
-"""A batch with this many ledgers is full, however few entries it has."""
+"""A batch with this many ledgers is full, even if it has few entries."""
 
 StateRecord = LedgerRecord | FenceRecord | LacRecord | DeletedRecord | LimboRecord
 
@@ -54,7 +54,7 @@ class ReplayBatch:
 
     def take(self, records: RecordArrays, file: int, offsets: Ids) -> None:
         """Add the records of a block's body; its entries' packets are at `offsets` in `file`."""
-        # A link is about the file, not its data. Entries come as arrays.
+        # A LINK record describes the file, not its data. `RecordArrays` already holds the entries.
         others = [
             record
             for record in records.others
@@ -98,7 +98,7 @@ class ReplayBatch:
         lacs = np.concatenate(self._lacs)
         whole = concatenated(self._parts)
         if bool((ledger_ids[1:] < ledger_ids[:-1]).any()):
-            # Stable: of a repeated id the last one wins.
+            # A stable sort keeps the last one of several equal ids last.
             order = _stable_order(ledger_ids)
             ledger_ids, lacs, whole = ledger_ids[order], lacs[order], whole.at(order)
         starts = _starts(ledger_ids)
@@ -146,7 +146,7 @@ class ReplayBatch:
     def _make_states(self, ledger_ids: Iterable[int]) -> None:
         new = [ledger_id for ledger_id in dict.fromkeys(ledger_ids) if ledger_id not in self.states]
         for ledger_id, row in zip(new, self._load_rows(new), strict=True):
-            # An unknown ledger is created: skipping it would lose its entries.
+            # Create the state of an unknown ledger: skipping it would lose its entries.
             state = LocalLedger(ledger_id, row)
             state.exists = True
             self.states[ledger_id] = state
@@ -165,7 +165,7 @@ def _distinct(ledger_ids: Ids) -> Ids:
     lowest = ledger_ids.min()
     offsets = ledger_ids - lowest
     if int(offsets.max()) < len(offsets):
-        # Ids close together are counted, in a tenth of the time.
+        # If ids are close together, counting takes a tenth of the time of sorting.
         found: Ids = np.flatnonzero(np.bincount(offsets)) + lowest
         return found
     return distinct(ledger_ids)
@@ -178,6 +178,6 @@ def _starts(ledger_ids: Ids) -> Ids:
 def _stable_order(ledger_ids: Ids) -> Ids:
     offsets = ledger_ids - ledger_ids.min()
     if int(offsets.max()) < 2**16:
-        # Numbers of 16 bits are sorted by radix, in a tenth of the time.
+        # NumPy sorts 16-bit numbers by radix, in a tenth of the time.
         return np.argsort(offsets.astype(np.uint16), kind="stable")
     return np.argsort(ledger_ids, kind="stable")

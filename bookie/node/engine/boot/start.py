@@ -1,16 +1,16 @@
-"""Starts the engine: turns the files of the last process into a state that can serve.
+"""Starts the engine: reads the files of the last process and builds the state that serves.
 
-The order makes a start safe:
+This order makes a start safe:
 
 1. Temporary files are removed.
-2. The page cache of index and journals is dropped, so that reads show the device.
-3. The index is opened, or rebuilt from the files if it is lost or damaged.
+2. The page cache of index and journals is dropped, so that reads come from the device.
+3. The index is opened, or rebuilt from the files if the index is lost or damaged.
 4. The journal is replayed from the mark.
-5. A new journal file is made.
-6. One transaction commits all of it.
+5. A new journal file is created.
+6. One transaction commits the results of all steps.
 
 After a crash before the commit of step 6, the next start does the same work again. Before a start,
-the caller has locked the directories and checked the cookies.
+the caller locks the directories and checks the cookies.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Identity:
     bookie_id: str
     instance_id: str
     stamped_before: bool = False
-    """True if the cookies existed before this start: then an index must exist, too."""
+    """True if the cookies existed before this start; then an index must exist, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,19 +83,19 @@ class BootReport:
     """The findings of a start, for the log."""
 
     clean: bool
-    """True if the last process stopped in order."""
+    """True if the last process stopped in an orderly way."""
     operating_system_crashed: bool
     rebuilt: bool
     blocks: int
     entries: int
     seconds: float
     corrupt: tuple[str, ...]
-    """One sentence for each damage to durable data."""
+    """One sentence for each damaged part of durable data."""
 
 
 @dataclass(frozen=True, slots=True)
 class Booted:
-    """Everything that a start hands over to the engine."""
+    """The parts that a start hands to the engine."""
 
     index: Index
     files: FileTable
@@ -103,13 +103,13 @@ class Booted:
     writer: JournalWriter
     states: dict[int, LocalLedger]
     indexed_max: int
-    """Every ledger above this id that has a row or pages in the index is in `states`."""
+    """`states` contains every ledger above this id that has a row or pages in the index."""
     dead_files: tuple[int, ...]
     report: BootReport
 
 
 class Boot:
-    """One start. Blocking; runs in a worker thread."""
+    """Runs one start of the engine. Blocking; runs in a worker thread."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class Boot:
         identity: Identity,
         advance: Callable[[int], None] = lambda size: None,
     ) -> None:
-        """`advance` is called with the number of bytes that were just read from the files."""
+        """The start calls `advance` with the number of bytes that it just read from the files."""
         self._env = environment
         self._settings = settings
         self._dirs = directories
@@ -132,10 +132,10 @@ class Boot:
         self._next_number: Callable[[], int] = itertools.count(1).__next__
 
     def run(self) -> Booted:
-        """Start the engine; a start that fails loses nothing.
+        """Start the engine; a start that fails loses no data.
 
         Raises:
-            NewerFormatError: a newer version wrote something here.
+            NewerFormatError: a newer version wrote one of the files.
             CookieError: the index belongs to another bookie or cluster.
             ConfigurationError: the device is full.
             StorageFailedError: a disk failed.
@@ -193,21 +193,21 @@ class Boot:
         rows = index.files()
         journals, logs = self._files_on_disk()
         mark = index.mark()
-        # The file of the mark may have lost both its row and its place.
+        # The index may have lost the row of the file that the mark names, and that file's location.
         highest = max([mark.file_number if mark else 0, *rows, *journals, *logs])
         self._next_number = itertools.count(highest + 1).__next__
         if not rebuilt:
             remove_unused(self._env.disk, journals, mark)
         outcome = self._outcome(index, rows, journals, logs, rebuilt=rebuilt)
-        # Batches that were committed meanwhile have rows and logs.
+        # The batches committed meanwhile added rows and logs.
         rows = index.files()
         journals, logs = self._files_on_disk()
-        # Both, because a ledger with pages may have lost its row.
+        # Look at rows and pages: a ledger with pages may have lost its row.
         paged = partial(first_ledger_with_pages, index.store)
         indexed_max = max(highest_id(index.first_ledger_above), highest_id(paged))
         integrity = INTEGRITY_SUSPECT if self._corrupt or rebuilt else index.integrity()
         if self._corrupt:
-            # Once another journal follows, a later start may miss the damage.
+            # Store this now: once another journal file follows, a later start may miss the damage.
             self._with_reserve(lambda: index.put_meta({META_INTEGRITY: integrity}))
         writer, mark = self._new_journal(outcome)
         removed = [number for number in rows if number not in journals and number not in logs]
@@ -258,11 +258,11 @@ class Boot:
         )
 
     def _has_strange_files(self, index: Index) -> bool:
-        """True if the index lacks the row of a log, or of a journal up to the mark.
+        """True if the index lacks the row of a log, or of a journal file that the mark covers.
 
-        A file without a row is uncommitted or holds only dead entries, and is removed. But if an
-        index page points into such a file, the file's row was lost. So the start first checks all
-        index pages.
+        A file without a row is uncommitted or holds only dead entries; the start removes it. But if
+        an index page points into such a file, the file's row was lost. So the start first checks
+        all index pages.
         """
         rows, mark = index.files(), index.mark()
         journals, logs = self._files_on_disk()
@@ -305,12 +305,12 @@ class Boot:
         if self._identity.stamped_before:
             self._corrupt.append(f"the index in {self._dirs.index} and all files are gone")
             return index, True
-        # From now on an index without a format counts as lost.
+        # From now on, an index without a format row counts as lost.
         index.put_meta({META_FORMAT: str(INDEX_FORMAT_VERSION).encode()})
         return index, False
 
     def _new_index(self, error: CorruptionError) -> Index:
-        """Open a new empty index; the damaged index is kept for inspection."""
+        """Open a new empty index; keep the damaged index for inspection."""
         self._corrupt.append(str(error))
         self._dirs.set_index_aside(f"damaged-{self._env.clock.now_ms()}")
         return self._try_open()
@@ -356,7 +356,7 @@ class Boot:
         self._remove_unknown_logs(rows, logs)
         self._missing, known = [], []
         if index.integrity() != INTEGRITY_SUSPECT:
-            # Ledgers of a known loss are in limbo already, or whole without the file.
+            # The ledgers of a known lost file are already in limbo, or complete without the file.
             known = (index.meta(META_MISSING_FILES) or b"").split()
         for number, row in rows.items():
             if row.live_bytes and number not in journals and number not in logs:
@@ -381,7 +381,7 @@ class Boot:
     def _remove_unknown_logs(self, rows: dict[int, FileRow], logs: dict[int, str]) -> None:
         """Remove logs that a start or compaction left uncommitted, from disk and from `logs`."""
         for number in [number for number in logs if number not in rows]:
-            # No page names it, see `_has_strange_files`.
+            # No index page points into this file, see `_has_strange_files`.
             self._env.disk.unlink(logs.pop(number))
 
     def _replay_from_mark(self, index: Index, journals: dict[int, str]) -> ReplayOutcome:
@@ -413,7 +413,7 @@ class Boot:
         self._env.failpoints.hit("boot.before_commit")
         meta = {META_CLEAN: b"0"}
         if self._corrupt or mark is None:
-            # A later start will not read the damage again.
+            # A later start will not read the damaged part again.
             meta[META_INTEGRITY] = INTEGRITY_SUSPECT
         change = CheckpointChange(mark, batch.changes(), sealed, meta=meta)
         self._with_reserve(lambda: index.commit(change))
@@ -422,7 +422,7 @@ class Boot:
     def _forgotten(
         self, rows: dict[int, FileRow], journals: dict[int, str], outcome: ReplayOutcome
     ) -> list[SealedFile]:
-        """Return older journals to be sealed now: the index lacks them or has them as open."""
+        """Return the older journals to seal now; the index lacks them or lists them as open."""
         replayed = {item.number for item in outcome.sealed}
         return [
             SealedFile(number, FileKind.JOURNAL, self._size_of(path))
@@ -453,7 +453,7 @@ class Boot:
         try:
             return self._with_reserve(lambda: index.commit(change))
         except DiskFullError:
-            # The index lacks the new file; the next start makes another.
+            # The index does not know the new file yet; the next start creates another.
             w.close()
             self._env.disk.unlink(w.current.path)
             raise
@@ -466,7 +466,7 @@ class Boot:
             return commit()
 
     def _give_back(self, outcome: ReplayOutcome, journals: dict[int, str]) -> None:
-        """Cut reserved room behind the last block of journals, unless it is evidence of damage."""
+        """Cut reserved room after each journal's last block, unless it is evidence of damage."""
         if self._corrupt:
             return
         for sealed in outcome.sealed:

@@ -1,4 +1,4 @@
-"""Array types for ids and file positions, with which the engine handles many entries at once."""
+"""Array types for ids and file positions; with arrays the engine handles many entries at once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ U32 = NDArray[np.uint32]
 """File numbers, offsets or sizes, as the index stores them."""
 
 IdRanges = tuple[Ids, Ids]
-"""First ids and last ids of ranges, which are disjoint, ascending and not adjacent."""
+"""First ids and last ids of ranges; the ranges are disjoint, ascending and not adjacent."""
 
 IntegerT = TypeVar("IntegerT", bound=np.integer)
 
@@ -20,8 +20,8 @@ IntegerT = TypeVar("IntegerT", bound=np.integer)
 def distinct(values: NDArray[IntegerT]) -> NDArray[IntegerT]:
     """Return each distinct value once, in ascending order.
 
-    The result is that of `numpy.unique`. But `numpy.unique` takes four times as long for 100 000
-    values, and its first call imports the masked arrays.
+    The result equals that of `numpy.unique`. `numpy.unique` takes four times as long for 100 000
+    values, and its first call imports masked arrays.
     """
     ordered = np.sort(values)
     is_first = np.ones(len(ordered), bool)

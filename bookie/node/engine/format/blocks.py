@@ -19,9 +19,9 @@ offset bytes meaning
 ====== ===== ===================================================================
 
 The magic, the version field and the place of the CRC are the same in every format version. So a
-reader can tell damage from a newer version.
+reader can distinguish damage from a newer version.
 
-**Block**, one group commit: header, body, zeros up to the alignment:
+**Block**: one group commit, made of a header, a body, and zeros up to the alignment.
 
 ====== ===== ===================================================================
 offset bytes meaning
@@ -39,8 +39,8 @@ offset bytes meaning
 40     …     body: records (see :mod:`bookie.node.engine.format.records`)
 ====== ===== ===================================================================
 
-Both CRCs include the nonce, so blocks that an earlier file left in the same place are invalid. The
-body's CRC includes the sequence, so a body under another block's header is invalid. Zeros are no
+Both CRCs include the nonce, so old blocks that an earlier file left on the device are invalid. The
+body's CRC includes the sequence, so a body under another block's header is invalid. Zeros are not a
 valid block, because the magic is not zero.
 """
 
@@ -98,7 +98,7 @@ _SEQUENCE_BYTES = slice(16, 24)
 
 
 class FileKind(enum.IntEnum):
-    """The purpose of a file of blocks."""
+    """The kind of a file of blocks: journal or entry log."""
 
     JOURNAL = 1
     ENTRY_LOG = 2
@@ -111,7 +111,7 @@ class FileHeader:
     kind: FileKind
     number: int
     nonce: bytes
-    """16 random bytes that no other file has."""
+    """16 random bytes that differ in every file."""
     alignment: int
     """Blocks start at multiples of this many bytes."""
 
@@ -140,8 +140,8 @@ def decode_file_header(data: BytesLike) -> FileHeader:
     """Decode the file header at the start of `data`, which may be longer than a header.
 
     Raises:
-        FormatError: another kind of file, a newer version of ours, or damage. The message says
-            which.
+        FormatError: the data is another kind of file, of a newer version, or damaged. The message
+            says which.
     """
     if len(data) < FILE_HEADER_SIZE_BYTES:
         raise FormatError(f"a file of {len(data)} bytes is shorter than a file header")
@@ -193,7 +193,7 @@ def parse_block_header(data: BytesLike, nonce: bytes) -> BlockHeader | None:
     magic, flags, reserved, body_length, record_count, sequence, durable_upto, crc_of_body = (
         _BLOCK_HEADER.unpack_from(data)
     )
-    # Cheap checks first: the search for later blocks calls this at every aligned offset.
+    # Cheap checks come first: the search for later blocks tries every aligned offset.
     if magic != BLOCK_MAGIC or body_length > BODY_SIZE_BYTES_MAX:
         return None
     (crc,) = _U32.unpack_from(data, _BLOCK_HEADER.size)
@@ -226,14 +226,14 @@ def padding(size: int, alignment: int) -> bytes:
 class BlockArrays:
     """The headers of consecutive blocks as arrays, with one value for each block.
 
-    Each single append leaves a block of 512 bytes; one Python object for each block would slow a
-    start down.
+    Each single append writes a block of 512 bytes; one Python object per block would slow down a
+    start.
     """
 
     starts: Ids
     """The offset of each block's header in the parsed data."""
     ends: Ids
-    """The offset at which the block after each block begins."""
+    """The offset at which the following block begins."""
     body_lengths: Ids
     record_counts: Ids
     sequences: npt.NDArray[np.uint64]
@@ -252,7 +252,7 @@ class BlockArrays:
 def parse_block_headers(data: memoryview, alignment: int, nonce: bytes) -> BlockArrays | None:
     """Parse the leading blocks of `data` with valid headers and with bodies inside `data`.
 
-    The result is None if the first block is invalid; `parse_block_header` then tells its fault. The
+    The result is None if the first block is invalid; `parse_block_header` then names the fault. The
     checksums of bodies are not checked.
     """
     if len(data) < BLOCK_HEADER_SIZE_BYTES:
@@ -286,7 +286,7 @@ def parse_block_headers(data: memoryview, alignment: int, nonce: bytes) -> Block
 
 
 def _chain(likely: Ids, following: Ids) -> tuple[Ids, Ids]:
-    """Keep the places reached from the first block; others are magic numbers inside bodies."""
+    """Keep the offsets that a chain from the first block reaches; the others are inside bodies."""
     after = dict(zip(likely.tolist(), following.tolist(), strict=True))
     place, chain = 0, []
     while place in after:

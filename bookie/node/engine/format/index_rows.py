@@ -1,4 +1,4 @@
-"""Rows of the index beside its pages: one per ledger, one per file, and the journal mark.
+"""Rows of the index: one row per ledger, one per file, and the journal mark.
 
 All integers are little endian. Every row carries a CRC32C of its key and its content, because LMDB
 has no checksums. The CRC covers the key, so that a row under another row's key fails the check.
@@ -82,7 +82,7 @@ class HeldIn(NamedTuple):
     journals: tuple[int, int] = (0, 0)
     """The lowest and highest journal; (0, 0) if unknown, as in rows of an older version."""
     logs: tuple[int, int] = (0, 0)
-    """The lowest and highest entry log; (0, 0) if there are none."""
+    """The lowest and highest entry log; (0, 0) if no log holds entries of the ledger."""
 
 
 NOT_KNOWN = HeldIn()
@@ -106,13 +106,12 @@ class LedgerIndexRow:
     entries: int = 0
     payload_bytes: int = 0
     held_in: HeldIn = NOT_KNOWN
-    """Files that may hold entries of a deleted ledger, whose counts are 0."""
+    """Files that may hold entries of a deleted ledger, whose entry counts are 0."""
     reclaimed: bool = False
-    """True if entries that were acknowledged here were removed. A program that does not know this
-    flag drops it."""
+    """True if acknowledged entries were removed from this bookie. Older programs drop this flag."""
 
     def counting(self, entries: int, payload_bytes: int) -> LedgerIndexRow:
-        """Return a copy of the row with other counts; faster than `dataclasses.replace`."""
+        """Return a copy of the row with other counts, faster than `dataclasses.replace`."""
         return LedgerIndexRow(
             self.fenced,
             self.limbo,
@@ -140,7 +139,7 @@ class FileRow:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Mark:
-    """Everything before `offset` of file `file_number` is in the index; a mark never moves back."""
+    """The index has everything before `offset` of this file; the mark never moves back."""
 
     file_number: int
     offset: int
@@ -149,7 +148,7 @@ class Mark:
 
 
 def ledger_key(ledger_id: int) -> bytes:
-    """Key of a ledger row: 8 bytes, big endian, so that rows are sorted by id."""
+    """Return the key of a ledger row: 8 bytes, big endian, so that rows are sorted by id."""
     return _LEDGER_KEY.pack(ledger_id)
 
 
@@ -167,12 +166,12 @@ def parse_ledger_key(key: bytes) -> int:
 
 
 def is_row(key: bytes, data: bytes) -> bool:
-    """True if the checksum in `data` shows that it is the row of this key."""
+    """True if the checksum in `data` shows that `data` is the row of this key."""
     return len(data) >= _CRC.size and crc32c(data[4:], crc32c(key)) == _CRC.unpack_from(data)[0]
 
 
 def file_key(file_number: int) -> bytes:
-    """Key of a file row: 4 bytes, big endian."""
+    """Return the key of a file row: 4 bytes, big endian."""
     return _FILE_KEY.pack(file_number)
 
 
@@ -182,7 +181,7 @@ def parse_file_key(key: bytes) -> int:
 
 
 def encode_ledger_row(ledger_id: int, row: LedgerIndexRow) -> bytes:
-    """The bytes of the row of a ledger."""
+    """Encode the row of a ledger."""
     key = row.key_digest or b""
     flags = (
         (_FENCED if row.fenced else 0)
@@ -215,8 +214,8 @@ def decode_ledger_row(ledger_id: int, data: bytes) -> LedgerIndexRow:
     """Decode the row of a ledger from `data`.
 
     Raises:
-        ChecksumError: the row was damaged, or is that of another ledger.
-        FormatError: the row was written by a newer version.
+        ChecksumError: the row is damaged, or belongs to another ledger.
+        FormatError: a newer version wrote the row.
     """
     body = _checked(ledger_key(ledger_id), data, "ledger")
     if len(body) < _LEDGER.size:
@@ -254,7 +253,7 @@ def _unpacked(data: int) -> tuple[int, int]:
 
 
 def encode_file_row(file_number: int, row: FileRow) -> bytes:
-    """The bytes of the row of a file."""
+    """Encode the row of a file."""
     body = _FILE.pack(_VERSION, row.kind, row.state, 0, row.size_bytes, row.live_bytes)
     return _with_crc(file_key(file_number), body)
 
@@ -272,7 +271,7 @@ def decode_file_row(file_number: int, data: bytes) -> FileRow:
 
 
 def encode_mark(mark: Mark) -> bytes:
-    """The bytes of the mark."""
+    """Encode the journal mark."""
     return _with_crc(b"", _MARK.pack(mark.file_number, mark.offset, mark.sequence, mark.nonce))
 
 

@@ -1,4 +1,4 @@
-"""Index pages: the places of 64 neighbouring entries of a ledger.
+"""Index pages: each page holds the places of 64 neighbouring entries of a ledger.
 
 The key of page ``entry id >> 6`` is {ledger id u64, page number u64}, both big endian. So the pages
 of a ledger are adjacent and in id order.
@@ -6,13 +6,13 @@ of a ledger are adjacent and in id order.
 The value is {CRC-32C of the key and the slots u32, slots}, little endian. The checksum covers the
 key, so that a page under another page's key fails the check. Slot ``entry id & 63`` is {file number
 u32, offset u32, size u32}; the offset is the place of the entry's packet in the file. Size 0 marks
-an entry that is not stored here. The slots after the last used one are not written. A page without
-a used slot is not written at all.
+an entry that is not stored on this bookie. The slots after the last used one are not written. A
+page without a used slot is not written.
 
 With 64 slots in a page, LMDB needs 16 to 17 bytes for each entry.
 
-A checkpoint and a range read handle hundreds of pages at once, as one array of shape (pages, 64,
-3): file, offset, size. So Python does work for each page, not for each entry.
+A checkpoint or a range read handles hundreds of pages as one array of shape (pages, 64, 3): file,
+offset, size. Therefore Python does work for each page, not for each entry.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ _CRC_SIZE_BYTES = 4
 _SLOTS_SIZE_BYTES = SLOTS_PER_PAGE * SLOT_SIZE_BYTES
 _PAGE_SIZE_BYTES = _CRC_SIZE_BYTES + _SLOTS_SIZE_BYTES
 EMPTY_SLOTS = bytes(_SLOTS_SIZE_BYTES)
-"""The slots of a page that is not stored."""
+"""The slots of a page that does not exist."""
 
 _KEY = struct.Struct(">QQ")
 _SLOT = struct.Struct("<III")
 
 Slots = NDArray[np.uint32]
-"""Shape (pages, 64, 3): file, offset, size."""
+"""An array of shape (pages, 64, 3) with file, offset and size."""
 
 
 def page_key(ledger_id: int, page_number: int) -> bytes:
-    """The key of one page."""
+    """Return the key of one page."""
     return _KEY.pack(ledger_id, page_number)
 
 
@@ -65,7 +65,7 @@ def parse_page_key(key: bytes) -> tuple[int, int]:
 
 
 def is_page(key: bytes, value: bytes) -> bool:
-    """True if the checksum in `value` shows that it is the page of this key."""
+    """True if the checksum in `value` shows that `value` is the page of this key."""
     crc = int.from_bytes(value[:_CRC_SIZE_BYTES], "little")
     return crc == crc32c(value[_CRC_SIZE_BYTES:], crc32c(key))
 
@@ -97,7 +97,7 @@ def decode_pages(pairs: Sequence[tuple[bytes, bytes]]) -> tuple[NDArray[np.int64
 
 
 def slot_of(slots: bytes, entry_id: int) -> tuple[int, int, int] | None:
-    """File, offset and size of one entry from the slots of its page; None if it is not stored."""
+    """Return file, offset and size of one entry from its page's slots; None if it is not stored."""
     slot: tuple[int, int, int] = _SLOT.unpack_from(
         slots, (entry_id & SLOTS_PER_PAGE - 1) * SLOT_SIZE_BYTES
     )
@@ -109,8 +109,8 @@ def encode_pages(
 ) -> list[tuple[bytes, bytes]]:
     """Encode the pages `numbers` as keys and values; each page has at least one used slot.
 
-    `ledger_ids` is one ledger for all pages, or an array with the ledger of each page. The keys
-    ascend if ledger ids and page numbers do.
+    `ledger_ids` is one ledger id for all pages, or an array with the ledger id of each page. The
+    keys ascend if ledger ids and page numbers do.
     """
     used = SLOTS_PER_PAGE - np.argmax(slots[:, ::-1, 2] > 0, axis=1)
     ends = (used * SLOT_SIZE_BYTES).tolist()

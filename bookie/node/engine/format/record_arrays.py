@@ -1,7 +1,7 @@
-"""Parses the records of a block into arrays: a start reads millions, without an object each.
+"""Parses the records of a block into arrays: a start reads millions of records.
 
 The checks are the same as in the module `records`, but each one checks a whole column. If a column
-fails, `parse_records` is called to raise the error of the first wrong record.
+fails a check, `parse_records` is called to raise the error of the first wrong record.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ _HEAD = np.dtype(
         ("reserved_too", "<u4"),
     ]
 )
-"""The fields of an ENTRIES record that stand before its entry sizes."""
+"""The fields of an ENTRIES record that precede the entry sizes."""
 
 _PACKET = np.dtype([("ledger_id", ">i8"), ("entry_id", ">i8"), ("lac", ">i8")])
-"""The fields of a packet's header that are checked."""
+"""The checked fields of a packet's header."""
 
 _LONE = np.dtype([("head", _HEAD), ("size", "<u4"), ("packet", _PACKET)])
-"""The begin of an ENTRIES record with one entry, up to the header of the entry's packet."""
+"""The start of an ENTRIES record with one entry, up to and including the header of the packet."""
 
 _LONE_FIXED_BYTES = _HEAD.itemsize + _U32.itemsize - RECORD_HEADER_SIZE_BYTES
-"""The length field of an ENTRIES record with one entry is this plus the packet's size."""
+"""The length field of an ENTRIES record with one entry is this constant plus the packet's size."""
 
 _STEP_RECORDS = 25
 """A step of `walk_together` over all blocks takes as long as reading 25 records one by one."""
@@ -71,7 +71,7 @@ class RecordArrays:
     offsets: Ids
     """The offset of each record in the body."""
     ledger_ids: Ids
-    """The ledger of each entry; this and the next six arrays have one value for each entry."""
+    """The ledger of each entry; this array and the next six have one value for each entry."""
     entry_ids: Ids
     sizes: Ids
     packets: Ids
@@ -82,10 +82,10 @@ class RecordArrays:
     header_entry_ids: Ids
     """The entry id in the header of each entry's packet."""
     payloads: Ids
-    """The offset of each record's payload; from here on, one value for each ENTRIES record."""
+    """The offset of each record's payload; from here on, one value per ENTRIES record."""
     payload_sizes: Ids
     payload_crcs: U32
-    """The checksum of each payload, which came with the add request."""
+    """The checksum of each payload, which the add request contained."""
     others: tuple[Record, ...]
     """The records that hold no entries, in order."""
 
@@ -93,10 +93,10 @@ class RecordArrays:
 def parse_arrays(body: memoryview, count: int, offsets: Ids | None = None) -> RecordArrays:
     """Parse the `count` records of a body whose CRC was checked.
 
-    `offsets` says where the records begin, if `walk_together` has found that.
+    `offsets` are the starts of the records, if `walk_together` has found them.
 
     Raises:
-        FormatError: as `parse_records` does.
+        FormatError: like `parse_records`.
     """
     if offsets is None:
         offsets = _record_offsets(body, count)
@@ -119,19 +119,18 @@ def walk_together(data: memoryview, starts: Ids, ends: Ids, counts: Ids) -> Ids 
     """Return the offsets of the records of many blocks in `data`, block by block.
 
     Block *i* has ``counts[i]`` records between ``starts[i]`` and ``ends[i]``. Each step handles one
-    record of every block: first the first records, then the second records, and so on. The result
-    is None if there are too few blocks for that, or if the records of a block do not fill the
-    block.
+    record of every block: step 1 the first records, step 2 the second records, and so on. The
+    result is None if there are too few blocks, or if the records of a block do not fill the block.
     """
     total, steps = int(counts.sum()), int(counts.max(initial=0))
     if steps * _STEP_RECORDS >= total or total > len(data) // RECORD_HEADER_SIZE_BYTES:
         return None
-    # Blocks with the most records first, so that unfinished ones are always in front.
+    # Sort the blocks with the most records first, so that unfinished blocks are always in front.
     order = np.argsort(-counts, kind="stable")
     lasting = np.searchsorted(-counts[order], -np.arange(steps), "left")
     at = starts[order]
     first = (np.cumsum(counts) - counts)[order]
-    # By the record's first byte.
+    # View the length field at each record's first byte.
     lengths = np.ndarray(
         len(data) - RECORD_HEADER_SIZE_BYTES + 1, _U32, data, _LENGTH_AT, strides=(1,)
     )
@@ -144,7 +143,7 @@ def walk_together(data: memoryview, starts: Ids, ends: Ids, counts: Ids) -> Ids 
             here += RECORD_HEADER_SIZE_BYTES
     except IndexError:
         return None
-    # Positions only rise, so each one was inside its block.
+    # Positions only increase, so each position was inside its block.
     filled = (at == ends[order]) | (counts[order] == 0)
     return offsets if bool(filled.all()) else None
 
@@ -153,7 +152,7 @@ def _record_offsets(body: memoryview, count: int) -> Ids | None:
     """Return the offsets of the records; None unless the records fill the body exactly."""
     size = len(body)
     if count and size % count == 0 and size // count >= RECORD_HEADER_SIZE_BYTES:
-        # Lone appends of one size: as many records as fit, each as long as the first.
+        # For single appends of one size, try as many records as fit, each as long as the first.
         stride = size // count
         rows = np.ndarray((count, 2), np.dtype("<u4"), buffer=body, strides=(stride, 4))
         if bool((rows[:, 1] == stride - RECORD_HEADER_SIZE_BYTES).all()):
@@ -200,7 +199,7 @@ def _entries(
         and bool((counts > 0).all())
     ):
         return None
-    # Position of each entry within its record.
+    # The position of each entry within its record.
     lone = bool((counts == 1).all())
     first_of_record = np.cumsum(counts) - counts
     within: Ids | int = (
@@ -223,7 +222,7 @@ def _entries(
         if stepped is None:
             return None
         ids = stepped
-    # A sum beyond the last id wraps to a negative number.
+    # A sum that exceeds the largest id wraps to a negative number.
     if bool((ids < 0).any()):
         return None
     headers = _gather(body, packets, _PACKET)
@@ -246,13 +245,13 @@ def _entries(
 def _lone_entries(
     records: npt.NDArray[np.void], offsets: Ids, at: Ids, others: tuple[Record, ...]
 ) -> RecordArrays | None:
-    """Do the work of `_entries` for records that have one entry each."""
+    """Do the work of `_entries` for records with one entry each."""
     heads, headers = records["head"], records["packet"]
     sizes = records["size"].astype(np.int64)
     packets = at + _HEAD.itemsize + _U32.itemsize
     if not (
         bool((heads["payload_length"] == sizes).all())
-        # A record of one entry has no steps, whatever the flag.
+        # A record of one entry has no steps, whatever its flag says.
         and bool((heads["length"] == sizes + _LONE_FIXED_BYTES).all())
         and _are_sound(heads)
         and int(sizes.min()) >= PACKET_HEADER_SIZE_BYTES
@@ -307,7 +306,7 @@ def _each(values: Ids, counts: Ids, lone: bool) -> Ids:
 
 
 def _gather(body: memoryview, at: Ids, dtype: np.dtype[T]) -> npt.NDArray[T]:
-    """Read the values of type `dtype` at the offsets `at`; all of them lie inside the body."""
+    """Read the values of type `dtype` at the offsets `at`; all offsets lie inside the body."""
     rows = np.ndarray(
         len(body) - dtype.itemsize + 1,
         np.dtype((np.void, dtype.itemsize)),
@@ -319,7 +318,6 @@ def _gather(body: memoryview, at: Ids, dtype: np.dtype[T]) -> npt.NDArray[T]:
 
 
 def _refuse(body: memoryview, count: int) -> NoReturn:
-    """Raise the error of the first wrong record."""
     for _ in parse_records(body, count):
         pass
     raise FormatError(f"the entries of {count} records do not add up")

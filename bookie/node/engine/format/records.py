@@ -1,4 +1,4 @@
-"""Records: the content of a block's body.
+"""Records are the content of a block's body.
 
 A record is an 8-byte header {type u8, flags u8, reserved u16, length u32} and `length` bytes of
 body. All numbers are little endian; ids are i64 and never negative.
@@ -24,7 +24,7 @@ type name           body
 ==== ============== ============================================================
 
 A record has no CRC of its own: the block's CRC covers all records. The payload CRC in an ENTRIES
-record came with the add request, so the entries can be checked end to end.
+record came with the add request, so it protects the entries end to end.
 """
 
 from __future__ import annotations
@@ -70,10 +70,10 @@ class RecordType(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EntriesRecord:
-    """Entries that were added by one request."""
+    """The entries that one add request contained."""
 
     batch: EntryBatch
-    """The batch's arrays and its payload are views of the block's body."""
+    """The arrays and the payload of the batch are views of the block's body."""
     payload_crc32c: int
     recovery: bool
     payload_offset: int
@@ -90,7 +90,7 @@ class LedgerRecord:
 
 @dataclass(frozen=True, slots=True)
 class FenceRecord:
-    """Records that a ledger was fenced; the bookie may never have seen that ledger before."""
+    """Records that a ledger was fenced, perhaps a ledger that this bookie never saw before."""
 
     ledger_id: int
     key: bytes
@@ -155,7 +155,7 @@ def encode_entries_head(batch: EntryBatch, payload_crc32c: int, recovery: bool) 
         steps = batch.steps.astype("<i8", copy=False).tobytes()
     count = len(batch.sizes)
     payload_length = len(batch.payload)
-    # The size of a lone entry needs no array: it is that of the payload.
+    # A single entry needs no size array: its size is the payload's size.
     one = count == 1
     sizes = _U32.pack(payload_length) if one else batch.sizes.astype("<u4", copy=False).tobytes()
     return b"".join(
@@ -213,13 +213,13 @@ def encode_limbo(ledger_id: int, in_limbo: bool, fences: bool = True) -> bytes:
 
 
 def parse_records(body: memoryview, count: int) -> Iterator[tuple[int, Record]]:
-    """Yield the records of a block's body whose CRC was checked, each with its offset in it.
+    """Yield the records of a body, each with its offset; the caller has checked the block's CRC.
 
-    Entries are views of `body`; there is no work per entry.
+    Entries are views of `body`, so an entry costs no work.
 
     Raises:
-        FormatError: (while iterating) an unknown type or flag, a length out of bounds, numbers that
-            do not add up, or another count of records.
+        FormatError: (while iterating) an unknown type or flag, a length out of bounds, inconsistent
+            numbers, or a wrong count of records.
     """
     at = 0
     for _ in range(count):
@@ -236,7 +236,7 @@ def parse_record_at(body: memoryview, at: int) -> Record:
 
 
 def _parse(body: memoryview, at: int) -> tuple[Record, int]:
-    """Parse the record at offset `at`; return it, and the offset where it ends."""
+    """Parse the record at offset `at`; return the record and the offset where it ends."""
     size = len(body)
     if at + RECORD_HEADER_SIZE_BYTES > size:
         raise FormatError(f"a record header at {at} lies outside its block of {size} bytes")

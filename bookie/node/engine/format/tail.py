@@ -1,26 +1,26 @@
 """Decides if an invalid block after the readable part of a file is torn or corrupt.
 
 Replay reads a file's blocks in order until the block at some offset X is invalid. If that block was
-never synced, the bookie acknowledged nothing in it: the tail is **torn**, and the file ends at X.
-If the block was synced, acknowledged entries or fences are gone: this is **corruption**. Then the
-bookie may deny an entry only after its ledgers have been checked. A wrong decision loses data or
-availability.
+never synced, the bookie acknowledged none of its content: the tail is **torn**, and the file ends
+at X. If the block was synced, acknowledged entries or fences are lost: this is **corruption**.
+After corruption, the bookie may deny an entry only once its ledgers have been checked. A wrong
+verdict loses data or availability.
 
 Three witnesses (facts on disk) can prove that the block at X was synced. Each witness is written
 only after the sync that it proves:
 
-- the **mark** in the index. It is the end of a checkpoint, and it lies above X.
-- a **later block** of the same file, found at any block boundary. It says that the file was synced
-  beyond X when the block was written.
+- the **mark** in the index. The mark is the end of a checkpoint, and lies above X.
+- a **later block** of the same file, found at any block boundary. The later block says that the
+  file was synced beyond X when the block was written.
 - the **successor**. The next file's first block names this file's end, which lies above X. A file
   is synced before its successor is started.
 
-A valid block after X proves nothing by itself: the disk may have written two unsynced blocks in any
-order.
+A valid block after X proves nothing by itself, because the disk may write two unsynced blocks in
+any order.
 
-A crash **cannot leave** two states: a block of this file stands at X but belongs elsewhere, or the
-file was cut before its reserved end. In both, the device lost or misplaced a write, and its other
-content is in doubt.
+A crash **cannot leave** two states: a misplaced block at X, or a file that was cut before its
+reserved end. In both states the device lost or misplaced a write, so all of its content is in
+doubt.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dataclasses import dataclass
 
 
 class Verdict(enum.Enum):
-    """The decision about an invalid block: torn or corrupt."""
+    """The verdict about an invalid block: torn or corrupt."""
 
     TORN = "torn"
     CORRUPT = "corrupt"
@@ -38,7 +38,7 @@ class Verdict(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class TailEvidence:
-    """The facts on disk that show if the invalid block at offset X was synced."""
+    """Facts on disk that show if the invalid block at offset X was synced."""
 
     mark_beyond: bool
     later_block_durable_beyond: bool
@@ -113,7 +113,7 @@ TAIL_RULES: tuple[TailRule, ...] = (
 
 
 def evaluate(evidence: TailEvidence) -> TailRule:
-    """Return the row that matches the evidence, with its verdict and the reason."""
+    """Return the row that matches the evidence; the row holds the verdict and the reason."""
     (rule,) = (rule for rule in TAIL_RULES if rule.matches(evidence))
     return rule
 
@@ -136,7 +136,7 @@ def gather_evidence(
         later_durable_upto: the highest `durable_upto` of the valid blocks after `invalid_at`, if
             any.
         successor_end: the end of this file by the next file's LINK record, if that can be read.
-        left_by_no_crash: True if a misplaced block stands there or the file was cut.
+        left_by_no_crash: True if a misplaced block is at `invalid_at`, or the file was cut.
     """
     return TailEvidence(
         mark_beyond=mark_offset is not None and mark_offset > invalid_at,

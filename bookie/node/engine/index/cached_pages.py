@@ -1,10 +1,10 @@
-"""A cache of recently read index pages, so that the event loop need not read the index.
+"""Caches recently read index pages, so that the event loop need not read the index.
 
-Only the event loop uses the cache. A cached page equals the page in the index, as long as
-everything newer is in a memtable. When an index transaction has ended, the event loop drops the
-cached pages of the ledgers that the transaction changed. It drops these pages before it drops the
-memtable or a file. A look-up that began before the transaction ended may hold old pages. The stamp
-of this look-up is outdated, so its pages are not cached.
+Only the event loop uses the cache. A cached page equals the page in the index, provided that all
+newer changes are in a memtable. When an index transaction ends, the event loop drops the cached
+pages of the ledgers that it changed. The event loop drops the cached pages before it drops the
+memtable or a file. A look-up that began before the transaction ended may have read old pages. The
+stamp of such a look-up is outdated, so its pages are not cached.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from collections import OrderedDict
 from collections.abc import Iterable
 
 PAGES_MAX = 65_536
-"""The most cached pages, of 64 entries each: about 55 MB in all, for 4 million entries."""
+"""The largest number of cached pages: 4 million entries in about 55 MB."""
 
 
 class CachedPages:
-    """Caches the slots of index pages; `EMPTY_SLOTS` stands for a page that the index lacks."""
+    """Caches the slots of index pages; `EMPTY_SLOTS` represents a page that the index lacks."""
 
     def __init__(self, pages_max: int = PAGES_MAX) -> None:
         self._pages_max = pages_max
         self._ledgers: OrderedDict[int, dict[int, bytes]] = OrderedDict()
         self._count = 0
         self.stamp = 0
-        """A counter that rises with every change of the index."""
+        """A counter that increases with every change of the index."""
 
     def __len__(self) -> int:
         return self._count
@@ -69,7 +69,7 @@ class CachedPages:
             self._count -= len(self._ledgers.pop(ledger_id, ()))
 
     def _evict(self) -> None:
-        """Forget the oldest page of the ledger that was least recently read."""
+        """Drop the oldest page of the ledger that was least recently read."""
         ledger_id = next(iter(self._ledgers))
         pages = self._ledgers[ledger_id]
         del pages[next(iter(pages))]

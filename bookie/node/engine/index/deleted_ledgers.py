@@ -1,24 +1,24 @@
-"""Removes deleted ledgers from the index: first their pages, last their rows.
+"""Removes deleted ledgers from the index: first their pages, then their rows.
 
 **Pages.** The ``meta`` table has a record for each deleted ledger that still has pages. The name of
 the record holds the key of the ledger. A damaged name could lead to the removal of another ledger's
-pages. So the value of the record is a CRC32C of its name (empty if an older version wrote it).
-Also, pages are removed only if the ledger's row, which has its own checksum, says that the ledger
-was deleted. One transaction writes the row and the record, and the row stays at least as long as
-the record.
+pages. Therefore the value of the record is a CRC32C of its name (empty if an older version wrote
+it). Also, pages are removed only if the ledger's row, which has its own checksum, says that the
+ledger was deleted. One transaction writes the row and the record, and the row stays at least as
+long as the record.
 
-**Rows.** Because of a row that says "deleted", late adds are refused, and a replay does not restore
-the ledger. The row names the lowest and highest journal, and the lowest and highest log, that may
-hold entries of the ledger. The row may be removed when
+**Rows.** A row that says "deleted" makes the bookie refuse late adds, and keeps a replay from
+restoring the ledger. The row names the lowest and highest journal, and the lowest and highest log,
+that may hold entries of the ledger. The row may be removed when
 
 - all pages of the ledger are removed;
-- these files are gone, so a replay or a rebuild finds no entry;
-- its highest journal lies below one that the caller names. File numbers only rise, so they are a
-  measure of time without a wall clock.
+- the named files are gone, so a replay or a rebuild finds no entry of the ledger;
+- the ledger's highest journal has a lower number than a journal that the caller names. File numbers
+  only increase, so they measure time without a wall clock.
 
-A log that repeats the deletion counts as such a file, too. Otherwise a rebuild would apply the
-deletion to a later ledger of the same id. A row of an older version names no files; the first look
-at the row makes it name the newest journal.
+A log that repeats the DELETED record also counts as a file that may hold entries. Otherwise a
+rebuild would apply the deletion to a later ledger with the same id. A row of an older version names
+no files; the first look at the row adds the newest journal.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ from bookie.node.engine.format.pages import decode_pages, page_key
 from bookie.node.engine.index.slot_writer import SlotWriter
 
 META_DELETING = b"deleting/"
-"""The prefix of the ``meta`` names of deleted ledgers with pages; the ledger's key follows."""
+"""The prefix of ``meta`` names of deleted ledgers with pages; the ledger's key follows it."""
 
 PAGES_DELETED_MAX = 256
-"""The most pages of deleted ledgers that one transaction removes.
+"""The largest number of pages of deleted ledgers that one transaction removes.
 
-The removal of a page takes at least 10 µs of the interpreter, which concurrent adds need.
+The removal of a page blocks the interpreter for at least 10 µs, and concurrent adds wait.
 """
 
 DELETIONS_PER_COMMIT = 64
-"""The most deleted ledgers that one transaction handles."""
+"""The largest number of deleted ledgers that one transaction handles."""
 
 _END = META_DELETING + b"\xff" * 9
 
@@ -70,7 +70,7 @@ def note_deletion(txn: WriteTransaction, ledger_id: int) -> None:
 
 
 def deletions(txn: ReadTransaction, count_max: int) -> list[tuple[bytes, bytes]]:
-    """Return the ``meta`` names and values of deleted ledgers with pages, also damaged names.
+    """Return the ``meta`` names and values of deleted ledgers with pages, damaged names included.
 
     A truncated name sorts before all complete names.
     """
@@ -78,7 +78,7 @@ def deletions(txn: ReadTransaction, count_max: int) -> list[tuple[bytes, bytes]]
 
 
 def deleted_ledger(txn: ReadTransaction, name: bytes, value: bytes) -> int:
-    """Return the ledger whose pages are to be removed, after a check that it was deleted.
+    """Check that a ledger was deleted, and return its id, so that its pages can be removed.
 
     Raises:
         CorruptionError: there is no proof that this ledger was deleted.
@@ -104,13 +104,13 @@ def row_of(txn: ReadTransaction, ledger_id: int) -> LedgerIndexRow | None:
     """Return the row of a ledger, which may say that the ledger was deleted.
 
     Raises:
-        CorruptionError: the row or its key is damaged, or a ledger with pages has no row. As a new
-            ledger it would deny its entries, lose its fence and overwrite its pages.
+        CorruptionError: the row or its key is damaged, or a ledger with pages has no row. A new
+            state would deny stored entries, lose the fence and overwrite the ledger's pages.
     """
     key = ledger_key(ledger_id)
     data = txn.get("ledgers", key)
     if data is None:
-        # A flipped bit in its key hides a row, which then stands beside its place.
+        # A flipped bit in a key hides its row, which is then next to its proper place.
         for near, value in txn.around("ledgers", key):
             if is_row(key, value):
                 raise ChecksumError(f"the row of ledger {ledger_id} has the key {near.hex()}")
@@ -126,8 +126,8 @@ def delete_pages(
 ) -> tuple[list[int], bool]:
     """Remove some pages of deleted ledgers; return these ledgers, and True if pages are left.
 
-    The rows of these ledgers then name the files that the removed pages pointed into. `files` tells
-    the kinds of these files.
+    The rows of these ledgers then name the files that the removed pages pointed into. `files`
+    contains the kinds of these files.
 
     Raises:
         CorruptionError: a name or a page is damaged, or a ledger was not deleted.
@@ -200,7 +200,7 @@ def held_in(numbers: Iterable[int], files: Mapping[int, FileRow | None]) -> Held
 
 
 def joined(known: HeldIn, more: HeldIn) -> HeldIn:
-    """Return the ranges of file numbers that cover both; unknown if `known` is unknown."""
+    """Return the ranges of file numbers that cover both ranges; unknown if `known` is unknown."""
     if known == NOT_KNOWN:
         return NOT_KNOWN
     return HeldIn(*map(_join, known, more))
@@ -213,7 +213,7 @@ def _join(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
 
 
 def note_held(txn: WriteTransaction, ledger_id: int, more: HeldIn) -> None:
-    """Make the row of a deleted ledger name more files; other rows stay as they are."""
+    """Add files to the row of a deleted ledger; do not change other rows."""
     data = txn.get("ledgers", ledger_key(ledger_id))
     row = LedgerIndexRow() if data is None else decode_ledger_row(ledger_id, data)
     if row.deleted_at_ms is not None:
@@ -223,9 +223,9 @@ def note_held(txn: WriteTransaction, ledger_id: int, more: HeldIn) -> None:
 def find_due(
     txn: ReadTransaction, after: int, count_max: int, limits: Limits
 ) -> tuple[list[int], int]:
-    """Find ledgers whose rows may go or name no files; return them and the id to go on from.
+    """Find ledgers whose rows are removable or name no files; also return the next `after`.
 
-    It looks at up to `count_max` rows of ledgers above `after`. The id to go on from is `MAX_ID` if
+    A call looks at up to `count_max` rows of ledgers above `after`. The next `after` is `MAX_ID` if
     no rows are left.
     """
     pairs = txn.range("ledgers", ledger_keys_above(after), b"\xff" * 9, count_max)
@@ -242,9 +242,9 @@ def find_due(
 def forget(
     txn: WriteTransaction, ledger_ids: Iterable[int], limits: Limits, newest_journal: int
 ) -> int:
-    """Remove the rows of these ledgers that may be removed; return how many were removed.
+    """Remove the removable rows among these ledgers; return how many were removed.
 
-    A row that names no files names `newest_journal` from now on.
+    A row that names no files gets `newest_journal` as its file.
     """
     gone = 0
     for ledger_id in ledger_ids:

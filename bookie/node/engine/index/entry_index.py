@@ -89,11 +89,11 @@ INTEGRITY_SOUND = b"sound"
 INTEGRITY_SUSPECT = b"suspect"
 """Durable data is damaged or missing, and not every ledger in doubt is in limbo yet."""
 INTEGRITY_IN_LIMBO = b"in limbo"
-"""Every ledger in doubt is in limbo, or nothing that is in doubt could be denied."""
+"""Every ledger in doubt is in limbo, or the damage cannot make the bookie deny an entry."""
 _INTEGRITY_OF = {
     INTEGRITY_SOUND: INTEGRITY_SOUND,
     INTEGRITY_IN_LIMBO: INTEGRITY_IN_LIMBO,
-    # Values of an older version; a flipped bit turns one into the other.
+    # Values of an older version; one flipped bit changes one value into the other.
     b"0": INTEGRITY_SOUND,
     b"2": INTEGRITY_IN_LIMBO,
 }
@@ -123,19 +123,19 @@ class CommitResult:
     """The results of an index transaction."""
 
     counts: dict[int, tuple[int, int]]
-    """Maps a ledger id to the number of its entries and bytes in the index."""
+    """Maps a ledger id to the number of its entries and of their bytes in the index."""
     dead_files: tuple[int, ...]
-    """Sealed files below the mark that no slot points into."""
+    """Sealed files below the mark into which no slot points."""
     pages: int
     deletions_left: bool
-    """True if pages of deleted ledgers are left for a later transaction."""
+    """True if a later transaction must remove more pages of deleted ledgers."""
     thinned: Sequence[int] = ()
-    """Deleted ledgers of which this transaction removed pages."""
+    """Deleted ledgers whose pages this transaction removed."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointChange:
-    """Everything that one index transaction does.
+    """The content of one index transaction.
 
     A change without a mark is a batch of a rebuild. A start accepts the index only after the last
     batch, which writes the mark and the format.
@@ -148,7 +148,7 @@ class CheckpointChange:
     """Numbers of files that were unlinked; the transaction removes their rows."""
     meta: dict[bytes, bytes] = field(default_factory=dict)
     newest_journal: int = 0
-    """The journal file in use when the ledgers' rows were copied, if not the file of the mark."""
+    """The journal in use when the ledgers' rows were copied, unless it is the mark's file."""
 
 
 class Index:
@@ -159,7 +159,7 @@ class Index:
         self._files: dict[int, FileRow] | None = None
         """Cached rows of all files after the last commit, so that a commit need not decode them."""
         self.cached_pages = CachedPages()
-        """The cache for the event loop, which never reads the store itself."""
+        """The cache for the event loop, which never reads the key-value store itself."""
 
     def close(self) -> None:
         self._store.close()
@@ -167,7 +167,7 @@ class Index:
     # --- reading -------------------------------------------------------------------------
 
     def mark(self) -> Mark | None:
-        """The committed mark, or None in a new index."""
+        """The committed journal mark, or None in a new index."""
         with self._store.read() as txn:
             data = txn.get("meta", META_MARK)
         return None if data is None else decode_mark(data)
@@ -177,7 +177,7 @@ class Index:
             return txn.get("meta", name)
 
     def needs_integrity_check(self) -> bool:
-        """True if damage was found and not checked since; any doubtful value means yes."""
+        """True unless the stored verdict is "sound"; an unknown value means True."""
         return self.integrity() != INTEGRITY_SOUND
 
     def integrity(self) -> bytes:
@@ -192,10 +192,10 @@ class Index:
         return _INTEGRITY_OF.get(value or b"", INTEGRITY_SUSPECT)
 
     def check_format(self) -> bool:
-        """True if the index has content of this format; False if it is new.
+        """True if the index has content of this format; False if the index is new.
 
         Raises:
-            FormatError: a newer version wrote it.
+            FormatError: a newer version wrote the index.
             CorruptionError: the format is not a number.
         """
         data = self.meta(META_FORMAT)
@@ -216,19 +216,19 @@ class Index:
         return None if data is None else decode_ledger_row(ledger_id, data)
 
     def rows_of(self, ledger_ids: Sequence[int]) -> list[LedgerIndexRow | None]:
-        """The row of each of these ledgers; raises like `row_of`."""
+        """Return the row of each of these ledgers; raises like `row_of`."""
         with self._store.read() as txn:
             return [row_of(txn, ledger_id) for ledger_id in ledger_ids]
 
     def find_forgettable(
         self, after: int, count_max: int, before_file: int
     ) -> tuple[list[int], int]:
-        """Find deleted ledgers above `after` whose rows may go; see `deleted_ledgers.find_due`."""
+        """Find deleted ledgers above `after` with removable rows; see `find_due`."""
         with self._store.read() as txn:
             return find_due(txn, after, count_max, Limits.of(_files(txn), before_file))
 
     def ledgers(self, after: int, count_max: int) -> list[tuple[int, LedgerIndexRow]]:
-        """Up to `count_max` rows of ledgers with ids above `after`, ascending."""
+        """Return up to `count_max` rows of ledgers with ids above `after`, ascending."""
         with self._store.read() as txn:
             pairs = txn.range("ledgers", ledger_keys_above(after), b"\xff" * 9, count_max)
         found = ((parse_ledger_key(key), row) for key, row in pairs)
@@ -253,19 +253,19 @@ class Index:
             return _files(txn)
 
     def pages(self, ledger_id: int, first_page: int, last_page: int) -> list[bytes]:
-        """The slots of each of these pages; see `look_up`.
+        """Return the slots of each of these pages; see `look_up`.
 
         Raises:
-            ChecksumError: a page is damaged; nothing may be concluded.
+            ChecksumError: a page is damaged; the caller may not conclude that an entry is missing.
         """
         with self._store.read() as txn:
             return look_up(txn, ledger_id, first_page, last_page)
 
     def must_have(self, ledger_id: int, entry_id: int) -> bool:
-        """True if the entry must be in the index, because its ledger has every id in its bounds.
+        """True if the index must have the entry, because its ledger has every id within its bounds.
 
-        The caller did not find the entry; True means that the entry's page was lost. The result is
-        always False for a ledger that is striped over more bookies than its write quorum.
+        The caller did not find the entry, so True means that the entry's page was lost. The result
+        is always False for a ledger that is striped over more bookies than its write quorum.
 
         Raises:
             CorruptionError: the row of the ledger is damaged.
@@ -274,12 +274,12 @@ class Index:
         return (
             row is not None
             and row.first_entry_id <= entry_id <= row.last_entry_id
-            # The bounds may be too wide, never too narrow.
+            # The bounds may be too wide, but never too narrow.
             and row.entries == row.last_entry_id - row.first_entry_id + 1
         )
 
     def entry_ids(self, ledger_id: int, first: int, last: int) -> tuple[Ids, int]:
-        """Return stored ids from `first` on, and the first id that was not examined yet.
+        """Return stored ids from `first` on, and the first id that was not examined.
 
         At most `PAGES_PER_READ` pages are read; call again from the returned id until it is above
         `last`.
@@ -310,7 +310,7 @@ class Index:
         """Check all pages and rows, and that each file in a page has a row; return the page count.
 
         Raises:
-            CorruptionError: the index is damaged and has to be rebuilt.
+            CorruptionError: the index is damaged and must be rebuilt.
         """
         pages = verify_all_pages(self._store, self.files())
         after = NO_ENTRY
@@ -326,10 +326,10 @@ class Index:
         """Apply `change` in one durable transaction.
 
         Raises:
-            DiskFullError: no room; the change may be tried again.
-            OSError: the store failed, the state on disk is unknown; the process must end.
-            CorruptionError: a page or row to be changed is damaged, or the mark would move back;
-                the transaction changed nothing.
+            DiskFullError: there is no room; the caller may try the change again.
+            OSError: the store failed and its state on disk is unknown; the process must end.
+            CorruptionError: a page or row to change is damaged, or the mark would move back; the
+                transaction changed nothing.
         """
         with self._store.write() as txn:
             before = txn.get("meta", META_MARK)
@@ -359,7 +359,7 @@ class Index:
     def clear(self) -> None:
         """Empty all tables for a rebuild; raises like `commit`.
 
-        The format is removed first, which makes the index invalid.
+        The transaction removes the format first, which makes the index invalid.
         """
         self._files = None
         with self._store.write() as txn:
@@ -375,7 +375,7 @@ class Index:
                 left = len(pairs) == PAGES_CLEARED_MAX
 
     def forget_deleted(self, ledger_ids: Sequence[int], before_file: int) -> int:
-        """Remove the rows of these deleted ledgers that may go, durably; return how many went.
+        """Remove removable rows of these deleted ledgers, durably; return how many were removed.
 
         Raises like `commit`.
         """
@@ -385,10 +385,10 @@ class Index:
             return forget(txn, ledger_ids, limits, at)
 
     def relocate(self, change: Relocation, *, is_last: bool = True) -> CommitResult:
-        """Register a log, and point slots to it if they still point to their entries' old places.
+        """Register a log, and point to it the slots that still point to their entries' old places.
 
         This is one durable transaction, which does not move the mark; raises like `commit`. Only
-        the last transaction of a log reports dead files, because before it the log itself may have
+        the last transaction of a log reports dead files, because until then the log itself may have
         no live byte.
         """
         with self._store.write() as txn:
@@ -429,13 +429,13 @@ class Index:
         return self._files
 
     def _files_changed(self, changed: dict[int, FileRow | None]) -> None:
-        """Update the cached file rows by what a commit wrote; None means that a file is gone."""
+        """Update the cached file rows with a commit's rows; None means that a file is gone."""
         rows = self._all_files() | changed
         self._files = {number: row for number, row in rows.items() if row is not None}
 
 
 class _Commit:
-    """A write transaction in progress; it changes live bytes and counts along with the slots."""
+    """A write transaction in progress, which updates live bytes and counts with the slots."""
 
     def __init__(
         self, txn: WriteTransaction, files: dict[int, FileRow], held: HeldIn = NOT_KNOWN
@@ -504,7 +504,7 @@ class _Commit:
         self.slots.pages += pages
 
     def dead_files(self, mark: Mark) -> tuple[int, ...]:
-        """Sealed files before the file of the mark that no slot points into."""
+        """Return the sealed files below the mark's file into which no slot points."""
         return tuple(
             number
             for number, row in sorted((self._before | self.files).items())
@@ -537,17 +537,17 @@ def _mark_in(txn: ReadTransaction) -> Mark:
 
 
 def _files(txn: ReadTransaction) -> dict[int, FileRow]:
-    # From the empty key on, to find a key that was cut, too.
+    # Start at the empty key, to find truncated keys as well.
     pairs = txn.range("files", b"", b"\xff" * 5, 2**31)
     found = ((parse_file_key(key), row) for key, row in pairs)
     return {number: decode_file_row(number, row) for number, row in found}
 
 
 def _require_progress(before: bytes | None, mark: Mark | None) -> None:
-    """Refuse a mark that lies before the committed one: replay would start at the wrong place.
+    """Refuse a mark below the committed mark, because replay would start at the wrong place.
 
     Raises:
-        CorruptionError: it does.
+        CorruptionError: the new mark lies below the committed mark.
     """
     if before is None:
         return
@@ -559,7 +559,7 @@ def _require_progress(before: bytes | None, mark: Mark | None) -> None:
 
 
 def _held_in(before: bytes | None, change: CheckpointChange) -> HeldIn:
-    """The files that may hold the entries of `change`; unknown in a rebuild."""
+    """Return the files that may hold the entries of `change`; unknown in a rebuild."""
     if change.mark is None:
         return NOT_KNOWN
     low = 1 if before is None else decode_mark(before).file_number

@@ -1,4 +1,4 @@
-"""Makes the index once for a new bookie, and opens it at each start."""
+"""Creates the index once for a new bookie, and opens it at each start."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from bookie.node.engine.index.entry_index import INDEX_FORMAT_VERSION, META_FORM
 def make_index(
     environment: Environment, settings: StorageSettings, directories: Directories
 ) -> None:
-    """Make the empty index of a new bookie; durable when it returns. Blocking.
+    """Create the empty index of a new bookie; durable when this returns. Blocking.
 
-    The index is made before the cookie says READY. So if the cookie says READY and there is no
-    index, the index was lost. What an interrupted attempt left is replaced.
+    The index is created before the cookie says READY. So a READY cookie without an index means that
+    the index was lost. A new attempt replaces the rest of an interrupted attempt.
 
     Raises:
         ConfigurationError: the device is full; a later start tries again.
@@ -48,19 +48,19 @@ def open_index(
     *,
     trusted: bool = False,
 ) -> Index:
-    """Open the index, or make an empty one; the name of its file is durable on return.
+    """Open the index, or create an empty one; the name of its file is durable on return.
 
-    A `trusted` index was closed in order, so its pages are not checked.
+    A `trusted` index was closed in an orderly stop, so its pages are not checked.
 
     Raises:
-        CorruptionError: the files there are not an index.
-        OSError, DiskFullError: it cannot be opened, or made.
+        CorruptionError: the files in the index directory are not an index.
+        OSError, DiskFullError: the index cannot be opened or created.
     """
     store = environment.open_kv(directories.index, settings.index_map_bytes, TABLES, trusted)
     index = Index(store)
     try:
-        # The store syncs its file, but not the file's name. This is done at each start, because the
-        # process that made the file may have been killed before this line.
+        # The store syncs its file, but not the file's name. Sync at each start, because the process
+        # that created the file may have been killed before this line.
         environment.disk.sync_directory(directories.index)
     except OSError:
         index.close()

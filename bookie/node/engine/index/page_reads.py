@@ -1,8 +1,8 @@
-"""Reads the index: looks up pages, walks over all pages, and reads ``meta`` values by prefix.
+"""Reads the index: looks up pages, lists all pages, and reads ``meta`` values by prefix.
 
 The store finds a key by comparisons, so a flipped bit in a key can hide a page. The search for the
 original key then ends beside that page, and the page's checksum covers the original key. So a page
-counts as missing only if it does not stand beside its place under another key.
+counts as missing only if its place has no neighbour with a damaged key.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from bookie.node.engine.format.pages import (
 )
 
 PAGES_TRIED_MAX = 4096
-"""The most missing pages for which the pages beside their places are searched."""
+"""The largest number of missing pages in one read for which neighbours are checked."""
 
 
 def stored_pages(
     txn: ReadTransaction, ledger_id: int, first_page: int, last_page: int, pages_max: int
 ) -> list[tuple[bytes, bytes]]:
-    """The pages of the ledger from `first_page` to `last_page`, up to `pages_max` of them.
+    """Return up to `pages_max` pages of the ledger from `first_page` to `last_page`, unchecked.
 
     Raises:
-        ChecksumError: a page is there under another key. Returned pages are unchecked.
+        ChecksumError: a page is stored under another key.
     """
     start, stop = page_key(ledger_id, first_page), page_key(ledger_id, last_page + 1)
     pairs = txn.range("locations", start, stop, pages_max)
@@ -49,7 +49,7 @@ def stored_pages(
     if len(pairs) < end - first_page:
         beside = txn.around("locations", start) + txn.around("locations", stop)
         damaged = [value for key, value in beside if not is_page(key, value)]
-        # A listing does not know which pages should exist.
+        # A listing does not know which pages must exist.
         pages = range(first_page, end) if end - first_page <= PAGES_TRIED_MAX else ()
         if damaged and not pages:
             raise ChecksumError(f"a page beside those of ledger {ledger_id} is damaged")
@@ -63,7 +63,7 @@ def look_up(txn: ReadTransaction, ledger_id: int, first_page: int, last_page: in
     """Return the slots of each page, in order; `EMPTY_SLOTS` for a page that is not stored.
 
     Raises:
-        ChecksumError: a page is damaged; nothing may be concluded.
+        ChecksumError: a page is damaged; the caller may not conclude that an entry is missing.
     """
     count = last_page - first_page + 1
     pages = [EMPTY_SLOTS] * count
@@ -89,7 +89,7 @@ def pages_from(store: KeyValueStore, start: bytes) -> list[tuple[bytes, bytes]]:
 def some_of(
     store: KeyValueStore, table: str, start: bytes
 ) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:
-    """Return the next pairs of a table from the key `start` on, and keys that a look-up misses.
+    """Return the next pairs of a table from the key `start` on, and the keys that a look-up misses.
 
     The pairs are read in sequence. A look-up can miss a key because of a damaged key, in a leaf or
     above.
@@ -100,7 +100,7 @@ def some_of(
 
 
 def behind(pairs: Sequence[tuple[bytes, bytes]], start: bytes) -> bytes | None:
-    """Return the key from which `some_of` goes on; None at the end, or at a damaged key."""
+    """Return the key from which `some_of` continues; None at the end, or at a damaged key."""
     following = pairs[-1][0] + b"\0" if pairs else b""
     return following if following > start else None
 
@@ -116,7 +116,7 @@ def verify_all_pages(store: KeyValueStore, files: Container[int]) -> int:
     while pairs := pages_from(store, start):
         slots = decode_pages(pairs)[1]
         named = slots[:, :, 0][slots[:, :, 2] > 0]
-        # Neighbours are mostly in the same file, so there is little to sort.
+        # Neighbouring slots mostly point into the same file, so few numbers need sorting.
         first = np.append(True, named[1:] != named[:-1])[: len(named)]
         for number in distinct(named[first]).tolist():
             if number not in files:
@@ -157,14 +157,14 @@ def sound_slots(pairs: Sequence[tuple[bytes, bytes]]) -> tuple[Slots, list[bytes
 
 
 def values_of(store: KeyValueStore, prefix: bytes) -> list[tuple[bytes, bytes]]:
-    """Return names (without `prefix`) and values from ``meta``, for names with this prefix."""
+    """Return names (without the prefix) and values of ``meta`` names that begin with `prefix`."""
     with store.read() as txn:
         pairs = txn.range("meta", prefix, prefix + b"\xff" * 16, 2**31)
     return [(name[len(prefix) :], value) for name, value in pairs]
 
 
 def delete_values(store: KeyValueStore, names: Sequence[bytes]) -> None:
-    """Remove values of ``meta``, durably."""
+    """Remove values from the ``meta`` table, durably."""
     with store.write() as txn:
         for name in names:
             txn.delete("meta", name)

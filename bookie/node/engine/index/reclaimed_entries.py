@@ -1,21 +1,21 @@
-"""Removes the entries of a ledger from the index; the ledger itself stays, with key and fence.
+"""Removes the entries of a ledger from the index; the ledger keeps its row, key and fence.
 
-A deletion of a ledger is final: its record in the journal refuses every later add, and a replay
-does not restore the ledger. Copies that were reclaimed may have to come back. So nothing is written
-into the journal, and the row stays: only slots go. Later adds find an ordinary ledger. The fence
-stays, because a writer that was fenced out may still send entries.
+A deletion of a ledger is final: its journal record makes the bookie refuse every later add, even
+after a replay. Reclaimed copies may have to be stored again. So a removal writes nothing into the
+journal and keeps the row; only slots are removed. Later adds find an ordinary ledger. The fence
+stays, because a fenced writer may still send entries.
 
-**Stale entries do not come back.** A replay begins at the mark. The caller sees to it that all
-entries of the ledger lie before the mark. A compaction moves only entries to which a slot points.
-A rebuild of a lost index reads whole files, and may find entries again until compaction has freed
-their bytes. These are intact copies of a closed ledger: nobody asks for them, and they are
-reclaimed once more.
+**Removed entries stay removed.** A replay begins at the mark. The caller ensures that all entries
+of the ledger lie before the mark. A compaction moves only entries to which a slot points. A rebuild
+of a lost index reads whole files, and may restore removed entries until compaction has freed their
+bytes. Restored entries are intact copies of a closed ledger; no metadata names them, and they are
+reclaimed again.
 
-The row says from now on that entries were removed (`LedgerIndexRow.reclaimed`), and the bookie does
-not deny entries of this ledger any more. If metadata names them again, the integrity check puts the
-ledger in limbo. A rebuild of a lost index loses the flag, which is in no record. The rebuild puts
-those ledgers in limbo that name the bookie then. If the metadata store goes back after that, the
-bookie may deny removed entries.
+The row then records that entries were removed (`LedgerIndexRow.reclaimed`), and the bookie no
+longer denies entries of this ledger. If metadata names these copies again, the integrity check puts
+the ledger in limbo. A rebuild of a lost index loses the flag `reclaimed`, because no record
+contains it. The rebuild puts in limbo the ledgers whose metadata names the bookie at that time. If
+the metadata store is restored from an older state after that, the bookie may deny removed entries.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from bookie.node.engine.index.slot_writer import SlotWriter
 
 @dataclass(frozen=True, slots=True)
 class RemovedEntries:
-    """The work of one transaction: the row of the ledger now, and what went."""
+    """The result of one transaction: the new row of the ledger, and the removed amounts."""
 
     row: LedgerIndexRow
     entries: int
     size_bytes: int
     is_whole: bool
-    """True if no entry of the ledger is left in the index."""
+    """True if the index has no entry of the ledger left."""
 
 
 def remove_entries(txn: WriteTransaction, slots: SlotWriter, ledger_id: int) -> RemovedEntries:
-    """Remove up to `PAGES_DELETED_MAX` pages of a ledger, and count them out of its row.
+    """Remove up to `PAGES_DELETED_MAX` pages of a ledger, and subtract them from its row.
 
     Raises:
         CorruptionError: the row or a page is damaged.

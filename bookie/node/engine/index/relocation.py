@@ -1,7 +1,8 @@
 """Updates the index slots of entries that moved to another file.
 
 A compaction copies entries, then updates their slots in the index. Meanwhile a recovery add or a
-deletion may have changed a slot. So only slots that still point to the old place are updated.
+deletion may have changed a slot. So a compaction updates only slots that still point to the old
+place.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from bookie.node.engine.format.pages import SLOTS_PER_PAGE, decode_pages, encode
 
 @dataclass(frozen=True, slots=True)
 class MovedEntries:
-    """Entries of one ledger, ascending by id, each id once: their old and new places."""
+    """Entries of one ledger with their old and new places, ascending by id, each id once."""
 
     ledger_id: int
     ids: Ids
@@ -31,14 +32,14 @@ class MovedEntries:
 
 @dataclass(frozen=True, slots=True)
 class Relocation:
-    """Everything that one new log copied from older files."""
+    """All entries that one new log copied from older files."""
 
     number: int
     path: str
     size_bytes: int
     moved: Sequence[MovedEntries]
     deleted: Sequence[int] = ()
-    """Ledgers that the log says are deleted."""
+    """Ledgers for which the log has a DELETED record."""
 
     def parts(self, entries_max: int) -> Iterator[Relocation]:
         """Split the relocation into parts of about `entries_max` entries; at least one part."""
@@ -59,20 +60,20 @@ class Relocation:
 class FoundSlots:
     """The slots of some ids of one ledger, and the pages that hold them.
 
-    `slots` may be written to; `present` says which ids have a page at all.
+    `slots` may be written to; `present` marks the ids that have a page.
     """
 
     numbers: Ids
     slots: U32
-    """Shape (pages, 64, 3)."""
+    """Array of shape (pages, 64, 3)."""
     at: Ids
-    """Position of each id's page in `numbers`; any valid position if there is no such page."""
+    """Position of each id's page in `numbers`; any valid position if the page is missing."""
     where: Ids
     """The number of each id's slot in its page."""
     present: npt.NDArray[np.bool_]
 
     def points_at(self, files: U32 | int, offsets: U32 | Ids, sizes: U32) -> npt.NDArray[np.bool_]:
-        """A flag for each id: True if it is stored at exactly this place."""
+        """Return a flag for each id: True if the id is stored at exactly the given place."""
         current = self.slots[self.at, self.where]
         same: npt.NDArray[np.bool_] = (
             (current[:, 0] == files) & (current[:, 1] == offsets) & (current[:, 2] == sizes)
@@ -84,7 +85,7 @@ def find_slots(txn: ReadTransaction, ledger_id: int, ids: Ids) -> FoundSlots | N
     """Find the slots of `ids`, given in any order; None if all of their pages are missing.
 
     Raises:
-        ChecksumError: a page is damaged; nothing may be concluded.
+        ChecksumError: a page is damaged; the caller may not conclude that an entry is missing.
     """
     page_of = ids // SLOTS_PER_PAGE
     wanted = distinct(page_of)
@@ -107,10 +108,10 @@ def find_slots(txn: ReadTransaction, ledger_id: int, ids: Ids) -> FoundSlots | N
 def move_slots(
     txn: WriteTransaction, entries: MovedEntries, number: int
 ) -> tuple[npt.NDArray[np.bool_], int]:
-    """Point slots at file `number`; returns which entries moved and how many pages were written.
+    """Point slots to file `number`; return which entries moved, and how many pages were written.
 
     Raises:
-        ChecksumError: a page is damaged; none of them was written.
+        ChecksumError: a page is damaged; no page was written.
     """
     found = find_slots(txn, entries.ledger_id, entries.ids)
     if found is None:

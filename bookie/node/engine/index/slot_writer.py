@@ -1,7 +1,7 @@
-"""Writing the slots of many ledgers into the index at once.
+"""Writes the slots of many ledgers into the index at once.
 
-A checkpoint of ten thousand ledgers has only a few entries of each ledger, so the work for each
-ledger costs most. This module turns the tables of hundreds of ledgers into one array of pages. Only
+A checkpoint of ten thousand ledgers has few entries of each ledger, so the work per ledger
+dominates. This module turns the tables of hundreds of ledgers into one array of pages. Only
 fetching and storing is done page by page.
 """
 
@@ -47,12 +47,12 @@ class SlotWriter:
         """
         entries = np.zeros(len(ledger_ids), np.int64)
         sizes = np.zeros(len(ledger_ids), np.int64)
-        # This holds for -1, too: its page is -1.
+        # The division also holds for -1 (no entry): its page is -1.
         last_pages = last_entry_ids // SLOTS_PER_PAGE
         parts: list[tuple[int, LocationTable]] = []
         room = PART_ENTRIES
         for position, table in enumerate(tables):
-            # Most tables of many ledgers are small, and a part of their own.
+            # With many ledgers, most tables are small; each small table is one part.
             small = 0 < len(table.ids) <= room
             for part in (table,) if small else table.parts(SLOTS_PER_PAGE):
                 parts.append((position, part))
@@ -79,14 +79,14 @@ class SlotWriter:
         table = concatenated([table for _, table in parts])
         page_of = table.ids // SLOTS_PER_PAGE
         differs = page_of[1:] != page_of[:-1]
-        # The first page of a part differs from the last one before, whatever its number.
+        # The first page of a part differs from the part before, even with the same number.
         differs[begins[1:] - 1] = True
         first = np.concatenate(([0], np.flatnonzero(differs) + 1))
         numbers = page_of[first]
         owners = positions[np.searchsorted(begins, first, "right") - 1]
         slots = np.zeros((len(first), SLOTS_PER_PAGE, COLUMNS), np.uint32)
         replaces = self._fetch(slots, ledger_ids[owners], numbers, numbers <= last_pages[owners])
-        # Among the slots of all pages, those of one page behind those of another.
+        # Shift each page's slots behind the slots of the pages before it.
         shifts = (np.arange(len(first)) - numbers) * SLOTS_PER_PAGE
         where = table.ids + np.repeat(shifts, np.diff(first, append=len(page_of)))
         rows = slots.reshape(-1, COLUMNS)
@@ -110,7 +110,7 @@ class SlotWriter:
     def _fetch(
         self, slots: U32, ledger_ids: Ids, numbers: Ids, may_exist: npt.NDArray[np.bool_]
     ) -> bool:
-        """Fill `slots` from the pages that already exist; return True if there is such a page."""
+        """Fill `slots` from the pages that already exist; return True if at least one exists."""
         at = np.flatnonzero(may_exist)
         keys = list(map(page_key, ledger_ids[at].tolist(), numbers[at].tolist()))
         pages = self._txn.get_many("locations", keys)

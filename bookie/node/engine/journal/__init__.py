@@ -1,1 +1,1 @@
-"""The journal: every entry is durable here first."""
+"""The journal, in which every entry becomes durable first."""

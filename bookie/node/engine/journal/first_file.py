@@ -1,4 +1,4 @@
-"""Makes the first journal file of a start, and removes unused files of failed starts."""
+"""Creates the first journal file of a start, and removes unused files of failed starts."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from bookie.node.engine.scan import SCAN_BYTES
 def create_first_journal(
     disk: Disk, settings: StorageSettings, directories: Directories, header: FileHeader
 ) -> tuple[File, int]:
-    """Make a journal file; return it and its size, which is small (for fences) on a full device.
+    """Create a journal file; return the file and its size, which is small on a full device.
 
-    A bookie that cannot write can still be read from, so it must start.
+    A bookie that cannot write can still serve reads, so it must start.
 
     Raises:
-        ConfigurationError: there is no room for the smallest.
+        ConfigurationError: there is no room for the smallest size.
         OSError: the device failed.
     """
     size = min(settings.journal_allocate_bytes, settings.journal_file_bytes_max)
@@ -42,10 +42,10 @@ def create_first_journal(
 
 
 def remove_unused(disk: Disk, journals: dict[int, str], mark: Mark | None) -> None:
-    """Unlink unused files of starts that failed at their commit; take them out of `journals`.
+    """Unlink unused files of starts that failed at their commit; remove them from `journals`.
 
-    Otherwise repeated starts would fill the device. The oldest unused file stays: if the file
-    before it was cut, the unused file proves that the journal continued.
+    Without this, repeated starts would fill the device. The oldest unused file stays: if the file
+    before it was cut, this file proves that the journal continued.
     """
     if mark is None:
         return
@@ -55,7 +55,7 @@ def remove_unused(disk: Disk, journals: dict[int, str], mark: Mark | None) -> No
 
 
 def _is_unused(disk: Disk, path: str) -> bool:
-    """True if the file has room behind its header, and the room holds only zeros."""
+    """True if the file has room after its header, and the room holds only zeros."""
     with closing(disk.open(path)) as file:
         size, offset = file.size(), FILE_HEADER_SIZE_BYTES
         if size <= offset:

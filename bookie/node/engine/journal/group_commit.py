@@ -1,9 +1,8 @@
-"""The journal: group commit by one thread that takes everything that is queued.
+"""The journal: one thread commits all queued requests as a group.
 
-The thread writes one block with everything in its queue, syncs the block once, and hands one
-completion back to the event loop. While the thread waits for the device, requests for the next
-block gather in the queue. Requests are written in the order of submission, so a fence stands behind
-all requests before it.
+The thread writes one block with all queued requests, syncs it once, and reports one completion to
+the event loop. While the thread waits for the device, requests for the next block gather in the
+queue. Requests are written in the order of submission, so a fence follows all earlier requests.
 
 The kind and the flag `synced` of a request decide when it is complete:
 
@@ -48,13 +47,13 @@ from bookie.telemetry import Metrics
 _LARGEST_ALIGNMENT_BYTES = 3 * max(ALIGNMENTS_BYTES)
 
 _BESIDE_RECORDS_BYTES_MAX = 2 * _LARGEST_ALIGNMENT_BYTES
-"""An upper bound of the room that a block, its idle marker and spare room need beside records."""
+"""An upper bound of the bytes that a block, its idle marker and spare room need besides records."""
 
 BUFFERS_PER_BLOCK_MAX = 1000
-"""Less than IOV_MAX (1024), so that one system call writes a block."""
+"""Fewer than IOV_MAX (1024), so that one system call writes a block."""
 
 SMALL_FILES_BYTES = (16 * 1024 * 1024, 1024 * 1024, 64 * 1024)
-"""Sizes of a journal file on a full device, tried in this order: fences need little."""
+"""Journal file sizes to try, in this order, on a full device: fences need little room."""
 
 
 class RequestKind(enum.Enum):
@@ -72,21 +71,21 @@ _APPEND = RequestKind.APPEND
 
 @dataclass(slots=True, eq=False)
 class JournalRequest:
-    """Records to append, or a wait for durability.
+    """A request to append records, or to wait for durability.
 
-    The event loop makes the request and gets it back when it is complete. Between the two, only the
-    journal thread uses it.
+    The event loop creates the request, and gets it back when the request is complete. In between,
+    only the journal thread uses the request.
     """
 
     kind: RequestKind
     complete: Callable[[JournalRequest], None]
-    """Called in the event loop once the request is done or refused."""
+    """The event loop calls this once the request is done or refused."""
     buffers: list[Buffer] = field(default_factory=list)
     size_bytes: int = 0
     records: int = 0
     synced: bool = True
     essential: bool = False
-    """True if the request, such as a fence or recovery add, may use a full device's reserve."""
+    """True if the request (a fence, a recovery add) may use the reserve of a full device."""
     introduces: bool = False
     """True if the request begins with the LEDGER record of its ledger."""
     submitted_at: float = 0.0
@@ -94,9 +93,9 @@ class JournalRequest:
     offset: int = 0
     """The offset of the request's first record in the file."""
     mark: Mark | None = None
-    """For a BARRIER: the end of its block."""
+    """The end of the block that a BARRIER ends; None for other kinds."""
     error: BookieError | None = None
-    """The reason if the request was refused; then nothing of it was written."""
+    """The reason if the request was refused; then none of its records was written."""
 
 
 @dataclass(slots=True, eq=False)
@@ -104,13 +103,13 @@ class BlockFigures:
     """Times and sizes of one block."""
 
     queue_seconds: float = 0.0
-    """The time from the submission of the oldest request until the thread took it."""
+    """The time from the submission of the oldest request until the journal thread took it."""
     requests: int = 0
     record_bytes: int = 0
     write_seconds: float = 0.0
     written_bytes: int = 0
     sync_seconds: float | None = None
-    """The time that syncs took; None if there was no sync."""
+    """The total time of the syncs; None without a sync."""
 
     def note(self, metrics: Metrics, handback_seconds: float) -> None:
         """Update the metrics; the event loop got the block `handback_seconds` after its end."""
@@ -140,24 +139,24 @@ class BlockDone:
     created: tuple[tuple[int, str], ...] = ()
     """Number and path of each journal file that was created since the last report."""
     figures: BlockFigures = field(default_factory=BlockFigures)
-    """Times and sizes that the event loop puts into metrics, to keep the journal thread free."""
+    """Times and sizes of the block, from which the event loop updates the metrics."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _OpenJournal(BlockFile):
     path: str
     size_bytes: int
-    """The allocated size; a write within it needs no new space."""
+    """The allocated size in bytes; a write within this size needs no new space."""
     durable_upto: int = FILE_HEADER_SIZE_BYTES
     waits_for_first_block: bool = False
-    """True after a roll: without its first block, the file must keep its reserved room."""
+    """True after a roll, until the first block: the file must keep its reserved room."""
 
 
 class JournalWriter:
-    """The work of the journal thread. Not thread-safe: one thread calls it.
+    """Does the work of the journal thread. Not thread-safe: one thread calls it.
 
-    `next_number` returns a file number that was never used. `release_reserve` frees the space that
-    is kept for a full device. Both may be called from the journal thread.
+    `next_number` returns a new file number. `release_reserve` frees the space that is reserved for
+    a full device. The journal thread may call both functions.
     """
 
     current: _OpenJournal
@@ -185,10 +184,10 @@ class JournalWriter:
     def start(
         self, header: FileHeader, file: File, path: str, size_bytes: int, link: LinkRecord | None
     ) -> Mark:
-        """Begin with a journal file that boot has published; return the mark at the file's start.
+        """Start with a journal file that boot has published; return the mark at the file's start.
 
         `size_bytes` of the file are allocated; the file grows up to the size of a journal file. The
-        first block will hold `link`, which names the file before this one.
+        first block will hold `link`, which names the preceding journal file.
         """
         self.current = _OpenJournal(file, header, path=path, size_bytes=size_bytes)
         self._is_open = True
@@ -199,7 +198,7 @@ class JournalWriter:
     def handle(self, items: list[JournalRequest], post: Callable[[BlockDone], None]) -> None:
         """Write all `items` in order, in as few blocks as the limits of a block allow."""
         if len(items) == 1:
-            # The lone append, which waits for each step.
+            # Write a single append directly, because its latency counts each step.
             self._commit(items, post)
             return
         block: list[JournalRequest] = []
@@ -223,8 +222,9 @@ class JournalWriter:
     def close(self, *, in_order: bool = False) -> None:
         """Close the file and free its unused room; the worker must have ended.
 
-        The file is cut right behind its last block only after a stop `in_order`, which the index
-        notes. After another stop, such a cut would mean that another file follows, see `_roll`.
+        The file is cut right after its last block only after an orderly stop (`in_order`), which
+        the index records. After another stop, such a cut would mean that another file follows (see
+        `_roll`).
         """
         if self._is_open:
             journal = self.current
@@ -235,7 +235,7 @@ class JournalWriter:
             self._is_open = False
 
     def _commit(self, requests: list[JournalRequest], post: Callable[[BlockDone], None]) -> None:
-        # One pass and few calls: a lone append waits for each of them.
+        # Make one pass and few calls, because a single append waits for each of them.
         self._figures = figures = BlockFigures(self._monotonic() - requests[0].submitted_at)
         size, synced, appends_only = _summary(requests)
         accepted = requests
@@ -283,7 +283,7 @@ class JournalWriter:
                     journal.header.number, journal.end, journal.sequence, journal.header.nonce
                 )
         if any(request.kind is RequestKind.ROLL for request in requests):
-            # Without room the old file is used further.
+            # Without room for a new file, continue in the old file.
             with suppress(DiskFullError):
                 self._roll(self._first_allocation(0))
 
@@ -323,7 +323,7 @@ class JournalWriter:
         journal.durable_upto = journal.end
 
     def _make_room(self, requests: list[JournalRequest]) -> list[JournalRequest]:
-        """Make the file longer or begin a new one; return requests that fit, set others' errors."""
+        """Extend the file or begin a new one; return requests that fit, set the others' errors."""
         try:
             self._grow(requests)
         except DiskFullError as error:
@@ -361,23 +361,23 @@ class JournalWriter:
         return size + _BESIDE_RECORDS_BYTES_MAX <= left or self._room_for(size) <= left
 
     def _room_for(self, size: int) -> int:
-        """Return the room for a block with `size` bytes of records and an idle marker behind it.
+        """Return the room for a block with `size` bytes of records and an idle marker after it.
 
-        The marker must always fit, and one more block must fit behind it. The room of that block
-        shows a later start that this is the last file.
+        The marker must always fit, and one more block must fit after the marker. The room for that
+        block shows a later start that no file follows.
         """
         alignment = self.current.header.alignment
         return block_size_on_disk(size + len(self._link), alignment) + 2 * alignment
 
     def _grow(self, requests: list[JournalRequest]) -> None:
-        """Allocate more space for the file, or begin a new file if this one has its full size.
+        """Allocate more space for the file, or begin a new file if this file has its full size.
 
         The file grows in steps, because other files cannot use allocated space. The new size is
         durable before a block uses the new space. So a file that ends inside a block, or right
-        behind its last block, was cut by something other than a crash.
+        after its last block, was not cut by a crash.
 
         Raises:
-            DiskFullError: there is no room; the file is as it was.
+            DiskFullError: there is no room; the file is unchanged.
         """
         journal = self.current
         needed = self._room_for(sum(request.size_bytes for request in requests))
@@ -396,7 +396,7 @@ class JournalWriter:
         limit = self._settings.journal_file_bytes_max
         wanted = journal.end + self._settings.block_bytes_max + _LARGEST_ALIGNMENT_BYTES
         if journal.size_bytes < min(wanted, limit) and journal.durable_upto < journal.end:
-            # On a full device the file stays as it is: it still has some room.
+            # On a full device the file keeps its size; it still has some room.
             with suppress(DiskFullError):
                 step = self._settings.journal_allocate_bytes
                 self._allocate(min(journal.size_bytes + step, limit))
@@ -415,7 +415,7 @@ class JournalWriter:
     def _first_allocation(self, needed: int) -> int:
         """Return the first size of a new file, with room for `needed` bytes of blocks.
 
-        A block that is too large for any file gets a file of its own.
+        A block that is too large for a normal file gets a file of its own.
         """
         settings = self._settings
         step = min(settings.journal_allocate_bytes, settings.journal_file_bytes_max)
@@ -424,8 +424,8 @@ class JournalWriter:
     def _roll(self, size_bytes: int) -> None:
         """Begin a new file; the old file is durable before the new file gets a record.
 
-        First the new file gets its name. Then the old file is cut right behind its last block,
-        durably. So a later start knows that another file follows, even if that file is lost.
+        First the new file gets its final name. Then the old file is cut right after its last block,
+        durably. So a later start knows that another file follows, even if that file was lost.
         """
         self._env.failpoints.hit("journal.before_roll")
         old = self.current
@@ -435,7 +435,7 @@ class JournalWriter:
         file = create_file(self._env.disk, directory, header, size_bytes)
         self._env.failpoints.hit("journal.after_create")
         self._sync()
-        # Free the allocated space that was never used.
+        # Free the allocated space that no block used.
         old.file.truncate(old.end)
         old.file.fdatasync()
         old.file.close()
@@ -455,7 +455,7 @@ class JournalWriter:
 
 
 def _summary(requests: list[JournalRequest]) -> tuple[int, bool, bool]:
-    """Return the bytes of all records, if a request needs a sync, and if all are appends."""
+    """Return the bytes of all records, True if one needs a sync, and True if all are appends."""
     size, synced, appends_only = 0, False, True
     for request in requests:
         size += request.size_bytes
@@ -470,5 +470,5 @@ def _size_on_disk_max(request: JournalRequest) -> int:
 
 
 def journal_path(directory: str, number: int) -> str:
-    """Path of a journal file."""
+    """Return the path of a journal file."""
     return f"{directory}/{file_name(FileKind.JOURNAL, number)}"

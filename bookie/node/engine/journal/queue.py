@@ -1,4 +1,4 @@
-"""The requests that the journal thread has not completed, in order; used by one event loop."""
+"""Keeps the requests that the journal thread has not completed, in order, for one event loop."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bookie.errors import BookieError
 from bookie.node.engine.journal.group_commit import JournalRequest
 
 POSTPONED_MAX = 256
-"""The most requests that are postponed; further requests are written at once."""
+"""The largest number of postponed requests; further requests are written at once."""
 
 
 class JournalQueue:
@@ -22,7 +22,7 @@ class JournalQueue:
         self.pending: deque[JournalRequest] = deque()
         """Requests that the journal thread has, oldest first."""
         self.postponed: list[JournalRequest] = []
-        """Requests that are handed over right before the next submitted request."""
+        """Requests to hand to the journal thread right before the next submitted request."""
         self.size_bytes = 0
         """The total size of the pending requests, in bytes."""
         self._failure: BookieError | None = None
@@ -33,7 +33,7 @@ class JournalQueue:
         return self.pending[0].submitted_at if self.pending else None
 
     def submit(self, request: JournalRequest) -> None:
-        """Hand `request` to the journal thread, after everything submitted before."""
+        """Hand `request` to the journal thread, after everything submitted earlier."""
         if self._failure is not None:
             request.error = self._failure
             request.complete(request)
@@ -45,9 +45,9 @@ class JournalQueue:
         self._hand_over(request)
 
     def submit_with_next(self, request: JournalRequest) -> None:
-        """Queue `request` in order, but hand it over only with the next submitted request.
+        """Queue `request` in order; the journal thread gets it with the next submitted request.
 
-        This is for unsynced requests without a waiter. Handed over alone, such a request would cost
+        Use this for unsynced requests without a waiter. Submitted alone, such a request would cost
         a block and wake the journal thread.
         """
         if self._failure is None and len(self.postponed) < POSTPONED_MAX:
@@ -63,7 +63,7 @@ class JournalQueue:
             self.size_bytes -= request.size_bytes
 
     def fail(self, failure: BookieError) -> None:
-        """Complete all requests with an error, also requests that are submitted later."""
+        """Complete all requests with an error, including requests that are submitted later."""
         self._failure = failure
         self.pending.extend(self.postponed)
         self.postponed.clear()

@@ -1,19 +1,20 @@
-"""Compaction: the live entries of mostly dead files move to a new log, and the files are removed.
+"""Compaction moves the live entries of mostly dead files to a new log, and removes the files.
 
-A round of compaction considers all sealed files below the mark. It takes the emptiest ones first:
+A round of compaction considers all sealed files below the mark. A round takes files in this order,
+the emptiest first:
 
-- files with a live share below the minor threshold, always;
+- always files with a live share below the minor threshold;
 - files below the major threshold, while all files together are below it;
 - journal files while they exceed their budget (`journal_bytes_max`);
 - small files, once there are many: each start after a crash leaves one.
 
 The round reads these files once (`live_scan`) and writes their live entries, sorted by ledger and
 id, into a new log (`compaction_log`). Then the index is updated (`Checkpointer.relocate`), and dead
-files are removed. A kill at any moment is harmless. Until the index commits, the old files are
-used, and the next start removes a log that the index does not know.
+files are removed. A crash at any moment is harmless. Until the index commits, the old files are
+used; the next start removes a log that the index does not know.
 
-A file with an unreadable part is reported, and compaction leaves it alone from then on. The work is
-done in small steps at a bounded rate. The pause after a step is at least as long as the step, up to
+A file with an unreadable part is reported; later rounds skip the file. A round works in small steps
+at a bounded rate. The pause after a step is at least as long as the step, up to
 `PAUSE_SECONDS_MAX`.
 """
 
@@ -48,22 +49,22 @@ LOG_OVERHEAD_BYTES = 1024 * 1024
 """An upper bound of the bytes that a log needs besides its entries."""
 
 LOG_PAYLOAD_BYTES = 64 * 1024 * 1024
-"""When this many bytes of live entries are in memory, they are sorted and written as one log."""
+"""If memory holds this many bytes of live entries, they are sorted and written as one log."""
 
 GARBAGE_BYTES_MIN = 64 * 1024
-"""A file with less garbage than this is left alone."""
+"""Compaction skips a file with less garbage than this."""
 
 SMALL_FILES_MIN = 16
-"""If there are at least this many small files, they are merged, however much is alive."""
+"""If there are at least this many small files, they are merged, however many bytes are alive."""
 
 SMALL_FILES_PER_LARGE = 16
 """A file is small if this many files of its size fit into one journal file."""
 
 PAUSE_SECONDS_MAX = 0.1
-"""The longest pause that a slow step causes; the pause to keep to the rate may be longer."""
+"""The longest pause after a slow step; the pause that limits the rate may be longer."""
 
 ROLL_GARBAGE_BYTES_MIN = 4 * 1024 * 1024
-"""The open journal file is ended early if it has at least this much garbage."""
+"""The current journal file ends early if it has at least this much garbage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ class EngineCalls:
     """True if a device has no room for new entries."""
     next_number: Callable[[], int]
     was_read: Callable[[int, int, int], None]
-    """Tells the page cache the file, offset and size of bytes that were read or written."""
+    """Reports to the page cache the file, offset and size of bytes that were read or written."""
 
 
 class CompactionStatus(NamedTuple):
@@ -88,7 +89,7 @@ class CompactionStatus(NamedTuple):
     files: int
     moved_bytes: int
     kept_files: int
-    """Files that are left alone because they are damaged."""
+    """The number of damaged files that compaction skips."""
 
 
 @dataclass(slots=True)
@@ -99,7 +100,7 @@ class RoundReport:
     moved_bytes: int = 0
     kept_files: int = 0
     full: bool = False
-    """True if the round gave up because a device is full."""
+    """True if the round ended early because a device is full."""
 
 
 @dataclass(slots=True)
@@ -120,7 +121,7 @@ class _Collected:
 
 
 class Compactor:
-    """Makes rounds of compaction, one at a time, in the event loop; a worker does the work."""
+    """Runs rounds of compaction in the event loop, one at a time; a thread does the work."""
 
     def __init__(
         self,
@@ -145,22 +146,22 @@ class Compactor:
         self._forced = False
         self._lock = asyncio.Lock()
         self.kept: set[int] = set()
-        """Files that compaction leaves alone because a part of each is unreadable."""
+        """Numbers of files that compaction skips, because a part of each file is unreadable."""
         self.files = 0
         self.moved_bytes = 0
-        """The moved bytes of all rounds; `files` is the number of files of all rounds."""
+        """The bytes moved in all rounds; `files` counts the files of all rounds."""
         self._seen: object = None
         self._not_before = 0.0
         self._beside_entries: dict[int, int] = {}
-        """Bytes of each log besides its entries; not garbage, because a new log has them, too."""
+        """Bytes of each log besides entries; not garbage, because a new log has them, too."""
         self._read_whole: set[int] = set()
         self._released = False
         self.forgets_before = 0
-        """Deletions from before this journal file may be forgotten; 0 means none."""
+        """Rounds may omit deletions older than this journal file; 0 means none."""
         self.suspended = False
         """True if an operator stopped the rounds of compaction."""
         self.running = False
-        """True while a round is under way."""
+        """True while a round runs."""
 
     def status(self) -> CompactionStatus:
         return CompactionStatus(self.running, self.files, self.moved_bytes, len(self.kept))
@@ -172,7 +173,7 @@ class Compactor:
 
     @property
     def settings(self) -> StorageSettings:
-        """The settings of rounds; may be replaced at any time."""
+        """The settings of rounds, which may be replaced at any time."""
         return self._settings
 
     @settings.setter
@@ -184,7 +185,7 @@ class Compactor:
         self._rest.measure_again()
 
     async def run(self) -> NoReturn:
-        """Make rounds of compaction until cancelled.
+        """Run rounds of compaction until cancelled.
 
         Raises:
             StorageFailedError: a device failed.
@@ -196,7 +197,7 @@ class Compactor:
                 await self.round(force=force)
 
     async def round(self, *, force: bool = False) -> RoundReport:
-        """Make one round. A full device ends it early, without any loss.
+        """Run one round. A full device ends the round early, without any loss.
 
         Raises:
             StorageFailedError: a device failed.
@@ -236,7 +237,7 @@ class Compactor:
 
     async def _round(self, report: RoundReport, *, force: bool) -> None:
         while await self._env.workers.run(POOL, self._are_pages_left):
-            # Pages of deleted ledgers first: most files need no other work.
+            # Remove pages of deleted ledgers first; after that, most files need no copying.
             began = self._env.clock.monotonic()
             if self._checkpointer.has_deletions:
                 await self._engine.checkpoint()
@@ -245,7 +246,7 @@ class Compactor:
                     await self._checkpointer.delete_pages()
             await self._pace(0, began)
         if self._checkpointer.has_dead_files:
-            # Their space is free without any copy.
+            # A checkpoint frees the space of dead files without any copy.
             await self._engine.checkpoint()
         rows, mark = await self._look()
         if mark is None or (self._seen == (rows, mark) and not force):
@@ -263,7 +264,7 @@ class Compactor:
                 continue
             await self._empty(number, collected, report)
             if self._engine.is_full():
-                # On a full device, space is gained file by file; another file may be smaller.
+                # On a full device, compact file by file: another file may be smaller.
                 try:
                     await self._flush(collected, report)
                 except DiskFullError as error:
@@ -271,7 +272,7 @@ class Compactor:
                     self._read_whole.discard(number)
         await self._flush(collected, report)
         await self._keep_damaged(report)
-        # Entries that died during this round were not considered.
+        # This round did not consider entries that died while it ran.
         self._seen = None if chosen else (rows, mark)
         if full is not None:
             raise full
@@ -288,7 +289,7 @@ class Compactor:
     # --- the choice of files --------------------------------------------------------------------
 
     def _should_roll(self, rows: Mapping[int, FileRow], mark: Mark, *, force: bool) -> bool:
-        """True if the open journal file should end now, because of its garbage."""
+        """True if the current journal file should end now, because of its garbage."""
         row = rows.get(mark.file_number)
         live = 0 if row is None else row.live_bytes
         indexed = mark.offset - FILE_HEADER_SIZE_BYTES
@@ -356,7 +357,7 @@ class Compactor:
         return small if len(small) >= SMALL_FILES_MIN else set()
 
     def _fits(self, row: FileRow) -> bool:
-        """True if a log for the file's entries has room on a nearly full device."""
+        """True if a nearly full device has room for a log with the file's entries."""
         free = self._env.disk.usage(self._directories.ledgers).free_bytes
         return row.live_bytes + LOG_OVERHEAD_BYTES < free + self._settings.reserve_bytes
 
@@ -409,7 +410,7 @@ class Compactor:
     async def _flush(self, collected: _Collected, report: RoundReport) -> None:
         """Write the collected entries into a log, and point the index to them."""
         if not collected.live:
-            # Records about ledgers are removed with the files.
+            # Without entries, no log is needed: the removed files held only records about ledgers.
             return
         ledgers = sorted(collected.ledgers)
         emptied = frozenset(self._read_whole)
@@ -426,7 +427,7 @@ class Compactor:
         await self._checkpointer.relocate(log.relocation)
 
     async def _write_or_release(self, scanned: LiveScan) -> CompactionLog:
-        """Write the log; on a full device, pending removals and the reserve make room."""
+        """Write the log; if the device is full, make room with pending removals and the reserve."""
         try:
             return await self._write(scanned)
         except DiskFullError:
@@ -456,10 +457,10 @@ class Compactor:
     def _rows_of(
         self, ledger_ids: list[int], emptied: frozenset[int]
     ) -> list[tuple[int, LedgerIndexRow]]:
-        """Return the rows of these ledgers that the new log has to hold.
+        """Return the rows of these ledgers that the new log must hold.
 
-        Old deletions that matter only for the `emptied` files are left out. Otherwise a rebuild
-        would apply such a deletion to a later ledger of the same id.
+        Old deletions that matter only for the `emptied` files are omitted. Otherwise a rebuild
+        would apply such a deletion to a later ledger with the same id.
         """
         files, mark = self._rows_and_mark()
         others = {number: row for number, row in files.items() if number not in emptied}
@@ -469,7 +470,7 @@ class Compactor:
         return [(one, row) for one, row in rows if row is not None and not limits.let_go(row)]
 
     async def _pace(self, size: int, began: float) -> None:
-        """Pause after a step, to keep to the rate, and at least as long as the step took."""
+        """Pause after a step at least as long as the step took, and long enough for the rate."""
         now = self._env.clock.monotonic()
         begin = max(self._not_before, began)
 
@@ -482,7 +483,7 @@ class Compactor:
     # --- damaged files ---------------------------------------------------------
 
     async def _keep_damaged(self, report: RoundReport) -> None:
-        """Keep files that were read to the end and still have live bytes, which are damaged."""
+        """Record as damaged the files that were read to the end and still have live bytes."""
         if self._read_whole:
             rows = await self._env.workers.run(POOL, self._rows_unless_deleting)
             for number in sorted(self._read_whole & rows.keys()):
@@ -490,11 +491,10 @@ class Compactor:
                     self._keep(number, f"{rows[number].live_bytes} bytes are damaged", report)
 
     def _rows_unless_deleting(self) -> dict[int, FileRow]:
-        # In this order, because entries of a deleted ledger stay alive until their pages go.
+        # Check in this order: entries of a deleted ledger stay alive until their pages are removed.
         return {} if self._index.is_deleting() else self._index.files()
 
     def _keep(self, number: int, reason: str, report: RoundReport) -> None:
-        """Leave the file alone from now on."""
         if number in self.kept:
             return
         self.kept.add(number)

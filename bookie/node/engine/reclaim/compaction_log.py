@@ -1,12 +1,12 @@
-"""The log that a compaction writes: entries sorted by ledger and id, in large records.
+"""Writes the log of a compaction: entries sorted by ledger and id, in large records.
 
-The log is an entry log like the one that a start writes. Its first record is a LINK to the newest
-file from which it took entries. A rebuild reads the log right after that file, because journals
-with lower numbers than the log may hold newer copies of its entries. The log also has the ledgers'
-keys, fences, limbo, explicit LACs and deletions.
+The log is an entry log like the one that a start writes. The log's first record is a LINK to the
+newest file from which it took entries. A rebuild reads the log right after that file, because
+journals with lower numbers than the log may hold newer copies of its entries. The log also holds
+the ledgers' keys, fences, limbo, explicit LACs and deletions.
 
-A log gets its final name once all of it is durable. A start removes a log that the index does not
-know.
+A log gets its final name once all of its content is durable. A start removes a log that the index
+does not know.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from bookie.node.engine.scan import link_of
 RECORD_PAYLOAD_BYTES_MAX = 1024 * 1024
 RECORD_ENTRIES_MAX = 16 * 1024
 BLOCK_BYTES = 1024 * 1024
-"""A block ends with the record that reaches this size; the writer writes one block in a step."""
+"""A block ends with the record that reaches this size; one step writes one block."""
 
 BLOCKS_PER_SYNC = 2
-"""The log is synced after this many blocks: one long sync would delay the journal's syncs."""
+"""Sync the log after this many blocks, because one long sync delays the journal's syncs."""
 
 STATE_BYTES_MAX = 192
 """An upper bound of the bytes of `state_records` for one ledger, without its LAC packet."""
@@ -54,13 +54,13 @@ _NO_NONCE = bytes(16)
 
 @dataclass(frozen=True, slots=True)
 class LiveScan:
-    """The live entries and the ledger rows that scans of some files found, for one log."""
+    """Live entries and ledger rows for one log, found by scans of some files."""
 
     order: int
     """The number of the newest file from which entries were taken."""
     live: Sequence[LiveEntries]
     rows: Sequence[tuple[int, LedgerIndexRow]]
-    """Ids and rows of the ledgers whose state must outlive the old files."""
+    """Ids and rows of the ledgers whose state must survive the removal of the old files."""
 
     @property
     def size_bytes_max(self) -> int:
@@ -71,7 +71,7 @@ class LiveScan:
 
 
 class CompactionLog:
-    """Writes one log: `steps` does the work, `relocation` is the change to make in the index."""
+    """Writes one log: `steps` does the work; `relocation` is the resulting change of the index."""
 
     def __init__(
         self, environment: Environment, directory: str, number: int, alignment: int
@@ -92,17 +92,17 @@ class CompactionLog:
 
     @property
     def relocation(self) -> Relocation:
-        """The change to make in the index; it is complete once all steps are done."""
+        """The change of the index; complete once all steps are done."""
         number, path = self._header.number, self.path
         return Relocation(number, path, self._size_bytes, self._moved, self._deleted)
 
     def steps(self, scanned: LiveScan) -> Generator[int, None, None]:
-        """Write, sync and publish the log; yields the bytes of each step. Blocking.
+        """Write, sync and publish the log; yield the number of bytes after each step. Blocking.
 
-        If the generator is closed early, or fails, it removes the file.
+        If the generator is closed early or fails, it removes the file.
 
         Raises:
-            DiskFullError: there is no room for it.
+            DiskFullError: there is no room for the log.
             OSError: the device failed.
         """
         disk = self._env.disk
@@ -169,7 +169,7 @@ class CompactionLog:
         self._records += records
 
     def _write(self, file: BlockFile) -> int:
-        # All of it counts as durable: the log gets its name only then.
+        # All of the block counts as durable, because the log gets its name only after a sync.
         size = file.write(file.encode(self._body, self._records, file.end))
         self._body, self._body_bytes, self._records = [], 0, 0
         return size
@@ -220,12 +220,12 @@ def _records(items: list[LiveEntries]) -> Iterator[tuple[EntryBatch, np.ndarray,
 
 
 def order_of(disk: Disk, number: int, path: str) -> int:
-    """Return the newest file whose entries this file holds: the one in its LINK, or itself."""
+    """Return the newest file whose entries this file holds: the file in its LINK, or itself."""
     with closing(disk.open(path)) as file:
         try:
             header = read_header(file)
             link = link_of(file, header) if header.kind is FileKind.ENTRY_LOG else None
         except FormatError:
-            # Damage: the scan of the file will find and report it.
+            # The header or LINK is damaged: the scan of the file will report that.
             link = None
     return number if link is None else link.predecessor_number

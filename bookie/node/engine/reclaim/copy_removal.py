@@ -1,11 +1,11 @@
-"""Removes all entries of a ledger that stays known here, step by step, between checkpoints.
+"""Removes all entries of a ledger, step by step, between checkpoints; the ledger stays known.
 
-Every step is one transaction of the index (`index/reclaimed_entries.py`). The caller decides before
-each step whether it may still be done, and says so without a wait. So a caller that relies on a
-lease may look at the lease in the same turn of the event loop. A transaction that has begun then is
-not stopped any more. So whoever lists the ledger's entries meanwhile waits for its end.
+Every step is one index transaction (`index/reclaimed_entries.py`). Before each step, the caller
+decides synchronously if the step is allowed. So a caller with a lease can check the lease in the
+same turn of the event loop. A transaction that has begun is not stopped any more. Therefore a
+concurrent listing of the ledger's entries waits for the end of the transaction.
 
-After a crash between two steps, a part of the entries is gone.
+After a crash between two steps, some of the entries are removed.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from bookie.node.engine.ledger_state import LocalLedger
 
 @dataclass(frozen=True, slots=True)
 class CopyRemoved:
-    """The entries of a ledger that were removed, and the bytes of their packets."""
+    """The number of removed entries of the ledger, and the bytes of their packets."""
 
     entries: int
     size_bytes: int
     is_whole: bool
-    """False if some entries are left: the removal was not, or no longer, allowed."""
+    """False if some entries are left, because the removal was not, or no longer, allowed."""
 
 
 class CopyRemoval:
@@ -50,12 +50,14 @@ class CopyRemoval:
     async def run(self, ledger_id: int, key: bytes, may_go: Callable[[], bool]) -> CopyRemoved:
         """Remove the entries of a ledger; each step is durable when it ends.
 
-        Recovery adds bring entries back at any time. Nothing goes if the ledger was deleted here.
+        Recovery adds may store entries again at any time. A ledger that was deleted here loses no
+        entries in this call.
 
         Args:
-            ledger_id: the ledger.
-            key: its key. Entries of another life of this id, with another key, stay.
-            may_go: is called right before each step; False ends the removal.
+            ledger_id: the id of the ledger.
+            key: the key of the ledger. The entries of another ledger with this id, but another key,
+                stay.
+            may_go: the check right before each step; False ends the removal.
 
         Raises:
             CorruptionError: the ledger's row is damaged.

@@ -1,10 +1,10 @@
-"""Scans a sealed file once, and finds its live entries by the index.
+"""Scans a sealed file once, and finds its live entries with the index.
 
 An entry in the file is alive if its slot in the index points to exactly this place. The scan skips
 blocks with a wrong CRC. The index still points to the entries in such blocks, so a read of one of
 these entries is an I/O error.
 
-Requests share the processor and the interpreter with the scan. So the scan reads a large block a
+Requests share the processor and the interpreter with the scan. So the scan reads a large block 1
 MiB at a time, and examines a few records at a time.
 """
 
@@ -30,7 +30,7 @@ from bookie.node.engine.index.entry_index import Index
 from bookie.node.engine.scan import BlockGroup, BlockRun, next_valid, runs
 
 STEP_BYTES = 1024 * 1024
-"""The bytes that are read or examined at once; a larger record is examined as a whole."""
+"""The number of bytes to read or examine at once; a larger record is examined as a whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +55,13 @@ class Found:
 
 
 def scan_live(disk: Disk, index: Index, number: int, path: str) -> Generator[Found, None, None]:
-    """Read the file, in small steps; the last item says that it was read to its end.
+    """Read the file in small steps; the last item says that the whole file was read.
 
     Blocking; each step is short.
 
     Raises:
         OSError: the file cannot be read.
-        FormatError: its header is damaged, or a newer version wrote it.
+        FormatError: the file's header is damaged, or a newer version wrote the file.
         CorruptionError: a page of the index is damaged.
     """
     file = disk.open(path)
@@ -93,7 +93,7 @@ def _pieces(group: BlockGroup) -> Iterator[BlockGroup]:
         at += RECORD_HEADER_SIZE_BYTES + int.from_bytes(body[at + 4 : at + 8], "little")
         count += 1
         if number == records:
-            # The rest belongs to it, or the block is inconsistent.
+            # The remaining bytes belong to the last record, or the block is inconsistent.
             at = len(body)
         elif at - begin < STEP_BYTES:
             continue
@@ -109,7 +109,7 @@ def _pieces(group: BlockGroup) -> Iterator[BlockGroup]:
 
 
 def _intact(file: File, header: FileHeader) -> Iterator[BlockRun | int]:
-    """Yield all valid blocks, skipping damage, and the number of bytes that each step read."""
+    """Yield all valid blocks and skip damage; also yield the number of bytes of each step."""
     ahead = _Ahead(file)
     offset, sequence = FILE_HEADER_SIZE_BYTES, 0
     while True:
@@ -126,7 +126,7 @@ def _intact(file: File, header: FileHeader) -> Iterator[BlockRun | int]:
 
 
 class _Ahead:
-    """A file of which a part is read ahead, in steps."""
+    """Reads a part of a file ahead, in steps."""
 
     def __init__(self, file: File) -> None:
         self._file = file
@@ -150,20 +150,20 @@ class _Ahead:
             yield from self.fetch(BLOCK_HEADER_SIZE_BYTES + found.body_length, offset)
 
     def fetch(self, size: int, offset: int) -> Iterator[int]:
-        """Fetch these bytes, up to the end of the file; yield how many bytes each step read."""
+        """Fetch these bytes, up to the end of the file; yield the number of bytes of each step."""
         end = self._at + len(self._data)
         if self._at <= offset and offset + size <= end:
             return
         known = self._data[offset - self._at :] if self._at <= offset < end else memoryview(b"")
         wanted = max(min(max(size, STEP_BYTES), self._size - offset), len(known))
-        # Blocks that were handed out keep the memory before it.
+        # Allocate a new buffer, because blocks already yielded are views of the old one.
         buffer = np.empty(wanted, np.uint8).data
         done = len(known)
         buffer[:done] = known
         while done < wanted:
             piece = self._file.pread(min(STEP_BYTES, wanted - done), offset + done)
             if not piece:
-                # It was cut meanwhile, as dead files are.
+                # The file was cut meanwhile, as dead files are.
                 break
             buffer[done : done + len(piece)] = piece
             done += len(piece)
@@ -192,7 +192,7 @@ def _look_at(index: Index, number: int, group: BlockGroup, gone: dict[int, bool]
         ledger_id = int(parsed.ledger_ids[of_ledger[0]])
         if ledger_id not in gone:
             row = index.ledger(ledger_id)
-            # Pages of a deleted ledger are on their way out.
+            # The pages of a deleted ledger will be removed, so its entries count as dead.
             gone[ledger_id] = row is None or row.deleted_at_ms is not None
         if gone[ledger_id]:
             continue
@@ -210,7 +210,7 @@ def _look_at(index: Index, number: int, group: BlockGroup, gone: dict[int, bool]
 
 
 def gather(body: bytes | memoryview, starts: Ids, sizes: U32) -> bytes:
-    """Join the packets at `starts` in this order; adjacent packets are copied as one."""
+    """Join the packets at `starts` in this order; copy adjacent packets together."""
     ends = starts + sizes
     breaks = np.flatnonzero(starts[1:] != ends[:-1]) + 1
     begin = np.concatenate(([0], breaks))
