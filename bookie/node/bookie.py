@@ -1,8 +1,8 @@
 """One bookie: its answers to adds, reads, fences and LAC requests.
 
-Everything runs in one event loop. Each add is decided in one synchronous section. If the ledger's
-state must be loaded first, or stored bytes must be compared, the bookie starts a task for the add.
-Cancelling a caller never cancels a write.
+All code here runs in one event loop. The bookie decides about each add in one synchronous section.
+If the ledger's state must be loaded first, or stored bytes must be compared, the bookie starts a
+task for the add. Cancelling a caller never cancels a write.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from bookie.wire.commands import (
 _log = event_log(__name__)
 
 COMMAND = "command"
-"""Names the read-only reason that an operator's command or setting gives."""
+"""The name of the read-only reason that an operator's command or setting adds."""
 
 LAC_PACKET_BYTES_MAX = 64
 KEY_BYTES_MAX = 64
@@ -84,7 +84,7 @@ class Bookie:
         self._engine = engine
         self._clock = engine.clock
         self.settings = settings
-        """The settings may be replaced at any time; only dynamic settings take effect then."""
+        """The settings may be replaced at any time; then only dynamic settings take effect."""
         self._metrics = metrics
         self._usage = usage
         self._spawn = spawn
@@ -120,7 +120,7 @@ class Bookie:
         _log.info("read_only_changed", read_only=bool(reasons), reasons=sorted(reasons))
 
     def stop_accepting(self) -> None:
-        """Answer new requests with SHUTTING_DOWN; requests accepted before are completed."""
+        """Answer new requests with SHUTTING_DOWN; complete requests that were accepted earlier."""
         self._closing = True
 
     async def info(self) -> Info:
@@ -141,11 +141,11 @@ class Bookie:
     # --- adds ----------------------------------------------------------------------------
 
     def try_admit_add(self, size: int) -> bool:
-        """Take `size` bytes of the budget for adds in flight if free now; `add` returns them."""
+        """Take `size` bytes of the budget for adds in flight, if free now; `add` returns them."""
         return not self._engine.holds_adds_back and self._adds_in_flight.try_take(size)
 
     async def admit_add(self, size: int) -> None:
-        """Wait for `size` bytes of the budget for adds in flight; `add` gives them back."""
+        """Wait for `size` bytes of the budget for adds in flight; `add` returns them."""
         await self._adds_in_flight.take(size)
         try:
             await self._engine.room_for_adds()
@@ -158,7 +158,7 @@ class Bookie:
 
         The returned outcome gets the reply once the add is durable (only written, with
         `deferred_sync`) or refused. Then the `admitted` bytes return to the budget, even if the
-        caller is gone.
+        caller was cancelled.
         """
         try:
             outcome = self._add(command)
@@ -170,10 +170,10 @@ class Bookie:
         return outcome
 
     def add_unnamed(self, command: AddCommand, admitted: int = 0) -> Outcome[Reply]:
-        """Do what `add` does, for a client that named no incarnation of this bookie.
+        """Accept or refuse an add of a client that named no incarnation of this bookie; see `add`.
 
-        New entries of a ledger in limbo are refused. The ledger's writer may rely on entries that
-        this bookie lost, and the bookie may have lost a fence, too.
+        New entries of a ledger in limbo are refused. That ledger's writer may rely on entries, or
+        on a fence, that this bookie lost.
         """
         if command.recovery or command.batch is None:
             return self.add(command, admitted)
@@ -301,7 +301,7 @@ class Bookie:
         return await self._lac(state)
 
     async def write_lac(self, ledger_id: int, key: bytes, packet: bytes) -> Reply:
-        """Store an explicit LAC: readers see it at once, the next journal block holds it."""
+        """Store an explicit LAC; readers see it at once, and the next journal block contains it."""
         return await self.add(AddCommand(None, ledger_id, key, 0, lac_packet=packet))
 
     def watch(self, callback: LacCallback) -> LacWatcher:
@@ -320,7 +320,7 @@ class Bookie:
             raise ShuttingDownError("the bookie is stopping")
         if len(self.watches) >= self.settings.lac_watches_max:
             raise BadRequestError("this bookie watches as many ledgers as it may")
-        # Registered before the state is read, so that no update is missed; one may come twice.
+        # Register before reading the state: no update is missed, but one may come twice.
         self.watches.add(ledger_id, callback)
         self._spawn(self._first_update(ledger_id, callback))
 
@@ -362,13 +362,13 @@ class Bookie:
         if state is None or refusal is not None:
             return None, refusal
         if state.deleted:
-            # Adds to a deleted ledger are refused already; make that durable, too.
+            # Adds to a deleted ledger are already refused; make the deletion durable, too.
             outcome = await self._engine.force()
             return state, None if outcome.status is Status.OK else outcome
         was_fenced = state.fenced
         fencing = self._engine.fence(state, key)
         if not was_fenced:
-            # At once, because for watchers it is a hint, and the caller may be gone later.
+            # Notify at once: watchers treat it as a hint, and the caller may be cancelled later.
             self.watches.notify(state)
         outcome = await fencing
         return state, None if outcome.status is Status.OK else outcome
@@ -380,7 +380,7 @@ class Bookie:
     # --- reads -----------------------------------------------------------------------------
 
     def try_read(self, command: ReadCommand) -> ReadReply | None:
-        """The result of `read` for one entry, if it is available at once; else None."""
+        """Return the result of `read` for one entry if it is available at once, else None."""
         state = self._engine.known(command.ledger_id)
         if state is None or self._closing or command.fence:
             return None
@@ -394,7 +394,7 @@ class Bookie:
         return reply
 
     async def read(self, command: ReadCommand) -> ReadReply:
-        """Fence the ledger if asked to, then read entries; the RPC layer limits bytes in flight."""
+        """Fence the ledger if requested, then read; the RPC layer limits bytes in flight."""
         began = self._clock.monotonic()
         try:
             reply = await self._read(command)
@@ -427,10 +427,10 @@ class Bookie:
     async def list_entries(
         self, ledger_id: int, first: int, last: int, key: bytes = b""
     ) -> AsyncIterator[IdRanges]:
-        """Yield ranges of the stored ids, as `EntryReads.entries`; an empty key is not checked.
+        """Yield ranges of the stored ids, like `EntryReads.entries`; an empty key is not checked.
 
         Raises:
-            UnauthorizedError: this bookie knows another ledger by this id.
+            UnauthorizedError: this bookie stores another ledger with this id.
         """
         state, refusal = await self._authorized(ledger_id, key)
         if refusal is not None:
@@ -440,7 +440,7 @@ class Bookie:
             yield ranges
 
     async def list_ledgers(self, after: int) -> AsyncIterator[list[LedgerRow]]:
-        """Every ledger stored here; see `EntryReads.ledgers`."""
+        """Yield every ledger stored here; see `EntryReads.ledgers`."""
         if not NO_ENTRY <= after <= MAX_ID:
             raise BadRequestError(f"ledger id {after} is out of range")
         async for rows in self._reads.ledgers(after):

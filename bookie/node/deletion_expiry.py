@@ -1,17 +1,17 @@
-"""The expiry of deletions: the time at which the row of a deleted ledger leaves the index.
+"""Removes the row of a deleted ledger from the index when the deletion is old enough.
 
-Each row of a deleted ledger costs time in every round of the collector. But after a row is removed
-too early, a late writer can store entries of the ledger again. Wall clocks may be wrong, so only
-time that complete rounds of the collector observed is counted:
+Each row of a deleted ledger costs time in every round of the garbage collector. But if a row is
+removed too early, a late writer can store entries of the ledger again. Wall clocks may be wrong, so
+expiry counts only time that complete collector rounds observed:
 
-1. A period begins with a record of that time, and of the newest journal file.
-2. After `deleted_ledger_retention_seconds`, rows of ledgers that were deleted before the period are
-   removed. The store must not list them, and all files with their entries must be gone
+1. A period begins with a record of the observed time and of the newest journal file.
+2. After `deleted_ledger_retention_seconds`, rows of ledgers deleted before the period are removed.
+   Such a ledger must be absent from the metadata store, and all files with its entries must be gone
    (`node/engine/index/deleted_ledgers.py`).
 3. Then the next period begins.
 
-After the row is removed, a later add creates the ledger again. The collector then deletes that
-ledger, as it deletes every ledger that the metadata store lacks.
+After the row is removed, a late add creates the ledger again. The collector then deletes this
+ledger, like every ledger that the metadata store lacks.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from bookie.node.engine.engine import Engine
 
 _NAME = b"period"
 _PERIOD = struct.Struct("<dI")
-"""The record of a period: observed seconds at its begin, and the newest journal file then."""
+"""The record of a period: observed seconds and newest journal file at its beginning."""
 
 ROWS_PER_ROUND = 100_000
-"""The most rows that one round removes; the round holds their ids in memory."""
+"""The largest number of rows that one round removes; the round holds their ids in memory."""
 
 ROWS_AT_ONCE = 1000
-"""The most rows that one transaction of the index reads or removes."""
+"""The largest number of rows that one index transaction reads or removes."""
 
 
 class DeletionExpiry:
@@ -54,7 +54,7 @@ class DeletionExpiry:
             self._since, self._before_file = _PERIOD.unpack(note)
 
     async def find_due(self, observed_seconds: float) -> list[int]:
-        """Return deleted ledgers whose rows may go in this round unless the store lists them."""
+        """Return deleted ledgers whose rows this round may remove, unless the store lists them."""
         since = self._since
         if since is None or observed_seconds < since:
             with suppress(DiskFullError):
@@ -73,9 +73,9 @@ class DeletionExpiry:
         return due
 
     async def forget(self, ledger_ids: Collection[int], observed_seconds: float) -> int:
-        """Remove the rows of `ledger_ids`, which the store does not list; return how many went.
+        """Remove the rows of `ledger_ids`, which the store does not list; return how many.
 
-        If the device is full, the rows that are left are removed in a later round.
+        If the device is full, a later round removes the remaining rows.
 
         Raises:
             StorageFailedError: the index failed; the process must end.

@@ -19,10 +19,10 @@ from bookie.telemetry import Metrics, event_log
 _log = event_log(__name__)
 
 DISK_USAGE = "disk usage"
-"""Names the read-only reason that the disk watch gives."""
+"""The name of the read-only reason that the disk watch adds."""
 
 CHECK_INTERVAL_SECONDS = 1.0
-"""The time between two looks at the devices; then writers can use reclaimed space."""
+"""The time between two checks of the devices; writers wait this long for reclaimed space."""
 
 
 class DiskWatch:
@@ -37,7 +37,7 @@ class DiskWatch:
         usages: Callable[[], dict[str, DiskUsage]],
         has_room: Callable[[], Awaitable[bool]],
     ) -> None:
-        """`has_room` is True if devices that were full have room for entries again."""
+        """`has_room` returns True if devices that were full have room for entries again."""
         self._bookie = bookie
         self._engine = engine
         self._settings = settings
@@ -72,7 +72,7 @@ class DiskWatch:
             self._bookie.set_read_only(DISK_USAGE, read_only=True)
         elif fullest < self._settings.disk_usage_low_watermark:
             self._bookie.set_read_only(DISK_USAGE, read_only=False)
-            # The share alone is not enough: on a small device the next file may be too large.
+            # The share alone does not suffice: on a small device the next file may be too large.
             if await self._has_room():
                 await self._engine.device_has_room()
 
@@ -81,6 +81,6 @@ class DiskWatch:
             try:
                 await self.look()
             except OSError as error:
-                # The engine decides about a failed device.
+                # The engine handles a failed device.
                 _log.warning("disk_watch_failed", reason=str(error))
             await self._interval.wait(lambda: CHECK_INTERVAL_SECONDS)

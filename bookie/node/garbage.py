@@ -1,22 +1,24 @@
-"""Garbage collection: delete here the ledgers that were deleted in the metadata store.
+"""Garbage collection: a bookie deletes its ledgers that were deleted in the metadata store.
 
-Deleting a ledger that is still needed loses data, so a ledger is deleted only if all steps agree:
+Deleting a ledger that is still needed loses data, so a round deletes a ledger only after these
+steps:
 
 1. List the ledgers stored here *first*; the round ignores ledgers that are created later.
 2. Check that the store belongs to the bookie's cluster and did not go back in time: no counter may
-   be lower than the bookie ever saw it (`StoreMemory`). Otherwise delete nothing until an operator
-   confirms the store, also after a restart.
-3. List the ledgers of the cluster completely, or end the round.
+   be lower than before (`StoreMemory`). If the check fails, delete nothing until an operator
+   confirms the store, even after a restart.
+List all ledgers of the cluster; if the listing is incomplete, end the round. List the ledgers of
+    the cluster completely, or end the round.
 4. Read each ledger that the listing lacks directly; the read must find no ledger.
-5. Delete a ledger at once if its deletion is proven (`deletion_proofs`), with any number of others.
-6. A ledger without proof is merely absent. It must be absent for a whole grace, in every listing
-   (`Absences`). If too large a share of all ledgers is absent, all of them wait until an operator
-   forces the deletion.
-7. Check the store as in 2 again, right before a deletion.
+5. If the deletion of a ledger is proven (`deletion_proofs`), delete the ledger at once.
+6. A ledger without a proof is only absent. An absent ledger must stay absent for a whole grace
+   period, in every listing (`Absences`). If too large a share of all ledgers is absent, no absent
+   ledger is deleted until an operator forces it.
+7. Check the store again as in step 2, right before a deletion.
 
 Any error of the metadata store ends the round. A deletion is durable before the round counts it.
 Later adds to a deleted ledger are refused as if the ledger were fenced. At its end, a round removes
-old proofs of deletions, and rows of ledgers that were deleted long ago (`deletion_expiry`).
+old deletion proofs, and rows of ledgers deleted long ago (`deletion_expiry`).
 
 Source: BookKeeper's ScanAndCompareGarbageCollector, with `verifyMetadataOnGC` and two listings.
 """
@@ -56,17 +58,17 @@ LISTING_REST = 20.0
 """The pause after a listing is at least this many times as long as the listing."""
 
 FORCED_PAUSE_SECONDS = 3.0
-"""The pause between the two rounds that were forced, unless the usual interval is shorter."""
+"""The pause between the two forced rounds, unless the usual interval is shorter."""
 
 ABSENT_ALWAYS_MAX = 1
-"""This many absent ledgers never stop deletions, so that small bookies can delete, too."""
+"""This number of absent ledgers never stops deletions, so that small bookies can delete, too."""
 
 PROOFS_SWEPT_MAX = 1000
-"""The most old proofs of deletions that one round removes."""
+"""The largest number of old deletion proofs that one round removes."""
 
 
 def _nothing() -> None:
-    """Do nothing; this is the callback until another one is set."""
+    """Do nothing, until another callback is set."""
 
 
 class RoundOutcome(enum.StrEnum):
@@ -76,7 +78,7 @@ class RoundOutcome(enum.StrEnum):
     ABORTED = "aborted"
     """The metadata store gave no complete answer."""
     STOPPED = "stopped"
-    """Ledgers are kept until an operator decides."""
+    """Deletions are stopped until an operator decides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +88,10 @@ class GarbageReport:
     outcome: RoundOutcome
     local: int = 0
     missing: int = 0
-    """Ledgers stored here that the listing did not have."""
+    """Ledgers stored here that the listing of the metadata store lacks."""
     deleted: int = 0
     absent: int = 0
-    """Missing ledgers without proof of a deletion, which are not deleted yet."""
+    """Missing ledgers without a proof of deletion that are not deleted yet."""
     reason: str = ""
 
 
@@ -99,31 +101,31 @@ class GarbageStatus:
 
     garbage_suspended: bool
     garbage_stopped: str
-    """The reason why deletions are stopped; empty if they are not."""
+    """The reason why deletions are stopped; empty if deletions run."""
     garbage_outcome: str
     """The outcome of the last round; empty before the first round."""
     garbage_missing_ledgers: int
-    """Ledgers stored here that the last listing did not have."""
+    """Ledgers stored here that the last listing of the metadata store lacked."""
     garbage_waiting_ledgers: int
-    """Missing ledgers without proof of a deletion, which wait for the end of their grace."""
+    """Missing ledgers without a proof of deletion, in their grace period."""
     garbage_waiting_since_ms: int | None
-    """The time at which the first waiting ledger began to wait, in milliseconds since 1970."""
+    """The start of the first waiting ledger's grace period, in milliseconds since 1970."""
     garbage_first_deletion_at_ms: int | None
-    """The approximate time of the first deletion to come, in milliseconds since 1970; or None."""
+    """The approximate time of the next deletion, in milliseconds since 1970; or None."""
     garbage_deleted_ledgers: int
     compacting: bool
     compacted_files: int
     moved_bytes: int
     kept_files: int
-    """Files that compaction leaves alone because they are damaged."""
+    """The number of damaged files that compaction skips."""
 
 
 class _StoreDoubtedError(Exception):
-    """Ends a round because the metadata store went back in time, or may have."""
+    """Ends a round because the metadata store went back in time, or may have gone back."""
 
 
 class GarbageCollector:
-    """Makes rounds of garbage collection, one at a time, in the event loop."""
+    """Runs rounds of garbage collection, one at a time, in the event loop."""
 
     def __init__(
         self,
@@ -150,7 +152,7 @@ class GarbageCollector:
         self._is_loaded = False
         self._loading = asyncio.Lock()
         self._complete_at: float | None = None
-        """The time at which the last round began; None if that round was not complete."""
+        """The start time of the last round; None if that round was incomplete."""
         self._listing_seconds = 0.0
         self._lock = asyncio.Lock()
         self._deleted = 0
@@ -218,30 +220,31 @@ class GarbageCollector:
         self._engine.compact(force=True)
 
     def wake(self, *, force: bool = False) -> None:
-        """Start the next round now; with `force`, it deletes all absent ledgers without grace.
+        """Start the next round now; with `force`, delete all absent ledgers without a grace period.
 
         Raises:
-            BadRequestError: the store is in doubt, and force does not accept it.
+            BadRequestError: the store is in doubt; `force` does not override the doubt.
         """
         if force:
             if self._memory.now.store_doubt:
                 raise BadRequestError(
                     f"nothing is deleted by force while the store is in doubt: {self.stopped}"
                 )
-            # The second round deletes ledgers that are first found missing now.
+            # The second round deletes ledgers that the first round finds missing.
             self._forced_rounds = 2
         self._interval.end()
 
     async def confirm_store(self) -> None:
-        """Trust the metadata store as it is now; durable when it returns. This deletes nothing.
+        """Trust the metadata store in its present state; durable when this returns.
 
-        From then on, ledgers that the metadata store lacks are treated as absent.
+        This call deletes nothing. From now on, ledgers that the metadata store lacks count as absent.
 
         Raises:
             BadRequestError: the store is not in doubt.
             WrongClusterError: the store belongs to another cluster, or holds none.
             MetadataUnavailableError: the store does not answer; the doubt stays.
-            DiskFullError: there is no room to remember that; the doubt stays after a restart.
+            DiskFullError: there is no room to record the confirmation; the doubt returns after a
+                restart.
         """
         async with self._lock:
             await self._load()
@@ -260,10 +263,10 @@ class GarbageCollector:
         self.wake()
 
     async def doubt_store(self, reason: str) -> None:
-        """Delete nothing until an operator confirms the metadata store; durable when it returns.
+        """Delete nothing until an operator confirms the metadata store; durable when this returns.
 
         Raises:
-            DiskFullError: there is no room to remember that.
+            DiskFullError: there is no room to record the doubt.
         """
         await self._load()
         self._memory.doubt(reason)
@@ -272,12 +275,13 @@ class GarbageCollector:
         self.on_store_doubt()
 
     async def find_objection(self) -> str:
-        """The reason why nothing may be removed here now; empty if there is none.
+        """Return the reason to remove nothing here now; empty if there is none.
 
-        It looks at the metadata store as a round does before a deletion.
+        This call checks the metadata store as a round does before a deletion.
 
         Raises:
-            MetadataError, WrongClusterError: the store does not answer, or is not this cluster's.
+            MetadataError, WrongClusterError: the store does not answer, or belongs to another
+            cluster.
         """
         if self.suspended:
             return "an operator has suspended garbage collection"
@@ -289,13 +293,13 @@ class GarbageCollector:
         return self.stopped
 
     async def keep(self, ledger_ids: Iterable[int] = ()) -> int:
-        """Make these absent ledgers, or all, wait for a whole grace again; return how many.
+        """Restart the grace period of these absent ledgers, or of all; return how many.
 
         The change is durable when this returns.
 
         Raises:
-            BadRequestError: one of them does not wait, or all ledgers are present.
-            DiskFullError: there is no room; a restart forgets it.
+            BadRequestError: one of the ledgers is not absent, or no ledger is absent.
+            DiskFullError: there is no room to record the change; a restart forgets it.
         """
         await self._load()
         wanted = list(ledger_ids) or list(self._absences)
@@ -313,7 +317,7 @@ class GarbageCollector:
         return len(wanted)
 
     async def run(self) -> NoReturn:
-        """Make rounds until cancelled.
+        """Run rounds until cancelled.
 
         Raises:
             StorageFailedError: the engine failed.
@@ -337,27 +341,26 @@ class GarbageCollector:
             self._show()
 
     def _pause(self) -> float:
-        """Return the seconds to the next round: fewer if it is forced or a deletion is due soon."""
+        """Return the seconds to the next round: fewer if a round is forced or a deletion is due."""
         wanted = self._settings.interval_seconds
         if self._forced_rounds:
             wanted = min(wanted, FORCED_PAUSE_SECONDS)
         if self._absences and not self.stopped and (left := self._seconds_to_first()):
-            # A ledger that was due and stayed waits for the usual interval.
+            # A ledger that was due and was not deleted waits for the usual interval.
             wanted = min(wanted, max(left, 1.0))
         return max(wanted, LISTING_REST * self._listing_seconds)
 
     def _seconds_to_first(self) -> float:
-        """Return the observed seconds until the grace of the first absent ledger is over."""
+        """Return the observed seconds until the first absent ledger's grace period ends."""
         first = self._absences.first()
         assert first is not None, "nothing waits"
         waited = self._memory.now.observed_seconds - first.since_seconds
         return max(self._settings.grace_seconds - waited, 0.0)
 
     def _step(self, now: float) -> float:
-        """Return how much of the time since the last round counts for the grace of ledgers.
+        """Return how much of the time since the last round counts for grace periods.
 
-        A process that was stopped for hours has observed nothing in these hours, so they do not
-        count.
+        A process that was stopped for hours observed nothing then, so these hours do not count.
         """
         if self._complete_at is None:
             return 0.0
@@ -367,7 +370,7 @@ class GarbageCollector:
         return max(self._settings.interval_seconds, LISTING_REST * self._listing_seconds)
 
     async def round(self, *, force: bool = False) -> GarbageReport:
-        """Make one round, and return its report.
+        """Run one round, and return its report.
 
         Raises:
             StorageFailedError: the engine failed.
@@ -422,11 +425,11 @@ class GarbageCollector:
         return GarbageReport(outcome, len(local), len(missing), deleted, len(waiting), reason)
 
     async def _look_at_store(self) -> None:
-        """Check that the metadata store is of the bookie's cluster and did not go back in time.
+        """Check that the store belongs to the bookie's cluster and did not go back in time.
 
         Raises:
-            WrongClusterError: it belongs to another cluster.
-            _StoreDoubtedError: it went back, now or earlier.
+            WrongClusterError: the store belongs to another cluster.
+            _StoreDoubtedError: the store went back in time, now or earlier.
         """
         if self._memory.now.store_doubt:
             raise _StoreDoubtedError
@@ -445,12 +448,12 @@ class GarbageCollector:
         raise _StoreDoubtedError
 
     def _stop_absent(self, local: int) -> str:
-        """Return the reason to delete no absent ledger; empty if there is none."""
+        """Return the reason to keep all absent ledgers; empty if there is none."""
         share = self._settings.stop_share
         return self._memory.stop_absent(len(self._absences), local, share, ABSENT_ALWAYS_MAX)
 
     async def _local_ids(self) -> list[int]:
-        """Return the ids of all ledgers stored here, ascending, as they are before any listing."""
+        """Return the ids of all ledgers stored here, ascending, before any listing of the store."""
         found: list[int] = []
         after = NO_ENTRY
         while after < MAX_ID:
@@ -469,7 +472,7 @@ class GarbageCollector:
         return missing, is_empty
 
     async def _sort_out(self, missing: list[int], *, is_empty: bool) -> int:
-        """Delete ledgers whose deletion is proven, note others as absent; return how many went.
+        """Delete ledgers with proven deletion, record others as absent; return the deleted count.
 
         Ledgers are looked up and deleted in chunks; after an error the next round continues.
         """
@@ -493,7 +496,7 @@ class GarbageCollector:
         return deleted
 
     async def _delete_absent(self, before: list[int], *, force: bool) -> int:
-        """Delete absent ledgers whose grace is over, or with `force` all that were absent `before`.
+        """Delete absent ledgers after their grace; with `force`, all that were absent `before`.
 
         The metadata of all these ledgers is read before the first one is deleted, so an error
         deletes none.
@@ -510,14 +513,14 @@ class GarbageCollector:
         gone: list[int] = []
         for start in range(0, len(ids), READS_AT_ONCE):
             gone += await self._without_metadata(ids[start : start + READS_AT_ONCE])
-        # A ledger that an operator keeps meanwhile has another absence now.
+        # If an operator keeps a ledger meanwhile, the ledger has a new absence.
         return await self._delete(gone, lambda one: waiting.get(one) is due[one]) if gone else 0
 
     async def _delete(self, gone: list[int], may_go: Callable[[int], bool]) -> int:
-        """Delete ledgers durably if `may_go` still allows each; returns the number deleted.
+        """Delete ledgers durably if `may_go` still allows each; return the number deleted.
 
         Raises:
-            WrongClusterError, _StoreDoubtedError: see `_look_at_store`; nothing was deleted.
+            WrongClusterError, _StoreDoubtedError: as in `_look_at_store`; nothing was deleted.
             DiskFullError: a deletion could not be recorded.
         """
         deleted = 0
@@ -536,7 +539,7 @@ class GarbageCollector:
                 deleted += 1
                 self._deleted += 1
                 self._metrics.garbage_ledgers_total.inc()
-        # Free their pages and files now, before the next checkpoint.
+        # Free the pages and files of deleted ledgers now, before the next checkpoint.
         self._engine.compact()
         self.on_deletions()
         return deleted
@@ -558,12 +561,12 @@ class GarbageCollector:
         """Save changes for the next start; if the device is full, a later round saves them."""
         with suppress(DiskFullError):
             if self._memory.is_due or self._absences.has_changes:
-                # The time first: absences refer to it.
+                # Save the observed time first, because absences refer to it.
                 await self._memory.save()
                 await self._absences.save()
 
     async def _sweep(self) -> None:
-        """Remove some old proofs of deletions; after a failure, the next round tries again."""
+        """Remove some old deletion proofs; after a failure, the next round tries again."""
         try:
             await self._ledgers.sweep_deletions(self._settings.proof_seconds, PROOFS_SWEPT_MAX)
         except BookieError as error:

@@ -1,19 +1,20 @@
 """Durable records of garbage collection: the state of the metadata store, and absent ledgers.
 
-**The store.** A store that was restored from an older copy lacks newer ledgers, and its listing
-does not show that. But its counters are lower than the bookie saw them. Then the bookie doubts the
-store, durably, until an operator confirms it. The record is JSON::
+**The store.** A metadata store restored from an older copy lacks newer ledgers, and its listing
+does not show that. But the counters of a restored store are lower than the counters that the bookie
+saw. Then the bookie durably distrusts the store until an operator confirms it. The record is JSON::
 
     {"absent_stop":"","absent_stop_local":0,"cookie_number":7,"counters":[[0,91]],
      "format":"bookie-garbage","has_listed":true,"observed_seconds":…,"store_doubt":"","version":1}
 
-**Absent ledgers** are stored here and absent from the metadata store. Their deletion is not proven,
-so they wait for a grace. The grace counts only time in which the bookie observed their absence, in
-consecutive complete rounds of its collector. Jumps of the wall clock and times without such rounds
-do not count. If the record of a ledger is lost, the ledger waits for a whole grace again.
+**Absent ledgers** are stored here and absent from the metadata store. The deletion of an absent
+ledger is not proven, so the ledger waits for a grace period. The grace period counts only time in
+which consecutive complete collector rounds observed the absence. Jumps of the wall clock, and times
+without complete rounds, do not count. If the record of an absent ledger is lost, its grace period
+starts again.
 
-A record of an absence has 16 bytes, little endian: the begin of the absence in observed seconds (a
-double), and by the wall clock (milliseconds since 1970).
+A record of an absence has 16 bytes, little endian: its start in observed seconds (a double), and by
+the wall clock (milliseconds since 1970).
 """
 
 from __future__ import annotations
@@ -39,19 +40,19 @@ class GarbageMemory:
     """A bookie's memory of the metadata store, and its reasons to stop deletions."""
 
     counters: dict[int, int] = field(default_factory=dict)
-    """The highest counters of ledger ids that the bookie saw in the store, by bucket."""
+    """The highest ledger-id counters that the bookie saw in the store, by bucket."""
     cookie_number: int | None = None
-    """The highest state number of the bookie's cookie in the store; None if it never saw one."""
+    """The highest state number of the bookie's cookie seen in the store; None before the first."""
     has_listed: bool = False
     """True if a listing of the store ever contained a ledger."""
     observed_seconds: float = 0.0
-    """The time for which the bookie has observed absent ledgers, over all its starts."""
+    """The total time for which the bookie has observed absent ledgers, over all its starts."""
     store_doubt: str = ""
-    """The reason to distrust the store; empty if there is none."""
+    """The reason to distrust the metadata store; empty if there is none."""
     absent_stop: str = ""
-    """The reason to delete no absent ledger; empty if there is none."""
+    """The reason to keep all absent ledgers; empty if there is none."""
     absent_stop_local: int = 0
-    """The fewest ledgers stored here since the stop by `absent_stop` began."""
+    """The smallest number of ledgers stored here since the stop by `absent_stop` began."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +60,9 @@ class Absence:
     """The absence from the metadata store of a ledger that is stored here."""
 
     since_seconds: float
-    """The begin of the absence, in observed seconds."""
+    """The start of the absence, in observed seconds."""
     since_ms: int
-    """The begin of the absence by the wall clock, for people; milliseconds since 1970."""
+    """The start of the absence by the wall clock, for people; milliseconds since 1970."""
 
 
 def encode_memory(memory: GarbageMemory) -> bytes:
@@ -74,7 +75,7 @@ def decode_memory(data: bytes) -> GarbageMemory:
     """Decode a `GarbageMemory` from `data`.
 
     Raises:
-        FormatError: it is damaged, or written by a newer version.
+        FormatError: the data is damaged, or a newer version wrote it.
     """
     fields = json_record.decode(_FORMAT, _VERSION, data)
     counters = {}
@@ -105,7 +106,7 @@ def decode_absence(data: bytes) -> Absence:
     """Decode an `Absence` from `data`.
 
     Raises:
-        FormatError: it is damaged.
+        FormatError: the data is damaged.
     """
     if len(data) != _ABSENCE.size:
         raise FormatError("the note of an absent ledger has a wrong length")
@@ -118,11 +119,11 @@ def decode_absence(data: bytes) -> Absence:
 _NAME = b"memory"
 
 OBSERVED_SECONDS_UNSAVED_MAX = 60.0
-"""A restart forgets at most this much waiting time of absent ledgers."""
+"""A restart forgets at most this many seconds of the absent ledgers' waiting time."""
 
 
 class StoreMemory:
-    """Keeps what the bookie remembers of the metadata store, and a durable copy of that."""
+    """Keeps the bookie's memory of the metadata store, and a durable copy of this memory."""
 
     def __init__(self, values: DurableValues) -> None:
         self._values = values
@@ -140,7 +141,7 @@ class StoreMemory:
 
     @property
     def is_due(self) -> bool:
-        """True if something changed that a restart must not forget."""
+        """True if a change happened that a restart must not forget."""
         observed = self._saved.observed_seconds
         return (
             self.now != replace(self._saved, observed_seconds=self.now.observed_seconds)
@@ -148,10 +149,10 @@ class StoreMemory:
         )
 
     async def save(self) -> None:
-        """Save what the bookie remembers; durable when it returns.
+        """Save the memory; durable when this returns.
 
         Raises:
-            DiskFullError: there is no room for the note.
+            DiskFullError: there is no room for the record.
             StorageFailedError: the index failed; the process must end.
         """
         now = self.now
@@ -163,11 +164,11 @@ class StoreMemory:
         self.now = replace(self.now, observed_seconds=self.now.observed_seconds + seconds)
 
     def listed(self) -> None:
-        """Note that a listing of the metadata store contained a ledger."""
+        """Record that a listing of the metadata store contained a ledger."""
         self.now = replace(self.now, has_listed=True)
 
     def compare(self, marks: StoreMarks) -> str:
-        """Return the reason to doubt the store, or, if empty, remember the store's marks."""
+        """Return the reason to doubt the store; if there is none, remember the store's marks."""
         reason = self._difference(marks)
         if reason:
             self.doubt(reason)
@@ -203,7 +204,7 @@ class StoreMemory:
         self.now = replace(self.now, store_doubt=reason)
 
     def accept(self, marks: StoreMarks) -> None:
-        """Trust the store as it is now, and remember its marks instead of the old ones."""
+        """Trust the store in its present state, and replace the remembered marks by its marks."""
         self.now = replace(
             self.now,
             counters=dict(marks.counters),
@@ -213,10 +214,10 @@ class StoreMemory:
         )
 
     def stop_absent(self, absent: int, local: int, share: float, always: int) -> str:
-        """Return why no absent ledger may be deleted (there are too many of them), or empty.
+        """Return why absent ledgers must stay (there are too many of them); empty if they need not.
 
         The share of absent ledgers is computed from the fewest ledgers that were stored here since
-        the stop began. So newly created ledgers cannot end the stop.
+        the stop began. So new ledgers cannot end the stop.
         """
         known = self.now
         local = min(local, known.absent_stop_local) if known.absent_stop else local
@@ -232,11 +233,11 @@ class StoreMemory:
 
 
 RECORDS_AT_ONCE = 1000
-"""The most absent ledgers whose records one transaction writes."""
+"""The largest number of absent ledgers whose records one transaction writes."""
 
 
 class Absences:
-    """The absent ledgers; those that have been absent longest come first."""
+    """The absent ledgers, sorted by the length of their absence, longest first."""
 
     def __init__(self, values: DurableValues) -> None:
         self._values = values
@@ -272,14 +273,14 @@ class Absences:
         self._of = dict(found)
 
     def put(self, ledger_ids: Iterable[int], absence: Absence) -> None:
-        """Note ledgers as absent since `absence`, which began later than all other absences."""
+        """Record ledgers as absent since `absence`, which began later than all other absences."""
         for ledger_id in ledger_ids:
             self._of.pop(ledger_id, None)
             self._of[ledger_id] = absence
             self._changed.add(ledger_id)
 
     def drop(self, ledger_ids: Collection[int]) -> None:
-        """Forget ledgers that are present in the store, or no longer stored here."""
+        """Forget ledgers that the store has again, or that are no longer stored here."""
         for ledger_id in ledger_ids:
             if self._of.pop(ledger_id, None) is not None:
                 self._changed.add(ledger_id)
@@ -289,16 +290,16 @@ class Absences:
         return bool(self._changed)
 
     async def save(self) -> None:
-        """Save the changed records; durable when it returns.
+        """Save the changed records; durable when this returns.
 
         Raises:
-            DiskFullError: there is no room; the rest is noted by a later call.
+            DiskFullError: there is no room; a later call saves the remaining records.
             StorageFailedError: the index failed; the process must end.
         """
         for ledger_ids in _chunks(sorted(self._changed)):
             self._changed.difference_update(ledger_ids)
             try:
-                # The current state: with concurrent calls the last one counts.
+                # Save the current state, so that the last of several concurrent calls wins.
                 noted = [one for one in ledger_ids if one in self._of]
                 if noted:
                     await self._values.write(

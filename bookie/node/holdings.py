@@ -1,4 +1,4 @@
-"""Finds the entries that a bookie should hold by a ledger's metadata, and the missing ones."""
+"""Finds the entries that a bookie should hold by a ledger's metadata, and the missing entries."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Holding:
 
     @property
     def entries(self) -> int:
-        """The number of ids that the bookie must store."""
+        """The number of entry ids that the bookie must store."""
         modulus, count = self.stripe.modulus, self.stripe.count
         if modulus == 0:
             return self.last - self.first + 1
@@ -32,11 +32,11 @@ class Holding:
         return rounds + min(end % modulus, count) - min(first % modulus, count)
 
     def count_below(self, ids: Ids) -> Ids:
-        """Count, for each of `ids`, the ids of the stripe in ``0 … id - 1``."""
+        """For each of `ids`, count the stripe's ids in ``0 … id - 1``."""
         modulus, count = self.stripe.modulus, self.stripe.count
         if modulus == 0:
             return ids
-        # Seen from the first residue on, each round of the modulus begins with `count` ids.
+        # Counted from the first residue, each period of the modulus begins with `count` ids.
         shifted = np.append(ids, 0) - self.stripe.first_residue
         totals = shifted // modulus * count + np.minimum(shifted % modulus, count)
         below: Ids = totals[:-1] - totals[-1]
@@ -45,7 +45,7 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """The number and the first of the entries that are missing here; `first` is -1 if none is."""
+    """The number and the first id of entries that are missing here; `first` is -1 without any."""
 
     count: int = 0
     first: int = -1
@@ -58,8 +58,7 @@ class Missing:
 def holdings(metadata: LedgerMetadata, bookie_id: str) -> Iterator[Holding]:
     """Yield the entries that `bookie_id` should hold by ensembles and write sets, ascending.
 
-    For a ledger that is not closed, these are the entries of all fragments but the last, because
-    only their ends are known.
+    For a ledger that is not closed, the last fragment is left out, because its end is unknown.
     """
     # Metadata may have an ack quorum of 0, which does not matter here.
     ack = max(1, metadata.ack_quorum_size)
@@ -97,7 +96,7 @@ async def missing_of(holding: Holding, stored: AsyncIterator[tuple[Ids, Ids]]) -
 
 
 async def nothing_stored() -> AsyncIterator[tuple[Ids, Ids]]:
-    """Yield no ranges, as for a ledger of which nothing is stored."""
+    """Yield no ranges, like a ledger without stored entries."""
     nothing: tuple[tuple[Ids, Ids], ...] = ()
     for ranges in nothing:
         yield ranges

@@ -1,8 +1,8 @@
-"""Decides by the cookies if the directories are this bookie's, and carries the decision out.
+"""Decides from the cookies if the directories belong to this bookie, and acts on the decision.
 
-A copy of the cookie is in the metadata store and in each directory. If a copy is missing or
-differs, a disk was exchanged, emptied or mixed up. The bookie could then deny acknowledged entries,
-so it must not start. A missing copy is never made again.
+The metadata store and each directory have a copy of the cookie. If a copy is missing or differs, a
+disk was exchanged, emptied or mixed up. Then the bookie could deny acknowledged entries, so it must
+not start. The bookie never recreates a missing copy.
 
 ===========  ==========================  ==============================================
 metadata     directories                 decision
@@ -18,18 +18,18 @@ READY        no cookie, all empty        replace, if that is allowed; else refus
 READY        any missing or different    refuse
 ===========  ==========================  ==============================================
 
-To stamp a new bookie, first the metadata cookie is written as NEW with a fresh unique id. Then a
-durable cookie is written into each directory, and the empty index is made. At last the metadata
-cookie is set to READY by compare-and-set. After a crash between these steps, one of the rows above
-applies.
+To stamp a new bookie, the metadata cookie is first written as NEW with a fresh unique id. Then a
+durable cookie is written into each directory, and the empty index is created. Finally, a
+compare-and-set changes the metadata cookie to READY. After a crash between these steps, one of the
+rows above applies.
 
-To replace lost data, the metadata cookie is set to NEW with another unique id, by compare-and-set,
-and only if no entry may have its last copies here (`BookieLosses`). Only copies of bookies that are
-registered now count. Then the bookie is stamped as a new one is. If the disks were only not
-mounted, a later start with them is refused: their cookies have the former unique id.
+To replace lost data, a compare-and-set writes the metadata cookie as NEW with another unique id; no
+entry may have its last copies here (`BookieLosses`). Only copies on currently registered bookies
+count. Then the bookie is stamped like a new bookie. If the disks were only unmounted, a later start
+with them is refused, because their cookies have the former unique id.
 
 A newly stamped bookie is in doubt, and its cookie says so. A bookie with the same id may have
-acknowledged entries before, in directories that are gone. The module `own_cookie` explains state
+acknowledged entries earlier, in directories that are gone. The module `own_cookie` explains state
 numbers.
 """
 
@@ -54,24 +54,25 @@ from bookie.node.own_cookie import OwnCookie, StateComparison, compare_states
 from bookie.telemetry import event_log
 
 LOOKS_MAX = 10
-"""Looks at what depends on lost data. Each one more follows the loss of another bookie."""
+"""The number of looks at the ledgers that depend on lost data. Each further look follows the loss
+of another bookie."""
 
 _log = event_log(__name__)
 
 
 class Decision(enum.Enum):
-    """The decision about this start: stamp a new bookie, resume the stamping, start, or replace."""
+    """The decision about this start: stamp a new bookie, resume stamping, start, or replace."""
 
     STAMP = enum.auto()
     RESUME = enum.auto()
     START = enum.auto()
     REPLACE = enum.auto()
-    """Begin empty in the place of the data that is lost, if nothing is at risk."""
+    """Start empty instead of with the lost data, if no entry is at risk."""
 
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """One directory as it was found, with its cookie if it has one."""
+    """One directory in its present state, with its cookie if it has one."""
 
     path: str
     cookie: Cookie | None
@@ -86,13 +87,13 @@ def decide(
     *,
     may_replace: bool = False,
 ) -> Decision:
-    """Return the decision in the row of the table that applies.
+    """Return the decision of the table row that applies.
 
     `expected` is the cookie that this configuration would give; its unique id and state are
     ignored. Without `may_replace`, a bookie whose directories are all empty must not start.
 
     Raises:
-        CookieError: the bookie must not start; one sentence says why.
+        CookieError: the bookie must not start; the message says why.
     """
     if recorded is None:
         return _decide_unrecorded(expected, roots)
@@ -182,17 +183,17 @@ async def ensure_identity(
     furnish: Callable[[], None] = lambda: None,
     losses: BookieLosses | None = None,
 ) -> ClaimedDirectories:
-    """Make sure that the directories are this bookie's; stamp them if they are new.
+    """Ensure that the directories belong to this bookie; stamp new directories.
 
-    `furnish` makes the index of a new bookie, in a worker thread; after an interruption it is
-    called again. With `losses`, the bookie may begin empty in the place of data that is lost. This
-    function returns when the decision has been carried out.
+    `furnish` creates the index of a new bookie in a worker thread; after an interruption it is
+    called again. With `losses`, the bookie may start empty instead of with lost data. When this
+    function returns, the decision has been carried out.
 
     Raises:
-        CookieError: they are not, or something is missing.
-        DataNotExpendableError: its data is lost, and it may not begin empty now.
-        IdentityError: its data is lost, and the store has a registration of it.
-        BadVersionError: another process stamps the same bookie id right now.
+        CookieError: the directories belong to another bookie, or a part is missing.
+        DataNotExpendableError: the bookie's data is lost, and it may not start empty now.
+        IdentityError: the bookie's data is lost, and the store has a registration of this bookie.
+        BadVersionError: another process is stamping the same bookie id.
     """
     expected = Cookie(
         bookie_id=bookie_id,
@@ -237,7 +238,7 @@ async def _decide(
     expected: Cookie,
     losses: BookieLosses | None,
 ) -> tuple[Decision, Versioned[Cookie] | None, list[Root]]:
-    """Return the decision with the cookie of the store, and the directories as they were found.
+    """Return the decision with the store's cookie, and the directories in their present state.
 
     If lost data may be replaced, the store's cookie is NEW when this function returns.
     """
@@ -257,7 +258,7 @@ async def _decide(
         assert losses is not None
         try:
             examined = await _examine(losses, bookie_id)
-            # The look at all ledgers may take minutes, in which a disk may be mounted.
+            # Reading all ledgers may take minutes, and a disk may be mounted meanwhile.
             if await environment.workers.run("read", _look, directories) != roots:
                 raise CookieError(
                     f"a disk of bookie {bookie_id} was mounted during its start; start it again"
@@ -274,8 +275,8 @@ async def _examine(losses: BookieLosses, bookie_id: str) -> ExaminedLoss:
     """Examine the loss of all data of a bookie.
 
     Raises:
-        DataNotExpendableError: an acknowledged entry may have its last copies here, or nobody can
-            tell.
+        DataNotExpendableError: an acknowledged entry may have its last copies here, or this is
+            unknown.
     """
     try:
         examined = await losses.examine(bookie_id, live_only=True)
@@ -304,10 +305,10 @@ async def _examine(losses: BookieLosses, bookie_id: str) -> ExaminedLoss:
 async def _replace(
     losses: BookieLosses, examined: ExaminedLoss, cookie: Cookie
 ) -> Versioned[Cookie]:
-    """Give the bookie its NEW cookie in the place of its last one.
+    """Replace the bookie's last cookie by a NEW cookie.
 
     Raises:
-        BadVersionError: something changed meanwhile; look again.
+        BadVersionError: the examined state changed meanwhile; examine again.
     """
     replaced = await losses.replace(examined, cookie)
     _log.warning(

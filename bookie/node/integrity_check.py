@@ -1,26 +1,25 @@
-"""The integrity check: it finds missing entries, and ends limbo for complete ledgers.
+"""The integrity check finds missing entries, and releases complete ledgers from limbo.
 
-A ledger leaves limbo if its metadata says CLOSED and every entry that this bookie must have is here
-and intact. Other ledgers stay in limbo: their next recovery decides where the ledger ends, without
-this bookie. Of a ledger that is not closed, the check reads only the fragments before the last.
-Missing entries must come from other bookies.
+A ledger leaves limbo if its metadata says CLOSED and the bookie has every required entry intact.
+Other ledgers stay in limbo: their next recovery finds their end without this bookie. In a ledger
+that is not closed, the check reads only the fragments before the last. Missing entries must be
+copied from other bookies.
 
-A check covers all ledgers of the metadata store. If entries are missing, the bookie notes durably
-that it is in doubt (it may lack entries). When every ledger is whole, the bookie notes durably that
-the doubt has ended.
+A check covers all ledgers of the metadata store. If entries are missing, the bookie durably records
+that it is in doubt (it may lack entries). When every ledger is complete, the bookie durably records
+that the doubt has ended.
 
-A bookie that is not in doubt checks, too: soon after its start, and then from time to time. The
-bookie may have been away while a writer went on without it. Such a check is slow, trusts the counts
-in the ledgers' rows, and looks twice before it calls an entry missing.
+A bookie that is not in doubt also checks: soon after its start, then periodically. The bookie may
+have been absent while a writer continued without it. Such a check is slow, trusts the entry counts
+in ledger rows, and looks twice before it reports a missing entry.
 
-Missing entries alone put no ledger in limbo, because this bookie may have been away when they were
-written. After each loss that the bookie knew of, every ledger that named the bookie entered limbo
-before the next request. A ledger that named the bookie later has no entries here from before the
-loss. When a bookie joins a ledger, the writer learns the bookie's incarnation after the ledger
-names the bookie. A recovery adds a bookie to a ledger by a close that fails if the incarnation
-changed. So outside of limbo, the bookie denies no entry that it acknowledged. Recovery needs such
-denials: it finds the end of a ledger only if enough bookies deny an entry. `_may_be_lost` has the
-exceptions.
+Missing entries alone put no ledger in limbo, because the bookie may have been absent when they were
+written. After each known loss, every ledger that named the bookie entered limbo before the next
+request. A ledger that named the bookie later had no entries here before the loss. When a bookie
+joins a ledger, the writer learns the bookie's incarnation after the ledger names the bookie. A
+recovery adds a bookie to a ledger with a close that fails if the incarnation changed. So outside of
+limbo, the bookie denies no entry that it acknowledged. Recovery needs such denials: it finds the
+end of a ledger only if enough bookies deny the next entry. `_may_be_lost` lists the exceptions.
 """
 
 from __future__ import annotations
@@ -74,28 +73,28 @@ BYTES_PER_READ = 1024 * 1024
 LEDGERS_PER_PAGE = 1000
 PAUSE_SECONDS_MAX = 3600.0
 SETTLE_SECONDS = 10.0
-"""A bookie that is not in doubt looks again after this time before it calls an entry missing."""
+"""A bookie that is not in doubt looks again after this time before it reports a missing entry."""
 
 LEDGERS_AT_ONCE = 100
-"""Ledgers that a slow check lists between two rests."""
+"""The number of ledgers that a slow check lists between two pauses."""
 
 LOCATION_BYTES = 17
 """The approximate number of bytes that the index needs for an entry."""
 
 LACKING_MAX = 100
-"""The most ledgers with missing entries that are looked at again between two checks."""
+"""The largest number of ledgers with missing entries that are examined again between two checks."""
 
 INCOMPLETE_MAX = 10_000
-"""Incomplete ledgers that one check reports to `IntegrityCheck.on_incomplete`."""
+"""The number of incomplete ledgers that one check reports to `IntegrityCheck.on_incomplete`."""
 
 UNREADABLE_MAX = 1000
-"""After this many unreadable entries of a ledger, the check of it ends."""
+"""After this many unreadable entries, the check of a ledger ends."""
 
 EXAMPLES_MAX = 5
-"""The most ledgers that a log line names."""
+"""The largest number of ledgers that a log line names."""
 
 PROBLEMS_MAX = 100
-"""The most sentences that a report holds; its counts include further problems."""
+"""The largest number of sentences in a report; its counts include further problems."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,15 +107,15 @@ class CheckReport:
     waiting: int = 0
     """Ledgers in limbo that are not closed: a recovery must find their ends."""
     incomplete: int = 0
-    """Ledgers with an entry in their closed part that is missing or cannot be read."""
+    """Ledgers whose closed part has an entry that is missing or unreadable."""
     missing_entries: int = 0
     unreadable_entries: int = 0
     problems: tuple[str, ...] = ()
     """A sentence for each incomplete or damaged ledger, up to `PROBLEMS_MAX`."""
     damaged_metadata: int = 0
-    """Ledgers whose metadata cannot be read: nobody knows whether this bookie must have entries."""
+    """Ledgers with unreadable metadata: the entries that this bookie must have are unknown."""
     whole: bool = False
-    """True if all entries were present, readable and intact, and no ledger waits or is in doubt."""
+    """True if all entries were present and intact, and no ledger waits or is in doubt."""
 
 
 @dataclass(slots=True)
@@ -140,7 +139,7 @@ class _Progress:
 
 
 class IntegrityCheck:
-    """Checks one bookie: often while the bookie is in doubt, else seldom, and on request.
+    """Checks one bookie: often while the bookie is in doubt, otherwise seldom, and on request.
 
     `end_doubt` records the end of the doubt in the metadata store, then calls its argument.
     """
@@ -171,18 +170,18 @@ class IntegrityCheck:
         """Ledgers with missing entries at the last check, up to `LACKING_MAX`."""
         self._missing_entries = 0
         self._damage: frozenset[tuple[int, int]] = frozenset()
-        """The findings of the scrubber at the begin of the last check."""
+        """The scrubber's findings at the start of the last check."""
         self._read: set[int] = set()
-        """Ledgers of which every entry was read, and was right, since the newest of the findings.
+        """Ledgers whose entries were all read and correct since the newest finding.
 
-        Only a reading tells which entries a damaged place took.
+        Only a read shows which entries a damaged place contained.
         """
         self._finished_at = environment.clock.monotonic()
         self._lock = asyncio.Lock()
         self.report: CheckReport | None = None
         """The result of the last finished check; None before the first."""
         self.on_incomplete: Callable[[Sequence[int]], object] = lambda _: None
-        """Called after each check with the ledgers of which entries are missing or unreadable."""
+        """Called after each check with the ledgers that have missing or unreadable entries."""
         self.unfinished = "no check was made since the start"
         """The reason why there is no current result; empty once a check has finished."""
         metrics.limbo_ledgers.set_function(lambda: engine.ledgers_in_limbo)
@@ -191,19 +190,19 @@ class IntegrityCheck:
         )
 
     def start(self) -> None:
-        """Start a check now, or after the current check, which then hurries."""
+        """Start a check now, or after the current check, which then runs at full speed."""
         self._asked = True
         self._interval.end()
         self._pace.end()
 
     def look_again(self) -> None:
-        """Look at ledgers with missing entries again now: some of them may be deleted."""
+        """Examine ledgers with missing entries again now, because some may have been deleted."""
         self._is_look_due = True
         self._interval.measure_again()
 
     @property
     def settings(self) -> NodeSettings:
-        """Rate and interval of checks; may be replaced at any time."""
+        """Rate and interval of checks, which may be replaced at any time."""
         return self._settings
 
     @settings.setter
@@ -220,14 +219,15 @@ class IntegrityCheck:
 
     @property
     def whole(self) -> bool:
-        """True if the last check finished and found everything, and no damage was found since."""
+        """True if the last check found every entry, and no damage was found since."""
         report = None if self.unfinished else self.report
         return report is not None and report.whole and not self.needed
 
     def status(self) -> dict[str, object]:
-        """The state for an operator, and the result of the last check.
+        """Return the state for an operator, and the result of the last check.
 
-        ``whole`` is true only if all entries are known to be here; ``unfinished`` may say why not.
+        ``whole`` is true only if all entries are known to be here; ``unfinished`` may give the
+        reason.
         """
         return {
             "needed": self.needed,
@@ -240,14 +240,14 @@ class IntegrityCheck:
     async def run(self) -> NoReturn:
         """Check until cancelled. An error of the metadata store postpones a check.
 
-        A check covers all ledgers. While doubt or errors last, checks become rarer, down to one in
-        `PAUSE_SECONDS_MAX`. In between, ledgers that lacked entries are looked at again. When they
-        lack nothing more, a check is made at once.
+        While doubt or errors last, checks become rarer, down to one in `PAUSE_SECONDS_MAX`. Between
+        checks, ledgers that lacked entries are examined again. When these ledgers lack no entry any
+        more, a check starts at once.
         """
         with suppress(CorruptionError):
             await self._engine.count_limbo()
         now = asyncio.get_running_loop().time
-        rarer = Backoff(1.0, math.inf)  # in intervals
+        rarer = Backoff(1.0, math.inf)  # counted in intervals
         last, longer, share = now(), rarer.next(), self._random_share()
         is_first, has_failed = True, False
 
@@ -303,11 +303,11 @@ class IntegrityCheck:
         return True
 
     def _random_share(self) -> float:
-        """Return a random number in 0 … 1; bookies that start together then check apart."""
+        """Return a random number in 0 … 1, so that bookies do not all check at once."""
         return int.from_bytes(self._env.clock.nonce()[:4], "big") / 2**32
 
     async def _is_filled(self) -> bool:
-        """True if ledgers lacked entries at the last check, and none of these does now."""
+        """True if ledgers lacked entries at the last check, and none of them lacks entries now."""
         for ledger_id in self._lacking:
             metadata = await self._current(ledger_id)
             if metadata is None:
@@ -318,10 +318,11 @@ class IntegrityCheck:
         return bool(self._lacking)
 
     async def check(self) -> CheckReport:
-        """Check every ledger once, thoroughly and at once; the report is kept.
+        """Check every ledger once, thoroughly and at once; keep the report.
 
         Raises:
-            MetadataError, RequestError: the ledgers could not be listed, or the store holds another
+            MetadataError, RequestError: the ledgers could not be listed, or the store belongs to
+            another
                 cluster; results so far are kept.
             DiskFullError: there is no room to record the result.
             StorageFailedError: the engine failed.
@@ -331,7 +332,7 @@ class IntegrityCheck:
 
     @property
     def running(self) -> bool:
-        """True if a check is running, or will be at once."""
+        """True if a check is running, or will start at once."""
         return self._lock.locked() or self._asked
 
     async def _finish_check(self, *, is_asked: bool) -> CheckReport:
@@ -364,7 +365,7 @@ class IntegrityCheck:
         if lacking and was_sound and not is_asked:
             await self._pace.wait(lambda: SETTLE_SECONDS)
         for ledger_id in lacking:
-            # The ledger may be deleted since it was listed, or have another ensemble.
+            # The ledger may have been deleted or changed its ensemble since it was listed.
             current = await self._current(ledger_id)
             if current is not None:
                 await self._look_at(current, found, is_deep=True, is_final=True)
@@ -377,12 +378,13 @@ class IntegrityCheck:
         if not whole:
             await self._doubt()
         elif report.damaged_metadata:
-            # Nobody knows whose these are. They begin no doubt, and a doubt outlasts them.
+            # The members of these ledgers are unknown. Such ledgers cause no doubt, and do not
+            # prevent its end.
             whole = False
         elif self._engine.verdict == INTEGRITY_IN_LIMBO:
             await self._end_doubt(lambda: self._engine.set_verdict(INTEGRITY_SOUND))
             if self._engine.damage:
-                # The scrubber found them meanwhile, while the doubt was still recorded.
+                # The scrubber found damage while the doubt was still recorded.
                 await self._doubt()
         self.report = replace(report, whole=whole and not self.needed)
         self._tell(report, found.lacking)
@@ -404,7 +406,7 @@ class IntegrityCheck:
             await self._scrubber.settle()
 
     def _tell(self, report: CheckReport, lacking: list[int]) -> None:
-        """Show how many entries are missing; log when the first is found, and when none is left."""
+        """Export how many entries are missing; log the first loss, and its end."""
         before, self._missing_entries = self._missing_entries, report.missing_entries
         self._lacking = lacking
         self._metrics.missing_entries.set(report.missing_entries)
@@ -417,7 +419,7 @@ class IntegrityCheck:
     async def _listed(
         self, found: _Progress, *, is_asked: bool
     ) -> AsyncGenerator[LedgerMetadata, None]:
-        """Yield the ledgers that name this bookie; slowly, unless somebody waits."""
+        """Yield the ledgers that name this bookie, slowly unless an operator or ledger waits."""
         after, damaged = NO_ENTRY, set[int]()
         while after < MAX_ID:
             count = 0
@@ -452,7 +454,7 @@ class IntegrityCheck:
         return metadata if names(metadata, self._bookie_id) else None
 
     async def _doubt(self) -> None:
-        """Note durably that the bookie is in doubt, so that checks continue."""
+        """Durably record that the bookie is in doubt, so that checks continue."""
         if self._engine.verdict == INTEGRITY_SOUND:
             await self._engine.set_verdict(INTEGRITY_IN_LIMBO)
 
@@ -462,10 +464,10 @@ class IntegrityCheck:
         """Check a ledger and count it; if entries are missing and not `is_final`, only return True.
 
         Args:
-            metadata: the ledger, which names this bookie.
-            found: the report.
-            is_deep: list the ledger's entries even if its row counts enough of them.
-            is_final: missing entries are missing.
+            metadata: the metadata of the ledger, which names this bookie.
+            found: the report under construction.
+            is_deep: list the ledger's entries even if its row counts enough entries.
+            is_final: report missing entries as missing; do not look again.
         """
         ledger_id = metadata.ledger_id
         try:
@@ -477,7 +479,7 @@ class IntegrityCheck:
                     found.limbo_seen.add(ledger_id)
                 missing = Missing()
                 if not state.accepts_key(metadata.password_key):
-                    # Another ledger of this id is stored here.
+                    # This bookie stores another ledger with this id.
                     for holding in held:
                         missing = missing.plus(await missing_of(holding, nothing_stored()))
                 elif is_deep or state.limbo or not _is_counted(state, held):
@@ -493,7 +495,7 @@ class IntegrityCheck:
         return False
 
     async def _missing(self, state: LocalLedger, held: Sequence[Holding]) -> Missing:
-        """List the ledger's entries in the index, and return which of `held` are missing."""
+        """List the ledger's entries in the index, and return the missing entries of `held`."""
         missing = Missing()
         for holding in held:
             stored = self._engine.entry_ranges(state, holding.first, holding.last)
@@ -536,7 +538,7 @@ class IntegrityCheck:
         elif state.limbo and not metadata.is_closed:
             found.count(f"ledger {ledger_id} is not closed", waiting=1)
         elif state.limbo:
-            # The fence may be lost, and until now limbo kept unnamed writers out.
+            # The fence may be lost, and until now limbo kept out writers that name no incarnation.
             await self._wait_for(state, self._engine.fence(state, metadata.password_key))
             await self._set_limbo(state, in_limbo=False)
             found.count(released=1)
@@ -544,8 +546,8 @@ class IntegrityCheck:
     def _may_be_lost(self, state: LocalLedger) -> bool:
         """True if missing entries of a ledger outside of limbo may have been acknowledged here.
 
-        Damage here, or a deletion of the ledger or of its copies here, may have removed such
-        entries. Metadata that names them again may come from a store that went back in time.
+        Damage, a deletion of the ledger, or a reclaim of its copies may have removed such entries.
+        Metadata that names these entries again may come from a store that went back in time.
         """
         return state.deleted or state.reclaimed or bool(self._engine.damage)
 
@@ -608,7 +610,7 @@ class IntegrityCheck:
         await self._rest.wait(lambda: size / self._settings.integrity_check_bytes_per_second)
 
     async def _release_others(self, found: _Progress) -> None:
-        """Release ledgers in limbo that are gone, or no longer name this bookie."""
+        """Release ledgers in limbo that no longer exist or no longer name this bookie."""
         after = NO_ENTRY
         while after != MAX_ID:
             page, after = await self._engine.ledgers(after, LEDGERS_PER_PAGE)
@@ -620,7 +622,7 @@ class IntegrityCheck:
         try:
             metadata = (await self._ledgers.read(ledger_id)).value
         except NoSuchLedgerError:
-            # It is deleted, and leaves limbo with its data.
+            # The ledger is deleted, and its limbo ends with its data.
             return
         except FormatError:
             return  # the report counts it; it may name this bookie

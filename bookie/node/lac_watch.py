@@ -1,4 +1,4 @@
-"""Notify watchers when a ledger's LAC moves or the ledger is fenced, without polling.
+"""Notifies watchers when a ledger's LAC advances or the ledger is fenced, without polling.
 
 Updates are level-triggered: a watcher gets the current state, and a slow watcher skips states.
 """
@@ -39,7 +39,7 @@ class LacWatches:
         return self._count
 
     def add(self, ledger_id: int, callback: LacCallback) -> None:
-        """Call `callback` at every change of the ledger from now on."""
+        """Call `callback` after every change of the ledger from now on."""
         self._watchers.setdefault(ledger_id, []).append(callback)
         self._set_count(self._count + 1)
 
@@ -55,7 +55,7 @@ class LacWatches:
         return callback in self._watchers.get(ledger_id, ())
 
     def notify(self, state: LocalLedger) -> None:
-        """Tell the watchers of a ledger about a change; without any, this costs one look-up."""
+        """Notify the watchers of a ledger of a change; without watchers this costs one look-up."""
         callbacks = self._watchers.get(state.ledger_id)
         if callbacks:
             update = lac_state(state)

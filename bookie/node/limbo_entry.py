@@ -1,16 +1,16 @@
-"""Puts ledgers in limbo if a bookie may have lost data, before the bookie serves requests.
+"""Puts ledgers in limbo before the bookie serves requests, if the bookie may have lost data.
 
 The bookie gives no negative answer about a ledger in limbo. Every ledger that names this bookie
 enters limbo, because an entry that was stored here may be gone. A ledger with unreadable metadata
 enters it too: it may name this bookie, and limbo only denies less.
 
-This module fences no ledger. A fence may be lost, too, but the fenced writer names an earlier
-incarnation of the bookie, and is refused for that. A writer that names no incarnation is refused
-while the ledger is in limbo. Later, it is refused by the fence that the integrity check writes.
+This module fences no ledger. A fence may be lost, too, but the bookie refuses a fenced writer that
+names an earlier incarnation. A writer that names no incarnation is refused while the ledger is in
+limbo. Later, the fence that the integrity check writes refuses this writer.
 
-Source: BookKeeper's BP-46, boot sequence of the data integrity check. There only open ledgers enter
-limbo, and they are fenced. So a reader of a closed ledger may get a wrong denial, and writers end
-without need.
+Source: BookKeeper's BP-46, boot sequence of the data integrity check. In BookKeeper, only open
+ledgers enter limbo, and they are fenced. So in BookKeeper a reader of a closed ledger may get a
+wrong denial, and writers end without need.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from bookie.telemetry import event_log
 _log = event_log(__name__)
 
 WAITERS_MAX = 1000
-"""The most limbo records that are pending at a time; they share the syncs of the journal."""
+"""The largest number of pending limbo records; pending records share the journal's syncs."""
 
 
 async def put_ledgers_in_limbo(engine: Engine, ledgers: LedgerManager, bookie_id: str) -> int:
     """Put every ledger that names, or may name, this bookie in limbo, durably; returns how many.
 
-    It is also recorded durably that all these ledgers are in limbo. So a later start lists the
+    The engine also durably records that all these ledgers are in limbo. So a later start lists the
     ledgers again only after new damage. If no ledger names this bookie, the bookie is no longer in
     doubt.
 
     Raises:
-        MetadataError: the listing failed; the bookie must not serve then.
+        MetadataError: the listing failed, so the bookie must not serve.
         StorageFailedError: the journal failed, or the index is damaged.
     """
     named = 0
@@ -81,5 +81,5 @@ async def _durable(waiters: list[Waiter]) -> None:
 
 
 def names(metadata: LedgerMetadata, bookie_id: str) -> bool:
-    """True if the bookie has, or had, to store any entry of the ledger."""
+    """True if the bookie must store, or had to store, any entry of the ledger."""
     return any(bookie_id in fragment.bookies for fragment in metadata.fragments)

@@ -1,10 +1,10 @@
 """Rewrites a stopped bookie's cookies after its data was moved to other directories.
 
 The operator moves the directories and changes the settings. Then this module rewrites the cookies,
-which name the old paths: first the cookie in the metadata store, then the one in each directory.
-After the first rewrite, a start in the old place fails. Before the last rewrite, a start in the new
-place fails, too. After a crash, run the command again: it accepts old and new paths. The state that
-the cookies record stays as it is.
+which name the old paths: first the metadata store's copy, then the copy in each directory. After
+the first rewrite, a start with the old paths fails. Before the last rewrite, a start with the new
+paths fails, too. After a crash, run the command again: it accepts old and new paths. The state
+number in the cookies does not change.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Move:
     after: Cookie
     """The same cookie after the move, with the directories of the settings."""
     rewritten: int
-    """The number of rewritten cookies, including the one in the metadata store."""
+    """The number of rewritten cookies, including the metadata store's copy."""
 
 
 async def move_directories(
@@ -43,24 +43,25 @@ async def move_directories(
     *,
     accept_older: bool = False,
 ) -> Move:
-    """Make the cookies of a stopped bookie name the directories of its settings.
+    """Write the directories of the settings into the cookies of a stopped bookie.
 
     The change is durable when this returns. After any error or crash, the function can be called
     again.
 
     Args:
-        environment: The machine that has the directories.
-        storage: The settings, which name the present directories.
-        cookies: The cookies of the cluster, of a store that was synced.
-        bookie_id: The bookie; the caller has checked that it is not registered.
-        instance_id: The cluster.
-        accept_older: Go on with directories that hold an older state than the last one of the
-            bookie. Their state numbers stay, so its next start notices.
+        environment: The machine on which the directories are.
+        storage: The settings, which name the new directories.
+        cookies: The cluster's cookies, in a store that was synced.
+        bookie_id: The bookie's id; the caller has checked that the bookie is not registered.
+        instance_id: The id of the cluster instance.
+        accept_older: Accept directories that hold an older state than the bookie's last one. The
+            state numbers of the directories do not change, so the next start notices the older
+            state.
 
     Raises:
         CookieError: directories are missing, swapped, older, or of another bookie; nothing was
             changed.
-        DirectoryLockedError: a process uses one of them; nothing was changed.
+        DirectoryLockedError: a process uses one of the directories; nothing was changed.
         BadVersionError: the bookie was started or deleted meanwhile; nothing was changed.
         ConfigurationError, StorageFailedError: a directory is unusable; nothing was changed.
         OSError: a cookie could not be written.
@@ -77,7 +78,7 @@ async def move_directories(
             f"bookie {bookie_id} has not finished its first start in this cluster: "
             "start it once before you move it"
         )
-    # Locking creates missing directories, so check the owner before, too.
+    # Locking creates missing directories, so check the owner before locking, too.
     _check(environment.disk, Directories(environment.disk, storage), before, accept_older)
     with locked_directories(environment.disk, storage) as directories:
         found = _check(environment.disk, directories, before, accept_older)
@@ -153,11 +154,11 @@ def _cookie_in(directories: Directories, root: str) -> Cookie:
 
 
 def _are_swapped(disk: Disk, directories: Directories) -> bool:
-    """True if one root holds the other's content; the cookies do not show it, as both are equal."""
+    """True if one root holds the other's content; the cookies are equal and do not show it."""
     parsed = [parse_file_name(name) for name in disk.names(directories.ledgers)]
     if any(kind is FileKind.JOURNAL for kind, _ in filter(None, parsed)):
         return True
-    # A start with swapped directories may have left empty folders of these names.
+    # A start with swapped directories may have created empty folders with these names.
     return any(
         folder in disk.names(directories.journal)
         and disk.names(os.path.join(directories.journal, folder))

@@ -1,8 +1,8 @@
-"""The cookie of a running bookie: its state number and incarnation, in all three copies.
+"""The cookie of a running bookie, with state number and incarnation, in all three copies.
 
-If an operator restores a copy of the directories, the bookie lacks entries that it acknowledged
-since. The **state number** shows this. It rises in the directories and in the metadata store, in
-this order::
+If an operator restores older directories, the bookie lacks entries that it acknowledged later. The
+**state number** detects a restored copy. The number increases in the directories and in the
+metadata store, in this order::
 
     directories   number n+1, not settled: the store may have n or n+1
     store         compare-and-set n -> n+1
@@ -17,15 +17,15 @@ directories < store                    the directories are an older state: the b
 directories > store                    the metadata store went back to an older state
 =====================================  =========================================================
 
-The state number rises at each start and stop, and every `ADVANCE_SECONDS` while entries are
-written. So a restored copy of a running bookie is noticed, too, unless the bookie crashed within
-`ADVANCE_SECONDS` after the copy was made.
+The state number increases at each start and stop, and every `ADVANCE_SECONDS` while entries are
+written. So a restored copy of a running bookie is detected, too, unless the bookie crashed within
+`ADVANCE_SECONDS` after the copy.
 
-If another process deletes or changes the cookie, this process ends, because the other process then
+If another process deletes or changes the cookie, this process ends, because the other process now
 owns the bookie's id.
 
 The **incarnation** is a random id. When the bookie may have lost acknowledged entries, it makes a
-new incarnation, by the same steps. Writers that know another incarnation no longer count on the
+new incarnation, by the same steps. Writers that know an older incarnation no longer count on the
 bookie.
 """
 
@@ -52,10 +52,10 @@ from bookie.node.engine.directories import Directories
 from bookie.telemetry import event_log
 
 ADVANCE_SECONDS = 10.0
-"""The interval of reading the store's cookie; after new entries its state number rises, too."""
+"""The interval of reading the store's cookie; with new entries, its state number advances."""
 
 LOOK_SECONDS = 1.0
-"""The time until the cookie records that the bookie is in doubt, or no longer in doubt."""
+"""The time until the cookie records that the bookie is in doubt, or no longer is."""
 
 STOP_SECONDS_MAX = 2.0
 """The longest time that a stop waits for the metadata store to accept the last state number."""
@@ -70,9 +70,9 @@ class StateComparison:
     number: int
     """The highest state number that a copy of the cookie certainly reached."""
     older: str = ""
-    """The reason to say that the directories hold an older state; empty if they do not."""
+    """The evidence that the directories hold an older state; empty if they do not."""
     store_went_back: str = ""
-    """The reason to say that the metadata store went back in time; empty if it did not."""
+    """The evidence that the metadata store went back in time; empty if it did not."""
 
 
 def went_back_in_time(stored: int, reached: int) -> str:
@@ -84,7 +84,7 @@ def went_back_in_time(stored: int, reached: int) -> str:
 
 
 def compare_states(recorded: Cookie, roots: Sequence[tuple[str, Cookie]]) -> StateComparison:
-    """Compare the store's cookie with those of the directories, given as path and cookie."""
+    """Compare the store's cookie with the cookies of the directories, given as path and cookie."""
     stored = recorded.state_number
     number, older, went_back = stored, "", ""
     for path, cookie in roots:
@@ -101,7 +101,7 @@ def compare_states(recorded: Cookie, roots: Sequence[tuple[str, Cookie]]) -> Sta
 
 
 class OwnCookie:
-    """The three copies of this bookie's cookie, changed together, by one task at a time."""
+    """Changes the three copies of this bookie's cookie together, in one task at a time."""
 
     def __init__(
         self,
@@ -117,14 +117,14 @@ class OwnCookie:
         self._cookie = cookie
         self._number = comparison.number
         self._attempted = comparison.number
-        """The number that the store may have after a write with an unknown outcome."""
+        """The state number that the store may have after a write with an unknown outcome."""
         self._lock = asyncio.Lock()
         self._on_store_went_back: Callable[[str], Awaitable[None]] | None = None
         self._is_stopping = False
         self.comparison = comparison
         """The result of `compare_states` at this start."""
         self.is_in_doubt_at_stop: bool | None = None
-        """The doubt that `stop` records in the cookie; None keeps the recorded one."""
+        """The doubt that `stop` records in the cookie; None keeps the recorded doubt."""
 
     @property
     def incarnation(self) -> str:
@@ -137,16 +137,17 @@ class OwnCookie:
         return self._cookie.is_in_doubt
 
     async def advance(self, *, renew: bool = False, is_in_doubt: bool | None = None) -> None:
-        """Raise the state number in all copies of the cookie; durable when it returns.
+        """Increase the state number in all copies of the cookie; durable when this returns.
 
         Args:
-            renew: make a new incarnation as well.
-            is_in_doubt: the doubt that the metadata store records from now on; None keeps it.
+            renew: Also create a new incarnation.
+            is_in_doubt: The doubt to record in the metadata store; None keeps the recorded doubt.
 
         Raises:
             IdentityError: another process changed or deleted the cookie.
-            MetadataError, RequestError: the store does not answer, refuses us or holds another
-                cluster. The outcome may be unknown; repeat the call.
+            MetadataError, RequestError: the store does not answer, refuses access or belongs to
+            another
+                cluster. The outcome may be unknown; then repeat the call.
             StorageFailedError: a disk failed.
         """
         async with self._lock:
@@ -202,15 +203,15 @@ class OwnCookie:
         """Read the store's copy of the cookie; only this process may have changed it.
 
         Raises:
-            CookieError: it is gone, or another bookie's.
-            IdentityError: another process has raised its number.
-            WrongClusterError: the store holds another cluster, or none.
+            CookieError: the cookie is gone, or belongs to another bookie.
+            IdentityError: another process has increased the cookie's state number.
+            WrongClusterError: the store belongs to another cluster, or to none.
             MetadataError: the store does not answer.
         """
         found = await self._cookies.read_latest(self._cookie.bookie_id)
         different = [] if found is None else self._cookie.differences(found.value)
         if found is None or different:
-            # The store of another cluster does not mean that this bookie has lost its id.
+            # A store of another cluster does not prove that this bookie has lost its id.
             await self._cookies.require_instance(self._cookie.instance_id)
         if found is None:
             raise CookieError(f"the cookie of bookie {self._cookie.bookie_id} was deleted")
@@ -250,10 +251,10 @@ class OwnCookie:
         """Keep the copies of the cookie up to date until cancelled.
 
         Args:
-            in_doubt: True if the bookie may lack entries now.
-            written_bytes: rises whenever anything was written.
-            on_store_went_back: called with the reason if the store is an older state, before it is
-                written.
+            in_doubt: Returns True if the bookie may lack entries now.
+            written_bytes: Returns a number that increases with every write.
+            on_store_went_back: Called with the reason, before any write, if the store is an older
+                state.
 
         Raises:
             IdentityError: another process changed or deleted the cookie.
@@ -284,7 +285,7 @@ class OwnCookie:
                     _log.warning("state_number_not_advanced", reason=told)
 
     async def stop(self) -> None:
-        """Raise the state number after an orderly stop, if the store answers in time."""
+        """Increase the state number after an orderly stop, if the store answers in time."""
         self._is_stopping = True
         try:
             async with asyncio.timeout(STOP_SECONDS_MAX):

@@ -1,4 +1,4 @@
-"""The copies that this bookie stores, for the repair that reclaims those which nobody names."""
+"""Gives the repair access to this bookie's copies, to reclaim copies that no metadata names."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ LEDGERS_PER_PAGE = 1000
 
 
 class OwnCopies:
-    """A bookie's engine and collector, as far as a reclaim needs them."""
+    """The part of a bookie's engine and garbage collector that a reclaim uses."""
 
     def __init__(self, engine: Engine, garbage: GarbageCollector) -> None:
         self._engine = engine
         self._garbage = garbage
 
     async def pages(self) -> AsyncIterator[list[int]]:
-        """Ids of the ledgers of which entries are stored here, ascending, in pages.
+        """Yield the ids of ledgers with entries stored here, ascending, in pages.
 
-        Entries count once a checkpoint has put them into the index.
+        An entry counts once a checkpoint has moved it into the index.
         """
         after = NO_ENTRY
         while after < MAX_ID:
@@ -30,13 +30,14 @@ class OwnCopies:
             yield [stored.ledger_id for stored in page if stored.row.entries]
 
     async def find_objection(self) -> str:
-        """The reason to remove nothing now; see `GarbageCollector.find_objection`."""
+        """Return the reason to remove nothing now; see `GarbageCollector.find_objection`."""
         return await self._garbage.find_objection()
 
     async def known_end(self, ledger_id: int, last: int) -> int:
-        """The highest id above `last` that is stored here, or was confirmed to this bookie.
+        """Return the highest id above `last` that is stored here or was confirmed to this bookie.
 
-        It is at most `last` if there is none. A stored entry may never have been acknowledged.
+        The result is at most `last` if there is no such id. A stored entry may never have been
+        acknowledged.
 
         Raises:
             CorruptionError: the index is damaged.

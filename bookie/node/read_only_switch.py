@@ -1,7 +1,7 @@
-"""An operator's switch that makes a bookie read-only, which may survive a restart.
+"""An operator's switch that makes a bookie read-only; the switch may survive a restart.
 
-The ledgers directory keeps the switch as a file. So it goes where the bookie's data goes, and is
-lost with it.
+A file in the ledgers directory stores the switch. So the switch moves with the bookie's data, and
+is lost with the data.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ class ReadOnlySwitch:
         self._directories = directories
         self._bookie = bookie
         self._lock = asyncio.Lock()
-        """Held during a change, so that file and bookie agree."""
+        """Held during a change, so that the file and the bookie agree."""
         self.persists = False
         """True if the bookie will be read-only after a restart, too."""
 
     async def load(self) -> None:
-        """Turn the bookie read-only if the switch was kept."""
+        """Make the bookie read-only if the switch was stored."""
         self.persists = await self._workers.run("read", self._directories.is_read_only)
         if self.persists:
             self._bookie.set_read_only(COMMAND, read_only=True)
 
     async def set(self, *, read_only: bool, persist: bool = False) -> None:
-        """Refuse new entries, or take them again.
+        """Refuse new entries, or accept them again.
 
-        With `persist`, the refusal is durable when this returns. Without it, a switch that was kept
-        stays kept. The switch to writable is always durable. After an error nothing has changed for
-        the running bookie, and the next start may see either state.
+        With `persist`, the refusal is durable when this returns. Without `persist`, a stored switch
+        stays stored. The switch to writable is always durable. After an error the running bookie is
+        unchanged, and the next start may see either state.
 
         Raises:
-            DiskFullError, StorageFailedError: the switch could not be kept or removed.
+            DiskFullError, StorageFailedError: the switch could not be stored or removed.
         """
         async with self._lock:
             if persist or not read_only:

@@ -1,8 +1,8 @@
-"""Answers requests for stored data: entries, the last add confirmed, listings.
+"""Answers requests for stored data: entries, the last add confirmed, and listings.
 
-The bookie says that something is not stored only if this is certain. For a ledger in limbo, or one
-whose copies were removed here, the answer is UNKNOWN_LEDGER_STATE instead. An entry that is in the
-index but unreadable is an I/O error.
+The bookie denies an entry or ledger only if it is certainly not stored. For a ledger in limbo, or
+with reclaimed copies, the answer is UNKNOWN_LEDGER_STATE instead of a denial. An entry that is in
+the index but unreadable is an I/O error.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bookie.wire.commands import LacReply, LedgerRow, ReadCommand, ReadReply
 LEDGERS_PER_PAGE = 1000
 
 _UNKNOWN = Status.UNKNOWN_LEDGER_STATE, "this bookie may have lost entries of the ledger"
-"""The answer for a ledger in doubt, instead of one that something is not stored."""
+"""The answer about a ledger in doubt, instead of a denial."""
 
 
 class EntryReads:
@@ -34,7 +34,7 @@ class EntryReads:
         self._settings = settings
 
     def try_read(self, state: LocalLedger, command: ReadCommand) -> ReadReply | None:
-        """The result of `read` for one entry that is in memory; else None."""
+        """Return the result of `read` for one entry that is in memory; otherwise None."""
         first = command.first_entry_id
         if not 0 <= first == command.last_entry_id <= MAX_ID or command.stripe_modulus:
             return None
@@ -47,14 +47,14 @@ class EntryReads:
         return None
 
     async def read(self, state: LocalLedger, command: ReadCommand) -> ReadReply:
-        """Read the wanted entries up to a limit or the first missing one; `problem_of` is empty."""
+        """Read wanted entries up to a limit or the first missing one; `problem_of` is empty."""
         first, last = command.first_entry_id, command.last_entry_id
         if state.deleted or not state.exists:
             wanted = _first_wanted(command)
             return _negative_read(state, Status.NO_SUCH_LEDGER, "no such ledger", wanted)
         if first == NO_ENTRY:
             result = await self._engine.read_last(state)
-            # In doubt the last entry is unknown.
+            # For a ledger in doubt, the last entry is unknown.
             if result is None or state.is_in_doubt:
                 return _negative_read(
                     state, Status.NO_SUCH_ENTRY, "the ledger has no entry here", 0
@@ -76,7 +76,7 @@ class EntryReads:
         return _reply(state, result)
 
     async def read_lac(self, state: LocalLedger) -> LacReply:
-        """Return what is known of the ledger's end; in doubt, acknowledged entries may be gone."""
+        """Return stored facts about the ledger's end; in doubt, acknowledged ones may be gone."""
         reply = await self._engine.read_lac(state)
         if state.is_in_doubt and reply.status is not Status.IO_ERROR:
             return LacReply(*_UNKNOWN, max_lac=reply.max_lac, fenced=reply.fenced)
@@ -86,7 +86,7 @@ class EntryReads:
         """Yield ranges of stored ids from `first` to `last`; `last` -1 means the ledger's end.
 
         Raises:
-            NoSuchLedgerError: nothing was ever stored of the ledger here.
+            NoSuchLedgerError: this bookie never stored an entry of the ledger.
             BadRequestError: the range is invalid.
             CorruptionError: the listing cannot be completed.
         """
@@ -99,7 +99,7 @@ class EntryReads:
             yield ranges
 
     async def ledgers(self, after: int) -> AsyncIterator[list[LedgerRow]]:
-        """Every ledger stored here with an id above `after`, ascending, in pages."""
+        """Yield every ledger stored here with an id above `after`, ascending, in pages."""
         while True:
             page, after = await self._engine.ledgers(after, LEDGERS_PER_PAGE)
             rows = [
@@ -141,7 +141,7 @@ def _negative_read(state: LocalLedger, status: Status, message: str, following: 
 
 
 def problem_of(command: ReadCommand) -> str:
-    """The reason why the request is invalid, in one sentence; empty if it is valid."""
+    """Return the reason why the request is invalid, in one sentence; empty if it is valid."""
     first, last = command.first_entry_id, command.last_entry_id
     if not 0 <= command.ledger_id <= MAX_ID:
         return f"ledger id {command.ledger_id} is out of range"
@@ -162,7 +162,7 @@ def problem_of(command: ReadCommand) -> str:
 
 
 STRIPE_MODULUS_MAX = 1024
-"""Far above the size of any ensemble; it bounds the number of ids that one read examines."""
+"""The limit is far above any ensemble size; it bounds the ids that one read examines."""
 
 
 def _first_wanted(command: ReadCommand) -> int:

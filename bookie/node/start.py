@@ -1,15 +1,15 @@
 """Starts a bookie in nested steps, and stops it in the reverse order.
 
 1. The directories are locked for this process.
-2. The cookies are compared, or stamped if the bookie is new.
+2. The cookies are compared, or created if the bookie is new.
 3. The engine starts: index, replay, new journal.
 4. If acknowledged data may be lost, the bookie gets a new incarnation. Then every ledger that names
    the bookie enters limbo.
-5. Requests are served. Beside them the ledgers in limbo are checked.
+5. The bookie serves requests. Meanwhile, the integrity check examines the ledgers in limbo.
 
-Both parts of step 4 are durable, and the new incarnation is durable first. A ledger that was
-created before the new incarnation was known is listed, and enters limbo. The writer of a later
-ledger learns the new incarnation, or is refused.
+Both parts of step 4 are durable, the new incarnation first. A ledger that was created before the
+new incarnation was published is listed, and enters limbo. The writer of a later ledger learns the
+new incarnation, or is refused.
 
 The caller registers the bookie last, so that clients find it only when its answers are reliable.
 """
@@ -61,10 +61,10 @@ class StartedBookie:
     def apply(
         self, storage: StorageSettings, limits: NodeSettings, garbage: GarbageSettings
     ) -> None:
-        """Apply new settings; only dynamic ones take effect.
+        """Apply new settings; only dynamic settings take effect.
 
-        Each part has its section of the settings as its attribute `settings`, and reads that
-        attribute in each round.
+        Each part keeps its section of the settings in its attribute `settings`, and reads it in
+        each round.
         """
         self.engine.apply(storage)
         for part in (self.bookie, self.check, self.watch):
@@ -121,23 +121,23 @@ async def _settle_doubts(
     collector: GarbageCollector,
     bookie_id: str,
 ) -> None:
-    """Before any request: if data may be lost, renew the incarnation, then put ledgers in limbo.
+    """Before any request, if data may be lost: renew the incarnation, then put ledgers in limbo.
 
     Each step is durable before the next one begins. After a crash between two steps, the bookie is
     still in doubt.
 
     Raises:
-        MetadataError: the store does not answer; the bookie must not serve then.
+        MetadataError: the store does not answer, so the bookie must not serve.
         StorageFailedError: a disk failed.
     """
     found = own.comparison
     if found.store_went_back:
-        # Before the number is raised, because then the difference is gone.
+        # Record the doubt before the number increases, because then the difference is gone.
         await collector.doubt_store(found.store_went_back)
     if found.older:
         _log.error("older_state", reason=found.older)
     if not (found.older or _is_suspect(engine.verdict, own)):
-        # A store that went back may have an old incarnation.
+        # A store that went back in time may have an old incarnation.
         await own.advance(renew=bool(found.store_went_back))
         return
     try:
@@ -154,7 +154,7 @@ async def _settle_doubts(
 
 @asynccontextmanager
 async def _advanced_at_the_end(own: OwnCookie) -> AsyncIterator[None]:
-    """Raise the state number after an orderly stop, so that earlier copies are outdated."""
+    """Increase the state number after an orderly stop, so that earlier copies are outdated."""
     yield
     await own.stop()
 
@@ -199,13 +199,13 @@ async def start_bookie(
 ) -> AsyncIterator[StartedBookie]:
     """Start a bookie; stop it in order at the end of the ``with`` block.
 
-    With `losses`, a bookie that lost all its data may begin empty (`ensure_identity`).
+    With `losses`, a bookie that lost all its data may start empty (`ensure_identity`).
 
     Raises:
-        DirectoryLockedError, CookieError: the directories are in use, or another bookie's.
-        FormatError: a newer version wrote something in them.
-        ConfigurationError: a directory cannot be used, or its device is full.
-        StorageFailedError: (in a group) a disk failed; the process must exit with code 74.
+        DirectoryLockedError, CookieError: another process or another bookie uses the directories.
+        FormatError: a newer version wrote a file in the directories. ConfigurationError: a
+        directory cannot be used, or its device is full. StorageFailedError: (in a group) a disk
+        failed; the process must exit with code 74.
     """
     with locked_directories(environment.disk, storage) as directories:
         claim = await _claim(
