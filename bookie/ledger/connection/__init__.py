@@ -1,1 +1,1 @@
-"""A client's connections to bookies, and the calls that the state machines ask for."""
+"""A client's connections to bookies, and the calls that the state machines request."""

@@ -1,4 +1,4 @@
-"""Checks of callers' arguments, made before anything is done.
+"""Checks callers' arguments before any action.
 
 Python accepts many wrong arguments without an error: ``bytes(5)`` is five zero bytes.
 """
@@ -14,10 +14,10 @@ Payload = bytes | bytearray | memoryview
 
 
 def checked_bytes(value: object, name: str) -> bytes:
-    """Return `value` as bytes, if it is bytes, a bytearray or a memoryview.
+    """Return `value` as bytes if it is bytes, a bytearray or a memoryview.
 
     Raises:
-        BadRequestError: it does not; a string has to be encoded first.
+        BadRequestError: the value has another type; encode a string first.
     """
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
@@ -28,7 +28,7 @@ def checked_payloads(payloads: object) -> list[bytes]:
     """Return the payloads of several entries as a list of bytes.
 
     Raises:
-        BadRequestError: one of them is not bytes, or all together are one payload.
+        BadRequestError: a payload is not bytes, or the argument itself is one payload.
     """
     if not isinstance(payloads, Iterable) or isinstance(payloads, str | bytes | bytearray):
         raise BadRequestError(
@@ -44,7 +44,7 @@ def checked_entry_id(value: object, name: str) -> int:
     """Return `value`, if it is an entry id or -1.
 
     Raises:
-        BadRequestError: it is no entry id.
+        BadRequestError: the value is neither an entry id nor -1.
     """
     if isinstance(value, int) and not isinstance(value, bool) and -1 <= value <= MAX_ID:
         return value

@@ -1,7 +1,7 @@
-"""Carry out the calls and metadata operations that a state machine asks for.
+"""Carries out the calls and metadata operations that a state machine requests.
 
 A driver owns one state machine. The driver passes the machine one event at a time and carries out
-the effects in their order. The outcome of a call or a timer comes back later, as an event.
+the effects in their order. The outcome of a call or a timer arrives later, as an event.
 """
 
 from __future__ import annotations
@@ -31,15 +31,14 @@ ELSEWHERE = (
     "the client belongs to another event loop; call it there, as "
     "asyncio.run_coroutine_threadsafe does"
 )
-"""Error text for a call from an event loop that is not the client's."""
+"""Error text for a call from an event loop other than the client's."""
 
 
 class Calls(Generic[T]):
-    """Calls under way; their outcomes are taken one by one, as the calls end.
+    """Calls under way; callers take the outcomes one by one, as the calls end.
 
-    This is an async context manager: at its end, it cancels the calls that still run. Errors of the
-    ``with`` block pass through unchanged. A call must return the failures that it expects as
-    outcomes.
+    The end of this async context manager cancels the calls that still run. Errors of the ``with``
+    block pass through unchanged. A call must return expected failures as outcomes.
     """
 
     def __init__(self) -> None:
@@ -52,14 +51,14 @@ class Calls(Generic[T]):
         task = self._tasks.create_task(self._run(call), name=name)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
-        # A task that is cancelled before its first step has not begun to await the call.
+        # A task that is cancelled before its first step has not started to await the call.
         task.add_done_callback(lambda _: call.close())
 
     def put(self, outcome: T) -> None:
         self._outcomes.put_nowait(outcome)
 
     async def next(self) -> T:
-        """Wait for the oldest outcome that was not taken yet, and return it."""
+        """Wait for the oldest outcome that was not taken, and return it."""
         return await self._outcomes.get()
 
     async def __aenter__(self) -> Self:
@@ -74,7 +73,7 @@ class Calls(Generic[T]):
     ) -> None:
         for task in self._running:
             task.cancel()
-        # The body's own error passes by the group, which would wrap it.
+        # The body's own error bypasses the task group, which would wrap it.
         await self._tasks.__aexit__(None, None, None)
 
     async def _run(self, call: Coroutine[None, None, T]) -> None:
@@ -84,9 +83,9 @@ class Calls(Generic[T]):
 async def carry_out_metadata(
     ledgers: LedgerManager, ledger_id: int, token: int, effect: ReadMetadata | WriteMetadata
 ) -> MetadataEvent:
-    """Do one metadata operation and return its outcome as an event, even after a failure.
+    """Do one metadata operation; return its outcome as an event, even after a failure.
 
-    The operation is about the ledger that was created with `token`: another ledger may have its id
+    The operation applies to the ledger created with `token`, because another ledger may have the id
     by now.
     """
     try:
@@ -102,7 +101,7 @@ async def carry_out_metadata(
 
 
 def fresh(error: BookieError) -> BookieError:
-    """Copy an error: one error object that is raised twice would collect two tracebacks."""
+    """Copy an error, because an error object that is raised twice would collect two tracebacks."""
     duplicate = copy(error)
     duplicate.__cause__ = error.__cause__
     return duplicate
@@ -111,7 +110,7 @@ def fresh(error: BookieError) -> BookieError:
 def settle(
     waiters: Iterable[asyncio.Future[T]], result: T, error: BookieError | None = None
 ) -> None:
-    """Give each waiter that is not done the result, or its own copy of the error."""
+    """Set the result, or a copy of the error, on each waiter that is not done."""
     for waiter in waiters:
         if not waiter.done():
             if error is None:

@@ -1,14 +1,13 @@
-"""A client's connections: for each bookie a gRPC channel, streams of adds, a stream of LACs.
+"""A client's connections: for each bookie a gRPC channel, streams of adds, and a stream of LACs.
 
-A *lane* is the stream of all adds of one class, plain or recovery, to one bookie. A lane belongs to
-one incarnation of its bookie; ledgers learn the incarnations with their ensembles. If the bookie
-returns with another incarnation, the lane is lost for good, and so is everything that was
-acknowledged on it.
+A *lane* is the stream of all adds of one kind, plain or recovery, to one bookie. A lane belongs to
+one incarnation of its bookie; a ledger reads the incarnations with its ensemble. If the bookie
+returns with another incarnation, the lane and all entries acknowledged on it count as lost.
 
-All ledgers share the lanes. While a lane has users, it reconnects by itself and tells its users
-when it is up or down. A lane matches answers with requests by request ids. Request ids rise over
-all lanes, so one bytes object can go to every bookie of a write set. A broken lane forgets its
-requests. The sender of the requests keeps them, and decides whether to send them again.
+All ledgers share the lanes. While a lane has users, it reconnects automatically and reports to its
+users when it is up or down. A lane matches answers with requests by request ids. Request ids
+increase over all lanes, so one bytes object can go to every bookie of a write set. A broken lane
+forgets its requests. The sender keeps its requests, and decides whether to resend them.
 
 Every attempt to connect looks up the bookie's address by its id, because the address may have
 changed.
@@ -46,10 +45,10 @@ from bookie.wire.grpc.credentials import ChannelSecurity
 
 RECONNECT_SECONDS_MIN = 0.05
 RECONNECT_SECONDS_MAX = 1.0
-"""The longest pause between attempts to connect; appends wait no longer for a restarted bookie."""
+"""The longest pause between attempts to connect; so a restarted bookie delays appends no longer."""
 
 LINGER_SECONDS_MAX = 1.0
-"""The longest time that a closing client waits for bookies to get the last LAC."""
+"""The longest time that a closing client waits until bookies have received the last LAC."""
 
 S = TypeVar("S", AddStream, LacWatch)
 
@@ -61,7 +60,7 @@ class AddSender(Protocol):
     """A user of a lane, which is a stream of adds to one bookie."""
 
     def on_up(self) -> None:
-        """The lane is up; requests that were sent before will not be answered."""
+        """The lane is up; requests that were sent earlier will not be answered."""
 
     def on_down(self) -> None:
         """The lane is down; the outcome of every unanswered request is unknown."""
@@ -70,11 +69,11 @@ class AddSender(Protocol):
         """The bookie has not answered other users of the lane in time."""
 
     def on_lost(self) -> None:
-        """The bookie has another incarnation: it may have lost all that it acknowledged."""
+        """The bookie has another incarnation and may have lost all that it acknowledged."""
 
 
 class _Reconnecting(ABC, Generic[S]):
-    """A stream to one bookie that is opened while it has users, and reopened when it breaks.
+    """A stream to one bookie that opens while it has users, and reopens after it breaks.
 
     The pauses between attempts to connect double, with jitter, until an attempt succeeds.
     """
@@ -100,12 +99,12 @@ class _Reconnecting(ABC, Generic[S]):
         """The stream broke."""
 
     def drop(self) -> None:
-        """Forget the stream, because its channel was closed."""
+        """Drop the stream, because its channel was closed."""
         self._stream = self._channel = None
         self._on_broken(BookieUnreachableError("the bookie has another address now"))
 
     def abandon(self) -> None:
-        """Reconnect no more."""
+        """Stop reconnecting."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -125,7 +124,7 @@ class _Reconnecting(ABC, Generic[S]):
             self._stream.reopen()
 
     def _on_open(self) -> None:
-        """The bookie has accepted the stream: the next pause before a reconnect is short again."""
+        """The bookie has accepted the stream, so the next reconnect starts with a short pause."""
         self._backoff.reset()
 
     def _reconnect_later(self) -> None:
@@ -136,8 +135,8 @@ class _Reconnecting(ABC, Generic[S]):
     def hurry(self) -> None:
         """Try to connect now, because the bookie has just registered.
 
-        The attempt to connect may fail, because the channel itself pauses after failures. So the
-        next pauses between attempts are short again.
+        The attempt to connect may fail, because the channel itself pauses after failures. Therefore
+        the next pauses between attempts are short again.
         """
         self._backoff.reset()
         if self._timer is not None:
@@ -150,19 +149,19 @@ class _Reconnecting(ABC, Generic[S]):
 
 
 class AddConnection(_Reconnecting[AddStream]):
-    """The adds of one class, plain or recovery, from this process to one bookie's incarnation."""
+    """The stream of adds of one kind (plain or recovery) to one incarnation of a bookie."""
 
     def __init__(self, connection: BookieConnection, incarnation: str = "") -> None:
         super().__init__(connection)
         self._incarnation = incarnation
-        """The expected incarnation; empty if the bookie registered none: then any is accepted."""
+        """The expected incarnation; empty accepts any, if the bookie registered none."""
         self._is_lost = False
         self._users: dict[AddSender, None] = {}
         self._awaited: dict[int, OnAnswer] = {}
         self.heard_at = 0.0
-        """Event-loop time of the last answer, or of the moment when the stream was accepted."""
+        """Event-loop time of the last answer, or of the acceptance of the stream."""
         self._told_at = -1.0
-        """The `heard_at` of the last silence that users were told about: they are told once."""
+        """The `heard_at` of the last reported silence; users learn of each silence once."""
         self.is_up = False
         """True if the bookie has accepted the stream; requests are sent only while this is true."""
         self.tls_problem = ""
@@ -170,11 +169,11 @@ class AddConnection(_Reconnecting[AddStream]):
 
     @property
     def life(self) -> str:
-        """The id of the bookie process that accepted the stream last; empty if unknown."""
+        """The id of the bookie process that last accepted the stream; empty if unknown."""
         return "" if self._stream is None else self._stream.life
 
     def join(self, user: AddSender) -> None:
-        """Start to use the lane; `on_up` or `on_lost` follows, at once if it is up or lost now."""
+        """Start to use the lane; `on_up` or `on_lost` follows, at once if it is up or lost."""
         if self._is_lost:
             user.on_lost()
             return
@@ -185,21 +184,21 @@ class AddConnection(_Reconnecting[AddStream]):
             self._connect()
 
     def leave(self, user: AddSender) -> None:
-        """Stop using the lane. Answers on their way may still be delivered."""
+        """Stop using the lane. Answers in flight may still be delivered."""
         self._users.pop(user, None)
 
     def send(self, request_id: int, data: bytes, on_answer: OnAnswer) -> None:
-        """Send one request; `on_answer` is called, unless the lane breaks first."""
+        """Send one request; `on_answer` is called unless the lane breaks first."""
         if self._stream is None or not self.is_up:
             return
         try:
             self._stream.send(data)
         except BookieUnreachableError:
-            return  # it broke just now; its users are told next
+            return  # the lane just broke; its users learn this next
         self._awaited[request_id] = on_answer
 
     async def request(self, request_id: int, data: bytes) -> tuple[Status, str]:
-        """Send one request, and send it again each time the lane reopens, until it is answered."""
+        """Send one request, and resend it each time the lane reopens, until it is answered."""
         once = _OneRequest(self, request_id, data)
         self.join(once)
         try:
@@ -208,7 +207,7 @@ class AddConnection(_Reconnecting[AddStream]):
             self.leave(once)
 
     def suspect(self, teller: AddSender, seconds: float) -> None:
-        """Tell all users except `teller` if the bookie has answered nobody for `seconds`."""
+        """Report to all users except `teller` if the bookie has answered no user for `seconds`."""
         silent = asyncio.get_running_loop().time() - self.heard_at
         if self.is_up and self._awaited and silent >= seconds and self._told_at != self.heard_at:
             self._told_at = self.heard_at
@@ -217,7 +216,7 @@ class AddConnection(_Reconnecting[AddStream]):
                     user.on_silent()
 
     def describe(self) -> str:
-        """Describe the lane's state, for the log of a writer that got no answer."""
+        """Describe the lane's state, for the log of a writer without an answer."""
         bookie_id = self._connection.bookie_id
         if self._is_lost:
             return f"{bookie_id}: may have lost what it acknowledged"
@@ -230,7 +229,6 @@ class AddConnection(_Reconnecting[AddStream]):
         )
 
     def abandon(self) -> None:
-        """Reconnect no more."""
         self._users.clear()
         self._awaited.clear()
         super().abandon()
@@ -260,7 +258,7 @@ class AddConnection(_Reconnecting[AddStream]):
             for user in users:
                 user.on_lost()
             return
-        # Any other error may have passed by the next attempt.
+        # Any other error may have gone by the next attempt.
         self._reconnect_later()
         for user in list(self._users):
             user.on_down()
@@ -284,10 +282,10 @@ class _OneRequest:
         self._lane.send(self._request_id, self._data, self._on_answer)
 
     def on_down(self) -> None:
-        pass  # it is sent again when the lane is up
+        pass  # the lane resends the request when it is up
 
     def on_silent(self) -> None:
-        pass  # the caller has a timeout of its own
+        pass  # the caller has its own timeout
 
     def on_lost(self) -> None:
         self._on_answer(Status.WRONG_INCARNATION, "the bookie has another incarnation now")
@@ -311,7 +309,7 @@ class LacSubscription(_Reconnecting[LacWatch]):
         self._connect()
         if self._stream is not None:
             if len(followers) > 1:
-                # The bookie tells the present state to a new subscriber only.
+                # A bookie reports the current state only to a new subscriber.
                 self._stream.unsubscribe([ledger_id])
             self._stream.subscribe([ledger_id])
 
@@ -324,7 +322,6 @@ class LacSubscription(_Reconnecting[LacWatch]):
             self._stream.unsubscribe([ledger_id])
 
     def abandon(self) -> None:
-        """Reconnect no more."""
         self._callbacks.clear()
         super().abandon()
 
@@ -357,7 +354,7 @@ class BookieConnection:
         """The one from which the address of the channel was taken."""
         self._plain: dict[str, AddConnection] = {}
         self._recovery: dict[str, AddConnection] = {}
-        """The lanes that were asked for, by the bookie's incarnation."""
+        """Maps an incarnation of the bookie to its lane."""
         self.lacs = LacSubscription(self)
 
     def plain(self, incarnation: str) -> AddConnection:
@@ -377,7 +374,7 @@ class BookieConnection:
         return [*self._plain.values(), *self._recovery.values(), self.lacs]
 
     def channel(self) -> BookieChannel:
-        """Return the channel to the bookie's present address.
+        """Return the channel to the bookie's current address.
 
         Raises:
             BookieUnreachableError: its address is unknown.
@@ -425,12 +422,12 @@ class BookieConnection:
 
 
 class BookiePool:
-    """The connections of one client to bookies, made when they are first needed.
+    """The connections of one client to bookies, created at first use.
 
     Args:
-        directory: where bookies are.
-        instance_id: the cluster that they must belong to.
-        tasks: where streams and calls live; must outlive `close`.
+        directory: the addresses of bookies.
+        instance_id: the cluster instance to which the bookies must belong.
+        tasks: the task group of streams and calls; must outlive `close`.
         settings: the client's timeouts.
         rpc: message sizes and keepalive, the same as the bookies'.
         security: the credentials for TLS; by default there is no TLS.
@@ -465,7 +462,7 @@ class BookiePool:
         return next(self._request_ids)
 
     def connection(self, bookie_id: str) -> BookieConnection:
-        """Return the connection to a bookie; it connects when it is first used."""
+        """Return the connection to a bookie, which connects at its first use."""
         found = self._connections.get(bookie_id)
         if found is None:
             found = self._connections[bookie_id] = BookieConnection(bookie_id, self)
@@ -520,7 +517,7 @@ class BookiePool:
 
         Raises:
             ClientClosedError: the pool was closed.
-            BadRequestError: another event loop runs here.
+            BadRequestError: the call comes from another event loop.
         """
         if asyncio.get_running_loop() is not self._loop:
             raise BadRequestError(ELSEWHERE)
@@ -528,7 +525,7 @@ class BookiePool:
             raise ClientClosedError("the client is closed")
 
     def spawn(self, work: Coroutine[None, None, None], name: str) -> asyncio.Task[None]:
-        """Start a task of the client, which is cancelled when the pool is closed."""
+        """Start a task of the client; the end of the pool cancels it."""
         task = self.tasks.create_task(work, name=name)
         self._spawned.add(task)
         task.add_done_callback(self._spawned.discard)
@@ -542,7 +539,7 @@ class BookiePool:
         self._on_close.pop(callback, None)
 
     def linger(self, event: asyncio.Event) -> None:
-        """Let `close` wait for this event, for a second at most."""
+        """Make `close` wait for this event, for at most a second."""
         if self._is_closed:
             self._lingering.append(event)
 

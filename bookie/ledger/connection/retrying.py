@@ -1,4 +1,4 @@
-"""Repeat a call after an error that may pass."""
+"""Repeats a call after an error that may be temporary."""
 
 from __future__ import annotations
 
@@ -31,27 +31,27 @@ async def retry(
         reader = await retry(lambda: bk.open_ledger(ledger_id, recover=True))
 
     Between two attempts, `retry` pauses for a random time between 0 and an upper bound. The upper
-    bound of the pauses begins with `first_pause_seconds` and doubles each time, up to
+    bound of the pauses starts at `first_pause_seconds` and doubles each time, up to
     `pause_seconds_max`.
 
     Do not wrap `append`. Every error of an append leaves its outcome unknown, so a repetition may
-    store the entry twice. A writer's errors are never retryable anyway, because the writer has
-    ended. Do not write the same entries to another ledger, unless duplicates do no harm or readers
-    find them, as they find those of an idempotent producer. Each attempt of `create_ledger` may
-    leave behind a ledger without a writer.
+    store the entry twice. A writer's errors are never retryable, because the writer has ended. Do
+    not write the same entries to another ledger, unless duplicates are harmless or readers detect
+    them (as with an idempotent producer). Each attempt of `create_ledger` may leave behind a ledger
+    without a writer.
 
     Args:
-        call: makes a new awaitable each time.
-        attempts: how often it is called at most; at least 1.
-        first_pause_seconds: bound of the first pause.
-        pause_seconds_max: bound of every pause.
-        deadline_seconds: no attempt begins later than this after the first one; None is no limit.
-            An attempt that has begun is not cut off: use the timeouts of the client for that.
+        call: creates a new awaitable each time.
+        attempts: the largest number of calls; at least 1.
+        first_pause_seconds: upper bound of the first pause.
+        pause_seconds_max: upper bound of every pause.
+        deadline_seconds: no attempt starts later than this after the first one; None means no
+            limit. An attempt that has started is not cut off; use the client's timeouts for that.
 
     Raises:
         BadRequestError: an argument is out of range.
-        BookieError: the error of the last attempt, or the first one that is not retryable. Other
-            errors and cancellation pass by.
+        BookieError: the error of the last attempt, or the first error that is not retryable. Other
+            errors and cancellation pass through.
     """
     if attempts < 1 or first_pause_seconds < 0 or pause_seconds_max < 0:
         raise BadRequestError("a retry needs an attempt at least, and pauses of 0 seconds or more")

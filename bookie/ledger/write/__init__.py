@@ -1,1 +1,1 @@
-"""Write a ledger as its only writer: `writer` is the state machine, `handle` its driver."""
+"""Writes a ledger as its only writer: `writer` is the state machine, `handle` its driver."""

@@ -1,8 +1,8 @@
-"""Appends on their way into batches: payloads in id order, with the futures of their callers.
+"""Queues appends until they form batches: payloads in id order, with their callers' futures.
 
-Payloads collect in a group until the group is full (by entries or bytes) or is taken. So appends of
-one turn of the event loop travel together, and so do appends made while earlier batches are on
-their way. Forming a batch costs nothing per entry. An append gets its entry id when it enters this
+Payloads collect in a group until the group is full (by entries or bytes) or is taken. So one batch
+carries the appends of one turn of the event loop, or those made while earlier batches are in
+flight. Forming a batch costs nothing per entry. An append gets its entry id when it enters this
 queue.
 """
 
@@ -23,19 +23,19 @@ from bookie.ledger.connection.calls import fresh, settle
 class NewEntries(NamedTuple):
     """Entries to append together: each entry is `prefix` and one of the payloads.
 
-    The lists in this object must not change any more.
+    The lists in this object must not change after its creation.
     """
 
     payloads: list[bytes]
     sizes: list[int]
     """Sizes of the payloads, in bytes."""
     total_bytes: int
-    """Bytes of all entries, their prefixes included."""
+    """Total size of all entries in bytes, prefixes included."""
     prefix: bytes = b""
 
     @classmethod
     def of(cls, payloads: list[bytes], prefix: bytes = b"") -> Self:
-        """Make the entries of these payloads."""
+        """Create the entries of these payloads."""
         sizes = list(map(len, payloads))
         return cls(payloads, sizes, sum(sizes) + len(prefix) * len(sizes), prefix)
 
@@ -45,21 +45,21 @@ class NewEntries(NamedTuple):
 
 
 class PendingAppends:
-    """Consecutive payloads that travel as one batch."""
+    """Consecutive payloads that form one batch."""
 
     __slots__ = ("entries", "futures", "outcomes", "packed_bytes", "payloads", "shared")
 
     def __init__(self) -> None:
         self.payloads: list[bytes] = []
-        """The payloads; dropped when they are packed."""
+        """The payloads; the encoder drops them when it packs the batch."""
         self.shared: list[SharedPrefix] = []
         """Prefixes of some of the payloads, in the order of the payloads."""
         self.entries = 0
-        """Number of entries when the group was taken."""
+        """Number of entries when the group was taken from the queue."""
         self.packed_bytes = 0
         """Size of the batch, headers and digests included."""
         self.futures: list[Future[int] | Future[range]] = []
-        """Futures of the callers: each is for one entry, or for many that end in this group."""
+        """Futures of the callers; each is for one entry, or for many that end in this group."""
         self.outcomes: list[int | range] = []
         """The result of each future: an entry id, or a range of ids."""
 
@@ -73,12 +73,12 @@ class PendingAppends:
     def succeed(self) -> None:
         """Resolve the futures: all entries are durable."""
         for future, outcome in zip(self.futures, self.outcomes, strict=True):
-            # A waiter that was cancelled is gone; its entry is written all the same.
+            # A cancelled waiter gets no result; its entry is written anyway.
             if not future.done():
                 future.set_result(outcome)  # type: ignore[arg-type]
 
     def fail(self, error: BookieError) -> None:
-        """Fail each future with its own copy of the error: the outcome is unknown."""
+        """Fail each future with its own copy of the error; the appends have an unknown outcome."""
         for future in self.futures:
             if not future.done():
                 future.set_exception(fresh(error))
@@ -120,7 +120,7 @@ class AppendQueue:
     def put_many(self, new: NewEntries, future: Future[range]) -> None:
         """Queue one or more entries; `future` gets the range of their ids.
 
-        Usually all entries fit into the open group. If not, bisection finds how many entries fit
+        Usually all entries fit into the open group. Otherwise, bisection finds how many entries fit
         into each group, so that only C code runs per entry.
         """
         count = len(new.payloads)
@@ -153,7 +153,7 @@ class AppendQueue:
             if not fitting and group.payloads:
                 self._next_group()
                 continue
-            end = start + (fitting or 1)  # an entry larger than a batch travels alone
+            end = start + (fitting or 1)  # an entry larger than a batch forms its own batch
             group.add(payloads[start:end], prefix)
             group.packed_bytes = ends[end] + end * overhead - packed
             start = end
@@ -169,10 +169,10 @@ class AppendQueue:
         return group
 
     def check(self, size_bytes: int) -> None:
-        """Refuse a payload of this size if it fits into no entry.
+        """Refuse a payload of this size if it is too large for an entry.
 
         Raises:
-            BadRequestError: it is too large.
+            BadRequestError: the payload is too large.
         """
         if size_bytes > self.payload_bytes_max:
             raise BadRequestError(
@@ -195,7 +195,7 @@ class ConfirmationWaiters:
         self._waiting: deque[tuple[int, Future[None]]] = deque()
 
     def add(self, entry_id: int, waiter: Future[None]) -> None:
-        """Add `waiter`; its entry must not be below the entries of earlier waiters."""
+        """Add `waiter`; its entry id must not be below the entry ids of earlier waiters."""
         self._waiting.append((entry_id, waiter))
 
     def confirmed(self, last_add_confirmed: int) -> None:

@@ -1,4 +1,4 @@
-"""The errors that end a writer, or keep a ledger from being closed."""
+"""The errors that end a writer, or prevent the close of a ledger."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from bookie.ledger.metadata import LedgerMetadata
 def refusal_to_close(
     found: LedgerMetadata, last_add_confirmed: int, length: int
 ) -> BookieError | None:
-    """Return the error if `found` is not closed as its writer would close it; else None.
+    """Return the error if `found` is not closed at the writer's own end; otherwise None.
 
-    A close with the writer's own last entry and length counts. Another client may have made the
-    close, or the writer itself in an attempt whose answer was lost.
+    A close at the writer's last entry and length is accepted. Another client may have closed the
+    ledger, or the writer itself in an attempt whose answer was lost.
 
     Source: the BookKeeper protocol document, "Closing a ledger as a writer".
     """
@@ -35,7 +35,7 @@ def refusal_to_close(
 
 
 def id_given_away(ledger_id: int) -> BookieError:
-    """Return the error for metadata with another creation token: it is about another ledger."""
+    """Return the error for metadata with another creation token: it is another ledger's."""
     return NoSuchLedgerError(f"ledger {ledger_id} was deleted, and its id was given to another one")
 
 
@@ -47,7 +47,7 @@ def end_of_writer(error: BookieError, ledger_id: int) -> BookieError:
 
 
 def ended_unsynced(error: BookieError, last_add_confirmed: int) -> BookieError:
-    """Return the error of a close after `error`: entries were confirmed and are not synced."""
+    """Return the error of a close after `error`: confirmed entries are not synced."""
     return _final(
         error,
         f"entries after {last_add_confirmed} are written but not synced, so only a recovery may "
@@ -65,10 +65,10 @@ def _final(error: BookieError, text: str) -> BookieError:
 def no_ack_quorum(
     ledger_id: int, seconds: float, causes: Sequence[str], limit_spent: int = 0
 ) -> BookieError:
-    """Return the error of a batch without ack quorum in time; `causes` has one per missing bookie.
+    """Return the error of a batch without ack quorum in time; `causes` has a text per bookie.
 
-    `limit_spent` is the limit of ensemble changes a minute, if this limit kept bookies from being
-    replaced; else 0.
+    `limit_spent` is the limit of ensemble changes per minute if it prevented a replacement;
+    otherwise 0.
     """
     reason = f"no ack quorum answered within {seconds:g} s ({'; '.join(causes)})"
     if limit_spent:

@@ -1,4 +1,4 @@
-"""A ledger under creation: await it for the writer, or use ``async with``, which closes it."""
+"""A ledger under creation: await it, or use ``async with``, which also closes the ledger."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ H = TypeVar("H", bound=AbstractAsyncContextManager[Any])
 
 
 class Creating(Coroutine[Any, Any, H], Generic[H]):
-    """The result of `create_ledger`: a coroutine that is an async context manager as well."""
+    """The result of `create_ledger`: a coroutine that is also an async context manager."""
 
     __slots__ = ("_coroutine", "_writer")
 
@@ -36,7 +36,7 @@ class Creating(Coroutine[Any, Any, H], Generic[H]):
     ) -> None:
         await self._writer.__aexit__(exc_type, exc, traceback)
 
-    # -- for tasks, which take coroutines only -----------------------------------------------------
+    # -- for tasks, which accept only coroutines ---------------------------------------------------
 
     def send(self, value: Any, /) -> Any:
         return self._coroutine.send(value)
@@ -49,7 +49,7 @@ class Creating(Coroutine[Any, Any, H], Generic[H]):
 
 
 def creating(method: Callable[P, Coroutine[Any, Any, H]]) -> Callable[P, Creating[H]]:
-    """Decorate `method`, so that its coroutines are async context managers, too."""
+    """Decorate `method`, so that its coroutines are also async context managers."""
 
     @wraps(method)
     def make(*args: P.args, **kwargs: P.kwargs) -> Creating[H]:

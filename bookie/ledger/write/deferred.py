@@ -1,4 +1,4 @@
-"""Deferred sync: batches that are written but not known to be durable, and the force under way."""
+"""Deferred sync: batches that are written but perhaps not durable, and the force under way."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class _Round:
     done: int
     batches: list[PendingBatch]
     acked: list[int]
-    """For each batch, the slots that acknowledged it before the force began; no others count."""
+    """The slots that acknowledged each batch before the force began; later ones do not count."""
 
 
 class DeferredSync:
@@ -24,14 +24,14 @@ class DeferredSync:
 
     A bookie's acknowledgement counts as durable once the same bookie has answered a force that
     began after the acknowledgement. The stream to the bookie must not break in between, because a
-    broken stream may mean a restart. A force names the process of the bookie that took the adds
-    (its `life`), so a restarted bookie refuses the force.
+    broken stream may mean a restart. A force names the bookie process that accepted the adds (its
+    `life`), so a restarted bookie refuses the force.
     """
 
     def __init__(self, quorum: Quorum) -> None:
         self.quorum = quorum
         self.unsynced: deque[PendingBatch] = deque()
-        """Batches that are confirmed and not known to be synced, in id order."""
+        """Batches that are confirmed but not known to be synced, in id order."""
         self.rounds = 0
         self._round: _Round | None = None
 
@@ -50,7 +50,7 @@ class DeferredSync:
         return self._round.number
 
     def answer(self, slot: int, *, ok: bool) -> bool:
-        """Note a slot's answer to the force under way; return True if all slots have answered."""
+        """Record a slot's answer to the force under way; return True if all slots have answered."""
         assert self._round is not None
         self._round.waiting &= ~(1 << slot)
         if ok:
@@ -58,7 +58,7 @@ class DeferredSync:
         return self._round.waiting == 0
 
     def forget(self, slot: int) -> None:
-        """Drop a slot's acknowledgements that were not forced, because its stream broke."""
+        """Drop a slot's acknowledgements that no force has covered, because its stream broke."""
         keep = ~(1 << slot)
         for batch in self.unsynced:
             batch.acked &= keep
@@ -66,7 +66,7 @@ class DeferredSync:
             self._round.acked = [acked & keep for acked in self._round.acked]
 
     def end(self) -> tuple[list[PendingBatch], bool]:
-        """End the force; return the batches that are durable now, and whether these are all."""
+        """End the force; return the batches that are durable now, and True if no others remain."""
         force = self._round
         assert force is not None
         self._round = None

@@ -1,4 +1,4 @@
-"""Delivery of batches to the bookies of an ensemble: sends, confirmations and releases.
+"""Delivers batches to the bookies of an ensemble: sends, confirmations and releases.
 
 This module decides nothing about the ledger. `writer` says which slots failed, which slots are new,
 and which slots do not count during an ensemble change.
@@ -30,7 +30,7 @@ _LATER_THAN_ALL = MAX_ID + 1
 
 
 class Delivery:
-    """The batches of one ledger, and the slots that get them. Sets of slots are masks."""
+    """The batches of one ledger, and the slots of its ensemble; sets of slots are bit masks."""
 
     def __init__(self, quorum: Quorum, limits: WriterLimits, *, deferred_sync: bool) -> None:
         self.quorum = quorum
@@ -40,18 +40,18 @@ class Delivery:
         self.epochs = [0] * quorum.ensemble_size
         self.deferred = DeferredSync(quorum) if deferred_sync else None
         self.lac_carried = NO_ENTRY
-        """The highest LAC that a request has carried; never above the present LAC."""
+        """The highest LAC that a request has carried; never above the current LAC."""
         self.ack_domains: AckDomains | None = None
-        """Failure domains that acknowledgements must span, in addition to the ack quorum."""
+        """Failure domains that the acknowledgements must span, in addition to the ack quorum."""
         self.countable = _EVERY_SLOT
-        """The slots whose acknowledgements count: all but those that a change replaces."""
+        """The slots whose acknowledgements count: all slots except those that a change replaces."""
         self.held_from = _LATER_THAN_ALL
-        """The first entry of a change under way: entries from it on are kept for newcomers."""
+        """The first entry of a change under way; later entries are kept for the newcomers."""
 
     # -- batches ---------------------------------------------------------------------------------
 
     def append(self, count: int, payload_bytes: int) -> list[WriterEffect]:
-        """Make a batch of new entries and send it."""
+        """Create a batch of new entries and send it."""
         window = self.window
         first, length_before = window.next_entry_id, window.length
         batch = window.take(count, payload_bytes)
@@ -64,7 +64,7 @@ class Delivery:
         ]
 
     def is_acknowledged(self, batch: PendingBatch) -> bool:
-        """True if slots that count make an ack quorum for the whole batch, in enough domains."""
+        """True if the counted slots form an ack quorum for the whole batch, in enough domains."""
         acked, quorum = batch.acked & self.countable, self.quorum
         if not quorum.is_acknowledged(acked, batch.classes):
             return False
@@ -115,15 +115,15 @@ class Delivery:
             if missing:
                 effects += self.skip(missing)
             elif is_store_away:
-                # Newcomers will lack it, as a skipped bookie would. Otherwise appends would stop
-                # for as long as the metadata store is away.
+                # The newcomers will lack this batch, like a skipped bookie. Without this, appends
+                # would stop while the metadata store is unreachable.
                 self._release(oldest, effects)
             else:
                 break
         return effects
 
     def publish_lac(self, slots: int, *, again: bool) -> list[WriterEffect]:
-        """Send the LAC on its own, unless a pending batch will carry it."""
+        """Send the LAC alone, unless a pending batch will carry it."""
         lac = self.window.last_add_confirmed
         if self.window.pending or lac == NO_ENTRY or not slots:
             return []
@@ -141,7 +141,7 @@ class Delivery:
     # -- slots -----------------------------------------------------------------------------------
 
     def skip(self, slots: int) -> list[WriterEffect]:
-        """Skip these bookies until they are back."""
+        """Skip these bookies until they return."""
         effects: list[WriterEffect] = [
             StartTimer(("retry", slot), self.limits.retry_seconds)
             for slot in slots_of(self.slots.quarantine(slots))
@@ -150,15 +150,15 @@ class Delivery:
         return effects
 
     def skip_fenced(self, slots: int) -> list[WriterEffect]:
-        """Skip these bookies, which say that another client fenced the ledger."""
+        """Skip these bookies, which report that another client fenced the ledger."""
         self.slots.fenced |= slots
         return self.skip(slots)
 
     def lose(self, slots: int) -> list[WriterEffect]:
-        """Drop all acknowledgements of these bookies, which may have lost what they stored."""
+        """Drop all acknowledgements of these bookies, because they may have lost their data."""
         effects: list[WriterEffect] = []
         for slot in slots_of(slots & ~self.slots.lost):
-            self.epochs[slot] += 1  # answers on their way speak of what is lost
+            self.epochs[slot] += 1  # answers in flight are about lost data
             self.slots.lose(slot)
             effects.append(CancelTimer(("retry", slot)))
             if self.deferred is not None:
@@ -169,7 +169,7 @@ class Delivery:
         return effects
 
     def disconnect(self, slot: int) -> None:
-        """Note that the slot's stream broke; acknowledgements on it are void unless forced."""
+        """Record that the slot's stream broke; its unforced acknowledgements are void."""
         self.slots.disconnect(slot)
         if self.deferred is not None:
             self.deferred.forget(slot)
@@ -193,7 +193,7 @@ class Delivery:
         return effects
 
     def probe(self, slot: int) -> list[WriterEffect]:
-        """Probe a dead slot with a pending batch that needs it, or else with the next batch."""
+        """Probe a dead slot with a pending batch that it must store, or with the next batch."""
         if not self.slots.may_probe(slot):
             return []
         bit = 1 << slot
@@ -207,7 +207,7 @@ class Delivery:
     # -- an ensemble change ------------------------------------------------------------------------
 
     def hold(self, change: EnsembleChange) -> None:
-        """Hold a proposed change: its slots do not count, and its entries are kept."""
+        """Hold a proposed change: its replaced slots do not count, and its entries are kept."""
         self.countable = ~change.replaced
         self.held_from = change.first_entry_id
 
@@ -218,7 +218,7 @@ class Delivery:
         self._release_done(effects)
 
     def take_newcomers(self, change: EnsembleChange) -> list[WriterEffect]:
-        """Put newcomers into slots; they must store the entries from the change on only."""
+        """Put newcomers into slots; newcomers store only the entries from the change on."""
         replaced = change.replaced
         effects: list[WriterEffect] = []
         for slot in change.newcomers:

@@ -1,17 +1,17 @@
-"""Replace bookies of an open ledger: one ensemble change, and the slots that wait for one.
+"""Replaces bookies of an open ledger: an ensemble change, and the slots that need one.
 
 An ensemble change appends a fragment that begins after the last add confirmed. In the new fragment,
-newcomers stand in the place of bookies that failed. Until the metadata store has answered, it may
-hold the metadata from before or the proposed metadata. This rule keeps entries safe:
+newcomers replace the bookies that failed. Until the metadata store has answered, it may hold the
+old metadata or the proposed metadata. This rule keeps entries safe:
 
     For every acknowledged entry, at least Qa holders are members in every version of the metadata
     that the store may hold now.
 
-So while a change is under way, only bookies that stay in the ensemble count, and a batch may be
-confirmed with Qa of those. All entries from the change's first entry on are kept for the newcomers.
+So during a change, acknowledgements count only from bookies that stay in the ensemble; Qa of them
+confirm a batch. The writer keeps all entries from the change's first entry on for the newcomers.
 
-A change is never given up while its proposal may still reach the store. The same change is proposed
-again, word for word and with the same version, until a compare-and-set succeeds or the metadata has
+The writer never gives up a change while its proposal may still reach the store. The writer repeats
+the identical proposal with the same version, until a compare-and-set succeeds or the metadata has
 another version.
 
 Source: the BookKeeper protocol document, "Ensemble changes".
@@ -28,7 +28,7 @@ from bookie.ledger.quorum import mask_of
 
 
 class ChangeOutcome(enum.Enum):
-    """The state of an ensemble change, by metadata that was read after its proposal."""
+    """The state of an ensemble change, according to metadata that was read after its proposal."""
 
     DONE = "it is in force"
     UNDECIDED = "the store has not seen it yet, and may still take it"
@@ -39,7 +39,7 @@ class ChangeOutcome(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class EnsembleChange:
-    """A new last fragment for an open ledger."""
+    """A proposed new last fragment of an open ledger."""
 
     before: LedgerMetadata
     version: int
@@ -47,7 +47,7 @@ class EnsembleChange:
     first_entry_id: int
     """The entry after the last add confirmed at the time of the proposal."""
     newcomers: Mapping[int, str]
-    """The new bookies, by slot. A bookie that lost its data may be its own successor."""
+    """The new bookies, by slot. A bookie that lost its data may replace itself."""
 
     @property
     def replaced(self) -> int:
@@ -64,12 +64,12 @@ class EnsembleChange:
         return replace(self.before, fragments=(*kept, Fragment(self.first_entry_id, bookies)))
 
     def outcome(self, found: LedgerMetadata, version: int) -> ChangeOutcome:
-        """Return the state of the change by `found`, metadata that was read after the proposal."""
+        """Return the state of the change; `found` is metadata that was read after the proposal."""
         if found.state is not LedgerState.OPEN:
             return ChangeOutcome.TAKEN
         if version == self.version:
             return ChangeOutcome.UNDECIDED
-        # A change that names the same bookies again only had to prove that the ledger was open.
+        # A change that keeps the same bookies only had to prove that the ledger was open.
         if found.last_fragment == self.proposal.last_fragment:
             return ChangeOutcome.DONE
         if found.last_fragment == self.before.last_fragment:
@@ -78,22 +78,22 @@ class EnsembleChange:
 
 
 class Replacements:
-    """Slots that wait for another bookie, and limits of changes. Sets of slots are masks."""
+    """Slots that need another bookie, and the limit of changes; sets of slots are bit masks."""
 
     def __init__(self, changes_per_minute_max: int) -> None:
         self._changes_max = changes_per_minute_max
         self.due = 0
         """Slots that need another bookie now."""
         self.returning = 0
-        """Slots with broken streams that have a while to come back."""
+        """Slots with broken streams that still have time to reconnect."""
         self.urgent = 0
-        """Slots of `returning` with only a moment left, because an ack quorum needs them."""
+        """Slots of `returning` with little time left, because an ack quorum needs them."""
         self.is_choosing = False
-        """True if newcomers were asked for, and the answer has not come."""
+        """True if newcomers were requested and the answer has not arrived."""
         self.lacks_spares = False
-        """True for a while after no newcomer was found: no search is made then."""
+        """True for a while after a search found no newcomer; no search starts meanwhile."""
         self.left = changes_per_minute_max
-        """How many changes may begin now."""
+        """The number of changes that may begin now."""
 
     @property
     def are_allowed(self) -> bool:
@@ -101,24 +101,24 @@ class Replacements:
 
     @property
     def may_begin(self) -> bool:
-        """True if newcomers may be asked for."""
+        """True if newcomers may be requested."""
         is_free = not self.is_choosing and not self.lacks_spares
         return self.due != 0 and self.left > 0 and is_free
 
     @property
     def limit_spent(self) -> int:
-        """The limit of changes a minute, if due slots have to wait because it is spent; else 0."""
+        """The limit of changes per minute, if it is reached and slots wait for it; otherwise 0."""
         return self._changes_max if self.due and self.left <= 0 else 0
 
     def want(self, slots: int) -> None:
-        """Note that these slots need another bookie now."""
+        """Record that these slots need another bookie now."""
         if self.are_allowed:
             self.due |= slots
             self.returning &= ~slots
             self.urgent &= ~slots
 
     def keep(self, slots: int) -> None:
-        """Note that these slots do not need another bookie."""
+        """Record that these slots do not need another bookie."""
         self.due &= ~slots
         self.returning &= ~slots
         self.urgent &= ~slots

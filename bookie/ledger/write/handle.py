@@ -1,4 +1,4 @@
-"""The handle of a ledger's writer.
+"""The handle through which a client writes a ledger.
 
 ::
 
@@ -6,8 +6,8 @@
        ▲                            ▲ │ Confirmed                                │
        └── futures ◀── appends ◀────┼─┘                 answers ◀────────────────┘
 
-The queue is flushed once per turn of the event loop. Appends of one turn share a batch, and a lone
-append waits for no timer. After the flush, all work is done per batch, not per entry.
+The queue is flushed once per turn of the event loop. Appends of one turn share a batch, and a
+single append does not wait for a timer. After the flush, all work is done per batch, not per entry.
 """
 
 from __future__ import annotations
@@ -83,15 +83,15 @@ _log = event_log(__name__)
 
 
 class LacSent:
-    """A LAC that was published without entries; kept until every reader is sure to hear of it."""
+    """A LAC published without entries, which is kept until every reader can learn it."""
 
     def __init__(self, missing: int) -> None:
         self.missing = missing
-        """Number of answers still needed until every reader can hear of the LAC from a bookie."""
+        """The number of answers still needed until every reader can learn the LAC from a bookie."""
         self.told = asyncio.Event()
 
     def answered(self) -> None:
-        """Note that a bookie has answered."""
+        """Count a bookie's answer."""
         self.missing -= 1
         if self.missing <= 0:
             self.told.set()
@@ -100,12 +100,12 @@ class LacSent:
 class WriterHandle:
     """Appends to one ledger, as its only writer. Made by `BookKeeper.create_ledger`.
 
-    An append is durable on the ack quorum when it returns. Others can read the entry a moment
-    later, because the bookies are told the new LAC at once. If the process is killed before the
-    bookies are told, a recovery makes the entry readable. Appends may be concurrent; ids follow the
-    order of the calls. `async with` closes the ledger. All calls must come from the event loop that
-    made the writer; other calls raise BadRequestError. A writer that is dropped without `close`
-    leaves its ledger open, and a ResourceWarning says so.
+    An append is durable on the ack quorum when it returns. Others can read the entry soon after,
+    because the writer sends the new LAC to the bookies at once. If the process is killed before
+    that, a recovery makes the entry readable. Appends may be concurrent; ids follow the order of
+    the calls. `async with` closes the ledger. All calls must come from the event loop that created
+    the writer; other calls raise BadRequestError. A writer that is dropped without `close` leaves
+    its ledger open, and a ResourceWarning says so.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class WriterHandle:
         *,
         deferred_sync: bool = False,
     ) -> None:
-        """`incarnations` are those of the bookies, learnt before the ledger was created.
+        """`incarnations` are the bookies' incarnations, read before the ledger was created.
 
         Without `ensembles` no bookie is ever replaced.
         """
@@ -152,21 +152,21 @@ class WriterHandle:
         """The group of appends that the next `SendBatch` packs."""
         self._unconfirmed: dict[int, PendingAppends] = {}
         self._requests: dict[int, dict[int, Request]] = {}
-        """The encoded requests, by batch and slot; they are kept so that they can be sent again."""
+        """The encoded requests, by batch and slot, kept so that they can be resent."""
         self._in_flight = InFlightWindow(
             settings.in_flight_entries_max, settings.in_flight_bytes_max
         )
-        """Counts the appends that are not confirmed yet, and limits them."""
+        """Counts and limits the unconfirmed appends."""
         self._flush_scheduled = False
         self._skipped = 0
         """The slots that were dead after the last step."""
         self._refusal: BookieError | None = None
-        """The error of every further append; None while appends are taken."""
+        """The error of every further append; None while the writer accepts appends."""
         self._abandoned = False
         self._lac_sent = LacSent(0)
         """The LAC that was last published without entries, if not all bookies have answered."""
         self._on_client_closed = partial(_abandon, weakref.ref(self))
-        """Weak, because the pool must not keep a writer alive that its user dropped."""
+        """A weak reference, because the pool must not keep a writer alive that its user dropped."""
         self._closers: list[asyncio.Future[LedgerMetadata]] = []
         self._forcers: list[asyncio.Future[None]] = []
         self._flushers = ConfirmationWaiters()
@@ -183,7 +183,7 @@ class WriterHandle:
         lanes: WriterLanes | None = getattr(self, "_lanes", None)
         if lanes is None or not lanes.is_used or self._loop.is_closed():
             return
-        # The garbage collector may run in any thread.
+        # The garbage collector may call this in any thread.
         self._loop.call_soon_threadsafe(lanes.leave)
         self._loop.call_soon_threadsafe(self._pool.off_close, self._on_client_closed)
         message = f"the writer of ledger {self._ledger_id} was dropped without close; it stays open"
@@ -196,7 +196,8 @@ class WriterHandle:
         last, confirmed = self.last_entry_id, self.last_add_confirmed
         return f"<WriterHandle of ledger {self._ledger_id}, {state}, {last=}, {confirmed=}>"
 
-    # -- what a ledger's writer may ask and do -----------------------------------------------------
+    # -- queries and commands of a ledger's user
+    # ----------------------------------------------------
 
     @property
     def ledger_id(self) -> int:
@@ -205,27 +206,27 @@ class WriterHandle:
 
     @property
     def metadata(self) -> LedgerMetadata:
-        """The ledger's metadata as this writer last saw it."""
+        """The ledger's metadata as this writer last read it."""
         return self._machine.metadata
 
     @property
     def last_add_confirmed(self) -> int:
-        """The last entry up to which all entries are durable; -1 if there is none."""
+        """The highest id up to which all entries are durable; -1 without such an entry."""
         return self._machine.last_add_confirmed
 
     @property
     def last_entry_id(self) -> int:
-        """The last entry that was appended, durable or not; -1 if none was."""
+        """The id of the last appended entry, durable or not; -1 without one."""
         return self._queue.next_entry_id - 1
 
     @property
     def length(self) -> int:
-        """Payload bytes up to the last add confirmed."""
+        """The number of payload bytes up to the last add confirmed."""
         return self._machine.length_confirmed
 
     @property
     def is_closed(self) -> bool:
-        """True if the ledger was closed by this writer."""
+        """True if this writer closed the ledger."""
         return self._machine.state is WriterState.CLOSED
 
     @property
@@ -240,28 +241,27 @@ class WriterHandle:
 
     @property
     def is_under_replicated(self) -> bool:
-        """True if a bookie of the ensemble is skipped, so that entries get fewer copies."""
+        """True if the writer skips a bookie of the ensemble, so that entries get fewer copies."""
         return self._machine.is_under_replicated
 
     async def append(self, payload: Payload) -> int:
         """Append one entry and return its id.
 
-        The call returns when the entry is durable on the ack quorum (with deferred sync: when it is
-        written there). A caller that is cancelled stops waiting; the entry may be written all the
-        same.
+        The call returns when the ack quorum has made the entry durable (with deferred sync: has
+        written it). A cancelled caller stops waiting; the entry may be written anyway.
 
         Raises:
             BadRequestError: the payload does not fit into an entry, or the call comes from another
                 thread or event loop than the writer's; nothing was appended.
-            ClientClosedError: the writer was closed; nothing was appended, except if it happened
-                while this call waited: then the outcome is unknown.
-            LedgerFencedError: another client took the ledger over. The outcome is unknown, as with
-                every error below; only a recovering open decides it.
+            ClientClosedError: the writer was closed; nothing was appended, unless the close
+                happened during this call: then the outcome is unknown.
+            LedgerFencedError: another client took over the ledger. The outcome is unknown, as with
+                every error below; only an open with recovery decides it.
             NoSuchLedgerError: the ledger was deleted.
             NotEnoughBookiesError: no ack quorum answered within the add timeout.
-            LedgerError, RequestError: a bookie refused; the writer ends.
+            LedgerError, RequestError: a bookie refused the add; the writer ends.
         """
-        # `_require_here` for once a turn; for the other appends of a turn an integer compare.
+        # Check the thread once per turn; other appends of the turn only compare an integer.
         if get_ident() != self._thread or not self._flush_scheduled:
             self._require_here()
         if type(payload) is not bytes:
@@ -270,7 +270,7 @@ class WriterHandle:
         queue = self._queue
         if size > queue.payload_bytes_max:
             queue.check(size)
-        # An admitted caller must take its room, or the next in the queue would never wake.
+        # An admitted caller must use its turn, or the next caller in the queue would never wake.
         if self._in_flight.is_blocked:
             await self._in_flight.wait()
         if self._refusal is not None:
@@ -286,8 +286,8 @@ class WriterHandle:
     async def append_many(self, payloads: Iterable[Payload]) -> range:
         """Append many entries in order and return their ids, which are consecutive.
 
-        The call returns when all entries are durable: one wait for many entries. Cancellation and
-        errors are those of `append`; after an error a prefix of the entries may be durable.
+        The call returns when all entries are durable; many entries cost one wait. Cancellation and
+        errors are as in `append`; after an error, a prefix of the entries may be durable.
         """
         self._require_here()
         entries = checked_payloads(payloads)
@@ -296,7 +296,7 @@ class WriterHandle:
         if not entries:
             return range(0)
         if self._in_flight.is_blocked:
-            # An admitted caller must append, so entries that do not fit are refused before.
+            # An admitted caller must append, so refuse entries that do not fit before admission.
             self._queue.check(max(map(len, entries)))
             await self._in_flight.wait()
         return await self.submit(NewEntries.of(entries))
@@ -304,12 +304,13 @@ class WriterHandle:
     def submit(self, new: NewEntries) -> asyncio.Future[range]:
         """Append entries without waiting for room; the future gets their ids when all are durable.
 
-        `submit` is for callers that limit their unconfirmed entries themselves, and must know the
-        ids at once. The new ids begin with the ``last_entry_id + 1`` of before the call. The future
+        `submit` is for callers that limit their unconfirmed entries themselves, and need the ids at
+        once. The new ids start at the value of ``last_entry_id + 1`` before the call. The future
         raises what `append` raises.
 
         Raises:
-            BadRequestError, BookieError: as `append` does at once; nothing was appended.
+            BadRequestError, BookieError: like the immediate errors of `append`; nothing was
+            appended.
         """
         self._require_here()
         if self._refusal is not None:
@@ -323,10 +324,10 @@ class WriterHandle:
         return future
 
     async def flush(self) -> None:
-        """Wait until everything that was appended before the call is confirmed.
+        """Wait until all entries that were appended before this call are confirmed.
 
         Raises:
-            BookieError: as `append`; the writer has ended.
+            BookieError: as in `append`; the writer has ended.
         """
         self._require_here()
         if self.last_entry_id > self.last_add_confirmed:
@@ -337,10 +338,10 @@ class WriterHandle:
             await waiter
 
     async def force(self) -> None:
-        """Make all entries durable whose deferred-sync appends have returned.
+        """Make all returned deferred-sync appends durable.
 
         Raises:
-            NotEnoughBookiesError: not on an ack quorum; appends that are not durable may be lost.
+            NotEnoughBookiesError: no ack quorum answered; appends that are not durable may be lost.
             ClientClosedError: the writer or the client was closed.
         """
         self._require_here()
@@ -354,15 +355,16 @@ class WriterHandle:
     async def close(self) -> LedgerMetadata:
         """Confirm pending entries, then close the ledger; return its final metadata.
 
-        After this call, nothing can be appended. Closing twice is no error. A failed writer closes
-        the ledger at its last confirmed entry, if no other client has taken the ledger and no
-        append that returned is cut off. A caller that is cancelled stops waiting; the ledger is
-        closed all the same.
+        After this call, the writer accepts no append. A second close is not an error. A failed
+        writer closes the ledger at its last confirmed entry, unless another client took the ledger
+        or the close would cut off a returned append. A cancelled caller stops waiting; the ledger
+        is closed anyway.
 
         Raises:
             LedgerFencedError: another client is recovering the ledger.
-            LedgerClosedError: another client closed it, not where this writer would have.
-            MetadataError, UnavailableError: unknown whether it is closed; `close` may be repeated.
+            LedgerClosedError: another client closed the ledger at a different end.
+            MetadataError, UnavailableError: it is unknown if the ledger is closed; `close` may be
+            repeated.
         """
         self._require_here()
         if self._abandoned:
@@ -392,7 +394,7 @@ class WriterHandle:
     # -- for the client that owns the handle -------------------------------------------------------
 
     def start(self, lost: Collection[str] = ()) -> None:
-        """Begin to use the lanes of all bookies except `lost`, which have other incarnations."""
+        """Start to use the lanes of all bookies except `lost`, which have other incarnations."""
         self._pool.on_close(self._on_client_closed)
         self._lanes.join(lost)
 
@@ -400,7 +402,7 @@ class WriterHandle:
         self._step(event)
 
     def abandon(self) -> None:
-        """End the writer with its client: waiting appends fail; their outcome is unknown."""
+        """End the writer because its client ends; waiting appends fail with an unknown outcome."""
         if self._abandoned:
             return
         error = ClientClosedError("the client was closed while an operation was under way")
@@ -416,7 +418,7 @@ class WriterHandle:
         """Refuse calls from other threads and event loops.
 
         Raises:
-            BadRequestError: the call is one; nothing was done.
+            BadRequestError: the call comes from another thread or loop; nothing was done.
         """
         if get_ident() != self._thread or not self._loop.is_running():
             raise BadRequestError(_elsewhere(self._ledger_id))
@@ -429,7 +431,7 @@ class WriterHandle:
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        """Cut batches while the state machine takes them; then publish the LAC, or close."""
+        """Cut batches while the state machine accepts them; then publish the LAC, or close."""
         self._flush_scheduled = False
         queue, machine = self._queue, self._machine
         overhead = queue.overhead_bytes
@@ -440,7 +442,8 @@ class WriterHandle:
         if queue:
             return
         if machine.last_add_confirmed > machine.lac_carried:
-            # Callers woken by the confirmation have appended by now; their batch would carry it.
+            # Callers woken by the confirmation have appended by now; their batch would carry the
+            # LAC.
             self._step(Idle())
         if self._closers and machine.state in (WriterState.OPEN, WriterState.STUCK):
             self._step(Close())
@@ -458,7 +461,7 @@ class WriterHandle:
             self._note_skipped()
 
     def _note_skipped(self) -> None:
-        """Log which bookies the writer skips from now on, and which it counts on again."""
+        """Log the bookies that the writer starts to skip, and those that it uses again."""
         before, self._skipped = self._skipped, self._machine.slots.dead
         for slot in slots_of(before ^ self._skipped):
             bookie_id = self._machine.metadata.last_fragment.bookies[slot]
@@ -506,7 +509,7 @@ class WriterHandle:
                 self._close_failed(error)
             case ChooseNewcomers():
                 found = self._lanes.choose(effect, self.metadata.write_quorum_size)
-                # Not now: the effects that follow come first.
+                # Defer this event, because the effects after this one come first.
                 self._loop.call_soon(self._step, NewcomersChosen(found))
             case ReplaceBookies(bookies):
                 self._skipped &= ~mask_of(bookies)
@@ -544,7 +547,8 @@ class WriterHandle:
         life = self._lanes.life(slot)
         self._pool.spawn(self._force_slot(force, slot, bookie_id, life), name=name)
 
-    # -- events from the world ---------------------------------------------------------------------
+    # -- external events
+    # ----------------------------------------------------------------------------
 
     def _on_answer(self, batch: int, slot: int, epoch: int, status: Status, message: str) -> None:
         self._step(AddAnswered(batch, slot, epoch, status, message))
@@ -593,7 +597,8 @@ class WriterHandle:
         self._flushers.fail(error)
         self._in_flight.let_all_in()
         self._tell_lac()
-        # A fenced writer may be dropped: nothing holds it. It can still be closed.
+        # The user may drop a fenced writer, so release everything that holds it. A fenced writer
+        # can still be closed.
         self._lanes.leave()
         if self._closers:
             self._schedule_flush()
@@ -617,7 +622,6 @@ class WriterHandle:
             self._pool.off_close(self._on_client_closed)
 
     def _leave(self) -> None:
-        """Leave the lanes, and drop timers and callbacks."""
         self._timers.abandon()
         self._pool.off_close(self._on_client_closed)
         self._lanes.leave()
@@ -631,13 +635,13 @@ def _elsewhere(ledger_id: int) -> str:
 
 
 def _fire(on_timer: weakref.WeakMethod[Callable[[TimerId], None]], timer: TimerId) -> None:
-    """Fire a timer, unless its writer was dropped by its user."""
+    """Call the timer's handler, unless the user dropped the writer."""
     if (call := on_timer()) is not None:
         call(timer)
 
 
 def _abandon(writer: weakref.ref[WriterHandle]) -> None:
-    """Abandon a writer because its client is closed, unless the writer was dropped."""
+    """End a writer because its client is closed, unless the user dropped the writer."""
     handle = writer()
     if handle is not None:
         handle.abandon()

@@ -1,7 +1,7 @@
-"""The in-flight window of a writer: bounds on unconfirmed appends, and a queue for room.
+"""The in-flight window of a writer limits unconfirmed appends, and queues callers for room.
 
-Entry ids follow the order in which appends were called. So a caller that finds no room waits in a
-queue. A later caller joins the queue even if there is room by then; `is_blocked` tells it to wait.
+Entry ids follow the order of the append calls. So a caller that finds no room waits in a queue. A
+later caller joins the queue even if there is room by then; `is_blocked` tells the caller to wait.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 Turn = asyncio.Future[None]
-"""A place in the queue; the future is done once the turn has come."""
+"""A place in the queue; the future is done when the caller's turn has come."""
 
 
 class InFlightWindow:
-    """Bounds on entries and bytes, and the queue of the callers that wait."""
+    """Limits entries and bytes in flight, and queues the waiting callers."""
 
     def __init__(self, entries_max: int, bytes_max: int) -> None:
         self._entries_max = entries_max
@@ -27,11 +27,11 @@ class InFlightWindow:
         self._is_open = True
         self._is_held = False
         self.is_blocked = False
-        """True if an append has to `wait`; an attribute, because every append reads it."""
+        """True if an append must `wait`; an attribute for speed, because every append reads it."""
 
     @contextmanager
     def turn(self) -> Iterator[Turn]:
-        """Take a place in the queue at once, even if there is room; `wait` for the turn inside."""
+        """Take a place in the queue at once, even if there is room; `wait` inside the block."""
         turn = self._join()
         try:
             yield turn
@@ -39,7 +39,7 @@ class InFlightWindow:
             self._leave(turn)
 
     async def wait(self, turn: Turn | None = None) -> None:
-        """Wait for the caller's turn; the caller must then call `take` without an await between."""
+        """Wait for the caller's turn; then the caller must `take` without an await in between."""
         if turn is None:
             turn = self._join()
         try:
@@ -52,14 +52,14 @@ class InFlightWindow:
             self._update()
 
     def take(self, entries: int, size: int) -> None:
-        """Count new entries and bytes, even beyond a bound: an entry larger than it must pass."""
+        """Count new entries and bytes, even beyond a limit: an oversized entry must pass."""
         self._entries += entries
         self._bytes += size
         if self.is_blocked or self._bytes >= self._bytes_max or self._entries >= self._entries_max:
             self._update()
 
     def give_back(self, entries: int, size: int) -> None:
-        """Count these entries and bytes no longer."""
+        """Stop counting these entries and bytes."""
         self._entries -= entries
         self._bytes -= size
         self._update()
@@ -70,12 +70,12 @@ class InFlightWindow:
         self._update()
 
     def go_on(self) -> None:
-        """Admit callers again, in the order in which they came."""
+        """Admit callers again, in the order of their arrival."""
         self._is_held = False
         self._update()
 
     def let_all_in(self) -> None:
-        """Release all callers after the writer has ended: each gets the writer's error."""
+        """Release all callers after the writer has ended; each caller gets the writer's error."""
         self._is_open = False
         self._update()
 
@@ -86,7 +86,7 @@ class InFlightWindow:
         return turn
 
     def _leave(self, turn: Turn) -> None:
-        if turn in self._waiting:  # else it was used
+        if turn in self._waiting:  # otherwise the turn was used
             self._waiting.remove(turn)
             self._update()
 

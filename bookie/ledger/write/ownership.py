@@ -1,4 +1,4 @@
-"""A writer's operations on the metadata of its ledger, one operation at a time.
+"""Runs a writer's operations on the metadata of its ledger, one operation at a time.
 
 ========= ==========================================================================================
 operation what happens, and what ends it
@@ -10,8 +10,8 @@ close     compare-and-set CLOSED; after a conflict read, and try again while the
           -> CloseDone or CloseRefused
 ========= ==========================================================================================
 
-The store is synced before every read. A read that follows a conflict, or an operation without an
-answer, comes after a pause.
+The store is synced before every read. A read after a conflict, or after an operation without an
+answer, is delayed by a pause.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from bookie.ledger.write.ensemble_change import ChangeOutcome, EnsembleChange
 from bookie.ledger.write.pending import WriterLimits
 
 REREAD = ("reread", 0)
-"""The timer before a read; when it fires, call `LedgerOwnership.on_timer`."""
+"""The timer before a read; when the timer fires, the writer calls `LedgerOwnership.on_timer`."""
 
 MetadataAnswer: TypeAlias = MetadataRead | MetadataWritten | MetadataConflict | MetadataFailed
 MetadataEffect: TypeAlias = ReadMetadata | WriteMetadata | StartTimer
@@ -65,7 +65,7 @@ class LedgerTaken:
 
 @dataclass(frozen=True, slots=True)
 class CheckFailed:
-    """The store did not answer: the owner of the ledger is unknown."""
+    """The store did not answer, so the owner of the ledger is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +108,12 @@ class LedgerOwnership:
 
     def __init__(self, metadata: LedgerMetadata, version: int, limits: WriterLimits) -> None:
         self.metadata = metadata
-        """The metadata last known to be in force."""
+        """The last metadata known to be in force."""
         self.version = version
         self.change: EnsembleChange | None = None
-        """The ensemble change under way: the store may hold it or not."""
+        """The ensemble change under way; the store may or may not hold it."""
         self.silence: BookieError | None = None
-        """The store's last failure during the ensemble change under way."""
+        """The metadata store's last error during the ensemble change under way."""
         self._limits = limits
         self._operation: _Operation | None = None
         self._end = (-1, 0)
@@ -145,7 +145,7 @@ class LedgerOwnership:
         return [ReadMetadata()] if is_reading else []
 
     def step(self, event: MetadataAnswer) -> tuple[list[MetadataEffect], Outcome | None]:
-        """Handle the store's answer; return the next effects, and the outcome at the end."""
+        """Handle the store's answer; return the next effects, and at the end the outcome."""
         match self._operation:
             case _Operation.CHECK:
                 effects, outcome = self._on_check(event)
@@ -229,8 +229,8 @@ class LedgerOwnership:
             return [], LedgerTaken(id_given_away(found.ledger_id))
         match change.outcome(found, version):
             case ChangeOutcome.UNDECIDED:
-                # Another proposal could be acknowledged by bookies that this one does not name,
-                # and this one may still arrive.
+                # Bookies that this proposal does not name could acknowledge another one, while this
+                # one may still arrive.
                 return [WriteMetadata(change.proposal, change.version)], None
             case ChangeOutcome.DONE:
                 self.metadata, self.version = found, version

@@ -1,4 +1,4 @@
-"""Batches that are not confirmed or not on all bookies yet, and the bounds of a writer."""
+"""Batches that are not confirmed or not yet on all bookies, and the limits of a writer."""
 
 from __future__ import annotations
 
@@ -10,40 +10,41 @@ from bookie.ids import NO_ENTRY
 from bookie.ledger.quorum import Quorum
 
 BATCH_ENTRIES_MAX = 4096
-"""The most entries of a batch. Entries of 100 bytes cost a fifth less than in batches of 1024; many
-more would hold the event loop for too long."""
+"""The largest number of entries in a batch. Entries of 100 bytes cost a fifth less than in batches
+of 1024; larger batches block the event loop too long."""
 
 
 @dataclass(frozen=True, slots=True)
 class WriterLimits:
-    """Bounds of one writer."""
+    """Limits of one writer."""
 
     add_timeout_seconds: float = 5.0
-    """Time that a batch waits for a bookie before the bookie counts as failed."""
+    """The time after which a bookie that has not answered a batch counts as failed."""
     in_flight_bytes_max: int = 64 * 1024 * 1024
-    """Payload bytes of retained batches at which the writer takes no further batch."""
+    """Payload bytes of retained batches at which the writer accepts no further batch."""
     in_flight_batches_max: int = 1024
-    """Number of retained batches at which the writer takes no further batch."""
+    """Number of retained batches at which the writer accepts no further batch."""
     unforced_batches_max: int = 4096
     """With deferred sync: number of confirmed batches after which the writer starts a force."""
     eager_batches_max: int = 4
-    """With this many pending batches, a batch that may grow waits; so batches grow with load."""
+    """With this many pending batches, an incomplete batch waits; so batches grow with load."""
     retry_seconds: float = 1.0
-    """Time that a dead slot with an open stream is left alone before it is probed."""
+    """The time after which a dead slot with an open stream is probed."""
     resend_seconds: float = 0.1
-    """Time that a bookie is left alone after TOO_MANY_REQUESTS."""
+    """The pause before a resend to a bookie that answered TOO_MANY_REQUESTS."""
     reread_seconds: float = 0.05
-    """The first pause after a failed compare-and-set; each next pause is twice as long."""
+    """The first pause after a failed compare-and-set; each further pause is twice as long."""
     reread_seconds_max: float = 1.0
     replace_after_seconds: float = 3.0
-    """Time for a broken stream to come back before its bookie is replaced."""
+    """The time in which a broken stream may reconnect before its bookie is replaced."""
     urgent_seconds: float = 0.1
-    """Time for a broken stream to come back, if the other bookies make no ack quorum."""
+    """The same time if the other bookies are too few for an ack quorum."""
     spare_seconds: float = 1.0
-    """Pause before the next search for newcomers, after a search that found none."""
+    """The pause before the next search for newcomers, after a search that found none."""
     changes_per_minute_max: int = 20
-    """Ensemble changes; 0 never replaces a bookie. Each counts for a minute from its proposal. An
-    append that lacks an ack quorum waits for the limit, at most as long as its add timeout."""
+    """The limit of ensemble changes per minute; 0 never replaces a bookie. Each change counts for a
+    minute from its proposal. An append without an ack quorum waits for this limit, at most for its
+    add timeout."""
 
 
 @dataclass(slots=True)
@@ -59,30 +60,30 @@ class PendingBatch:
     slots: int
     """The slots that store any entry of the batch."""
     acked: int = 0
-    """The slots that acknowledged every entry of the batch that they should store."""
+    """The slots that acknowledged every entry of the batch that they must store."""
     confirmed: bool = False
     checksum_failed: int = 0
-    """The slots that once got damaged bytes of the batch."""
+    """The slots that once received damaged bytes of the batch."""
     overdue: bool = False
     """True if the batch's add timeout has passed while bookies were being replaced."""
 
 
 class BatchWindow:
-    """The batches of one ledger from their append to their release, and what is confirmed."""
+    """The batches of one ledger from their append to their release, and the confirmed end."""
 
     def __init__(self, quorum: Quorum, limits: WriterLimits) -> None:
         self._quorum = quorum
         self._limits = limits
         self.next_entry_id = 0
         self.length = 0
-        """Accumulated payload bytes up to the last id given out."""
+        """Accumulated payload bytes up to the last assigned id."""
         self.last_add_confirmed = NO_ENTRY
         self.length_confirmed = 0
-        """Accumulated payload bytes up to the LAC: the ledger's length if it is closed now."""
+        """Accumulated payload bytes up to the LAC, which would be the length of a close now."""
         self.pending: deque[PendingBatch] = deque()
         """Batches that are not confirmed, in id order; always a subset of `retained`."""
         self.retained: dict[int, PendingBatch] = {}
-        """Batches that are not released, by their numbers, in id order."""
+        """Batches that are not released, by batch number, in id order."""
         self.retained_bytes = 0
         self._made = 0
 
@@ -95,7 +96,7 @@ class BatchWindow:
         )
 
     def take(self, count: int, payload_bytes: int) -> PendingBatch:
-        """Give the next `count` ids to a new batch."""
+        """Assign the next `count` ids to a new batch."""
         assert 1 <= count <= BATCH_ENTRIES_MAX
         classes = self._quorum.classes_in(self.next_entry_id, count)
         slots = self._quorum.slots_for(classes)

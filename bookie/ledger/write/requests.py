@@ -1,4 +1,4 @@
-"""Encode add requests: each is packed and encoded once, as one object for all bookies."""
+"""Encodes add requests: each request is packed and encoded once, for all bookies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Request = tuple[int, bytes]
 
 
 class RequestEncoder:
-    """Makes the requests of one ledger's writer or recovery."""
+    """Creates the requests of one ledger's writer or recovery."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class RequestEncoder:
     def batch(
         self, plan: SendBatch, payloads: Sequence[bytes], shared: Sequence[SharedPrefix]
     ) -> dict[int, Request]:
-        """Make one request for each slot that stores entries; equal requests are one object."""
+        """Create one request for each slot that stores entries; equal requests share one object."""
         first, count = plan.first_entry_id, plan.count
         batch = pack_batch(
             self._ledger_id,
@@ -64,7 +64,7 @@ class RequestEncoder:
         return requests
 
     def entries(self, batch: EntryBatch, *, recovery: bool = False) -> Request:
-        """Make a request that stores these packets."""
+        """Create a request that stores these packets."""
         request_id = self._next_request_id()
         return request_id, encode_add_request(
             request_id,
@@ -77,7 +77,7 @@ class RequestEncoder:
         )
 
     def lac(self, last_add_confirmed: int) -> Request:
-        """Make a request that publishes the LAC, with no entries."""
+        """Create a request that publishes the LAC, without entries."""
         request_id = self._next_request_id()
         packet = pack_lac(self._ledger_id, last_add_confirmed, self.digester)
         return request_id, encode_add_request(

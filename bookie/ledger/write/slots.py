@@ -1,4 +1,4 @@
-"""The bookies of an ensemble that a writer can count on.
+"""Tracks which bookies of an ensemble a writer can use.
 
 ======== ===========================================================================================
 slot     meaning
@@ -11,7 +11,7 @@ dead     it failed (by a status or the add timeout): skipped as long as the othe
 lost     dead for good: it may have lost what it acknowledged, or says that the ledger is fenced
 ======== ===========================================================================================
 
-A dead slot has one probe at a time, because requests must not pile up at a silent bookie.
+A dead slot has one probe at a time, because requests must not accumulate at a silent bookie.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from bookie.ledger.quorum import slots_of
 
 
 class Slots:
-    """The states of slots, as masks, and the probes under way."""
+    """The states of slots, as bit masks, and the probes under way."""
 
     def __init__(self) -> None:
         self.connected = 0
         self.broken = 0
-        """Slots whose streams broke, or could not be opened, and have not come back."""
+        """Slots whose streams broke or could not be opened, and have not reconnected."""
         self.dead = 0
         self.lost = 0
         """The lost slots; all of them are dead."""
         self.probing = 0
         """Dead slots that get the next batch as a probe."""
         self.probes: dict[int, int] = {}
-        """The unanswered batch that probes each dead slot, by slot."""
+        """Maps a dead slot to the unanswered batch that probes it."""
         self.refusals: dict[int, str] = {}
-        """By slot: why its bookie refused an add since the writer last trusted the bookie."""
+        """Maps a slot to the reason why its bookie refused an add since it was last trusted."""
 
         self.fenced = 0
-        """Slots whose bookies answered FENCED; `cause` then names a fence, not a loss."""
+        """Slots whose bookies answered FENCED; `cause` then reports a fence, not a loss."""
         self.newcomers = 0
-        """Slots whose bookies are new in the ensemble and have not been up yet."""
+        """Slots with bookies that are new in the ensemble and were not up yet."""
 
     @property
     def failing(self) -> int:
@@ -51,7 +51,7 @@ class Slots:
         return self.connected & ~self.dead
 
     def connect(self, slot: int) -> None:
-        """Note that the slot's stream opened: the slot is up, unless it is lost."""
+        """Record that the slot's stream opened: the slot is up, unless it is lost."""
         if self.lost >> slot & 1:
             return
         self.connected |= 1 << slot
@@ -59,20 +59,20 @@ class Slots:
         self.restore(slot)
 
     def disconnect(self, slot: int) -> None:
-        """Note that the slot's stream broke: the slot is down, or dead as before."""
+        """Record that the slot's stream broke: the slot is down, or dead as before."""
         self.connected &= ~(1 << slot)
         self.broken |= 1 << slot
         self.probing &= ~(1 << slot)
         self.probes.pop(slot, None)
 
     def quarantine(self, slots: int) -> int:
-        """Take failed slots out of service; return those that were in service before."""
+        """Take failed slots out of service; return the slots that were in service before."""
         new = slots & ~self.dead
         self.dead |= slots
         return new
 
     def lose(self, slot: int) -> None:
-        """Mark a slot as lost: its acknowledgements are void, and it gets nothing more."""
+        """Mark a slot as lost: its acknowledgements are void, and it gets no more requests."""
         self.disconnect(slot)
         self.dead |= 1 << slot
         self.lost |= 1 << slot
@@ -100,14 +100,14 @@ class Slots:
         return bool(self.dead & self.connected & 1 << slot) and slot not in self.probes
 
     def targets(self, slots: int, batch: int) -> int:
-        """Return those of `slots` that get a new batch; it probes slots that wait for a probe."""
+        """Return those of `slots` that get a new batch, which also probes waiting dead slots."""
         probed = slots & self.probing & self.connected
         self.probing &= ~probed
         self.probes.update(dict.fromkeys(slots_of(probed), batch))
         return slots & self.up | probed
 
     def cause(self, slot: int, bookie_id: str) -> str:
-        """Return the reason why the bookie of a slot has not acknowledged a batch, as text."""
+        """Return the reason why a slot's bookie has not acknowledged a batch, as text."""
         if self.fenced & self.dead & 1 << slot:
             return f"{bookie_id}: it says that another client fenced the ledger"
         if self.lost >> slot & 1:

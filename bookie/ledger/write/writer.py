@@ -1,4 +1,4 @@
-"""The one writer of a ledger: it sends batches to bookies and decides when they are durable.
+"""The only writer of a ledger: it sends batches to bookies and decides when they are durable.
 
 The driver keeps the payloads. Whenever `may_append` allows it, the driver cuts its queue into
 **batches** of at most 4096 entries or 1 MiB (`BATCH_ENTRIES_MAX`, `BATCH_SIZE_BYTES_MAX`). The
@@ -6,12 +6,12 @@ state machine gets only the numbers of entries and bytes. The state machine give
 sends it, confirms it, and says when its bytes may be dropped. No code in this module runs per
 entry.
 
-A batch is **pending** until it is confirmed: every class in it has Qa acknowledgements, and all
-batches before it are confirmed. The last add confirmed (LAC) moves only when a batch is confirmed,
+A batch is **pending** until it is confirmed: its every class has Qa acknowledgements, and all
+earlier batches are confirmed. The last add confirmed (LAC) advances only when a batch is confirmed,
 to the batch's last id. A batch is **retained** until every slot that the writer still waits for has
-answered. So a bookie that reconnects gets the batches that it missed, and a slow bookie holds the
-writer back. A bookie that fails is skipped (`slots`) as long as the others can acknowledge, and
-replaced if there is a spare bookie.
+answered. So a bookie that reconnects receives the batches that it missed, and a slow bookie slows
+the writer. The writer skips a failed bookie (`slots`) as long as the others can acknowledge, and
+replaces it if there is a spare.
 
 ======== ===========================================================================================
 state    leaves when
@@ -24,37 +24,35 @@ STUCK    Close -> DRAINING
 CLOSED   never
 ======== ===========================================================================================
 
-A writer that failed (`error` is set) never acknowledges again. A failed writer may still close the
-ledger at its LAC, except if another client has taken the ledger over, or if confirmed entries are
-unsynced.
+A failed writer (`error` is set) never acknowledges again. A failed writer may still close the
+ledger at its LAC, unless another client took the ledger or confirmed entries are unsynced.
 
-**Fenced, or not.** A bookie that answers FENCED is skipped while the metadata is read again. If the
-ledger is still OPEN and this writer's, the bookie failed, or somebody fenced the ledger without a
-recovery. If the ledger is still this writer's, the bookie counts as lost, and errors say that the
-ledger was fenced there. If another client has taken the ledger, the writer fails.
+**Fences.** The writer skips a bookie that answers FENCED, and reads the metadata again. If the
+ledger is still OPEN and this writer's, the bookie failed, or a client fenced the ledger without a
+recovery. Then the bookie counts as lost, and errors report that the ledger was fenced there. If
+another client has taken the ledger, the writer fails.
 
-**Lost bookies.** A bookie that comes back with another incarnation may have lost what it had
-acknowledged. The acknowledgements of a lost bookie for unconfirmed batches are void. A lost bookie
-may come back only as a newcomer.
+**Lost bookies.** A bookie that returns with another incarnation may have lost acknowledged entries.
+The acknowledgements of a lost bookie for unconfirmed batches are void. A lost bookie may return
+only as a newcomer.
 
-**Replacing bookies** (`ensemble_change`). A slot is due for another bookie when its bookie refuses,
-misses its deadline or is lost. A slot is also due when its stream stays broken for a while, or only
-for a moment if the other slots are too few for an ack quorum. While an ensemble change is under
-way, the slots that it replaces do not count. During a change, no entry from the change's first
-entry on is released. After a change, the newcomers get all entries from the change's first entry
-on. Entries before a change no longer wait for the old bookies. Slots that fail during a change are
-due for the next change. When the limit of changes a minute is spent, slots stay due. Appends go on
-as long as there is an ack quorum. Appends without an ack quorum wait until a change may begin
-again. If a batch misses its deadline while it waits, the writer ends.
+**Replacing bookies** (`ensemble_change`). A slot needs another bookie when its bookie refuses,
+misses its deadline or is lost. A slot also needs one when its stream stays broken for a while
+(shorter if an ack quorum needs the slot). While an ensemble change is under way, the slots that it
+replaces do not count. During a change, no entry from the change's first entry on is released. After
+a change, the newcomers get all entries from the change's first entry on. Entries before a change no
+longer wait for the old bookies. Slots that fail during a change wait for the next change. When the
+limit of changes per minute is reached, slots wait. Appends go on as long as there is an ack quorum.
+Appends without an ack quorum wait until a change may begin again. If a batch misses its deadline
+while it waits, the writer ends.
 
-**Epochs.** Each slot has an epoch: answers and events of another epoch of the slot count for
-nothing. Only the answers FENCED and UNAUTHORIZED count in any epoch, because they may be about the
-ledger.
+**Epochs.** Each slot has an epoch: answers and events from another epoch are ignored. Only the
+answers FENCED and UNAUTHORIZED count in any epoch, because they may concern the ledger.
 
-**Deferred sync.** Batches are confirmed when they are written, not synced; the LAC follows only
-after a force. An acknowledgement that was not forced is void when the stream that it came on
-breaks. With deferred sync, bookies are never replaced, because the rule of ensemble changes is not
-proven for unsynced entries.
+**Deferred sync.** Batches are confirmed when they are written, not synced; the LAC advances only
+after a force. An unforced acknowledgement becomes void when its stream breaks. With deferred sync,
+bookies are never replaced, because the safety of ensemble changes is not proven for unsynced
+entries.
 
 Source: the BookKeeper protocol document, "Writing to ledgers" and "Closing a ledger as a writer".
 """
@@ -131,11 +129,11 @@ _ENDING_STATUSES = FATAL_STATUSES | {Status.FENCED, Status.WRONG_INCARNATION}
 _CHANGE_WINDOW_SECONDS = 60.0
 
 _FORMER_BOOKIE = 1 << ENSEMBLE_SIZE_MAX
-"""Bit in `fenced_by` of a bookie that answered FENCED and is not in the ensemble any more."""
+"""Bit in `fenced_by` for a bookie that answered FENCED and has left the ensemble."""
 
 
 class LedgerWriter:
-    """The state of one open ledger as its writer sees it. All fields are for reading only."""
+    """The state of one open ledger as its writer sees it. All fields are read-only for others."""
 
     def __init__(
         self,
@@ -160,10 +158,10 @@ class LedgerWriter:
         self._check_is_paused = False
         self._changes_begun = 0
 
-    # -- what the driver may ask -----------------------------------------------------------------
+    # -- queries of the driver -----------------------------------------------------------------
 
     def may_append(self, *, full: bool) -> bool:
-        """True if an `Append` may come now; `full` says that the batch cannot grow further."""
+        """True if an `Append` is allowed now; `full` means that the batch cannot grow further."""
         eager = full or len(self.window.pending) < self.limits.eager_batches_max
         has_room = self.window.has_room
         return eager and has_room and self.state is WriterState.OPEN and self.error is None
@@ -195,13 +193,13 @@ class LedgerWriter:
 
     @property
     def _is_working(self) -> bool:
-        """True if appends may come, or wait to be confirmed, and the metadata is not closed."""
+        """True if appends may arrive or await confirmation, and the metadata is not closed."""
         if self.state is WriterState.STUCK:
             return bool(self.window.pending)
         return self.state in (WriterState.OPEN, WriterState.DRAINING)
 
     def step(self, event: WriterEvent) -> list[WriterEffect]:  # noqa: C901, PLR0912  (a table)
-        """Handle one event; return the effects, which must be carried out in their order."""
+        """Handle one event; return the effects, which must be carried out in order."""
         match event:
             case AddAnswered():
                 effects = self._on_answer(event)
@@ -279,7 +277,7 @@ class LedgerWriter:
         return self._bury(bit)
 
     def _on_refusal(self, slot: int, epoch: int, status: Status, said: str) -> list[WriterEffect]:
-        """Handle only answers that may end the writer, or its use of the slot."""
+        """Handle a refusal that may end the writer, or its use of the slot; ignore others."""
         if self._is_closed:
             return []
         if epoch != self.epochs[slot]:
@@ -294,7 +292,7 @@ class LedgerWriter:
         return self._check_fence(1 << slot) if status is Status.FENCED else []
 
     def _settle(self, batch: PendingBatch) -> list[WriterEffect]:
-        """Confirm and release what is possible after new acknowledgements of `batch`."""
+        """Confirm and release all that new acknowledgements of `batch` permit."""
         effects: list[WriterEffect] = []
         if batch.confirmed:
             self.delivery.release_if_done(batch, effects)
@@ -317,12 +315,12 @@ class LedgerWriter:
         return self.delivery.skip(slots) + self._await_returns()
 
     def _lose(self, slots: int) -> list[WriterEffect]:
-        """Void acknowledgements of bookies that may have lost data; mark them for replacement."""
+        """Drop acknowledgements of bookies that may have lost data; mark them for replacement."""
         self.replacements.want(slots)
         return self.delivery.lose(slots) + self._await_returns()
 
     def _revive(self, slot: int) -> list[WriterEffect]:
-        """Trust a bookie again, and send it what it missed."""
+        """Trust a bookie again, and send it the batches that it missed."""
         bit = 1 << slot
         self.replacements.keep(bit)
         return self.delivery.revive(slot) or self._publish_lac(bit, again=True)
@@ -379,7 +377,8 @@ class LedgerWriter:
         if batch is None:
             return []
         effects = self._bury(batch.slots & ~batch.acked & ~self.slots.dead)
-        # Confirmed appends have returned. With deferred sync, a force still needs its ack quorum.
+        # The appends of this confirmed batch have returned. With deferred sync, a force still needs
+        # an ack quorum for this batch.
         if (batch.confirmed and not self.deferred) or self.delivery.is_acknowledged(batch):
             if number in self.window.retained:
                 effects.append(StartTimer(("add", number), self.limits.add_timeout_seconds))
@@ -395,7 +394,7 @@ class LedgerWriter:
         return self._fail(no_ack_quorum(self.metadata.ledger_id, seconds, causes, limit))
 
     def _fail(self, error: BookieError) -> list[WriterEffect]:
-        """End the writer; batches that are not acknowledged have an unknown outcome."""
+        """End the writer; batches without acknowledgement have an unknown outcome."""
         if self.error is not None:
             return []
         self.error = error = end_of_writer(error, self.metadata.ledger_id)
@@ -413,7 +412,7 @@ class LedgerWriter:
     # -- replacing bookies -------------------------------------------------------------------------
 
     def _await_returns(self, leaving: int = 0) -> list[WriterEffect]:
-        """Give broken streams a while to come back; only a moment if an ack quorum needs them."""
+        """Give broken streams time to reconnect; little time if an ack quorum needs them."""
         replacements = self.replacements
         if not replacements.are_allowed or self.error is not None:
             return []
@@ -438,7 +437,7 @@ class LedgerWriter:
         return []
 
     def _begin_change(self) -> list[WriterEffect]:
-        """Ask for newcomers, if slots need a bookie and appends wait or may still come."""
+        """Request newcomers, if slots need a bookie and appends wait or may still arrive."""
         is_needed = self.state is WriterState.OPEN or self.window.pending
         if self.error is not None or not is_needed or not self.replacements.may_begin:
             return []
@@ -450,7 +449,7 @@ class LedgerWriter:
         replacements.is_choosing = False
         is_wanted = replacements.due and self._is_working and self.error is None
         if not is_wanted or self.ownership.is_busy:
-            return []  # if somebody is still missing then, it is asked again after the operation
+            return []  # a bookie that is still missing after the operation is asked again
         newcomers = {slot: b for slot, b in bookies.items() if replacements.due >> slot & 1}
         if not newcomers:
             replacements.lacks_spares = True
@@ -469,7 +468,7 @@ class LedgerWriter:
         ]
 
     def _end_change(self, change: EnsembleChange | None) -> list[WriterEffect]:
-        """End a change: take its newcomers, or (None) count its slots again as before."""
+        """End a change: install its newcomers, or (None) count its slots again."""
         effects: list[WriterEffect] = []
         if change is not None and self.error is None:
             effects += self._take_newcomers(change)
@@ -482,10 +481,10 @@ class LedgerWriter:
         effects = self.delivery.take_newcomers(change)
         return [*effects, ReplaceBookies(change.newcomers), *self._await_returns()]
 
-    # -- is it fenced? -----------------------------------------------------------------------------
+    # -- fences ------------------------------------------------------------------------------------
 
     def _check_fence(self, bookie: int) -> list[WriterEffect]:
-        """Skip a bookie that says the ledger is fenced, and have the metadata checked."""
+        """Skip a bookie that reports a fence, and check the metadata."""
         if self.error is not None or not self._is_working:
             return []
         self.fenced_by |= bookie
@@ -494,7 +493,7 @@ class LedgerWriter:
     def _on_unknown_owner(self) -> list[WriterEffect]:
         if self.state is WriterState.DRAINING and not self.window.retained:
             self.fenced_by = 0
-            return []  # closing decides it
+            return []  # the close will decide
         self._check_is_paused = True
         return [StartTimer(("recheck", 0), self.limits.retry_seconds)]
 
@@ -531,7 +530,7 @@ class LedgerWriter:
         error = None if complete else not_synced(self.metadata.ledger_id, self.last_add_confirmed)
         effects: list[WriterEffect] = [CancelTimer(("force", number)), ForceDone(error)]
         if error is not None and self.state is WriterState.DRAINING:
-            # Closing at the LAC would cut off what the user was told is written.
+            # A close at the LAC would cut off entries that were reported to the user as written.
             effects += self._stay_open(error)
         return effects
 
@@ -545,7 +544,7 @@ class LedgerWriter:
         return []
 
     def _next_operation(self) -> list[WriterEffect]:
-        """Begin the most urgent operation on the metadata; other operations wait for its end."""
+        """Begin the most urgent metadata operation; other operations wait for its end."""
         if self.ownership.is_busy:
             return []
         is_asking = self.fenced_by and not self._check_is_paused and self.error is None
@@ -556,7 +555,7 @@ class LedgerWriter:
         return self._begin_change()
 
     def _drained(self) -> list[WriterEffect]:
-        """Sync what is not synced, then close; all batches are confirmed, or the writer failed."""
+        """Sync unsynced batches, then close; all batches are confirmed, or the writer failed."""
         deferred = self.deferred
         if deferred is not None and deferred.unsynced:
             if self.error is not None:

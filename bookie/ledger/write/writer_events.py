@@ -1,7 +1,7 @@
 """Events and effects of the writer's state machine; `writer` says when and why they occur.
 
-Events about a slot carry its epoch. The epoch of a slot counts how often it got another bookie, and
-how often its bookie lost its data.
+An event about a slot carries the slot's epoch. The epoch of a slot increases when the slot gets
+another bookie, or when its bookie lost its data.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from bookie.ledger.place.policy import AckDomains
 
 
 class WriterState(enum.Enum):
-    """The states of a writer, which a table in `writer` explains."""
+    """The states of a writer; a table in `writer` explains them."""
 
     OPEN = "open"
     DRAINING = "draining"
@@ -48,7 +48,7 @@ FATAL_STATUSES = frozenset(
         Status.NO_SUCH_LEDGER,
     }
 )
-"""Answers to an add that end the writer: they speak about the ledger, not about the bookie.
+"""Answers to an add that end the writer, because they concern the ledger, not the bookie.
 
 `Status.FENCED` ends the writer, too, but only after the metadata has confirmed that the ledger was
 taken.
@@ -118,7 +118,7 @@ class SlotDisconnected:
 
 @dataclass(frozen=True, slots=True)
 class SlotSilent:
-    """The slot's bookie has failed another ledger of this client: it did not answer in time."""
+    """The slot's bookie did not answer another ledger of this client in time."""
 
     slot: int
     epoch: int = 0
@@ -126,7 +126,7 @@ class SlotSilent:
 
 @dataclass(frozen=True, slots=True)
 class SlotLost:
-    """The slot's bookie has another incarnation: it may have lost all that it acknowledged."""
+    """The slot's bookie has another incarnation and may have lost all that it acknowledged."""
 
     slot: int
     epoch: int = 0
@@ -134,7 +134,7 @@ class SlotLost:
 
 @dataclass(frozen=True, slots=True)
 class SpanDomains:
-    """From now on, acknowledgements must span these failure domains, too; None: they need not.
+    """From now on, acknowledgements must also span these failure domains; None removes the rule.
 
     The driver sends this event at the start, and again after `ReplaceBookies`, before a newcomer is
     connected.
@@ -155,7 +155,7 @@ class Force:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Confirm what is pending, then close the ledger."""
+    """Confirm the pending batches, then close the ledger."""
 
 
 WriterEvent = (
@@ -185,7 +185,7 @@ WriterEvent = (
 
 @dataclass(frozen=True, slots=True)
 class SendBatch:
-    """Pack the batch that was appended last, keep its bytes, and send it to the slots in `slots`.
+    """Pack the last appended batch, keep its bytes, and send it to the slots in `slots`.
 
     Each slot gets the entries of its stripe. `slots` may be empty; then a `Resend` follows later.
     """
@@ -215,14 +215,14 @@ class Confirmed:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """The bytes of a batch are not needed any more."""
+    """The bytes of a batch are no longer needed."""
 
     batch: int
 
 
 @dataclass(frozen=True, slots=True)
 class ReplaceBookies:
-    """The metadata now names these bookies, by slot: leave the old ones, and open the new ones."""
+    """The metadata now names these bookies, by slot: leave the old lanes, and open the new ones."""
 
     bookies: Mapping[int, str]
 
@@ -237,7 +237,7 @@ class SendLac:
 
 @dataclass(frozen=True, slots=True)
 class SendForce:
-    """Ask `slots` to make durable what they accepted; a `ForceAnswered` from each follows."""
+    """Ask `slots` to make their accepted entries durable; each answers with a `ForceAnswered`."""
 
     force: int
     slots: int
@@ -266,7 +266,7 @@ class WriterClosed:
 
 @dataclass(frozen=True, slots=True)
 class CloseFailed:
-    """This writer could not close the ledger; `Close` may be repeated if the error is retryable."""
+    """This writer could not close the ledger; a retryable error allows another `Close`."""
 
     error: BookieError
 

@@ -31,7 +31,7 @@ _SILENT_SHARE = 0.8
 """A bookie that is silent for this share of the add timeout is reported to other ledgers."""
 
 _SPREAD_SECONDS = 0.5
-"""Time over which the ledgers of a client spread their changes after a bookie's silence."""
+"""The time over which the ledgers of a client spread their changes after a bookie's silence."""
 
 
 class LaneOwner(Protocol):
@@ -47,7 +47,7 @@ class _Slot:
     def __init__(
         self, owner: weakref.ref[LaneOwner], slot: int, epoch: int, lane: AddConnection
     ) -> None:
-        # Weak: the lanes must not keep a writer that its user dropped.
+        # A weak reference: the lanes must not keep a writer alive that its user dropped.
         self._owner = owner
         self._slot = slot
         self._epoch = epoch
@@ -66,13 +66,13 @@ class _Slot:
         self._tell(SlotSilent(self._slot, self._epoch))
 
     def on_silent(self) -> None:
-        # All ledgers of the client hear of it at once; their changes need not come at once.
+        # All ledgers of the client learn of the silence at once; spread their changes over time.
         seconds = random.uniform(0, _SPREAD_SECONDS)  # noqa: S311  (jitter)
         loop = asyncio.get_running_loop()
         loop.call_later(seconds, self._tell_silent, self.lane.heard_at)
 
     def _tell_silent(self, heard_at: float) -> None:
-        if self.lane.is_up and self.lane.heard_at == heard_at:  # else it spoke, or broke, since
+        if self.lane.is_up and self.lane.heard_at == heard_at:  # else it answered or broke since
             self._tell(SlotSilent(self._slot, self._epoch))
 
     def _tell(self, event: WriterEvent) -> None:
@@ -85,12 +85,13 @@ class WriterLanes:
     """The lanes of one writer, one for each slot.
 
     Args:
-        owner: hears of what happens on the lanes; they do not keep it alive.
-        ledger_id: for the log.
-        pool: where the lanes are.
+        owner: receives the events of the lanes; the lanes do not keep it alive.
+        ledger_id: the ledger's id, for the log.
+        pool: the client's connections, which include the lanes.
         bookies: the first ensemble.
-        incarnations: the bookies' as they were learnt before the ledger was created.
-        ensembles: chooses newcomers and tells who they are; None if none are ever asked for.
+        incarnations: the incarnations of the bookies, read before the ledger was created.
+        ensembles: chooses newcomers and knows their incarnations; None if no bookie is ever
+            replaced.
     """
 
     def __init__(
@@ -111,7 +112,7 @@ class WriterLanes:
         self._epochs = [0] * len(bookies)
         self._is_used = False
         self._asked = 0
-        """The slots for which newcomers were asked last, as a mask."""
+        """The slots for which newcomers were last requested, as a bit mask."""
         self._slots = [
             _Slot(self._owner, slot, 0, pool.connection(bookie_id).plain(incarnations[bookie_id]))
             for slot, bookie_id in enumerate(bookies)
@@ -122,7 +123,7 @@ class WriterLanes:
         return self._is_used
 
     def join(self, lost: Collection[str]) -> None:
-        """Begin to use the lanes of all bookies except `lost`, which have other incarnations."""
+        """Start to use the lanes of all bookies except `lost`, which have other incarnations."""
         self._is_used = True
         self._tell_domains()
         for slot, bookie_id in zip(self._slots, self._bookies, strict=True):
@@ -160,13 +161,13 @@ class WriterLanes:
     # -- newcomers -------------------------------------------------------------------------------
 
     def choose(self, effect: ChooseNewcomers, write_quorum_size: int) -> dict[int, str]:
-        """Choose newcomers for these slots, and tell other ledgers that the bookies failed."""
+        """Choose newcomers for these slots, and report the failed bookies to other ledgers."""
         ensembles = self._ensembles
         assert ensembles is not None
         seconds = self._pool.settings.add_timeout_seconds * _SILENT_SHARE
         for slot in slots_of(effect.slots):
             user = self._slots[slot]
-            if not self._asked >> slot & 1:  # once a failure, however often newcomers are asked for
+            if not self._asked >> slot & 1:  # report each failure only once
                 ensembles.quarantine.put(effect.bookies[slot])
                 user.lane.suspect(user, seconds)
         self._asked = effect.slots
@@ -177,7 +178,7 @@ class WriterLanes:
     def replace(
         self, newcomers: Mapping[int, str], epochs: Sequence[int], first_entry_id: int
     ) -> None:
-        """Leave the lanes of these slots; join the newcomers' once their incarnations are known."""
+        """Leave these slots' lanes; join the newcomers' lanes once their incarnations are known."""
         for slot, bookie_id in newcomers.items():
             former = self._slots[slot]
             former.lane.leave(former)
@@ -200,7 +201,7 @@ class WriterLanes:
         self._tell_domains()
 
     def _tell_domains(self) -> None:
-        """Tell the owner which failure domains acknowledgements must span."""
+        """Report to the owner which failure domains acknowledgements must span."""
         owner = self._owner()
         if self._ensembles is not None and owner is not None:
             owner.take(SpanDomains(self._ensembles.ack_domains(self._bookies)))
@@ -212,7 +213,8 @@ class WriterLanes:
         if epoch != self._epochs[slot] or not self._is_used or owner is None:
             return
         if incarnation is None:
-            # Not offered its own slot again before it registers with another one.
+            # The bookie may not return to its own slot before it registers with another
+            # incarnation.
             self._incarnations[bookie_id] = self._ensembles.directory.incarnation(bookie_id)
             owner.take(SlotLost(slot, epoch))
             return

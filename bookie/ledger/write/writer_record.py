@@ -1,12 +1,12 @@
-"""The leased record of a client that writes ledgers: it exists as long as the client's session.
+"""The leased record of a writing client, which exists as long as the client's session.
 
-A ledger names its writer (`LedgerMetadata.writer_id`). As long as the record of that writer exists,
-nobody recovers the ledger without being asked. The store deletes the record when the session of the
-client has ended. A client whose session was lost writes the record again, under the same id, as
-soon as it has a new session.
+A ledger names its writer (`LedgerMetadata.writer_id`). While that writer's record exists, no client
+recovers the ledger without a request. The metadata store deletes the record when the client's
+session ends. A client that lost its session writes the record again, with the same id, in its new
+session.
 
-A client makes its record before it creates or claims its first ledger. So readers need no right to
-write.
+A client writes its record before it creates or claims its first ledger. So clients that only read
+need no right to write.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from bookie.metadata.store import MetadataStore
 from bookie.telemetry import event_log
 
 CLOSE_SECONDS_MAX = 2.0
-"""The most time that the end of a client waits for the deletion. The session's end deletes, too."""
+"""The longest time that a closing client waits for the deletion, which its session's end causes
+anyway."""
 
 Spawn = Callable[[Coroutine[None, None, None], str], asyncio.Task[None]]
 
@@ -42,11 +43,12 @@ _log = event_log(__name__)
 
 
 class WriterRecord:
-    """Makes the record of one client when it is first needed, and keeps it until `close`.
+    """Writes the record of one client when it is first needed, and keeps it until `close`.
 
     Args:
-        store: its session owns the record; it must stay open until `close` has returned.
-        instance_id: the record is only written while the store holds this cluster.
+        store: the metadata store, whose session owns the record; must stay open until `close`
+            returns.
+        instance_id: the record is written only while the store holds this cluster.
         spawn: starts a task that lives as long as the client.
     """
 
@@ -56,15 +58,15 @@ class WriterRecord:
         self._spawn = spawn
         self._writer_id = ""
         self._following: asyncio.Future[None] | None = None
-        """Done when session and record are followed; None before the first need."""
+        """Done when the tasks that follow session and record run; None before the first need."""
         self._task: asyncio.Task[None] | None = None
         self._doubt = asyncio.Event()
-        """Set while the record may not exist."""
+        """Set while the record may be missing."""
         self._serial = asyncio.Lock()
         self._is_closed = False
 
     async def ensure(self) -> str:
-        """Return the writer's id when its record exists, for the present session.
+        """Return the writer's id once its record exists for the current session.
 
         Raises:
             ClientClosedError: the client was closed.
@@ -77,7 +79,7 @@ class WriterRecord:
             self._writer_id = self._writer_id or SystemClock().nonce().hex()
             self._doubt.set()
             self._following = begun = asyncio.get_running_loop().create_future()
-            # In a task of its own, because the first caller may end before the others.
+            # Use a separate task, because the first caller may end before the others.
             self._task = self._spawn(self._keep(begun), "record of a writer")
         await asyncio.shield(self._following)
         is_being_written = self._serial.locked()
@@ -86,7 +88,7 @@ class WriterRecord:
         return self._writer_id
 
     async def close(self) -> None:
-        """Delete the record. Without an answer it ends with the session of the store."""
+        """Delete the record. Without an answer, the record ends with the store's session."""
         self._is_closed = True
         if self._task is None:
             return
@@ -94,7 +96,7 @@ class WriterRecord:
         await asyncio.wait([self._task])
         if self._following is not None and not self._following.done():
             self._following.set_exception(ClientClosedError("the client was closed"))
-            self._following.exception()  # its callers may have been cancelled
+            self._following.exception()  # its callers may be cancelled
         with suppress(BookieError, TimeoutError):
             async with asyncio.timeout(CLOSE_SECONDS_MAX), self._serial:
                 record = await self._store.get(self._key)
@@ -106,7 +108,7 @@ class WriterRecord:
         return keys.writer(self._writer_id)
 
     async def _keep(self, begun: asyncio.Future[None]) -> None:
-        """Write the record whenever it may be gone."""
+        """Write the record whenever it may be missing."""
         try:
             async with (
                 self._store.session_events() as events,
@@ -127,7 +129,7 @@ class WriterRecord:
         except BookieError as error:
             if not begun.done():
                 begun.set_exception(error)
-                begun.exception()  # its callers may have been cancelled
+                begun.exception()  # its callers may be cancelled
                 self._following = None  # the next caller tries again
 
     async def _follow_session(self, events: AsyncIterator[SessionEvent]) -> None:
@@ -147,20 +149,20 @@ class WriterRecord:
                     self._doubt.set()
 
     async def _write(self) -> None:
-        """Write the record unless the present session owns it."""
+        """Write the record unless the current session owns it."""
         async with self._serial:
             if self._is_closed:
                 raise ClientClosedError("the client was closed")
             self._doubt.clear()
             try:
                 while not await self._is_written():
-                    pass  # an unanswered write of ours was faster
+                    pass  # an earlier write without an answer succeeded
             except BaseException:
                 self._doubt.set()
                 raise
 
     async def _is_written(self) -> bool:
-        """Try once to write the record; False if the store has another version by now."""
+        """Try once to write the record; return False if its version in the store has changed."""
         condition = await require_instance(self._store, self._instance_id)
         record = await self._store.get(self._key)
         if record is not None and record.created_by_self:
