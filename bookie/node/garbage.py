@@ -237,7 +237,7 @@ class GarbageCollector:
     async def confirm_store(self) -> None:
         """Trust the metadata store in its present state; durable when this returns.
 
-        This call deletes nothing. From now on, ledgers that the metadata store lacks count as absent.
+        From now on, ledgers that the metadata store lacks count as absent. Nothing is deleted now.
 
         Raises:
             BadRequestError: the store is not in doubt.

@@ -1,1 +1,1 @@
-"""Ledgers in the metadata store: records, ids, deletion and its proofs."""
+"""Ledgers in the metadata store: records, ids, deletions and their proofs."""

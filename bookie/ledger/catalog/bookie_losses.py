@@ -1,12 +1,13 @@
-"""Forget that a bookie stored anything, because its data is lost, if no last copy may be among it.
+"""Forgets a bookie whose data is lost, unless it may have had the last copy of an entry.
 
-The data must be expendable at one moment: no other bookie may be forgotten between the look at the
-ledgers and the change of the cookie. Otherwise two bookies could each trust the other's copies. So
-each change also writes the record above the cookies, in the version that it had before the look. Of
-two changes at the same time one fails, looks again, and sees that the other bookie is lost.
+No other bookie may be forgotten between the examination of the ledgers and the change of the
+cookie. Otherwise two bookies could each trust the other's copies. So each change also writes the
+record above the cookies, if the record has its version from before the examination. Of two
+concurrent changes one fails, examines again, and sees that the other bookie is lost.
 
-A cookie outlives the disks of its bookie. So a bookie that begins empty by itself trusts only the
-copies of bookies that are registered now. An operator knows more, and decides by the cookies.
+A cookie outlives the disks of its bookie. So a bookie that starts empty by itself trusts only the
+copies of bookies that are registered now. An operator knows more, and may count all bookies with
+cookies.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from bookie.metadata.versioned import Versioned
 
 
 class DataNotExpendableError(CookieError):
-    """The bookie may have last copies, or nobody can tell; this may change without its help."""
+    """The bookie may have last copies, or this is unknown; a later try may succeed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class ExaminedLoss:
 
     bookie_id: str
     version: int
-    """Version of the bookie's cookie; `order` is that of the record above all cookies."""
+    """Version of the bookie's cookie; `order` is the version of the record above all cookies."""
     order: int
     reliable: frozenset[str]
     """The bookies whose copies counted."""
@@ -47,7 +48,7 @@ class ExaminedLoss:
 
 
 class BookieLosses:
-    """Looks at a bookie whose data is lost, and forgets the data."""
+    """Examines a bookie whose data is lost, and forgets the data."""
 
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
@@ -56,12 +57,12 @@ class BookieLosses:
     async def examine(
         self, bookie_id: str, also_lost: Collection[str] = (), *, live_only: bool = False
     ) -> ExaminedLoss:
-        """Find what depends on a bookie that does not run. This lists all ledgers.
+        """Find the ledgers that depend on a bookie that does not run. This lists all ledgers.
 
         Args:
             bookie_id: the bookie whose data is lost.
             also_lost: further bookies whose copies do not count.
-            live_only: count only bookies that are registered, and that nobody found lost.
+            live_only: count only bookies that are registered and that no auditor has found lost.
 
         Raises:
             DataNotExpendableError: with `live_only`, a registered bookie doubts the metadata store.
@@ -87,12 +88,12 @@ class BookieLosses:
         )
 
     async def replace(self, examined: ExaminedLoss, cookie: Cookie) -> Versioned[Cookie]:
-        """Put the cookie of a bookie that begins empty in the place of its last one.
+        """Replace the last cookie of a bookie that starts empty.
 
         Raises:
-            BadVersionError: something changed since `examine`; look again.
+            BadVersionError: a fact changed since `examine`; examine again.
             DataNotExpendableError: see `examine`.
-            IdentityError: the bookie is registered by now.
+            IdentityError: the bookie is registered now.
             MetadataError: the metadata store failed; the outcome may be unknown.
         """
         key = keys.cookie(examined.bookie_id)
@@ -116,7 +117,7 @@ class BookieLosses:
         """Return the bookies that are registered, without those that the auditor found lost.
 
         Raises:
-            DataNotExpendableError: one of them says that the store may be an older one, which may
+            DataNotExpendableError: a bookie reports that the store may be an older copy, which may
                 lack ledgers.
         """
         found: set[str] = set()
@@ -124,7 +125,7 @@ class BookieLosses:
             for bookie_id in await self._store.get_children(kind):
                 record = await self._store.get(f"{kind}/{bookie_id}")
                 if record is None:
-                    continue  # it went, or changed its kind
+                    continue  # the bookie left, or changed between writable and read-only
                 if doubt := decode_registration(record.value).store_doubt:
                     raise DataNotExpendableError(
                         f"no lost data is replaced: bookie {bookie_id} says that {doubt}; an "
@@ -143,7 +144,7 @@ class BookieLosses:
         bookie_id = examined.bookie_id
         await self._store.sync()
         await self.refuse_running(bookie_id)
-        # A bookie may also have come into doubt by itself.
+        # A bookie may also have put itself in doubt.
         reliable = await self._reliable(live_only=examined.live_only)
         if lost := examined.reliable - reliable - {bookie_id}:
             went = "ended, " if examined.live_only else ""

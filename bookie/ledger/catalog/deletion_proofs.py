@@ -1,4 +1,4 @@
-"""Proofs of deletion: they distinguish a deleted ledger from one that is merely absent.
+"""Proofs of deletion distinguish a deleted ledger from a ledger that is only absent.
 
 The transaction that deletes a ledger's metadata leaves a short record, ``deleted/<day>/<ledger>``.
 A bookie that finds this record may reclaim the ledger's space at once. If an absent ledger has no
@@ -12,7 +12,7 @@ listing of the days finds old proofs.
 
 A sweep removes the proofs of old days, and of days in the future. A wrong clock, in the process
 that deletes or sweeps, can only remove a proof too early. A ledger whose proof was removed early is
-merely absent, and bookies reclaim its space later.
+only absent, and bookies reclaim its space later.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _DELETIONS_AT_ONCE = 100
 
 
 def proof_of(layout: LedgerLayout, ledger_id: int, proof: DeletionProof) -> Put:
-    """Return the write of the proof; it fails if the ledger has a proof of the same day already."""
+    """Return the write of the proof, which fails if the ledger has a proof of the same day."""
     day = max(proof.deleted_at_ms // DAY_MS, 0)
     key = layout.under(keys.deletions_of(day)).key(ledger_id)
     return Put(key, encode_proof(proof), NOT_EXISTS)
 
 
 def keys_of_today(layout: LedgerLayout, ledger_id: int, proof: DeletionProof) -> list[str]:
-    """Return the keys that a proof made now may have, if clocks are wrong by a day at most."""
+    """Return the keys that a proof made now may have; clocks may be wrong by a day at most."""
     day = max(proof.deleted_at_ms // DAY_MS, 1)
     return [
         layout.under(keys.deletions_of(each)).key(ledger_id) for each in range(day - 1, day + 2)
@@ -47,7 +47,7 @@ def keys_of_today(layout: LedgerLayout, ledger_id: int, proof: DeletionProof) ->
 
 
 async def find_days(store: MetadataStore) -> list[int]:
-    """List the days that have proofs, newest first; names that are no days are skipped."""
+    """List the days that have proofs, newest first; names that are not days are skipped."""
     names = await store.get_children(keys.DELETED)
     return sorted((int(name) for name in names if _is_day(name)), reverse=True)
 
@@ -57,7 +57,7 @@ async def find_proofs(
 ) -> dict[int, list[Record]]:
     """Find the records that prove deletions, by ledger id; ledgers without proof are left out.
 
-    All reads run at the same time, so pass few ledgers at a time.
+    All reads run concurrently, so pass few ledgers at a time.
     """
     layouts = [layout.under(keys.deletions_of(day)) for day in await find_days(store)]
     wanted = [(one, each.key(one)) for one in ledger_ids for each in layouts]
@@ -79,12 +79,12 @@ async def sweep_proofs(
 
     Raises:
         MetadataUnavailableError: the store does not answer.
-        FormatError: another record lies among them.
+        FormatError: another record is among the proofs.
     """
     today = now_ms // DAY_MS
     swept = 0
     for day in await find_days(store):
-        # The age counts from the end of the day. Clocks differ, so tomorrow may have proofs.
+        # A proof's age counts from the end of its day. Clocks differ, so tomorrow may have proofs.
         if day <= today + 1 and (day + 1) * DAY_MS + keep_seconds * 1000 > now_ms:
             continue
         found: list[Record] = []

@@ -1,10 +1,10 @@
-"""Find the ledgers that depend on one bookie, and those whose last copies it may have.
+"""Finds the ledgers that depend on one bookie, and those whose last copies it may have.
 
 An acknowledged entry has at least Qa copies, on any Qa of the Qw members of its write set. A member
-is *lost* if its copies do not count. The bookie to be deleted is lost, and so is each bookie
-without a cookie (it was deleted before). A bookie whose cookie is NEW (the bookie begins empty) or
-in doubt (it may lack entries) is lost, too. Once Qa members of an entry's write set are lost, all
-copies of the entry may be lost. A vacant slot never had a copy, so it is not lost.
+is *lost* if its copies do not count. The bookie to delete is lost, and so is each bookie without a
+cookie (it was deleted before). A bookie whose cookie is NEW (it starts empty) or in doubt (it may
+lack entries) is lost, too. Once Qa members of an entry's write set are lost, all copies of the
+entry may be lost. A vacant slot never had a copy, so it is not lost.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bookie.ledger.catalog.ledgers import LedgerManager
 from bookie.ledger.metadata import Fragment, LedgerMetadata
 
 FIRST_IDS_MAX = 5
-"""The most ledgers whose ids are listed; the others are only counted."""
+"""The largest number of listed ledger ids; further ledgers are only counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +66,11 @@ class Dependents:
 def has_last_copies(metadata: LedgerMetadata, bookie_id: str, reliable: Container[str]) -> bool:
     """True if `bookie_id` may have the last copy of an acknowledged entry of the ledger.
 
-    The condition is that Qa members of the write set of some entry are lost, and `bookie_id` is one
-    of them.
+    The condition: Qa members of an entry's write set are lost, and `bookie_id` is one of them.
 
     Args:
-        metadata: The ledger. While it is not closed, its last fragment holds every later entry.
+        metadata: The metadata of the ledger. While the ledger is not closed, its last fragment
+            holds every later entry.
         bookie_id: The bookie to be forgotten; it counts as lost, even if it is in `reliable`.
         reliable: The bookies whose copies count.
     """
@@ -86,7 +86,7 @@ def has_last_copies(metadata: LedgerMetadata, bookie_id: str, reliable: Containe
         slot = fragment.bookies.index(bookie_id)
         for start in range(slot - write + 1, slot + 1):
             first = fragment.first_entry_id
-            entry_id = first + (start - first) % size  # the first one with this write set
+            entry_id = first + (start - first) % size  # the first entry with this write set
             if entry_id > last_entry_id:
                 continue
             if sum(lost[(start + position) % size] for position in range(write)) >= ack:
@@ -106,7 +106,7 @@ async def reliable_bookies(cookies: CookieManager) -> frozenset[str]:
     """Return the bookies whose copies count: each has a READY cookie that is not in doubt.
 
     Raises:
-        FormatError: a cookie is damaged, or written by a newer version.
+        FormatError: a cookie is damaged, or a newer version wrote it.
     """
     found = set()
     for bookie_id in await cookies.bookie_ids():
@@ -124,7 +124,7 @@ async def reliable_bookies(cookies: CookieManager) -> frozenset[str]:
 async def find_dependents(
     ledgers: LedgerManager, bookie_id: str, reliable: Container[str]
 ) -> Dependents:
-    """Find the dependents: look at every ledger of the cluster in turn, in constant memory.
+    """Find the dependents by reading every ledger of the cluster in turn, in constant memory.
 
     Raises:
         MetadataUnavailableError: the listing could not be completed.

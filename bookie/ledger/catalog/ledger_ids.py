@@ -1,12 +1,12 @@
-"""Ledger ids: each is given out once, mostly without a request to the metadata store.
+"""Assigns ledger ids: each id is used once, mostly without a request to the metadata store.
 
 A generator reserves blocks of ids by compare-and-set on a counter. The first block is one id, so a
-command that makes one ledger wastes no id. Each block is twice as large as the one before, up to
+command that creates one ledger wastes no id. Each block is twice as large as the one before, up to
 `BLOCK_IDS_MAX` ids. Reserved ids that a generator does not use are lost.
 
-The upper bits of an id are the number of its bucket, and each bucket has its own counter.
-Generators begin with bucket 0, so ids stay small. When the ids of a bucket are used up, generators
-continue with the next bucket. An id has 63 bits at most.
+The upper bits of an id are its bucket number, and each bucket has its own counter. Generators begin
+with bucket 0, so ids stay small. When the ids of a bucket are used up, generators continue with the
+next bucket. An id has at most 63 bits.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bookie.metadata.model import NOT_EXISTS
 from bookie.metadata.store import MetadataStore
 
 BLOCK_IDS_MAX = 1000
-"""The largest number of ids that are reserved at once."""
+"""The largest number of ids to reserve at once."""
 
 BUCKET_BITS = 48
 """A bucket has 2 to the power of `BUCKET_BITS` ids."""
@@ -29,7 +29,7 @@ BUCKETS = 1 << (63 - BUCKET_BITS)
 
 
 class LedgerIdGenerator:
-    """Hands out fresh ledger ids."""
+    """Assigns new ledger ids."""
 
     def __init__(self, store: MetadataStore, *, bucket: int = 0) -> None:
         self._store = store
@@ -73,10 +73,10 @@ class LedgerIdGenerator:
 
 
 async def read_counters(store: MetadataStore) -> dict[int, int]:
-    """Read the counters: by bucket, its lowest id that is not reserved. Counters only grow.
+    """Read the counters: bucket → lowest id that is not reserved; counters only increase.
 
     Raises:
-        FormatError: one is damaged.
+        FormatError: a counter is damaged.
     """
     found = {}
     async for record in store.scan_children(keys.ID_BUCKETS):

@@ -1,6 +1,6 @@
-"""Store the metadata of ledgers, and change it by compare-and-set.
+"""Stores the metadata of ledgers, and changes it by compare-and-set.
 
-A create carries a random token, by which a client recognises its own ledger after a lost reply. A
+A create carries a random token, with which a client recognizes its own ledger after a lost reply. A
 listing is complete or raises an error, because bookies delete the data of ledgers that a listing
 lacks. A deletion leaves a record that proves it (`deletion_proofs`).
 """
@@ -45,7 +45,7 @@ class LedgerManager:
     def __init__(
         self, store: MetadataStore, layout: LedgerLayout | None = None, clock: Clock | None = None
     ) -> None:
-        """Without `layout`, the manager reads the layout from the store when it first needs it."""
+        """Without `layout`, the manager reads the layout from the store at first use."""
         self._store = store
         self._layout = layout
         self._clock = clock or SystemClock()
@@ -67,13 +67,13 @@ class LedgerManager:
         a create that ended in MetadataUnavailableError, with the same token.
 
         An id is used once. Bookies may still hold entries of a former ledger with this id, and the
-        former writer may still know a metadata version. While there is proof that a ledger with
-        this id was deleted, the id is refused. Later, the ledger key distinguishes the former
-        ledger from the new one. Pass `is_fresh` for a new id of a `LedgerIdGenerator`: such an id
-        has no proof of deletion.
+        former writer may still know a metadata version. While a proof shows that a ledger with this
+        id was deleted, the id is refused. Later, the ledger key distinguishes the former ledger
+        from the new one. Pass `is_fresh` for a new id of a `LedgerIdGenerator`: such an id has no
+        proof of deletion.
 
         Raises:
-            LedgerExistsError: the id is taken, by another create or by a ledger that was deleted.
+            LedgerExistsError: the id is taken, by another create or a deleted ledger.
         """
         if metadata.c_token == 0:
             metadata = replace(metadata, c_token=new_token())
@@ -95,11 +95,11 @@ class LedgerManager:
         return Versioned(metadata, stat.version)
 
     async def _create_unused(self, put: Put, ledger_id: int) -> Stat:
-        """Create a ledger whose id the caller chose, unless the id was used before."""
+        """Create a ledger with an id from the caller, unless the id was used before."""
         layout = await self._read_layout()
         if await self._proofs([ledger_id]):
             raise _was_deleted(ledger_id)
-        # Somebody may create and delete it right now, by a clock that is not ours.
+        # Another client with another clock may create and delete this ledger right now.
         checks = [Check(key, NOT_EXISTS) for key in keys_of_today(layout, ledger_id, self._proof())]
         stats = await self._store.transaction([put, *checks])
         assert stats[0] is not None, "a put has a result"
@@ -110,7 +110,7 @@ class LedgerManager:
 
         Raises:
             NoSuchLedgerError: the ledger does not exist.
-            FormatError: it is damaged, or written by a newer version.
+            FormatError: the metadata is damaged, or a newer version wrote it.
         """
         found = await self._find(ledger_id)
         if found is None:
@@ -122,11 +122,11 @@ class LedgerManager:
     async def read_latest(
         self, ledger_id: int, token: int | None = None
     ) -> Versioned[LedgerMetadata]:
-        """Sync the store, then `read`: the result has every change finished before this call.
+        """Sync the store, then `read`: the result includes every change finished before this call.
 
         Raises:
             NoSuchLedgerError: the ledger does not exist.
-            FormatError: it is damaged, or written by a newer version.
+            FormatError: the metadata is damaged, or a newer version wrote it.
         """
         await self._store.sync()
         return await self.read(ledger_id, token)
@@ -137,8 +137,9 @@ class LedgerManager:
         """Replace the metadata in one step, if it has `version` and the `conditions` hold.
 
         Raises:
-            BadVersionError: it was changed meanwhile, or a condition does not hold; read it again.
-            NoSuchLedgerError: it was deleted.
+            BadVersionError: the metadata was changed meanwhile, or a condition does not hold; read
+                again.
+            NoSuchLedgerError: the ledger was deleted.
         """
         if version < 0:
             raise BadRequestError(f"{version} is not a version of ledger {metadata.ledger_id}")
@@ -163,7 +164,7 @@ class LedgerManager:
 
         Raises:
             NoSuchLedgerError: the ledger does not exist.
-            BadVersionError: it has another version.
+            BadVersionError: the metadata has another version.
         """
         layout = await self._read_layout()
         delete = Delete(layout.key(ledger_id), version)
@@ -172,7 +173,7 @@ class LedgerManager:
             try:
                 await self._store.transaction([delete, put])
             except KeyExistsError:
-                # A ledger of the same id was deleted today already.
+                # Another ledger with this id was deleted earlier today.
                 await self._store.transaction([delete, replace(put, version=None)])
         except NoSuchKeyError as error:
             raise NoSuchLedgerError(f"ledger {ledger_id} does not exist") from error
@@ -193,7 +194,7 @@ class LedgerManager:
     async def find_deleted(self, ledger_ids: Collection[int]) -> set[int]:
         """Return the ledgers whose deletion is proven; pass only ledgers that do not exist.
 
-        All reads run at the same time, so pass few ledgers at a time.
+        All reads run concurrently, so pass few ledgers at a time.
 
         Raises:
             MetadataUnavailableError: the store does not answer.
@@ -217,7 +218,7 @@ class LedgerManager:
 
         Raises:
             MetadataUnavailableError: the listing could not be completed.
-            FormatError: something that is not a ledger lies among the ledgers.
+            FormatError: a key among the ledgers is not a ledger.
         """
         layout = await self._read_layout()
         async for ledger_id in layout.scan_ids(self._store, after=after):
@@ -230,7 +231,7 @@ class LedgerManager:
 
         Raises:
             MetadataUnavailableError: the listing could not be completed.
-            FormatError: a ledger's metadata, or something among the ledgers, cannot be read.
+            FormatError: a ledger's metadata, or a key among the ledgers, is unreadable.
         """
         async for ledger_id, record in self._records(after):
             yield _versioned(ledger_id, record)
@@ -238,10 +239,10 @@ class LedgerManager:
     async def list_readable(
         self, on_damaged: Callable[[int], object], after: int = NO_ENTRY
     ) -> AsyncIterator[Versioned[LedgerMetadata]]:
-        """Like `list_all`, but call `on_damaged` with the id of an unreadable ledger, and go on.
+        """List ledgers like `list_all`, but call `on_damaged` with the id of an unreadable ledger.
 
-        Use this listing to show ledgers: a ledger with unreadable metadata exists, and any bookie
-        may store it.
+        Use this listing for display: a ledger with unreadable metadata exists, and any bookie may
+        store it.
         """
         async for ledger_id, record in self._records(after):
             try:
@@ -266,14 +267,14 @@ class LedgerManager:
         try:
             self._layout = await read_layout(self._store)
         except NoSuchKeyError:
-            return FLAT  # there is no cluster yet; reading its instance id says so
+            return FLAT  # no cluster exists yet; reading its instance id reports that
         return self._layout
 
     @asynccontextmanager
     async def watch(
         self, ledger_id: int
     ) -> AsyncIterator[AsyncIterator[Versioned[LedgerMetadata] | None]]:
-        """Watch a ledger's metadata: its value now and after each change; None if it is missing.
+        """Watch a ledger's metadata: yield it now and after each change; None if it is missing.
 
         Several quick changes may be reported as one.
         """

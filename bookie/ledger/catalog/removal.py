@@ -1,21 +1,22 @@
-"""Remove a whole cluster from the metadata store.
+"""Removes a whole cluster from the metadata store.
 
 A removal deletes everything below the cluster's scope, and nothing else. A removal is refused if
 the scope holds keys of another owner or another cluster. While bookies are registered, a removal is
-refused, too: the bookies would go on serving ledgers that clients cannot find.
+also refused, because they would serve ledgers that clients cannot find.
 
 From its first step to its last, a removal has a record, ``REMOVAL``:
 
-1. One transaction moves the cluster's identity into it. From then on bookies cannot join, and
-   clusters cannot be made. Until the next step nothing is lost: after a failure the identity is put
-   back. If that fails, the next call that finds registered bookies does it.
+1. One transaction moves the cluster's identity into the record. From then on bookies cannot join,
+   and clusters cannot be created. Until the next step nothing is lost: after a failure, the
+   identity is restored. If the restore fails, the next call that finds registered bookies repeats
+   it.
 2. When no bookie is registered, the record says that the removal has begun.
-3. Every deletion is conditional on that record, so a late call cannot delete keys of a cluster that
-   was made afterwards. The counters of ledger ids go last: while a ledger is left, its id cannot be
-   given again.
+3. Every deletion requires this record, so a late call cannot delete keys of a cluster that was
+   created later. The counters of ledger ids are deleted last: while a ledger exists, its id cannot
+   be assigned again.
 4. The record is deleted.
 
-A removal that has begun is continued by the next call.
+The next call continues a removal that has begun.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class _Removal:
     """The record of a removal and its version."""
 
     identity: dict[str, bytes]
-    """Former values of the keys that identify the cluster; keys without a value are left out."""
+    """Former values of the keys that identify the cluster; keys without a value are omitted."""
 
     has_begun: bool
     version: int = NOT_EXISTS
@@ -58,14 +59,14 @@ async def cluster_exists(store: MetadataStore) -> bool:
 
 
 async def nuke_cluster(store: MetadataStore, *, foreign: bool = False) -> bool:
-    """Delete a cluster with everything in it; return False if there was none.
+    """Delete a cluster with all of its content; return False if there was none.
 
-    With `foreign`, keys that another program wrote are deleted, too. Without `foreign`, keys of
-    another program stop the removal.
+    With `foreign`, keys of other programs are deleted, too. Without `foreign`, keys of another
+    program stop the removal.
 
     Raises:
         ClusterInUseError: bookies are registered, a key has another owner, or another cluster's
-            scope lies in this one. This call deleted nothing.
+            scope is inside this one. This call deleted nothing.
     """
     await refuse_inner_cluster(store)
     await _refuse_strangers(store, foreign=foreign)
@@ -80,14 +81,15 @@ async def nuke_cluster(store: MetadataStore, *, foreign: bool = False) -> bool:
             await store.delete_recursive(f"/{name}", condition=condition)
         await store.delete(keys.REMOVAL, version=removal.version)
     except (BadVersionError, NoSuchKeyError):
-        return True  # another call ended the same removal
+        return True  # another call finished the same removal
     return True
 
 
 async def registered_bookies(store: MetadataStore) -> list[str]:
     """Return the ids of all bookies that are registered now, sorted."""
     found: set[str] = set()
-    # Writable first and last: a bookie that changes sides in between is in one of the listings.
+    # List writable bookies first and last, so that a bookie that switches in between is in one
+    # listing.
     for parent in (keys.WRITABLE, keys.READ_ONLY, keys.WRITABLE):
         found.update(await store.get_children(parent))
     return sorted(found)
@@ -118,17 +120,17 @@ async def _refuse_registered(store: MetadataStore) -> None:
 
 
 async def _begin(store: MetadataStore) -> _Removal:
-    """Begin a removal, or find the one that has begun, and return its record.
+    """Begin a removal, or find the removal that has begun; return its record.
 
     Raises:
-        ClusterInUseError: bookies are registered. The cluster is as before, unless a removal had
-            begun.
+        ClusterInUseError: bookies are registered. The cluster is unchanged, unless a removal had
+            begun before.
     """
     try:
         while True:
             await _refuse_registered(store)
             removal = await _take_identity(store)
-            # A bookie that joined before the identity was gone is seen now.
+            # This listing sees a bookie that joined before the identity was removed.
             await _refuse_registered(store)
             if removal.has_begun:
                 return removal
@@ -136,7 +138,7 @@ async def _begin(store: MetadataStore) -> _Removal:
             try:
                 stat = await store.put(keys.REMOVAL, _encode(begun), version=removal.version)
             except BadVersionError:
-                continue  # another call began it, or put the identity back
+                continue  # another call began the removal, or restored the identity
             return replace(begun, version=stat.version)
     except BaseException:
         await _restore(store)
@@ -144,7 +146,7 @@ async def _begin(store: MetadataStore) -> _Removal:
 
 
 async def _take_identity(store: MetadataStore) -> _Removal:
-    """Move the layout and the instance id into the removal's record, if they are not there yet."""
+    """Move the layout and the instance id into the removal's record, unless they are there."""
     while True:
         removal = await _find(store)
         if removal is not None:
@@ -161,13 +163,13 @@ async def _take_identity(store: MetadataStore) -> _Removal:
         try:
             stat = (await store.transaction(operations))[0]
         except (BadVersionError, NoSuchKeyError):
-            continue  # another call makes or removes the cluster at the same time
+            continue  # another call creates or removes the cluster at the same time
         assert stat is not None
         return replace(removal, version=stat.version)
 
 
 async def _restore(store: MetadataStore) -> None:
-    """Put the cluster's identity back, if the store answers and the removal has not begun."""
+    """Restore the cluster's identity, if the store answers and the removal has not begun."""
     with suppress(BookieError):
         removal = await _find(store)
         if removal is not None and not removal.has_begun:

@@ -1,7 +1,7 @@
 """Marks that show whether a metadata store was restored from an older copy.
 
 The marks are the counters of ledger ids, and the `state_number` in a bookie's own cookie. Normally,
-marks only rise. A mark that is lower than before, or missing, means that the store was restored
+marks only increase. A mark that is lower than before, or missing, means that the store was restored
 from an older copy, or emptied.
 """
 
@@ -23,13 +23,13 @@ class StoreMarks:
 
     instance_id: str = ""
     counters: dict[int, int] = field(default_factory=dict)
-    """By bucket: its lowest ledger id that is not reserved."""
+    """Maps a bucket to its lowest ledger id that is not reserved."""
     cookie_number: int | None = None
     """The `state_number` in the bookie's cookie; None if the bookie has no cookie."""
 
 
 async def read_marks(store: MetadataStore, bookie_id: str) -> StoreMarks:
-    """Sync the store and read its marks, so that they are as every process sees them now.
+    """Sync the store and read its marks, so that the marks are current.
 
     Raises:
         NoSuchKeyError: the cluster is being removed.

@@ -1,23 +1,23 @@
-"""Placement: choose the bookies of an ensemble, and newcomers for slots whose bookies failed.
+"""Placement chooses the bookies of an ensemble, and newcomers for slots with failed bookies.
 
 Bookies that fail together (one rack, one zone) form a **domain**. An operator names domains with
-labels: ``bookie node label b1 region=eu zone=a rack=r7``. A policy says which label makes the
-domains. Two bookies with the same value of this label stand in one domain, so the names of racks
-must be unique in a cluster. A bookie without the label may stand in any domain, so it adds no
-domain to those of a write set.
+labels: ``bookie node label b1 region=eu zone=a rack=r7``. A policy names the label that defines the
+domains. Bookies with the same value of this label are in one domain, so the names of racks must be
+unique in a cluster. A bookie without the label may be in any domain, so it does not count as a
+domain of a write set.
 
-The bookies of every **write set** should stand in several domains; the ensemble as a whole need
-not. An entry is stored on the Qw slots from ``id % E`` on. A choice of bookies gives the write set
-with the fewest domains as many domains as possible, then the write set with the next fewest, and so
-on. Among equally good choices, chance decides, weighted by free space if bookies have weights.
+The bookies of every **write set** should be in several domains; the whole ensemble need not. An
+entry is stored on the Qw slots from ``id % E`` on. A choice maximizes the number of domains of the
+write set with the fewest, then of the write set with the next fewest, and so on. Among equally good
+choices, chance decides; weights make bookies with more free space likelier.
 
-A slot for which there is no live bookie may be left **vacant** when a ledger is created. A vacant
-slot counts as a failed bookie, and a spare bookie may take it over.
+A slot without a live bookie may be left **vacant** when a ledger is created. A vacant slot counts
+as a failed bookie, and a spare bookie may take it over.
 
 Topology, weights and random numbers are arguments of the functions, so the same arguments give the
 same bookies.
 
-| module | what it decides |
+| module | decides |
 |---|---|
 | `policy` | ensembles, newcomers, vacant slots, domains of acknowledgements |
 | `spread` | the domain of each slot |

@@ -1,7 +1,7 @@
-"""Choose the bookies of a client's ledgers; keep track of failed bookies and incarnations.
+"""Chooses the bookies of a client's ledgers; remembers failed bookies and incarnations.
 
-After a bookie failed for one ledger, this client chooses it for no ledger for a while. When a
-failed bookie registers anew, it may be chosen again. A bookie that lost its data may take over its
+After a bookie failed for one ledger, this client avoids it for all ledgers for a while. When a
+failed bookie registers again, it may be chosen again. A bookie that lost its data may take over its
 own slot.
 """
 
@@ -23,22 +23,22 @@ from bookie.ledger.place.placement_view import PlacementView
 from bookie.ledger.quorum import Quorum, slots_of
 
 QUARANTINE_SECONDS = 30.0
-"""Mean time for which a failed bookie is not chosen."""
+"""The mean time for which a failed bookie is avoided."""
 
 _REREAD_SECONDS_MIN = 0.05
 _REREAD_SECONDS_MAX = 1.0
 
 
 class Quarantine:
-    """The bookies that failed one of this client's ledgers lately, and have not come back since."""
+    """Bookies that recently failed one of this client's ledgers and have not registered since."""
 
     def __init__(self, directory: BookieDirectory) -> None:
         self._directory = directory
         self._until: dict[str, tuple[float, int]] = {}
-        """For each bookie: the end of its quarantine, and how often it had registered by then."""
+        """Maps a bookie to the end of its quarantine and its number of registrations by then."""
 
     def put(self, bookie_id: str) -> None:
-        """Do not choose this bookie for a random time; the time differs between clients."""
+        """Avoid this bookie for a random time, so that clients do not return to it at once."""
         seconds = QUARANTINE_SECONDS * random.uniform(0.5, 1.5)  # noqa: S311  (jitter)
         until = asyncio.get_running_loop().time() + seconds
         self._until[bookie_id] = until, self._directory.arrivals(bookie_id)
@@ -55,9 +55,10 @@ class Quarantine:
 
 
 class Incarnations:
-    """The valid incarnation of each bookie: the one that the store has when first asked for it.
+    """The valid incarnation of each bookie, which is the store's one at the first request.
 
-    An old process of a bookie may still run, and would deny what the new process acknowledged.
+    An old process of a bookie may still run, and would deny entries that the new process
+    acknowledged.
     """
 
     def __init__(self, cookies: CookieManager) -> None:
@@ -65,7 +66,7 @@ class Incarnations:
         self._cookies = cookies
 
     async def of(self, bookie_id: str) -> str:
-        """Return the incarnation of a bookie; empty if the store names none.
+        """Return the incarnation of a bookie; empty if the store has none.
 
         Raises:
             MetadataError: the store does not answer.
@@ -91,10 +92,10 @@ class Ensembles:
     # -- choice ----------------------------------------------------------------------------------
 
     def choose(self, quorum: Quorum, *, allow_degraded: bool) -> tuple[str, ...]:
-        """Choose the bookies of a new ledger; those in quarantine only if the others are too few.
+        """Choose the bookies of a new ledger; bookies in quarantine only if the others are too few.
 
         Raises:
-            NotEnoughBookiesError: there are too few, or they stand too close together.
+            NotEnoughBookiesError: there are too few bookies, or they are in too few domains.
             StoreWentBackError: a bookie knows more ledgers than the metadata store does.
         """
         self._require_store()
@@ -107,7 +108,7 @@ class Ensembles:
             return self._choose(writable.keys(), quorum, lacking)
 
     def _require_store(self) -> None:
-        """Refuse new ids while a bookie has seen a newer store: such ids may be in use."""
+        """Refuse new ids while a bookie has seen a newer store, because such ids may be in use."""
         for bookie_id, one in sorted(self.directory.all().items()):
             if one.store_doubt:
                 raise StoreWentBackError(
@@ -135,11 +136,11 @@ class Ensembles:
         return chosen
 
     def ack_domains(self, bookies: Iterable[str]) -> AckDomains | None:
-        """Return the domains that acknowledgements must span, by present labels and settings."""
+        """Return the domains that acknowledgements must span, by current labels and settings."""
         return self.placement.now().ack_domains(bookies)
 
     def mended(self, metadata: LedgerMetadata) -> LedgerMetadata:
-        """Put bookies into the vacant slots of an unclaimed ledger, as far as there are any.
+        """Put available bookies into the vacant slots of an unclaimed ledger.
 
         An unclaimed ledger has no entries, so the bookies of its one fragment may change.
         """
@@ -158,7 +159,7 @@ class Ensembles:
         *,
         excluded: Collection[str] = (),
     ) -> dict[int, str]:
-        """Choose other bookies for these slots; a slot without one is missing in the answer."""
+        """Choose other bookies for these slots; the result lacks slots without a newcomer."""
         candidates = self.directory.bookies().keys() - self.quarantine.members()
         return self.placement.now().newcomers(
             ensemble,
@@ -175,10 +176,10 @@ class Ensembles:
         write_quorum_size: int,
         incarnations: Mapping[str, str],
     ) -> dict[int, str]:
-        """Like `newcomers`, but a bookie with a new incarnation may take over its own slot.
+        """Choose newcomers, or let a bookie with a new incarnation take over its own slot.
 
-        `incarnations` are the incarnations that the writer knows. A slot for which no newcomer is
-        found keeps its bookie, if this bookie is writable and has another incarnation by now.
+        `incarnations` are the incarnations known to the writer. A slot without a newcomer keeps its
+        bookie if this bookie is writable and has another incarnation.
         """
         found = self.newcomers(ensemble, list(slots_of(slots)), write_quorum_size)
         writable = self.directory.bookies()
@@ -195,7 +196,7 @@ class Ensembles:
     async def incarnations(self, bookies: Iterable[str]) -> dict[str, str]:
         """Return the incarnation of each of these bookies; empty if a bookie has none.
 
-        A bookie that never registered while this client watched is looked up in the store.
+        For a bookie that did not register while this client watched, the call asks the store.
 
         Raises:
             MetadataUnavailableError: the store does not answer.
@@ -212,7 +213,7 @@ class Ensembles:
         A bookie that loses its state first renews its incarnation in the store and then lists the
         ledgers that name it. If the store still has the incarnation given here, that later listing
         will contain the new ledger. If the store has another incarnation, an old process of the
-        bookie may still run and acknowledge entries that are lost.
+        bookie may still acknowledge entries that will be lost.
 
         Raises:
             MetadataUnavailableError: the store does not answer.
@@ -228,15 +229,15 @@ class Ensembles:
     async def incarnation_of_newcomer(self, bookie_id: str) -> str | None:
         """Read the incarnation of a bookie that a ledger now names; None if the store has none.
 
-        Call this after the ledger's metadata names the bookie, for the reason that `lost_since`
-        gives. The call asks the store until the store answers.
+        Call this after the ledger's metadata names the bookie; `lost_since` gives the reason. The
+        call repeats until the store answers.
         """
         pauses = Backoff(_REREAD_SECONDS_MIN, _REREAD_SECONDS_MAX)
         while True:
             try:
                 found = await self.cookies.read(bookie_id)
             except FormatError:
-                return None  # nobody knows who it is
+                return None  # the store does not know the bookie
             except MetadataError:
                 await asyncio.sleep(pauses.next())
             else:

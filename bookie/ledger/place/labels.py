@@ -1,7 +1,7 @@
 """Labels that an operator gave a bookie; they override the labels in the bookie's settings.
 
-The cluster's metadata store has these labels, not the bookie's configuration file. So an operator
-can change a bookie's labels from anywhere, whether the bookie runs or not. Each bookie has one
+The cluster's metadata store holds these labels, not the bookie's configuration file. So an operator
+can change a bookie's labels from any machine, even while the bookie is stopped. Each bookie has one
 record, such as ``rack=r1,zone=a``.
 """
 
@@ -25,7 +25,7 @@ class BookieLabels:
         self._store = store
 
     async def read(self, bookie_id: str) -> dict[str, str]:
-        """Read the labels of a bookie, by name; empty if there are none.
+        """Read the labels of a bookie, by name; empty without labels.
 
         Raises:
             FormatError: the record is damaged.
@@ -35,7 +35,7 @@ class BookieLabels:
     async def change(
         self, bookie_id: str, labels: Mapping[str, str], remove: Iterable[str] = ()
     ) -> dict[str, str]:
-        """Set and remove labels in one step; return the labels after the change.
+        """Set and remove labels in one step; return the resulting labels.
 
         Raises:
             ConfigurationError: a name or value is invalid, or a label to remove is not set.

@@ -1,4 +1,4 @@
-"""Check whether copies stand where the placement policy wants them, by the present labels."""
+"""Checks if copies are placed as the placement policy demands, by the current labels."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class FragmentPlacement:
     first_entry_id: int
     bookies: tuple[str, ...]
     domains: tuple[str, ...]
-    """The failure domain of each bookie by the policy; empty if no label names the domain."""
+    """The failure domain of each bookie by the policy; empty if no label names it."""
     spans: int
-    """The number of domains that every write set spans at least."""
+    """The smallest number of domains that any write set spans."""
     wanted: int
     """The number of domains that each write set should span."""
 
@@ -43,11 +43,11 @@ class FragmentPlacement:
 
 
 class PlacementCheck:
-    """Checks the fragments of some ledgers, or of all.
+    """Checks the fragments of some or all ledgers.
 
     Args:
         store: the cluster's metadata.
-        sources: what file, environment and flags gave this process.
+        sources: file, environment and flags of this process.
     """
 
     def __init__(self, store: MetadataStore, sources: Sources) -> None:
@@ -61,15 +61,15 @@ class PlacementCheck:
         """Yield the placement of each fragment that has entries or is open, ledger by ledger.
 
         Args:
-            ledger_ids: the ledgers; all if there are none.
-            on_damaged: called with the id of a listed ledger whose metadata cannot be read.
+            ledger_ids: the ledgers to check; empty means all.
+            on_damaged: called with the id of a listed ledger whose metadata is unreadable.
 
         Raises:
             NoSuchLedgerError: one of `ledger_ids` does not exist.
             ConfigurationError: a setting of the section ``[placement]`` is wrong.
             MetadataError: the metadata store failed.
         """
-        await read_layout(self._store)  # "all is well" would hide a mistyped address
+        await read_layout(self._store)  # a mistyped address must not count as a healthy cluster
         settings = placement_settings(self._sources, await ClusterSettings(self._store).read())
         async with BookieDirectory(self._store) as directory:
             self._placement = placement_of(settings, directory.all())
@@ -100,7 +100,7 @@ class PlacementCheck:
         )
 
     async def _learn(self, bookies: Collection[str]) -> None:
-        """Read the labels that an operator gave to bookies that are not registered."""
+        """Read the operator's labels of bookies that are not registered."""
         given = BookieLabels(self._store)
         labels = self._placement.labels
         absent = {
@@ -113,7 +113,7 @@ class PlacementCheck:
 
 
 def _used(ledger: LedgerMetadata) -> list[Fragment]:
-    """Return the fragments, without those that begin after the end of a closed ledger."""
+    """Return the fragments, except those after the end of a closed ledger."""
     return [
         fragment
         for fragment in ledger.fragments

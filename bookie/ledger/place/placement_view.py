@@ -1,9 +1,9 @@
-"""A client's present placement: the cluster's policy, and the labels and space of its bookies.
+"""A client's current placement: the cluster's policy, and the labels and space of its bookies.
 
-The policy is a cluster setting (section ``[placement]``). As for every setting, the client's own
+The policy is a cluster setting (section ``[placement]``). As with every setting, the client's own
 file, environment variables and flags override the cluster's value. The view follows the cluster's
-setting, so a change applies from the next choice of bookies on. An invalid change is logged and
-ignored; an invalid setting at the start is an error.
+setting, so a change applies to the next choice of bookies. An invalid change is logged and ignored;
+an invalid setting at the start is an error.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _log = event_log(__name__)
 
 
 class PlacementView(Mirror[str]):
-    """The placement of one cluster; an async context manager that keeps it up to date.
+    """The placement of one cluster; an async context manager that keeps it current.
 
     Args:
-        store: the cluster's metadata; has to stay open for longer.
-        directory: the registered bookies; has to be entered before.
-        sources: what file, environment and flags gave this process.
+        store: the cluster's metadata store, which must stay open longer.
+        directory: the registered bookies, which must be entered before.
+        sources: file, environment and flags of this process.
     """
 
     def __init__(self, store: MetadataStore, directory: BookieDirectory, sources: Sources) -> None:
@@ -44,7 +44,7 @@ class PlacementView(Mirror[str]):
         super().__init__(store, keys.SETTINGS, (keys.SETTINGS,), setting_text, self._take)
 
     def now(self) -> Placement:
-        """Return the placement of this moment; call this again for each choice of bookies."""
+        """Return the current placement; call this again for each choice of bookies."""
         return placement_of(self._settings, self._directory.all())
 
     async def __aenter__(self) -> Self:
@@ -78,7 +78,7 @@ def placement_settings(sources: Sources, cluster: Mapping[str, str]) -> Placemen
 
 
 def placement_of(settings: PlacementSettings, bookies: Mapping[str, Registration]) -> Placement:
-    """Return the placement that `settings` ask for, with the labels and space of `bookies`."""
+    """Return the placement for `settings`, with the labels and space of `bookies`."""
     weights = {}
     if settings.weigh_free_space:
         weights = weights_by_free_space(

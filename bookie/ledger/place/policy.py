@@ -1,4 +1,4 @@
-"""Choose the bookies of an ensemble, and newcomers in it, by a policy and the topology."""
+"""Chooses the bookies of an ensemble, and newcomers for it, by a policy and the topology."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ LEVELS = ("region", "zone", "rack")
 """The labels that placement knows, from the widest failure domain to the narrowest."""
 
 FREE_SPACE_MULTIPLE_MAX = 3
-"""A bookie with much space is at most this many times likelier than one with median space."""
+"""The largest ratio of a bookie's weight to that of a bookie with median free space."""
 
 
 class PlacementPolicy(enum.StrEnum):
-    """The label that tells which bookies fail together."""
+    """The label whose value groups the bookies that fail together."""
 
     DEFAULT = "default"
-    """No label: any bookies may stand together in an ensemble."""
+    """No label: any bookies may be together in an ensemble."""
     RACK = "rack"
     ZONE = "zone"
     REGION = "region"
@@ -32,21 +32,21 @@ class PlacementPolicy(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AckDomains:
-    """The failure domains of an ensemble's slots, and how many of them must acknowledge an entry.
+    """The failure domains of an ensemble's slots, and the number of domains that must acknowledge.
 
     With a minimum of two, an acknowledged entry survives the loss of any one rack, zone or region.
-    The minimum applies in addition to the ack quorum, and strictly: while the answering bookies
-    span too few domains, nothing is acknowledged.
+    The minimum is strict and adds to the ack quorum: while the answering bookies span too few
+    domains, no entry is acknowledged.
     """
 
     masks: tuple[int, ...]
-    """The slots of each known domain, as a mask; slots in unknown domains are in no mask."""
+    """The slots of each known domain, as a bit mask; slots in unknown domains are in no mask."""
     minimum: int
-    """How many domains of each write set must acknowledge an entry; 1 adds no condition."""
+    """The number of domains per write set that must acknowledge an entry; 1 adds no condition."""
 
     @classmethod
     def of(cls, domains: Sequence[str], minimum: int) -> Self:
-        """Make the masks from the domain of each slot, `UNKNOWN` if its bookie has no label."""
+        """Create the masks from the domain of each slot, which is `UNKNOWN` without a label."""
         masks: dict[str, int] = {}
         for slot, domain in enumerate(domains):
             if domain != UNKNOWN:
@@ -56,11 +56,11 @@ class AckDomains:
     def is_enough(self, acked: int, windows: Iterable[int]) -> bool:
         """True if the slots in `acked` span enough domains inside each window.
 
-        Pass all slots that still work as `acked` to learn if there can ever be enough domains.
+        To learn if enough domains are possible at all, pass all working slots as `acked`.
 
         Args:
-            acked: the slots that acknowledged, as a mask.
-            windows: the write sets of the entries, as masks (`Quorum.windows`).
+            acked: the slots that acknowledged, as a bit mask.
+            windows: the write sets of the entries, as bit masks (`Quorum.windows`).
         """
         if self.minimum <= 1:
             return True
@@ -72,22 +72,22 @@ class AckDomains:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A policy with the present labels and weights; make a new object for each choice."""
+    """A policy with the current labels and weights; create a new object for each choice."""
 
     policy: PlacementPolicy = PlacementPolicy.DEFAULT
     labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """The labels of each bookie, by its id; a bookie that is missing here has no labels."""
+    """Maps a bookie id to the labels of the bookie; a missing bookie has no labels."""
     weights: Mapping[str, int] = field(default_factory=dict)
     """The chance of each bookie, relative to the others; empty if all chances are equal."""
     domains_min: int = 2
-    """Number of domains that every write set should span, as far as there are bookies."""
+    """The number of domains that every write set should span, if there are enough bookies."""
     enforce: bool = False
-    """True if a choice is refused in which a write set spans fewer domains than wanted."""
+    """True if a choice is refused in which a write set spans too few domains."""
     ack_domains_min: int = 1
-    """Number of domains that must have stored an entry before it is acknowledged."""
+    """The number of domains that must store an entry before it is acknowledged."""
 
     def ack_domains(self, bookies: Iterable[str]) -> AckDomains | None:
-        """Return the domains that must acknowledge entries of this ensemble; None without rule."""
+        """Return the domains that must acknowledge this ensemble's entries; None without a rule."""
         if self.policy is PlacementPolicy.DEFAULT or self.ack_domains_min <= 1:
             return None
         return AckDomains.of(self.domains(bookies), self.ack_domains_min)
@@ -133,13 +133,13 @@ class Placement:
             pick: ``pick(n)`` returns a number in ``0 … n-1``.
             excluded: ids that must not be chosen.
             write_quorum_size: Qw; the ensemble's size if None.
-            vacant: slots that get no bookie, from `vacant_slots`.
+            vacant: slots without a bookie, from `vacant_slots`.
 
         Raises:
-            NotEnoughBookiesError: fewer candidates are left than slots, or `enforce` is set and
-                some write set would span too few domains.
+            NotEnoughBookiesError: fewer candidates are left than slots, or `enforce` is set and a
+                write set would span too few domains.
         """
-        # Sorted: the order of a set of strings differs from process to process.
+        # Sort the ids, because the order of a set of strings differs between processes.
         pool = sorted(set(candidates).difference(excluded))
         slots = [slot for slot in range(ensemble_size) if slot not in vacant]
         if len(pool) < len(slots):
@@ -172,14 +172,14 @@ class Placement:
         pick: Callable[[int], int],
         write_quorum_size: int | None = None,
     ) -> dict[int, str]:
-        """Choose a bookie outside the ensemble for each of `slots`, for some of them, or for none.
+        """Choose bookies outside the ensemble for as many of `slots` as possible.
 
-        As many slots as possible get a bookie. With `enforce`, a slot gets no bookie if a write set
-        would then span fewer domains than wanted, and fewer domains than it spans now.
+        With `enforce`, a slot gets no bookie if a write set would then span fewer domains than
+        wanted, and fewer domains than it spans now.
 
         Args:
-            ensemble: the bookies that stand in the slots now, failed ones included.
-            slots: the slots to be taken over, in the order of their need.
+            ensemble: the current bookies of the slots, including failed ones.
+            slots: the slots to take over, most urgent first.
             candidates: as in `ensemble`.
             pick: as in `ensemble`.
             write_quorum_size: Qw; the ensemble's size if None.
@@ -204,7 +204,7 @@ class Placement:
         pick: Callable[[int], int],
         least: Sequence[int] | None = None,
     ) -> tuple[dict[int, str], bool]:
-        """Choose a domain for each slot that gets a bookie; tell if there may be a better one."""
+        """Choose a domain for each slot that gets a bookie; True if a better one may exist."""
         if self.policy is PlacementPolicy.DEFAULT:
             return dict.fromkeys(slots[: len(pool)], UNKNOWN), False
         capacity: dict[str, int] = {}
@@ -283,17 +283,17 @@ def weights_by_free_space(free_bytes: Mapping[str, int]) -> dict[str, int]:
 
 
 def vacant_slots(quorum: Quorum, count: int) -> tuple[int, ...]:
-    """Choose `count` slots to leave vacant: spread evenly, so that no write set has many of them.
+    """Choose `count` slots to leave vacant, spread evenly over the write sets.
 
-    The ensemble and quorum sizes of a ledger do not change before its close, so one that is created
-    with smaller sizes keeps them. A ledger with vacant slots has the wanted sizes from its first
-    entry on. A vacant slot bears a name that no bookie may take. Writer, readers and recovery treat
-    a vacant slot as a bookie that is always silent. The first spare bookie takes over the vacant
+    A ledger keeps its ensemble and quorum sizes until its close, so a ledger created with smaller
+    sizes would keep them. A ledger with vacant slots has the wanted sizes from its first entry on.
+    A vacant slot has a reserved name that no bookie may use. Writer, readers and recovery treat a
+    vacant slot as a bookie that is always silent. The first spare bookie takes over the vacant
     slot, when a writer claims the ledger or by an ensemble change. The fragments of the ledger
     record which entries were written while the slot was vacant.
 
     Raises:
-        NotEnoughBookiesError: a write set would be left with fewer bookies than the ack quorum.
+        NotEnoughBookiesError: a write set would have fewer bookies than the ack quorum.
     """
     size = quorum.ensemble_size
     vacant = tuple(size - 1 - index * size // count for index in reversed(range(count)))

@@ -1,22 +1,22 @@
-"""Search failure domains for slots, so that each write set spans as many as possible.
+"""Searches failure domains for slots, so that each write set spans as many as possible.
 
 The cost of a choice of domains is the sum of the costs of its write sets. A write set costs ``(E +
 1) ** (Qw - span)``, where its span is its number of domains. There are at most E write sets. So one
-more domain in a write set saves more than all write sets with larger spans cost together. The
+more domain in a write set saves more than the total cost of all write sets with larger spans. The
 cheapest choice therefore has the largest possible smallest span, then as few write sets as possible
 with this span, and so on.
 
 The search fills one slot after the other, tries the best domain first, and skips choices that
 cannot become cheaper. The search ends as soon as it finds the lowest cost that is possible. Small
 ensembles are searched completely. For large ensembles the search ends after `STEPS_MAX` steps, and
-another way is tried:
+a second search follows:
 
-- A new ensemble is searched once more. Of equally good domains the one with the most bookies comes
-  first, because large domains are the hardest to place late.
-- Newcomers are also chosen slot by slot, while the later slots keep their bookies. This finds a
-  choice if any slot can be filled alone. The search may have ended without one.
+- A new ensemble is searched once more. Among equally good domains, the domain with the most bookies
+  comes first, because large domains are hard to place late.
+- Newcomers are also chosen slot by slot, while the later slots keep their bookies. This always
+  finds a choice if each slot can be filled alone. The first search may have ended without a choice.
 
-The cheaper one of the two results is used; it need not be the best choice of all.
+The cheaper result is used, which need not be the best possible choice.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 UNKNOWN = ""
-"""The domain of a bookie without the label; it adds nothing to the span of a write set."""
+"""The domain of a bookie without the label, which adds nothing to the span of a write set."""
 
 STEPS_MAX = 5_000
-"""The most steps of a search: 0.1 s at most; up to 7 bookies needed half of them at most."""
+"""The largest number of steps of a search: at most 0.1 s; up to 7 bookies needed at most half."""
 
 
 def write_sets(ensemble_size: int, write_quorum_size: int) -> list[tuple[int, ...]]:
-    """Return the different write sets, each as a tuple of slots; only one without striping."""
+    """Return the different write sets as tuples of slots; without striping there is only one."""
     count = 1 if ensemble_size == write_quorum_size else ensemble_size
     return [
         tuple((first + i) % ensemble_size for i in range(write_quorum_size))
@@ -40,7 +40,7 @@ def write_sets(ensemble_size: int, write_quorum_size: int) -> list[tuple[int, ..
 
 
 def span(domains: Sequence[str]) -> int:
-    """Count the domains that bookies certainly span: the known domains, but at least 1."""
+    """Count the domains that bookies certainly span: the known domains, and at least 1."""
     return max(1, len(set(domains) - {UNKNOWN}))
 
 
@@ -48,14 +48,15 @@ class Spread:
     """One search for the domains of some slots.
 
     Args:
-        domains: the domain in each slot now, or None where there is none yet.
-        free: the slots to be filled, in the order of their need.
+        domains: the current domain in each slot, or None if the slot is empty.
+        free: the slots to fill, most urgent first.
         write_quorum_size: Qw.
-        capacity: how many bookies each domain has to offer.
-        weights: how likely each domain is among equally good ones.
+        capacity: the number of available bookies of each domain.
+        weights: the weight of each domain among equally good domains.
         pick: ``pick(n)`` returns a number in ``0 … n-1``.
-        least: the smallest span allowed for each write set. A free slot keeps what it has, rather
-            than break this, or where no bookie is left. None if every slot must be filled.
+        least: the smallest span allowed for each write set. A free slot keeps its bookie if a
+            change would break this rule, or without a spare bookie. None if every slot must be
+            filled.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class Spread:
         for index, slots in enumerate(self._sets):
             for slot in slots:
                 self._sets_of[slot].append(index)
-        # While the search runs: None is undecided.
+        # During the search, None means undecided.
         self._chosen: list[str | None] = list(domains)
         for slot in free:
             self._chosen[slot] = None
@@ -90,7 +91,7 @@ class Spread:
         self._costs = [self._cost(index) for index in range(len(self._sets))]
         self._bound = self._find_bound()
         self.steps = 0
-        """Steps that the search took."""
+        """The number of steps of the search."""
         self.is_given_up = False
         """True if there may be a better choice than the one found."""
         self._takes_largest = False
@@ -98,7 +99,7 @@ class Spread:
         self._found: list[str | None] = []
 
     def run(self) -> dict[int, str]:
-        """Search, and return the domain for each free slot that gets a bookie."""
+        """Search; return the domain of each free slot that gets a bookie."""
         self._descend(0, 0, frozenset())
         if self._is_at_its_limit():
             if self._least is None:
@@ -119,10 +120,10 @@ class Spread:
         return max(1, len(found - {UNKNOWN}))
 
     def _find_bound(self) -> int:
-        """Compute a cost that no choice can go below; to be called before the search."""
+        """Compute a lower bound of the cost; call this before the search."""
         if len(self._free) < self._size:
             return sum(self._costs)
-        # Each slot of a domain brings it into the write sets around; these can overlap at best not.
+        # Each slot of a domain adds it to the surrounding write sets, which at best do not overlap.
         alone, rest = divmod(self._size, self._write_quorum_size)
         gains: list[int] = []
         for domain, count in self._left.items():
@@ -135,7 +136,7 @@ class Spread:
             return self._price(max(1, each))
         spans = [each + 1] * more + [each] * (self._size - more)
         if each < 2 and self._left.get(UNKNOWN, 0):
-            # A write set in unknown domains only spans one as well, and takes none from the others.
+            # A write set in unknown domains also spans one, and takes no domain from the others.
             spans = [2] * (total // 2) + [1] * (self._size - total // 2)
             spans[0] += total % 2
         return sum(self._price(min(max(1, one), self._write_quorum_size)) for one in spans)
@@ -154,7 +155,7 @@ class Spread:
         return max(1, min(certain + inside.count(None), self._known))
 
     def _descend(self, depth: int, loss: int, kept: frozenset[int]) -> None:
-        """Fill the slots from `depth` on; `kept` are the earlier slots that get no bookie."""
+        """Fill the slots from `depth` on; `kept` are the earlier slots without a new bookie."""
         so_far = (loss, sum(self._costs))
         if self._best is not None and so_far >= self._best:
             return
@@ -180,7 +181,7 @@ class Spread:
             self._take_back(slot, before)
 
     def _fill_one_by_one(self) -> None:
-        """Give each slot in turn the best allowed domain; later slots keep the domains they have.
+        """Give each slot in turn the best allowed domain; later slots keep their current domains.
 
         The result is used only if it is better than the best choice found before.
         """
@@ -204,7 +205,7 @@ class Spread:
             self._best, self._found = cost, found
 
     def _need(self, depth: int) -> int:
-        """Return the cost of an unfilled slot: most slots are filled, those in need first."""
+        """Return the cost of an unfilled slot: most slots are filled, urgent slots first."""
         return (1 << len(self._free)) + (1 << (len(self._free) - 1 - depth))
 
     def _is_done(self) -> bool:
@@ -236,7 +237,7 @@ class Spread:
         )
 
     def _in_order(self, slot: int) -> list[str]:
-        """Return the domains to try in a slot, best first; of equivalent domains only one."""
+        """Return the domains to try in a slot, best first; only one of equivalent domains."""
         shuffled = self._shuffled([domain for domain, left in self._left.items() if left > 0])
         used = {domain for domain in self._chosen if domain is not None}
         used.update(domain for domain in self._now if domain is not None)
@@ -263,7 +264,7 @@ class Spread:
 
 
 def draw(pool: list[str], weights: Mapping[str, int], pick: Callable[[int], int]) -> str:
-    """Take a random name out of `pool`, with its weight as its chance; a missing weight is 1."""
+    """Draw a random name from `pool`, in proportion to its weight; a missing weight is 1."""
     if not weights:
         return pool.pop(pick(len(pool)))
     at = pick(sum(weights.get(name, 1) for name in pool))

@@ -1,1 +1,1 @@
-"""Read a ledger: `reader` is the state machine, `handle` its driver, `follow` for tailing."""
+"""Reads a ledger: `reader` is the state machine, `handle` its driver, `follow` follows the tail."""

@@ -1,7 +1,7 @@
-"""Ask for the LAC of an open ledger once, or follow it together with the ledger's metadata.
+"""Reads the LAC of an open ledger once, or follows the LAC and the ledger's metadata.
 
 Bookies send hints about a ledger's LAC. A hint that contains the writer's LAC packet is proven by
-the packet's digest. Any other hint above the known LAC makes the follower ask that bookie for
+the packet's digest. After any other hint above the known LAC, the follower asks that bookie for
 packets. After a long silence the follower asks all bookies.
 """
 
@@ -38,7 +38,7 @@ _CALLER_TO_BLAME = frozenset({Status.WRONG_CLUSTER, Status.BAD_REQUEST})
 async def ask_lac(
     pool: BookiePool, metadata: LedgerMetadata, slot: int, digester: Digester
 ) -> tuple[int, VerifiedLac]:
-    """Return the LAC that the bookie in `slot` proves; a failed call is returned, too."""
+    """Return the LAC that the bookie in `slot` proves; a failed call is returned, not raised."""
     connection = pool.connection(metadata.last_fragment.bookies[slot])
     try:
         reply = await connection.channel().read_lac(
@@ -50,10 +50,10 @@ async def ask_lac(
 
 
 async def read_lac(pool: BookiePool, metadata: LedgerMetadata, digester: Digester) -> int:
-    """Ask until bookies cover the last ensemble; return their highest LAC, -1 if none knows one.
+    """Ask bookies until their answers cover the last ensemble; return the highest LAC, or -1.
 
-    The writer had acknowledged all entries up to this LAC, and perhaps more. The call returns as
-    soon as the answers suffice.
+    The writer acknowledged all entries up to this LAC, and perhaps more. The call returns as soon
+    as enough bookies have answered.
 
     Raises:
         NotEnoughBookiesError: too few bookies answered.
@@ -70,7 +70,7 @@ async def read_lac(pool: BookiePool, metadata: LedgerMetadata, digester: Digeste
         for _ in range(metadata.ensemble_size):
             slot, answer = await calls.next()
             if answer.status in _CALLER_TO_BLAME:
-                # The calls of a client that is closed end as if they were wrong.
+                # The calls of a closed client end as if they had failed.
                 pool.require_open()
                 raise error_for_status(answer.status, answer.message)
             if answer.status is Status.OK or answer.status.is_definite_negative:
@@ -86,7 +86,7 @@ async def read_lac(pool: BookiePool, metadata: LedgerMetadata, digester: Digeste
 
 
 class Follower:
-    """Gets news of a ledger for one tailing read, from `start` to `close`."""
+    """Learns news of a ledger for one tailing read, from `start` to `close`."""
 
     def __init__(
         self,
@@ -96,14 +96,14 @@ class Follower:
         digester: Digester,
     ) -> None:
         self.found = found
-        """The ledger's metadata as this follower read it last."""
+        """The ledger's metadata as this follower last read it."""
         self._pool = pool
         self._ledgers = ledgers
         self._digester = digester
         self._key_tag = key_tag(found.value.password_key)
         self._error: BookieError | None = None
         self._hints: dict[int, LacState] = {}
-        """The highest LAC that each bookie hinted at lately, by slot of the last ensemble."""
+        """The highest LAC in each bookie's recent hints, by slot of the last ensemble."""
         self._news = asyncio.Event()
         self._unsubscribe: list[Callable[[], None]] = []
         self._watcher: asyncio.Task[None] | None = None
@@ -130,7 +130,7 @@ class Follower:
             await asyncio.wait([self._watcher])
 
     async def advance(self, last_add_confirmed: int) -> int:
-        """Wait for news, then return the LAC that is proven now; `found` may be updated, too.
+        """Wait for news, then return the proven LAC; the call may also update `found`.
 
         The call may return without news. The returned LAC is never below `last_add_confirmed`.
 
@@ -157,7 +157,7 @@ class Follower:
         return lac
 
     def _proven_by(self, hint: LacState) -> int:
-        """Return the LAC that the hint's own packet proves; -1 if it has none or a damaged one."""
+        """Return the LAC that the hint's own packet proves; -1 without an intact packet."""
         reply = LacReply(hint.status, lac_packet=hint.lac_packet)
         return verify_lac(self.metadata.ledger_id, reply, self._digester).last_add_confirmed
 
@@ -165,7 +165,7 @@ class Follower:
         try:
             lac = await read_lac(self._pool, self.metadata, self._digester)
         except NotEnoughBookiesError:
-            lac = NO_ENTRY  # bookies that are up will send hints
+            lac = NO_ENTRY  # reachable bookies will send hints
         return max(lac, last_add_confirmed)
 
     def _subscribe(self) -> None:
@@ -178,7 +178,7 @@ class Follower:
 
     def _on_hint(self, slot: int, state: LacState) -> None:
         if state.key_tag not in (b"", self._key_tag):
-            return  # of another ledger of this id; bookies of an older version do not tell
+            return  # another ledger has this id; bookies of an older version do not tell
         known = self._hints.get(slot)
         if state.max_lac > (NO_ENTRY if known is None else known.max_lac):
             self._hints[slot] = state
@@ -198,11 +198,11 @@ class Follower:
             except MetadataClosedError:
                 return
             except BookieError:
-                # The metadata read last stays true; the LAC comes from bookies meanwhile.
+                # Keep the metadata read last, which stays true; bookies report the LAC meanwhile.
                 await asyncio.sleep(METADATA_RETRY_SECONDS)
 
     def _take(self, state: Versioned[LedgerMetadata] | None) -> bool:
-        """Take over metadata that the store has now; return True if it can change no more."""
+        """Adopt the store's current metadata; return True if it can change no more."""
         if state is None or state.value.c_token != self.metadata.c_token:
             self._error = NoSuchLedgerError(f"ledger {self.metadata.ledger_id} was deleted")
             self._news.set()

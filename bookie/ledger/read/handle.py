@@ -1,7 +1,7 @@
-"""The handle of a ledger's reader: it reads ranges, whole batches, and the tail.
+"""The handle of a ledger's reader, which reads ranges, whole batches, and the tail.
 
-A reader returns only confirmed entries, except by `read_unconfirmed`. A closed ledger ends with its
-last entry. For a reader, an open ledger ends with the last add confirmed (LAC) that some bookie's
+A reader returns only confirmed entries, except in `read_unconfirmed`. A closed ledger ends with its
+last entry. For a reader, an open ledger ends with the last add confirmed (LAC) that a bookie's
 packet proved. The LAC of a reader never moves back.
 """
 
@@ -35,13 +35,14 @@ from bookie.metadata.versioned import Versioned
 from bookie.wire.grpc.client.channel import ReadCommand
 
 READ_ONE_BYTES_MAX = 1024 * 1024
-"""Byte limit of a one-entry read, which the bookie reserves; larger entries come all the same."""
+"""Byte limit of a one-entry read, which the bookie reserves; larger entries are returned, too."""
 
 
 class ReaderHandle:
-    """Reads one ledger. Made by `BookKeeper.open_ledger`; needs no closing.
+    """Reads one ledger. `BookKeeper.open_ledger` creates a reader, which needs no close.
 
-    Any number of reads may run at once. After the client was closed, reads raise ClientClosedError.
+    Any number of reads may run concurrently. After the client was closed, reads raise
+    ClientClosedError.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class ReaderHandle:
             if metadata.write_quorum_size == 1
             else pool.settings.speculative_read_seconds
         )
-        """Time for one replica to answer before another is asked."""
+        """The time in which one replica must answer before another is asked."""
 
     def __repr__(self) -> str:
         state = self.metadata.state.name
@@ -75,31 +76,31 @@ class ReaderHandle:
 
     @property
     def metadata(self) -> LedgerMetadata:
-        """The ledger's metadata as this reader last saw it."""
+        """The ledger's metadata as this reader last read it."""
         return self._found.value
 
     @property
     def is_closed(self) -> bool:
-        """True once the ledger's end is decided."""
+        """True once the ledger is closed."""
         return self.metadata.is_closed
 
     @property
     def last_add_confirmed(self) -> int:
-        """The last entry that is known to be confirmed; -1 if none is; this id never decreases."""
+        """The highest entry id known to be confirmed, which never decreases; -1 without one."""
         metadata = self._found.value
         return metadata.last_entry_id if metadata.is_closed else self._last_add_confirmed
 
     @property
     def last_entry_id(self) -> int:
-        """The last entry that may be read now; -1 in an empty ledger."""
+        """The last entry that is readable now; -1 in an empty ledger."""
         return self.last_add_confirmed
 
     async def refresh(self) -> int:
-        """Look for newer metadata and a newer LAC; returns `last_entry_id`.
+        """Look for newer metadata and a newer LAC; return `last_entry_id`.
 
         Raises:
             NoSuchLedgerError: the ledger was deleted.
-            NotEnoughBookiesError: too few bookies answered to tell where it ends.
+            NotEnoughBookiesError: too few bookies answered to find the ledger's end.
             MetadataError: the metadata store failed.
         """
         self._pool.require_open()
@@ -116,7 +117,7 @@ class ReaderHandle:
         """Read entries `first_entry_id` … `last_entry_id` (inclusive; None: to the end), in order.
 
         A range that ends right before its first entry is empty: `read(0, reader.last_entry_id)`
-        yields nothing while the ledger has no entry.
+        yields nothing in an empty ledger.
 
         Raises:
             BadRequestError: the range is reversed, or ends beyond the last confirmed entry.
@@ -136,7 +137,7 @@ class ReaderHandle:
     async def read_batches(
         self, first_entry_id: int = 0, last_entry_id: int | None = None
     ) -> AsyncGenerator[Sequence[Entry], None]:
-        """Read like `read`, but several entries at a time, for speed. Raises what `read` raises."""
+        """Read like `read`, but several entries at a time, for speed. Raises like `read`."""
         self._pool.require_open()
         last = await self._bounded(first_entry_id, last_entry_id)
         async with aclosing(self._batches(first_entry_id, last, self._limits)) as batches:
@@ -146,17 +147,17 @@ class ReaderHandle:
     async def read_unconfirmed(
         self, first_entry_id: int = 0, last_entry_id: int | None = None
     ) -> AsyncGenerator[Entry, None]:
-        """Read entries that bookies store, confirmed or not, in order: to look at an open ledger.
+        """Read stored entries in order, confirmed or not, to inspect an open ledger.
 
-        An entry beyond the last add confirmed has no guarantee: a recovery may drop it, and then it
-        was never part of the ledger. Without `last_entry_id` the read goes on until no bookie has
-        the next entry. A closed ledger has confirmed entries only.
+        An entry beyond the last add confirmed has no guarantee: a recovery may drop it. Without
+        `last_entry_id`, the read continues until no bookie has the next entry. A closed ledger has
+        only confirmed entries.
 
         Raises:
             BadRequestError: the range is reversed, or ends beyond the end of a closed ledger.
             NoSuchLedgerError: the ledger was deleted.
             NoSuchEntryError: every bookie that should store an entry denies it. Without
-                `last_entry_id` only for a confirmed entry.
+                `last_entry_id`, this error occurs only for a confirmed entry.
             UnavailableError, CorruptionError: an entry could not be read from any bookie.
         """
         _check_range(first_entry_id, last_entry_id)
@@ -176,7 +177,7 @@ class ReaderHandle:
         if self.is_closed:
             return
         last = MAX_ID if last_entry_id is None else last_entry_id
-        # In a larger window of a striped ledger, one missing entry would hide those before it.
+        # In a larger striped window, one missing entry would hide the entries before it.
         limits = replace(self._limits, striped_window_entries=1)
         try:
             async with aclosing(self._batches(position, last, limits)) as batches:
@@ -210,17 +211,17 @@ class ReaderHandle:
                     yield entries
                     position = entries[-1].entry_id + 1
             except (NoSuchEntryError, UnavailableError, CorruptionError):
-                # Its bookies may have been replaced since the metadata was read.
+                # The ledger's bookies may have been replaced since the metadata was read.
                 if not await self._has_newer_metadata():
                     raise
             finally:
                 await read.close()
 
     async def _read_one(self, entry_id: int) -> Sequence[Entry]:
-        """Read one entry from the preferred replica; return nothing after any doubt.
+        """Read one entry from the preferred replica; return nothing in any doubtful case.
 
-        Nearly every read of one entry ends here; after a doubt, the caller uses a `RangeRead`.
-        Without a state machine, timers and a task, the read takes half of the processor time.
+        Nearly every read of one entry ends here; in a doubtful case, the caller uses a `RangeRead`.
+        Without a state machine, timers and a task, the read needs half of the processor time.
         """
         metadata = self._found.value
         slot = self._quorum.member(entry_id, self._replica)
@@ -257,7 +258,7 @@ class ReaderHandle:
         Raises:
             BadRequestError: the range is reversed.
             NoSuchLedgerError: the ledger was deleted.
-            NoSuchEntryError, UnavailableError, CorruptionError: as `read`.
+            NoSuchEntryError, UnavailableError, CorruptionError: as in `read`.
         """
         checked_entry_id(last_entry_id, "the last entry id")
         _check_range(first_entry_id, last_entry_id)
@@ -273,13 +274,13 @@ class ReaderHandle:
         """Read entries from `start` on while the ledger is open, and then up to its last entry.
 
         By default, the read starts at the ledger's first entry, as `bookie ledger tail` does. Pass
-        `last_entry_id + 1` as `start` to get new entries only. New entries are delivered as soon as
-        their writer has published that they are confirmed. The sequence of entries has no gap and
-        no repetition. Close the generator, or leave the loop, to stop.
+        `last_entry_id + 1` as `start` to get new entries only. The read yields new entries as soon
+        as their writer has published that they are confirmed. The sequence of entries has no gaps
+        and no repetitions. Close the generator, or leave the loop, to stop.
 
         Raises:
             NoSuchLedgerError: the ledger was deleted.
-            NoSuchEntryError, UnavailableError, CorruptionError: as `read`.
+            NoSuchEntryError, UnavailableError, CorruptionError: as in `read`.
         """
         async with aclosing(self.tail_batches(start)) as batches:
             async for batch in batches:
@@ -287,7 +288,7 @@ class ReaderHandle:
                     yield entry
 
     async def tail_batches(self, start: int = 0) -> AsyncGenerator[Sequence[Entry], None]:
-        """Read like `tail`, but several entries at a time, for speed. Raises what `tail` raises."""
+        """Read like `tail`, but several entries at a time, for speed. Raises like `tail`."""
         if checked_entry_id(start, "start") < 0:
             raise BadRequestError(f"a tail cannot start at entry {start}")
         self._pool.require_open()
@@ -329,7 +330,7 @@ class ReaderHandle:
 
     async def _has_newer_metadata(self) -> bool:
         before = self._found.version
-        # No bookie gave a confirmed entry: only current metadata can explain it.
+        # No bookie returned a confirmed entry; only newer metadata can explain this.
         self._adopt(await self._ledgers.read_latest(self.ledger_id, self.metadata.c_token))
         return self._found.version != before
 
@@ -342,7 +343,7 @@ def _check_range(first: int, last: int | None) -> None:
     """Check a range of entry ids; a range that ends right before its first entry is empty.
 
     Raises:
-        BadRequestError: it is none.
+        BadRequestError: the ids are not a range.
     """
     if checked_entry_id(first, "the first entry id") < 0:
         raise BadRequestError(f"entries {first} to {last} are not a range of entry ids")

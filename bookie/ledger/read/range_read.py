@@ -1,4 +1,4 @@
-"""The driver of one read of a range: it asks replicas for the state machine, a little ahead."""
+"""The driver of one range read: it asks replicas on behalf of the state machine, a little ahead."""
 
 from __future__ import annotations
 
@@ -25,22 +25,23 @@ from bookie.ledger.read.verification import read_command, verify_read
 from bookie.wire.deadlines import Deadlines
 
 AHEAD_MAX = 2
-"""The most deliveries fetched before the consumer asks: one in work, one on its way."""
+"""The largest number of deliveries fetched before the consumer asks."""
 
 READ_ENTRIES_MAX = 4096
-"""Entries of one answer, as many as a bookie gives by default. Verifying them holds the event loop
-for about a millisecond."""
+"""The number of entries in one answer, equal to a bookie's default limit. Their verification blocks
+the event loop for about a millisecond."""
 
 SPAN_BYTES = 2 * 1024 * 1024
-"""Packet bytes that a span aims at. Each answer has a fixed cost at both ends. Against answers of
-1 MiB this saves a fifth of the time at both ends."""
+"""The intended number of packet bytes in a span. Each answer has a fixed cost at both ends.
+Compared with answers of 1 MiB, this saves a fifth of the time at both ends."""
 
 READ_BYTES_MAX = SPAN_BYTES + SPAN_BYTES // 4
-"""Packet bytes of one answer. Spans aim below it, so that sizes that vary need no second answer."""
+"""The largest number of packet bytes in one answer; spans are planned smaller, so that varying
+entry sizes need no second answer."""
 
 
 class RangeRead:
-    """One read of a range under way; its calls run in the pool's task group until `close`."""
+    """One range read under way; its calls run in the pool's task group until `close`."""
 
     def __init__(self, machine: LedgerRead, pool: BookiePool, digester: Digester) -> None:
         self.machine = machine
@@ -65,15 +66,15 @@ class RangeRead:
         return not self._ready and self.machine.position > self.machine.last_entry_id
 
     def start(self) -> None:
-        """Ask for the first entries, before anybody waits for them."""
+        """Request the first entries before the consumer waits for them."""
         self._go_on()
 
     async def next(self) -> Sequence[Entry]:
-        """Return the next entries, at least one; nothing at the end of the range.
+        """Return the next entries, at least one; return nothing at the end of the range.
 
         Raises:
             NoSuchEntryError: every replica denies the next entry.
-            BookieError: no replica could serve it; the failure of one of them.
+            BookieError: no replica could return the next entry; the error is that of one replica.
         """
         self._go_on()
         while not self._ready:
@@ -88,11 +89,11 @@ class RangeRead:
         return entries
 
     async def close(self) -> None:
-        """Stop the read, and cancel its calls that still run."""
+        """Stop the read, and cancel its running calls."""
         self._ended = True
         self._pool.off_close(self._on_pool_closed)
         self._timers.abandon()
-        # The call whose answer was the last has ended, though its task may not have said so yet.
+        # The call that gave the last answer has ended, though its task may not be done yet.
         calls = [call for call in self._calls if not call.done()]
         for call in calls:
             call.cancel()

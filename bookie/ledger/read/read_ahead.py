@@ -1,9 +1,9 @@
-"""Read-ahead: a long range is read as several short spans at a time.
+"""Read-ahead divides a long range into short spans, and reads several spans at a time.
 
-While a bookie looks up and sends one span of ids, this process verifies the span before it, and a
-third span is on its way. Each span is a `RangeRead` of its own, with its own replicas and doubts.
-Entries are delivered in the order of ids. A span is about one answer long. A read ahead can only
-name ids, so the sizes of earlier entries tell how many ids fill an answer.
+While one span is verified, the bookie sends the next span. Each span is a separate `RangeRead`,
+with its own replicas and failures. Entries are delivered in the order of ids. A span is about as
+long as one answer. A span can only name ids, so the sizes of earlier entries tell how many ids fill
+an answer.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from bookie.ledger.read.range_read import READ_ENTRIES_MAX, SPAN_BYTES, RangeRea
 from bookie.ledger.read.reader import LedgerRead, ReaderLimits
 
 SPANS_MAX = 3
-"""Spans under way: one that the consumer works on, one that is verified, one on its way."""
+"""Concurrent spans: one that the consumer uses, one that is verified, one that is in flight."""
 
 FIRST_SPAN_ENTRIES = 64
-"""Length of the first spans of an open ledger, when the size of its entries is unknown."""
+"""Length of the first spans of an open ledger, whose entry sizes are unknown."""
 
 
 class ReadAhead:
-    """One read of ``first_entry_id … last_entry_id``, all of them confirmed."""
+    """One read of ``first_entry_id … last_entry_id``; all of these entries are confirmed."""
 
     def __init__(
         self,
@@ -50,16 +50,16 @@ class ReadAhead:
         self._quorum: Quorum | None = None
         self._suspects = 0
         self.spans_max = SPANS_MAX
-        """The most spans under way; 1 after a bookie had no room for several."""
+        """The largest number of concurrent spans; 1 after a bookie had no room for several."""
         self._spans: deque[RangeRead] = deque()
         self._span_entries = _first_guess(metadata)
 
     async def next(self) -> Sequence[Entry]:
-        """Return the next entries, at least one; nothing at the end of the range.
+        """Return the next entries, at least one; return nothing at the end of the range.
 
         Raises:
             NoSuchEntryError: every replica denies the next entry.
-            BookieError: no replica could serve it; the failure of one of them.
+            BookieError: no replica could return the next entry; the error is that of one replica.
         """
         while True:
             self._fill()
@@ -71,7 +71,7 @@ class ReadAhead:
             except TooManyRequestsError:
                 if self.spans_max == 1:
                     raise
-                # The bookie has no room for several answers to each of its readers.
+                # The bookie has no room for several answers per reader.
                 self.spans_max = 1
                 self._position = span.machine.position
                 await self.close()
@@ -107,13 +107,13 @@ class ReadAhead:
             span.start()
 
     def _learn(self, span: RangeRead) -> None:
-        """Take over the entry size and the replica of a finished span for the next spans."""
+        """Use the entry size and the replica of a finished span for the next spans."""
         self._span_entries = _span_of(self._metadata, span.bytes_read // span.entries_read)
         self._replica, self._suspects = span.machine.replica, span.machine.suspects
 
 
 def _first_guess(metadata: LedgerMetadata) -> int:
-    """Guess the length of the first spans, by the mean entry size of a closed ledger."""
+    """Guess the length of the first spans from the mean entry size of a closed ledger."""
     if metadata.is_closed and metadata.last_entry_id >= 0:
         mean = metadata.length // (metadata.last_entry_id + 1)
         return _span_of(metadata, mean + HEADER_SIZE_BYTES)
@@ -121,6 +121,6 @@ def _first_guess(metadata: LedgerMetadata) -> int:
 
 
 def _span_of(metadata: LedgerMetadata, packet_bytes: int) -> int:
-    """Return how many ids make about one answer for each class of entries."""
+    """Return how many ids fill about one answer for each class of entries."""
     classes = metadata.ensemble_size if metadata.ensemble_size > metadata.write_quorum_size else 1
     return max(1, min(SPAN_BYTES // packet_bytes, READ_ENTRIES_MAX)) * classes

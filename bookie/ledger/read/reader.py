@@ -1,17 +1,16 @@
-"""Plan reads: choose the replica for each range of ids, and the next one after a doubt.
+"""Plans reads: chooses the replica for each range of ids, and another one after a failure.
 
-A read covers ids ``first … last``, which are all confirmed. The caller has bounded `last` by the
-LAC, or by the last entry of a closed ledger. The read proceeds by fragments, and within a fragment
-by windows of ids. The entries of a window are delivered in id order. `Continue` fetches the next
-window.
+A read covers ids ``first … last``, which are all confirmed. The caller has limited `last` to the
+LAC, or to the last entry of a closed ledger. The read proceeds by fragments, and within a fragment
+by windows of ids. The entries of a window are delivered in id order. The event `Continue` fetches
+the next window.
 
-The ids of a window that share a write set form a **part** (one part without striping, else one per
-class). One replica serves a part for as long as it delivers. Any doubt about the next id (denied,
-unreadable, wrong digest, no answer) moves the part to the next replica of the write set. After a
-silence a second replica is asked as well, and the first answer with entries is used. The read fails
-only if all replicas failed for the same id. If all replicas denied the id, the read ends with
-`NoSuchEntryError`. Otherwise it ends with the failure of a replica that gave another answer than a
-denial.
+The ids of a window that share a write set form a **part**: one part without striping, otherwise one
+per class. One replica serves a part as long as it returns entries. After any failure for the next
+id (denied, unreadable, wrong digest, no answer), the next replica of the write set serves the part.
+After a silence, a second replica is asked as well, and the first answer with entries is used. The
+read fails only if all replicas failed for the same id. If all replicas denied the id, the read ends
+with `NoSuchEntryError`. Otherwise it ends with the error of a replica that did not deny the id.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ from bookie.ledger.striping import is_run
 
 @dataclass(frozen=True, slots=True)
 class Continue:
-    """Begin the read, or go on after a delivery."""
+    """Begin the read, or continue after a delivery."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadAnswered:
-    """A bookie answered, or did not (`Status.IO_ERROR`); `entries` are `batch`, verified.
+    """A bookie answered or failed (`Status.IO_ERROR`); `entries` are `batch`, verified.
 
     If an entry's digest fails, `batch` and `entries` end before this entry, `next_entry_id` is its
     id, and `stopped_by` is `Status.BAD_CHECKSUM`.
@@ -85,7 +84,7 @@ class ReadDone:
 
 @dataclass(frozen=True, slots=True)
 class ReadFailed:
-    """No replica could give some entry; the entries that were delivered before are right."""
+    """No replica could return some entry; the entries delivered earlier are correct."""
 
     error: BookieError
 
@@ -95,16 +94,16 @@ ReaderEffect = SendRead | Deliver | ReadDone | ReadFailed | StartTimer | CancelT
 
 @dataclass(frozen=True, slots=True)
 class ReaderLimits:
-    """Bounds of one read."""
+    """Limits of one read."""
 
     speculative_read_seconds: float = 2.0
-    """Seconds of silence after which a second replica is asked as well."""
+    """Seconds of silence after which a second replica is also asked."""
     attempts_max: int = 2
-    """Rounds over all replicas before an id counts as unreadable."""
+    """The number of rounds over all replicas before an id counts as unreadable."""
     retry_seconds: float = 0.5
-    """Pause before the next round over all replicas."""
+    """The pause before the next round over all replicas."""
     striped_window_entries: int = 4096
-    """Ids fetched at once from a striped ledger, because the reader puts them in order."""
+    """The number of ids fetched at once from a striped ledger, because the reader sorts them."""
 
 
 @dataclass(slots=True)
@@ -119,14 +118,14 @@ class _Part:
     replica: int = 0
     """Position of the serving replica in the write set."""
     failures: dict[int, tuple[Status, str]] = field(default_factory=dict)
-    """By slot: why it failed to serve `position` in this round."""
+    """Maps a slot to the reason why it failed to serve `position` in this round."""
     attempts: int = 0
     requests: dict[int, int] = field(default_factory=dict)
-    """The slot that each request under way went to, by request number."""
+    """Maps the number of a request under way to its slot."""
 
 
 class LedgerRead:
-    """One read of a range of confirmed entries. All fields are for reading only."""
+    """One read of a range of confirmed entries. All fields are read-only for others."""
 
     def __init__(
         self,
@@ -139,7 +138,7 @@ class LedgerRead:
         limits: ReaderLimits | None = None,
         quorum: Quorum | None = None,
     ) -> None:
-        """Pass a `quorum` that was built for `metadata` before, because building it is costly."""
+        """Pass a `quorum` that was already built for `metadata`, because building is costly."""
         assert 0 <= first_entry_id <= last_entry_id
         self.metadata = metadata
         self.limits = limits or ReaderLimits()
@@ -148,17 +147,17 @@ class LedgerRead:
         """The first id that is not delivered yet."""
         self.last_entry_id = last_entry_id
         self.replica = replica % metadata.write_quorum_size
-        """Position of the replica in a write set that is asked first; readers should differ."""
+        """The position in a write set of the replica to ask first; readers should differ."""
         self.bookies: Sequence[str] = ()
-        """The ensemble of the present window."""
+        """The ensemble of the current window."""
         self.parts: list[_Part] = []
         self.suspects = suspects
-        """Slots that lately failed or were silent; they are asked last."""
+        """Slots that recently failed or were silent, which are asked last."""
         self.ended = False
         self._requests_made = 0
 
     def step(self, event: ReaderEvent) -> list[ReaderEffect]:
-        """Handle one event; return the effects, which must be carried out in their order."""
+        """Handle one event; return the effects, which must be carried out in order."""
         if self.ended:
             return []
         match event:
@@ -210,7 +209,7 @@ class LedgerRead:
     # -- parts -------------------------------------------------------------------------------------
 
     def _ask(self, part: _Part) -> list[ReaderEffect]:
-        """Ask the next replica that has not failed and is not being asked now."""
+        """Ask the next replica that has not failed and has no request under way."""
         members = self.quorum.write_set(part.position)
         members = members[part.replica :] + members[: part.replica]
         busy = part.requests.values()
@@ -260,7 +259,7 @@ class LedgerRead:
         if slot in members:
             part.replica = members.index(slot)
         if answer.stopped_by is not Status.OK and part.position <= part.last:
-            # It said why it cannot serve the next id: another replica takes over.
+            # The replica said why it cannot serve the next id, so another replica takes over.
             part.failures[slot] = (answer.stopped_by, answer.message)
             part.replica = (part.replica + 1) % len(members)
         delivered = self._deliver()
@@ -269,7 +268,7 @@ class LedgerRead:
         return effects + (self._ask(part) or self._all_failed(part))
 
     def _all_failed(self, part: _Part) -> list[ReaderEffect]:
-        """Begin another round or fail, because no replica is left for `part.position`."""
+        """Start another round or fail, because no replica is left for `part.position`."""
         undenied = [f for f in part.failures.values() if not f[0].is_definite_negative]
         part.attempts += 1
         if undenied and part.attempts < self.limits.attempts_max:

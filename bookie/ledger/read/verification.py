@@ -1,4 +1,4 @@
-"""Questions to one bookie; digests of its answers are checked, and payloads are cut out."""
+"""Asks one bookie, checks the digests of its answers, and extracts the payloads."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class VerifiedRead:
 
 @dataclass(frozen=True, slots=True)
 class VerifiedLac:
-    """The end of a ledger as the packets of one bookie prove it."""
+    """The end of a ledger, as proven by the packets of one bookie."""
 
     status: Status
     last_add_confirmed: int = NO_ENTRY
@@ -79,7 +79,7 @@ def _verified_prefix(batch: EntryBatch, digester: Digester) -> VerifiedRead:
 
 
 def verify_lac(ledger_id: int, reply: LacReply, digester: Digester) -> VerifiedLac:
-    """Return the LAC that an answer's packets prove; BAD_CHECKSUM if any packet is wrong."""
+    """Return the LAC that the packets of an answer prove; BAD_CHECKSUM if any packet is wrong."""
     if reply.status is not Status.OK and not reply.status.is_definite_negative:
         return VerifiedLac(reply.status, message=reply.message)
     lac = last = NO_ENTRY
@@ -106,7 +106,7 @@ def read_command(
     max_bytes: int,
     fence: bool = False,
 ) -> ReadCommand:
-    """Make a request for the ids ``first_entry_id … last_entry_id`` (inclusive) of a stripe."""
+    """Create a request for the ids ``first_entry_id … last_entry_id`` (inclusive) of a stripe."""
     return ReadCommand(
         metadata.ledger_id,
         first_entry_id,

@@ -1,1 +1,1 @@
-"""Recover a ledger: fence it, find its end, close it; state machine `recovery`, and `driver`."""
+"""Recovers a ledger: fences it, finds its end, closes it; `recovery` is the state machine."""

@@ -1,4 +1,4 @@
-"""The driver of one recovery: it makes the state machine's calls until the end is decided."""
+"""The driver of one recovery makes the state machine's calls until the recovery ends."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ from bookie.telemetry import event_log
 _log = event_log(__name__)
 
 ADDS_BEHIND_MAX = 32
-"""Batches that one bookie may have unanswered. An ack quorum of the others goes on without it, and
-would pile up a whole ledger in memory for a bookie that is dead."""
+"""The largest number of unanswered batches per bookie. Without this limit, batches for a dead
+bookie would fill the memory while an ack quorum of the others continues."""
 
 
 async def recover_ledger(
@@ -66,17 +66,16 @@ async def recover_ledger(
     ledgers: LedgerManager,
     ensembles: Ensembles,
 ) -> Versioned[LedgerMetadata]:
-    """Fence a ledger, find where it ends, and close it there; return its final metadata.
+    """Fence a ledger, find its end, and close it there; return its final metadata.
 
-    The closed ledger has every entry that its writer had acknowledged, on an ack quorum. A ledger
-    that is closed already stays as it is. If too few bookies of the last ensemble store the entries
-    that were found, other bookies of the cluster take over; the closed ledger names them. After a
-    cancellation or a failure the ledger may stay IN_RECOVERY; any client may then start another
-    recovery.
+    The closed ledger has every acknowledged entry of its writer on an ack quorum. A closed ledger
+    stays unchanged. If too few bookies of the last ensemble store the found entries, other bookies
+    take over, and the closed ledger names them. After a cancellation or a failure the ledger may
+    stay IN_RECOVERY; any client may then start another recovery.
 
     Raises:
         LedgerRecoveryError: too few bookies answered; try again.
-        NoSuchLedgerError: it was deleted.
+        NoSuchLedgerError: the ledger was deleted.
         UnauthorizedError, WrongClusterError: a bookie refused the caller.
         MetadataError: the metadata store failed.
     """
@@ -100,7 +99,7 @@ async def recover_ledger(
 
 
 class _RecoveryDriver:
-    """Starts the calls that the state machine asks for; every call ends in one event."""
+    """Starts the calls that the state machine requests; every call ends in one event."""
 
     def __init__(
         self,
@@ -121,13 +120,13 @@ class _RecoveryDriver:
         self._cookies = ensembles.cookies
         self._calls = calls
         self._incarnations = Incarnations(ensembles.cookies)
-        """The only incarnations that are believed: as they were after the ledger was marked."""
+        """The accepted incarnations: those read after the ledger was marked IN_RECOVERY."""
         self._failing: set[str] = set()
-        """Bookies that did not store entries sent to them; they take over no slot."""
+        """Bookies that failed to store entries; they take over no slot."""
         self._adds_behind: Counter[str] = Counter()
 
     def begin(self, effect: RecoveryEffect) -> None:
-        """Start the call that one effect asks for."""
+        """Start the call that one effect requests."""
         name = f"recovery of ledger {self._ledger_id}"
         match effect:
             case SendFence():
@@ -228,7 +227,7 @@ class _RecoveryDriver:
         return NewcomersChosen(newcomers)
 
     async def _meet(self, bookie_id: str) -> bool:
-        """Learn a newcomer's incarnation before anything is sent to it; False without a cookie.
+        """Read a newcomer's incarnation before anything is sent to it; False without a cookie.
 
         The incarnation is remembered until the close, because another incarnation of the newcomer
         may have lost entries that it acknowledged.
@@ -259,7 +258,8 @@ class _RecoveryDriver:
                 return NewcomersLost(tuple(lost))
             written = await self._ledgers.write(effect.metadata, effect.version, conditions)
         except BadVersionError:
-            # Of the ledger or of a cookie. A cookie changes at each start of its bookie, too.
+            # Either the ledger or a cookie has changed. A bookie's cookie also changes at each
+            # start of the bookie.
             return MetadataConflict()
         except BookieError as error:
             return MetadataFailed(error)
@@ -267,7 +267,7 @@ class _RecoveryDriver:
 
 
 def fence_answered(effect: SendFence, told: VerifiedLac) -> FenceAnswered:
-    """Make the event for a verified answer to a fence."""
+    """Create the event for a verified answer to a fence."""
     lac, last = told.last_add_confirmed, told.last_entry_id
     return FenceAnswered(
         effect.round, effect.slot, told.status, lac, last, told.last_length, told.message
@@ -275,7 +275,7 @@ def fence_answered(effect: SendFence, told: VerifiedLac) -> FenceAnswered:
 
 
 def read_answered(effect: SendRecoveryRead, told: VerifiedRead) -> RecoveryReadAnswered:
-    """Make the event for a verified answer to a read."""
+    """Create the event for a verified answer to a read."""
     head = effect.round, effect.slot, told.status, told.batch
     return RecoveryReadAnswered(*head, told.next_entry_id, told.stopped_by, told.message)
 

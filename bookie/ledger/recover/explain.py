@@ -1,7 +1,7 @@
-"""Explain how a recovery would end, without a recovery.
+"""Explains how a recovery would end, without running one.
 
-An explanation changes nothing: bookies, metadata and entries stay as they are. The bookies of the
-last ensemble are asked for their LAC, for a description of themselves, and for entries beyond the
+An explanation changes nothing: bookies, metadata and entries stay as they are. The explanation asks
+the bookies of the last ensemble for their LAC, for their description, and for entries beyond the
 LAC. `RecoveryForecast` runs the state machine of a recovery with the answers of the bookies.
 
 The first answers set a **horizon**, the highest entry that any bookie has. Entries that a live
@@ -51,16 +51,16 @@ from bookie.metadata.versioned import Versioned
 _NO_ANSWER = "no answer"
 
 RANDOM_ORDERS = 30
-"""Number of random orders of answers tried for a striped ledger, besides the two extremes."""
+"""The number of random answer orders to try for a striped ledger, besides the two extremes."""
 
 _Order = Callable[[ForecastAnswer], tuple[bool, float]]
-"""A sort key that tells which answer of a round comes first."""
+"""A sort key that decides which answer of a round comes first."""
 
 
 async def explain_ledger(
     found: Versioned[LedgerMetadata], pool: BookiePool, ensembles: Ensembles
 ) -> LedgerExplanation:
-    """Ask the bookies of the last ensemble, and forecast a recovery's decision.
+    """Ask the bookies of the last ensemble, and forecast the decision of a recovery.
 
     Raises:
         MetadataError: the metadata store failed.
@@ -84,7 +84,7 @@ async def explain_ledger(
 
 
 def _orders(metadata: LedgerMetadata) -> Iterator[_Order]:
-    """Yield the orders in which imagined recoveries get the answers of each round."""
+    """Yield the orders in which simulated recoveries get the answers of each round."""
     yield lowest_first
     yield highest_first
     if metadata.ensemble_size > metadata.write_quorum_size:
@@ -102,11 +102,11 @@ class _Probe:
     is_reachable: bool
     """True if the bookie answers in the incarnation that a recovery would name."""
     last_listed_id: int = NO_ENTRY
-    """The last entry that the bookie lists but does not prove."""
+    """The last entry that the bookie lists without proof."""
 
 
 class _Inquiry:
-    """Asks questions to the bookies of one ledger; equal questions are asked once."""
+    """Asks the bookies of one ledger; equal questions are asked once."""
 
     def __init__(self, metadata: LedgerMetadata, pool: BookiePool, ensembles: Ensembles) -> None:
         self.probes: list[_Probe] = []
@@ -121,7 +121,7 @@ class _Inquiry:
         self._reads: dict[tuple[str, int, int], RecoveryReadAnswered] = {}
 
     async def forecast(self, version: int, order: _Order) -> Outcome:
-        """Run one imagined recovery that gets the answers of each round in this order."""
+        """Run one simulated recovery that gets the answers of each round in this order."""
         forecast = RecoveryForecast(self._metadata, version, self._stores)
         questions = forecast.begin()
         while forecast.outcome is None:
@@ -146,7 +146,7 @@ class _Inquiry:
     # -- first answers -----------------------------------------------------------------------------
 
     async def probe_all(self) -> None:
-        """Ask every bookie of the last ensemble for its LAC and its description of itself."""
+        """Ask every bookie of the last ensemble for its LAC and its description."""
         bookies = self._metadata.last_fragment.bookies
         self.probes = await gather(self._probe(slot, name) for slot, name in enumerate(bookies))
         self._horizon = max(
@@ -209,7 +209,7 @@ class _Inquiry:
     # -- entries -----------------------------------------------------------------------------------
 
     async def _read(self, effect: SendRecoveryRead) -> RecoveryReadAnswered:
-        """Read as a recovery would, but without a fence, and only up to the known highest entry."""
+        """Read as a recovery would, but without a fence, and only up to the highest known entry."""
         key = effect.bookie_id, effect.first_entry_id, effect.last_entry_id
         if key not in self._reads:
             self._reads[key] = await self._read_once(effect)
@@ -219,14 +219,14 @@ class _Inquiry:
         name, stripe = effect.bookie_id, effect.stripe
         last = effect.last_entry_id
         wanted = stripe.next_id(effect.first_entry_id)
-        if effect.fence:  # a read of the last ensemble, whose bookies have been asked before
+        if effect.fence:  # the read concerns the last ensemble, whose bookies were already asked
             probe = self.probes[effect.slot]
             if not probe.is_reachable:
                 return _unread(effect, probe.lac.status, probe.lac.message)
             if wanted <= self._horizon:
                 last = self._horizon
             elif probe.findings.is_definite:
-                # Its first answer denied every entry beyond its last one.
+                # The bookie's first answer denied every entry beyond its last one.
                 return _unread(effect, Status.NO_SUCH_ENTRY)
         command = read_command(
             self._metadata,
@@ -252,7 +252,7 @@ class _Inquiry:
         return read_answered(effect, told)
 
     async def held(self) -> Mapping[str, list[tuple[int, int]]]:
-        """Ask each bookie for the ids beyond the LAC that it stores; return them as ranges."""
+        """Ask each bookie which ids beyond the LAC it stores; return them as ranges."""
         lac = self.last_add_confirmed
         if lac >= self._horizon:
             return {}
@@ -263,7 +263,7 @@ class _Inquiry:
     async def _listed(
         self, bookie_id: str, first: int = 0, last: int = NO_ENTRY
     ) -> list[tuple[int, int]]:
-        """Ask a bookie for the ids that it stores, as ranges; none if it does not answer."""
+        """Ask a bookie for the ids that it stores, as ranges; no range without an answer."""
         try:
             return await list_stored(self._pool, bookie_id, self._metadata, first, last)
         except BookieError as error:
@@ -279,7 +279,7 @@ class _Inquiry:
     # -- newcomers ---------------------------------------------------------------------------------
 
     async def _choose(self, effect: ChooseNewcomers) -> NewcomersChosen:
-        """Choose newcomers as a recovery would; each is expected to store what it is sent."""
+        """Choose newcomers like a recovery, and expect each newcomer to store all entries."""
         failing = [probe.findings.bookie_id for probe in self.probes if not probe.is_reachable]
         chosen = self._ensembles.newcomers(
             effect.bookies,
@@ -293,7 +293,7 @@ class _Inquiry:
 
 
 def _unread(effect: SendRecoveryRead, status: Status, message: str = "") -> RecoveryReadAnswered:
-    """Make an answer without entries, about the first id that is wanted."""
+    """Create an answer without entries, for the first wanted id."""
     wanted = effect.stripe.next_id(effect.first_entry_id)
     return RecoveryReadAnswered(
         effect.round, effect.slot, status, next_entry_id=wanted, message=message

@@ -1,4 +1,4 @@
-"""The result of `explain_ledger`: each bookie's answer, the tail, and the verdict in words."""
+"""The result of `explain_ledger`: each bookie's answer, the tail, and the verdict as text."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ Outcome = WouldClose | WouldFail
 
 @dataclass(frozen=True, slots=True)
 class SlotFindings:
-    """One slot of the last ensemble, and its bookie's answers to questions without a fence."""
+    """One slot of the last ensemble, with its bookie's answers to questions without a fence."""
 
     slot: int
     bookie_id: str
     registration: str
     """How the bookie is registered: ``writable``, ``read-only`` or ``none``."""
     answer: str
-    """``ok``, or why the answer is in doubt, such as ``no answer`` or ``in limbo``."""
+    """``ok``, or the reason why the answer does not count, like ``no answer`` or ``in limbo``."""
     is_definite: bool
     """True if a recovery would count this answer."""
     fenced: bool | None = None
-    """True if the bookie says that it has fenced the ledger; None if it does not say."""
+    """True if the bookie reports that it has fenced the ledger; None if it does not report."""
     last_add_confirmed: int | None = None
-    """The highest LAC that the bookie knows; None if it does not say."""
+    """The highest LAC that the bookie knows; None if it does not report one."""
     last_entry_id: int | None = None
-    """The last entry that the bookie proved; None if it proved none."""
+    """The last entry that the bookie proved; None without one."""
     incarnation: str = ""
-    """Incarnation of the process that answers; empty if unknown."""
+    """Incarnation of the bookie's running process; empty if unknown."""
     registered_incarnation: str = ""
     cookie_incarnation: str = ""
-    """The incarnation in the cookie, which a recovery believes; empty without a cookie."""
+    """The incarnation in the cookie, which a recovery accepts; empty without a cookie."""
 
     @property
     def is_current(self) -> bool | None:
-        """True if the bookie has the incarnation that a recovery believes; None if unknown."""
+        """True if the bookie has the incarnation that a recovery accepts; None if unknown."""
         known = self.incarnation or self.registered_incarnation
         if not known or not self.cookie_incarnation:
             return None
@@ -57,7 +57,7 @@ class TailRange:
 
 
 def tail_of(held: Mapping[str, Sequence[tuple[int, int]]]) -> tuple[TailRange, ...]:
-    """Find the bookies that hold each range of entries, from the ids that each bookie lists."""
+    """Find the bookies that store each range of entries, from the ids that each bookie lists."""
     begins: dict[int, set[str]] = {}
     ends: dict[int, set[str]] = {}
     for name, ranges in held.items():
@@ -79,33 +79,33 @@ def tail_of(held: Mapping[str, Sequence[tuple[int, int]]]) -> tuple[TailRange, .
 
 @dataclass(frozen=True, slots=True)
 class LedgerExplanation:
-    """The state of a ledger, and how a recovery would end now. For reading only."""
+    """The state of a ledger, and how a recovery would end now. The object is read-only."""
 
     metadata: LedgerMetadata
     version: int
     outcomes: tuple[Outcome, ...]
     """The outcomes of recoveries that get the answers in different orders; at least one.
 
-    For a striped ledger not every order of answers is tried. So a recovery of a striped ledger may
+    For a striped ledger, not every order of answers is tried. So a recovery of a striped ledger may
     end at another entry, but never below the LAC.
     """
     slots: tuple[SlotFindings, ...] = ()
-    """The slots of the last ensemble; empty if the ledger is closed: then no bookie is asked."""
+    """The slots of the last ensemble; empty if the ledger is closed, and no bookie is asked."""
     last_add_confirmed: int = NO_ENTRY
     """The highest LAC that an answer proved, or the entry before the last fragment."""
     tail: tuple[TailRange, ...] = ()
-    """Entries beyond the LAC, as far as bookies list them."""
+    """Ranges of entries beyond the LAC that bookies list."""
     reasons: Mapping[str, str] = field(default_factory=dict)
-    """For each bookie, why its last unhelpful answer did not help."""
+    """Maps a bookie to the reason why its last answer did not help."""
 
     @property
     def is_decidable(self) -> bool:
-        """True if a recovery would succeed now, in any order of answers, or has nothing to do."""
+        """True if a recovery would succeed now with any order of answers, or has nothing to do."""
         return not any(isinstance(outcome, WouldFail) for outcome in self.outcomes)
 
     @property
     def fenced(self) -> tuple[str, ...]:
-        """Return the bookies that say that they have fenced the ledger."""
+        """Return the bookies that report that they have fenced the ledger."""
         return tuple(slot.bookie_id for slot in self.slots if slot.fenced)
 
     def verdict(self) -> list[str]:

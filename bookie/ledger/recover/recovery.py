@@ -1,4 +1,4 @@
-"""Recovery: take a ledger from its writer, find where it ends, and close it there.
+"""A recovery takes a ledger from its writer, finds its end, and closes it there.
 
 ========== =========================================================================================
 state      what happens, and what ends it
@@ -22,23 +22,22 @@ DONE       the ledger is CLOSED
 FAILED     it is not closed. The ledger is undamaged, and another recovery may start
 ========== =========================================================================================
 
-A recovery is safe for this reason: a bookie that answered a fence, or denied an entry on a fencing
-read, refuses plain adds from then on. So an entry that Qw - Qa + 1 members of its write set denied
-cannot be acknowledged later. An entry that Qw - Qa + 1 members denied was not acknowledged before
-either, because one of them would have stored it. A bookie may still hold entries beyond the end of
-the ledger. Entries beyond the end stay unacknowledged and unreadable. Recovery stores packets with
-the LAC that they carried, so no LAC rises above what the writer had acknowledged.
+A recovery is safe because a bookie that fenced the ledger, or denied an entry on a fencing read,
+refuses plain adds afterwards. So an entry that Qw - Qa + 1 members of its write set denied cannot
+be acknowledged later. An entry that Qw - Qa + 1 members denied was not acknowledged before either,
+because one of them would have stored it. A bookie may still hold entries beyond the end of the
+ledger. Entries beyond the end stay unacknowledged and unreadable. Recovery stores packets with
+their original LAC, so no LAC exceeds the end that the writer had acknowledged.
 
-Fences and reads always go to the last ensemble as the recovery found it. Entries may be stored
-again on other bookies; only the compare-and-set that closes the ledger names the other bookies
-(`recovery_tail`). Other bookies take over from the first entry that is not on an ack quorum yet.
-Other bookies never take over entries of an earlier fragment, because reading starts in the last
-fragment. A recovery that dies leaves nothing behind that the next recovery trusts.
+Fences and reads always go to the last ensemble that the recovery found at its start. Entries may be
+stored on other bookies; only the compare-and-set that closes the ledger names these bookies
+(`recovery_tail`). The other bookies take over from the first entry that is not yet on an ack
+quorum. Other bookies never take over entries of an earlier fragment, because reading starts in the
+last fragment. If a recovery dies, the next recovery trusts nothing that it left.
 
-Another bookie takes over a failed slot only if an ack quorum is out of reach otherwise. So a slow
-bookie is no reason for a change: Qa other bookies suffice, and each next batch is offered to the
-slow bookie again. So a recovery makes few fragments, and leaves spare bookies for slots that need
-them.
+Another bookie takes over a failed slot only if no ack quorum is possible without it. A slow bookie
+causes no change: Qa other bookies suffice, and each later batch is sent to the slow bookie again.
+So a recovery creates few fragments, and keeps spare bookies for slots that need them.
 
 Source: the BookKeeper protocol document, "Closing a ledger as a reader".
 """
@@ -97,11 +96,11 @@ from bookie.ledger.write.pending import BATCH_ENTRIES_MAX
 _RETRY = ("retry", 0)
 
 _FATAL = frozenset({Status.WRONG_CLUSTER, Status.BAD_REQUEST})
-"""Answers about a fault of the caller: no other bookie would give a better answer.
+"""Answers that report a fault of the caller: another bookie would answer alike.
 
-UNAUTHORIZED is not among the answers that end a recovery. The password was checked before, so
-UNAUTHORIZED comes from a bookie that knows another ledger by this id. A bookie that answers
-UNAUTHORIZED stores nothing of this ledger, and its answer counts for nothing.
+UNAUTHORIZED does not end a recovery. The password was checked before, so an UNAUTHORIZED bookie
+knows another ledger with this id. Such a bookie stores nothing of this ledger, and its answer does
+not count.
 """
 
 
@@ -120,18 +119,18 @@ class RecoveryState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class RecoveryLimits:
-    """Bounds of one recovery."""
+    """Limits of one recovery."""
 
     attempts_max: int = 3
-    """Rounds without progress before the recovery fails."""
+    """The number of rounds without progress before the recovery fails."""
     retry_seconds: float = 0.5
-    """Pause before the next round of requests."""
+    """The pause before the next round of requests."""
     reread_seconds: float = 0.05
-    """The first pause after a failed compare-and-set; it doubles each time to `retry_seconds`."""
+    """The first pause after a failed compare-and-set; it doubles up to `retry_seconds`."""
 
 
 class LedgerRecovery:
-    """One client's attempt to recover one ledger. All fields are for reading only."""
+    """One client's attempt to recover one ledger. All fields are read-only for others."""
 
     def __init__(
         self, metadata: LedgerMetadata, version: int, limits: RecoveryLimits | None = None
@@ -141,30 +140,30 @@ class LedgerRecovery:
         self.limits = limits or RecoveryLimits()
         self.quorum = Quorum.of(metadata)
         self.tail = RecoveryTail.of(metadata)
-        """Fragments of entries that are stored again; `metadata` has them only after the close."""
+        """The fragments of re-added entries; the stored metadata gets them only at the close."""
         self.state = RecoveryState.MARKING
         self.round = 0
         """Number of the last round of requests; an answer to an earlier round is ignored."""
         self.attempts_left = self.limits.attempts_max
-        """Rounds that may still end without a decision; reset to the maximum by any progress."""
+        """The number of rounds that may still end without a decision; any progress resets it."""
         self.restarts_left = self.limits.attempts_max
         self.waiting = 0
         """Slots that were asked in this round and have not answered."""
         self.fenced = 0
-        """Slots whose bookies have fenced the ledger and told their LAC."""
+        """Slots whose bookies have fenced the ledger and reported their LAC."""
         self.last_add_confirmed = NO_ENTRY
         """The highest LAC that a verified packet proved during FENCING; unchanged after that."""
         self.next_entry_id = 0
         """Every entry below this id exists on an ack quorum, or was acknowledged."""
         self.length: int | None = None
-        """Length of the ledger up to `next_entry_id` - 1; None until a verified packet tells it."""
+        """Length of the ledger up to `next_entry_id` - 1; None until a verified packet has it."""
         self.denied: dict[int, int] = {}
-        """By entry id, from `next_entry_id` on: the slots that denied it on a fencing read."""
+        """Maps an entry id, from `next_entry_id` on, to the slots that denied it when fencing."""
         self.silence = "no bookie answered"
-        """The last unhelpful answer, for the error message."""
+        """The last answer that did not help, for the error message."""
         self._found: dict[int, EntryBatch] = {}
         self._heard = 0
-        """Slots that gave entries or a denial in this round of reads."""
+        """Slots that returned entries or a denial in this round of reads."""
         self._told: dict[int, int] = {}
         self._readding: EntryBatch | None = None
         self._acked = 0
@@ -175,7 +174,7 @@ class LedgerRecovery:
         self._conflicts = 0
 
     def step(self, event: RecoveryEvent) -> list[RecoveryEffect]:
-        """Handle one event; return the effects, which must be carried out in their order."""
+        """Handle one event; return the effects, which must be carried out in order."""
         match event:
             case Start():
                 return self._mark()
@@ -213,7 +212,7 @@ class LedgerRecovery:
     def _is_awaited(
         self, event: FenceAnswered | RecoveryReadAnswered | RecoveryAddAnswered
     ) -> bool:
-        """True if the answer belongs to this round; its slot is then no longer waited for."""
+        """True if the answer belongs to this round; its slot then counts as answered."""
         bit = 1 << event.slot
         if event.round != self.round or not self.waiting & bit:
             return False
@@ -223,7 +222,7 @@ class LedgerRecovery:
         return True
 
     def _undecided(self) -> list[RecoveryEffect]:
-        """Ask again later or give up: all slots have answered, and the answers decide nothing."""
+        """Retry later or give up, because all slots answered without a decision."""
         self.attempts_left -= 1
         if self.attempts_left > 0:
             return [StartTimer(_RETRY, self.limits.retry_seconds)]
@@ -241,7 +240,7 @@ class LedgerRecovery:
             case RecoveryState.READING:
                 return self._read()
             case RecoveryState.READDING:
-                # An answer of the former bookie must not pass for one of its newcomer.
+                # An answer of the former bookie must not count as one of its newcomer.
                 return self._send_adds() if self._offered is None else []
             case RecoveryState.MEASURING:
                 return self._measure()
@@ -289,7 +288,7 @@ class LedgerRecovery:
     # -- READING -----------------------------------------------------------------------------------
 
     def _start_reading(self) -> list[RecoveryEffect]:
-        # A bookie that is new in the last ensemble may know only a LAC from before its time.
+        # A bookie that is new in the last ensemble may know only an older LAC.
         before = self.metadata.last_fragment.first_entry_id - 1
         last_known = max(self.last_add_confirmed, before)
         self.next_entry_id = last_known + 1
@@ -310,7 +309,7 @@ class LedgerRecovery:
                 self.next_entry_id,
                 MAX_ID,
                 self.quorum.stripe_of(slot),
-                # Without a fence a denial could be followed by an acknowledgement.
+                # Without a fence, an acknowledgement could follow a denial.
                 fence=True,
             )
             for slot in slots_of(self.waiting)
@@ -334,18 +333,19 @@ class LedgerRecovery:
                 self._found[slot] = batch
                 undecided = stripe.next_id(batch.last_entry_id + 1)
             if answer.next_entry_id != undecided:
-                denial = Status.OK  # it speaks about another id than the one that it must
+                denial = Status.OK  # the denial concerns another id
         if denial.is_definite_negative:
             self.denied[undecided] = self.denied.get(undecided, 0) | 1 << slot
         return self._evaluate()
 
     def _evaluate(self) -> list[RecoveryEffect]:
-        """Decide about `next_entry_id` as soon as the answers allow it."""
+        """Decide about `next_entry_id` as soon as the answers permit it."""
         quorum, entry_id = self.quorum, self.next_entry_id
         run = run_from(entry_id, list(self._found.values()))
         if run is not None:
-            # Striped, a run is short while those that store the entry after it have not answered.
-            # One of them suffices: a silent bookie must not keep the others' entries waiting.
+            # In a striped ledger, a run is short while the bookies of the following entry have not
+            # answered. One of these bookies suffices, so a silent bookie does not delay the others'
+            # entries.
             following = quorum.write_mask(run.last_entry_id + 1)
             is_whole = following & self._heard or not following & self.waiting
             return self._readd(run) if is_whole else []
@@ -401,9 +401,9 @@ class LedgerRecovery:
         return self._read()
 
     def _offer_slots(self, batch: EntryBatch) -> list[RecoveryEffect]:
-        """Ask for other bookies if an ack quorum is out of reach without them; else wait."""
+        """Request other bookies if no ack quorum is possible without them; otherwise wait."""
         if self._offered is not None:
-            return []  # one choice at a time: it must know the ensemble that the last one made
+            return []  # one choice at a time: it must know the ensemble of the last one
         possible = self._acked | self.waiting
         short = [
             index
@@ -429,9 +429,9 @@ class LedgerRecovery:
         if newcomers:
             slots = mask_of(newcomers)
             self.tail = self.tail.changed(batch.first_entry_id, newcomers)
-            # The former bookie's copies count no longer: the fragment names the newcomer.
+            # The former bookie's copies no longer count, because the fragment names the newcomer.
             self._acked &= ~slots
-            # Still this round: answers that are on their way from the other slots stay good.
+            # Stay in this round, so that answers in flight from the other slots stay valid.
             self.waiting |= slots
             effects = self._adds_to(batch, slots)
         else:
@@ -444,7 +444,7 @@ class LedgerRecovery:
         self.state = RecoveryState.MEASURING
         entry_id = self.next_entry_id - 1
         self._begin_round(self.quorum.write_mask(entry_id))
-        # It may belong to an earlier fragment, whose bookies need no fence.
+        # The entry may belong to an earlier fragment, whose bookies need no fence.
         bookies = self.metadata.fragment_of(entry_id).bookies
         return [
             SendRecoveryRead(
@@ -483,7 +483,7 @@ class LedgerRecovery:
         return self._done()
 
     def _on_metadata(self, metadata: LedgerMetadata, version: int) -> list[RecoveryEffect]:
-        """Decide by the present metadata, after a compare-and-set failed."""
+        """Decide from the current metadata, after a compare-and-set failed."""
         if metadata.c_token != self.metadata.c_token:
             return self._fail(id_given_away(metadata.ledger_id))
         self.metadata, self.version = metadata, version
@@ -511,7 +511,7 @@ class LedgerRecovery:
         return self._restart("its last fragment keeps changing")
 
     def _restart(self, reason: str) -> list[RecoveryEffect]:
-        """Begin again with FENCING, a few times at most; entries stored so far count no longer."""
+        """Restart with FENCING, a few times at most; entries stored so far no longer count."""
         self.restarts_left -= 1
         if self.restarts_left <= 0:
             return self._fail(

@@ -54,7 +54,7 @@ class FenceAnswered:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryReadAnswered:
-    """A bookie answered a read; all packets of `batch` have right digests.
+    """A bookie answered a read; the driver has verified all digests in `batch`.
 
     If an entry's digest fails, `batch` ends before this entry, `next_entry_id` is its id, and
     `stopped_by` is `Status.BAD_CHECKSUM`.
@@ -81,7 +81,7 @@ class RecoveryAddAnswered:
 
 @dataclass(frozen=True, slots=True)
 class NewcomersLost:
-    """These newcomers now have other incarnations: nothing was written, and their acks are void."""
+    """These newcomers have other incarnations: nothing was written; their answers are void."""
 
     bookies: tuple[str, ...]
 
@@ -106,7 +106,7 @@ RecoveryEvent = (
 
 @dataclass(frozen=True, slots=True)
 class SendFence:
-    """Fence the ledger on a bookie and ask for its last entry and explicit LAC."""
+    """Fence the ledger on a bookie, and request its last entry and explicit LAC."""
 
     round: int
     slot: int
@@ -128,7 +128,7 @@ class SendRecoveryRead:
 
 @dataclass(frozen=True, slots=True)
 class SendAdd:
-    """Store these packets as they are, by an add with the recovery flag."""
+    """Store these packets unchanged, with an add that has the recovery flag."""
 
     round: int
     slot: int
@@ -138,13 +138,13 @@ class SendAdd:
 
 @dataclass(frozen=True, slots=True)
 class PublishNewcomers:
-    """Do `WriteMetadata`, on condition that no newcomer has lost what it acknowledged.
+    """Do `WriteMetadata`, on condition that no newcomer has lost acknowledged entries.
 
     The write must fail if a newcomer has another incarnation than when it was chosen. The check of
     incarnations and the write must be one step of the store. A bookie that may have lost data
-    renews its incarnation, and then distrusts itself about every ledger that names it. The metadata
-    names a newcomer only after this write. So a separate check before the write could miss a loss
-    in between, and a check after the write could not undo it.
+    renews its incarnation, and then puts every ledger that names it in limbo. The metadata names a
+    newcomer only after this write. So a separate check before the write could miss a loss, and a
+    check after the write could not undo the write.
 
     The answer is `NewcomersLost`, or one of the answers to `WriteMetadata`.
     """
@@ -164,7 +164,7 @@ class Recovered:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryFailed:
-    """Nothing was decided; the ledger stays as it is and recovery may be tried again."""
+    """The recovery decided nothing; the ledger is unchanged, and recovery may be tried again."""
 
     error: BookieError
 

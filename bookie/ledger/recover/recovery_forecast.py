@@ -1,18 +1,17 @@
-"""Forecast the decision of a recovery, without a recovery.
+"""Forecasts the decision of a recovery, without running one.
 
-`RecoveryForecast` runs the recovery's state machine itself, so it cannot decide otherwise than a
-recovery. No effect of the machine is carried out: every write of metadata counts as done, and adds
-are answered from what is known about the bookies. The driver answers the other questions of the
-machine with calls that change nothing: a LAC read in place of a fence, a plain read in place of a
-fencing read.
+`RecoveryForecast` runs the recovery's own state machine, so both decide alike. The forecast carries
+out no effect of the machine: writes of metadata count as done, and known facts about bookies answer
+the adds. The driver answers other questions with read-only calls: a LAC read for a fence, a plain
+read for a fencing read.
 
-So a bookie's denial of an entry holds only for the moment: a live writer may still get the entry
+So a bookie's denial of an entry is only temporary: a live writer may still get the entry
 acknowledged.
 
-A forecast makes one attempt. The driver chooses the order of the answers, and this order may change
-the outcome. Only some bookies may have an entry beyond the LAC. The recovery keeps an entry beyond
-the LAC if a bookie that has it answers before enough others deny it. For a ledger that is not
-striped, `lowest_first` and `highest_first` are the extreme orders.
+A forecast simulates one attempt. The driver chooses the order of the answers, and this order may
+change the outcome. Only some bookies may have an entry beyond the LAC. The recovery keeps an entry
+beyond the LAC if a bookie that has it answers before enough others deny it. For a ledger that is
+not striped, `lowest_first` and `highest_first` are the extreme orders.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ from bookie.ledger.recover.recovery_events import (
 )
 
 Question = SendFence | SendRecoveryRead | ChooseNewcomers
-"""What the driver must ask bookies, always without a fence, even if the effect has one."""
+"""Questions for bookies, always asked without a fence, even if the effect has one."""
 
 ForecastAnswer = FenceAnswered | RecoveryReadAnswered | NewcomersChosen
 
@@ -62,20 +61,20 @@ class WouldClose:
     last_entry_id: int
     length: int
     first_readded_id: int = NO_ENTRY
-    """The first entry that would be stored again, with all after it; -1 if there is none."""
+    """The first entry that would be re-added, together with all later ones; -1 without any."""
     newcomers: tuple[str, ...] = ()
-    """Bookies that would take over the slots of bookies that fail."""
+    """Bookies that would take over the slots of failed bookies."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shortfall:
-    """One write set of which too few bookies have given an answer that helps."""
+    """One write set in which too few bookies gave a useful answer."""
 
     write_set: tuple[str, ...]
     missing: tuple[str, ...]
-    """Bookies of the write set that have not helped yet."""
+    """Bookies of the write set without a useful answer so far."""
     needed: int
-    """How many of the `missing` bookies would have to help, at least."""
+    """The smallest number of `missing` bookies that must still help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +85,7 @@ class WouldFail:
     state: RecoveryState
     """The state in which the recovery would stop."""
     entry_id: int
-    """The entry that the recovery could not decide about; without meaning for FENCING."""
+    """The entry about which the recovery could not decide; meaningless in FENCING."""
     shortfalls: tuple[Shortfall, ...]
     """The write sets that lack answers; empty if more answers would not help."""
 
@@ -103,7 +102,7 @@ def highest_first(answer: ForecastAnswer) -> tuple[bool, int]:
 
 
 def _end_of(answer: ForecastAnswer) -> tuple[bool, int]:
-    """Return whether the answer is definite, and the last entry that it knows, as sort keys."""
+    """Return sort keys: whether the answer is definite, and the last entry that it knows."""
     match answer:
         case FenceAnswered(status=status, last_add_confirmed=lac):
             return status is Status.OK or status.is_definite_negative, lac
@@ -115,12 +114,13 @@ def _end_of(answer: ForecastAnswer) -> tuple[bool, int]:
 
 
 class RecoveryForecast:
-    """One imagined recovery; `outcome` is None until the recovery has ended.
+    """One simulated recovery; `outcome` is None until the recovery has ended.
 
     Args:
-        metadata: of the ledger, as the store has it.
-        version: of the metadata.
-        stores: whether a bookie of the last ensemble is expected to store entries. Newcomers are.
+        metadata: the ledger's metadata in the store.
+        version: the version of this metadata.
+        stores: returns True if a bookie of the last ensemble is expected to store entries.
+            Newcomers always are.
     """
 
     def __init__(
@@ -131,13 +131,13 @@ class RecoveryForecast:
         self._ensemble = frozenset(metadata.last_fragment.bookies)
         self._stores = stores
         self._first_id = NO_ENTRY
-        """The first id that the recovery reads; entries from here on would be stored again."""
+        """The first id that the recovery reads; entries from this id on would be re-added."""
 
     def begin(self) -> list[Question]:
         return self._feed(Start())
 
     def answer(self, answer: ForecastAnswer) -> list[Question]:
-        """Process one answer, or ignore it if it comes too late; return the next questions."""
+        """Process one answer, or ignore a late one; return the next questions."""
         return self._feed(answer)
 
     def _feed(self, event: RecoveryEvent) -> list[Question]:
@@ -191,7 +191,7 @@ class RecoveryForecast:
             return WouldFail(error, state, entry_id, ())  # a bookie refused the caller
         match state:
             case RecoveryState.FENCING:
-                # As in `Quorum.covers`: fewer than an ack quorum may be silent.
+                # As in `Quorum.covers`, fewer than an ack quorum of bookies may be silent.
                 missing, spared = ~machine.fenced, quorum.ack_quorum_size - 1
             case RecoveryState.READING:
                 windows = (quorum.write_mask(entry_id),)
@@ -217,7 +217,7 @@ class RecoveryForecast:
 def _shortfall(
     bookies: tuple[str, ...], window: int, missing: int, spared: int
 ) -> Shortfall | None:
-    """Return what a write set lacks if it can spare `spared` bookies; None if it lacks nothing."""
+    """Return the shortfall of a write set that can spare `spared` bookies; None without one."""
     needed = missing.bit_count() - spared
     if needed <= 0:
         return None

@@ -2,9 +2,9 @@
 
 A recovery reads the last fragment to its end; this fragment is **frozen** as the recovery found it.
 The recovery may store the entries that it finds on other bookies. The tail is the list of fragments
-that take the place of the frozen one in the metadata of the closed ledger. Other clients may see
-the tail only after the close. Before the close, some bookies of the tail hold nothing yet, and
-another recovery would take their denials for the truth.
+that replace the frozen one in the metadata of the closed ledger. Other clients may see the tail
+only after the close. Before the close, some bookies of the tail hold no entry yet, and another
+recovery would believe their denials.
 
 Source: the notes on recovery in the TLA+ specification of BookKeeper's protocol.
 """
@@ -19,10 +19,10 @@ from bookie.ledger.metadata import Fragment, LedgerMetadata
 
 @dataclass(frozen=True, slots=True)
 class RecoveryTail:
-    """The fragments that replace a ledger's last one; a change makes a new object."""
+    """The fragments that replace a ledger's last fragment; a change creates a new object."""
 
     frozen: Fragment
-    """The last fragment when the recovery began: it is fenced and read."""
+    """The last fragment when the recovery began, which the recovery fences and reads."""
     fragments: tuple[Fragment, ...]
     """The fragments of the tail; their first ids ascend, from the first id of `frozen` on."""
 
@@ -33,25 +33,25 @@ class RecoveryTail:
 
     @property
     def bookies(self) -> tuple[str, ...]:
-        """The ensemble that entries are stored on now."""
+        """The ensemble that stores entries now."""
         return self.fragments[-1].bookies
 
     @property
     def newcomers(self) -> tuple[str, ...]:
-        """The bookies of the tail that the stored metadata perhaps does not name yet, sorted."""
+        """The bookies of the tail that the stored metadata may not name yet, sorted."""
         every = {bookie for fragment in self.fragments for bookie in fragment.bookies}
         return tuple(sorted(every.difference(self.frozen.bookies)))
 
     def changed(self, first_entry_id: int, newcomers: Mapping[int, str]) -> RecoveryTail:
         """Return the tail with other bookies in some slots, from `first_entry_id` on.
 
-        A fragment that begins with `first_entry_id` already is replaced, because first ids must
+        A fragment that already begins with `first_entry_id` is replaced, because first ids must
         ascend strictly.
 
         Args:
             first_entry_id: the next entry to be stored. It lies in the last fragment of the tail,
-                because an earlier one would rewrite what is stored already.
-            newcomers: by slot, bookies outside the present ensemble.
+                because entries of earlier fragments are already stored.
+            newcomers: maps slots to bookies outside the current ensemble.
         """
         assert first_entry_id >= self.fragments[-1].first_entry_id
         bookies = tuple(newcomers.get(slot, name) for slot, name in enumerate(self.bookies))
@@ -62,7 +62,8 @@ class RecoveryTail:
     def published(self, metadata: LedgerMetadata) -> LedgerMetadata:
         """Return `metadata` with the tail in place of its last fragment, which must be `frozen`.
 
-        Everything else in `metadata` stays: a repair may have changed earlier fragments meanwhile.
+        Other parts of `metadata` stay, because a repair may have changed earlier fragments
+        meanwhile.
         """
         assert metadata.last_fragment == self.frozen
         return replace(metadata, fragments=(*metadata.fragments[:-1], *self.fragments))

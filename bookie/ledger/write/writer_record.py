@@ -34,8 +34,7 @@ from bookie.metadata.store import MetadataStore
 from bookie.telemetry import event_log
 
 CLOSE_SECONDS_MAX = 2.0
-"""The longest time that a closing client waits for the deletion, which its session's end causes
-anyway."""
+"""The longest time that a closing client waits for the deletion; its session's end deletes, too."""
 
 Spawn = Callable[[Coroutine[None, None, None], str], asyncio.Task[None]]
 
