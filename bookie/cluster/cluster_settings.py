@@ -25,13 +25,13 @@ _log = event_log(__name__)
 
 
 class ClusterSettings:
-    """The settings of one cluster: ``section.key`` → the text that a flag would give."""
+    """The settings of one cluster: ``section.key`` → the text that a flag would have."""
 
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
 
     async def read(self) -> dict[str, str]:
-        """Return all settings by name, as of one moment, without a check of their values.
+        """Read all settings by name, in one consistent snapshot, without a check of their values.
 
         Raises:
             FormatError: a record is not text.
@@ -53,7 +53,7 @@ class ClusterSettings:
         """Set several settings, all or none.
 
         Raises:
-            ConfigurationError: in one sentence: a setting is unknown, or is one of each bookie. Or
+            ConfigurationError: in one sentence: a setting is unknown, or belongs to each bookie. Or
                 a value is wrong, or contradicts another cluster setting or a default.
         """
         while True:
@@ -67,8 +67,8 @@ class ClusterSettings:
         """Remove several settings, all or none; bookies then use their own values or the defaults.
 
         Raises:
-            ConfigurationError: one of them is not set. Or the others, valid until now, would
-                contradict each other or a default.
+            ConfigurationError: one of the settings is not set. Or the other settings, valid so far,
+                would contradict each other or a default.
         """
         wanted = sorted(set(names))
         while True:
@@ -101,13 +101,13 @@ class ClusterSettings:
             before = _known(settings)
             check_cluster_settings(before)
         except (FormatError, ConfigurationError):
-            # If the settings are invalid already, each may be removed.
+            # If the settings are already invalid, any of them may be removed.
             return await self._version()
         check_cluster_settings({n: text for n, text in before.items() if n not in names})
         return version
 
     async def _read(self) -> tuple[dict[str, str], int]:
-        """Return all settings, and the version of the record above the settings at that time."""
+        """Return all settings, and the version that the record above the settings had then."""
         while True:
             version = await self._version()
             settings = {}
@@ -121,7 +121,7 @@ class ClusterSettings:
         return NOT_EXISTS if record is None else record.version
 
     async def _change(self, version: int, operations: list[Put] | list[Delete]) -> bool:
-        """Write a change of settings; return False if another change was faster."""
+        """Write a change of settings; return False if another change came first."""
         try:
             await self._store.transaction([Put(keys.SETTINGS, b"", version), *operations])
         except (BadVersionError, NoSuchKeyError):

@@ -1,8 +1,8 @@
 """Cookies: records that bind a bookie's directories to its id and its cluster.
 
-The same cookie lies in the metadata store and in every directory of the bookie. If a cookie is
-missing or differs, a directory was exchanged or lost. The bookie must not start then, because it
-could deny entries that it acknowledged.
+The metadata store and every directory of the bookie hold the same cookie. If a cookie is missing or
+differs, a directory was exchanged or lost. Then the bookie must not start, because it could deny
+acknowledged entries.
 
 A cookie is ASCII text: the line ``bookie-cookie 1``, then one ``key=value`` line for each field, in
 the order shown here. Each value is JSON on one line.
@@ -21,8 +21,8 @@ the order shown here. Each value is JSON on one line.
     is_settled=true
     is_in_doubt=false
 
-The last four fields were added later. Each of them is left out while it has its default, so older
-cookies are read and written as before.
+The last four fields were added later. A field with its default value is left out, so older cookies
+are read and written as before.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _FIRST_LINE = re.compile(rf"{_MAGIC} ([1-9][0-9]{{0,8}})", re.ASCII)
 
 
 class CookieState(enum.Enum):
-    """Progress of a new bookie: READY once all its directories have the cookie."""
+    """Progress of a new bookie: READY once all of its directories have the cookie."""
 
     NEW = "NEW"
     READY = "READY"
@@ -50,9 +50,9 @@ class CookieState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Cookie:
-    """The identity of a bookie, and facts about the state that its directories hold.
+    """The identity of a bookie, and facts about the state of its directories.
 
-    `unique_id` is a random id, made once when the directories are first used.
+    `unique_id` is a random id, created when the directories are first used.
     """
 
     bookie_id: str
@@ -64,7 +64,7 @@ class Cookie:
     incarnation: str = ""
     """Random id, renewed when the bookie may have lost acknowledged data; empty in old cookies."""
     state_number: int = 0
-    """Grows at each start and stop, and regularly between; a lower number means an older state."""
+    """Increases at each start and stop, and regularly in between; lower means an older state."""
     is_settled: bool = True
     """False in a directory while the metadata store may still have the previous `state_number`."""
     is_in_doubt: bool = False
@@ -108,7 +108,7 @@ def decode_cookie(data: bytes) -> Cookie:
     """Decode the cookie in `data`.
 
     Raises:
-        FormatError: not a cookie, damaged, or of a newer version.
+        FormatError: the data is not a cookie, is damaged, or is of a newer version.
     """
     try:
         first, *lines = data.decode("utf-8").split("\n")

@@ -1,7 +1,6 @@
-"""Cookies in the metadata store: one per bookie, changed only under compare-and-set.
+"""Cookies in the metadata store: one per bookie, changed only by compare-and-set.
 
-This module only keeps cookies. The bookie that starts decides what a missing or different cookie
-means.
+This module only stores cookies. The starting bookie decides about a missing or different cookie.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ class CookieManager:
         """Return the cookie of `bookie_id`, or None if there is no cookie.
 
         Raises:
-            FormatError: it is damaged, or written by a newer version.
+            FormatError: the cookie is damaged, or a newer version wrote it.
         """
         record = await self._store.get(keys.cookie(bookie_id))
         return None if record is None else Versioned(decode_cookie(record.value), record.version)
 
     async def read_latest(self, bookie_id: str) -> Versioned[Cookie] | None:
-        """Return what `read` returns, with every change that was finished before this call."""
+        """Return what `read` returns, including every change that was finished before this call."""
         await self._store.sync()
         return await self.read(bookie_id)
 
@@ -45,10 +44,10 @@ class CookieManager:
         return Check(keys.cookie(bookie_id), version)
 
     async def require_instance(self, instance_id: str) -> None:
-        """Check that the store holds this cluster; otherwise a cookie or its absence means nothing.
+        """Check that the store holds this cluster; otherwise a missing cookie proves nothing.
 
         Raises:
-            WrongClusterError: it holds another one, or none.
+            WrongClusterError: the store holds another cluster, or none.
         """
         await require_instance(self._store, instance_id)
 
@@ -57,9 +56,9 @@ class CookieManager:
         return await self._store.get_children(keys.COOKIES)
 
     async def list_readable(self, on_damaged: Callable[[str], object]) -> list[Cookie]:
-        """Return all readable cookies by bookie id; call `on_damaged` with each other bookie's id.
+        """Return all readable cookies, by bookie id; call `on_damaged` with the other ids.
 
-        Use this only to show cookies: a bookie with a damaged cookie belongs to the cluster, too.
+        Use this only for display: a bookie with a damaged cookie also belongs to the cluster.
         """
         found = []
         for bookie_id in await self.bookie_ids():
@@ -77,7 +76,7 @@ class CookieManager:
         """Store the first cookie of a bookie.
 
         Raises:
-            KeyExistsError: it has one.
+            KeyExistsError: the bookie already has a cookie.
         """
         key = keys.cookie(cookie.bookie_id)
         try:
@@ -98,10 +97,10 @@ class CookieManager:
         return Versioned(cookie, stat.version)
 
     async def delete(self, bookie_id: str, version: int) -> None:
-        """Delete the cookie of a bookie whose data is gone for good.
+        """Delete the cookie of a bookie whose data is permanently lost.
 
         Raises:
-            NoSuchKeyError: it has no cookie.
+            NoSuchKeyError: the bookie has no cookie.
             BadVersionError: the cookie changed meanwhile.
         """
         await self._store.delete(keys.cookie(bookie_id), version=version)

@@ -1,9 +1,9 @@
-"""Records with numbers as keys, in directories that are small enough to be listed.
+"""Stores records with numbers as keys, in directories that are small enough to be listed.
 
-A number is written with a fixed count of digits, which are cut into groups. Each group is one level
-of the tree; names in the last level have a prefix. With groups of 2, 4 and 4 digits and the prefix
-``L``, number 1 is at ``00/0000/L0001``. All names of a level are equally long, so the order of the
-keys is the order of the numbers.
+A number is written with a fixed count of digits, and the digits are split into groups. Each group
+is one level of the tree; names in the last level have a prefix. With groups of 2, 4 and 4 digits
+and the prefix ``L``, number 1 is at ``00/0000/L0001``. All names of a level are equally long, so
+the order of the keys is the order of the numbers.
 
 Source: BookKeeper's hierarchical ledger managers.
 """
@@ -42,9 +42,9 @@ class DigitTree:
         """Return the key of `number`.
 
         Raises:
-            BadRequestError: the number has no key here.
+            BadRequestError: the number is out of range.
         """
-        # A float would pass the comparison, and every listing would fail at its key.
+        # A float would pass the comparison, and every later listing would fail at its key.
         if not isinstance(number, int) or not 0 <= number <= self.maximum:
             raise BadRequestError(f"{number!r} is not a ledger id")
         return "/".join((self.root, *self._names(number)))
@@ -62,7 +62,7 @@ class DigitTree:
         """Return the number whose key is `key`.
 
         Raises:
-            FormatError: it is not the key of a number. A listing without it would be incomplete.
+            FormatError: it is not the key of a number. A listing that skips it would be incomplete.
         """
         names = key.removeprefix(self.root + "/").split("/")
         digits = "".join(names[:-1]) + names[-1].removeprefix(self.prefix)
@@ -101,7 +101,7 @@ class DigitTree:
     ) -> AsyncIterator[int]:
         """Yield the numbers that `scan` finds, from the names alone: no value is read.
 
-        A key without a record also counts as a number if something lies below the key.
+        A key without a record also counts as a number if other keys are below it.
         """
         async for directory, first in self._directories(store, names, after):
             for name in await store.get_children(directory):
@@ -137,7 +137,8 @@ class DigitTree:
     ) -> AsyncIterator[tuple[str, str]]:
         """Yield the directories with numbers above `after`, each with the name to start after."""
         start = self._names(after) if after >= 0 else [""] * len(self.groups)
-        # The last item of the stack is next. `is_start`: the directory is on the path of `after`.
+        # The last item of the stack is handled next. `is_start`: the directory is on the path of
+        # `after`.
         stack = [(self.root, 0, True)]
         while stack:
             directory, level, is_start = stack.pop()

@@ -1,4 +1,4 @@
-"""A view of all registered bookies, kept current by a watch, for clients.
+"""A client's view of all registered bookies, which a watch keeps current.
 
 The directory remembers a bookie's address after its registration has ended, because a bookie that
 lost its session continues to serve.
@@ -25,14 +25,15 @@ _WITHOUT_TLS = SecuritySettings()
 
 
 class BookieDirectory(Mirror[Registration]):
-    """The registered bookies; an async context manager that keeps the view up to date.
+    """The registered bookies; an async context manager that keeps the view current.
 
     When the context is entered, the view is complete. All methods answer from memory. The view
-    changes when a bookie comes, goes or registers another state.
+    changes when a bookie registers, leaves or registers another state.
     """
 
     def __init__(self, store: MetadataStore) -> None:
-        # Writable first: a bookie that turns read-only in between is seen twice.
+        # List writable bookies first: a bookie that turns read-only in between is then seen twice,
+        # not missed.
         super().__init__(
             store,
             keys.AVAILABLE,
@@ -47,11 +48,11 @@ class BookieDirectory(Mirror[Registration]):
         self._on_arrival: Callable[[str], object] | None = None
 
     def bookies(self) -> Mapping[str, Registration]:
-        """Return a snapshot of the bookies that take new entries, by id."""
+        """Return a snapshot of the bookies that accept new entries, by id."""
         return MappingProxyType(self._writable)
 
     def read_only(self) -> Mapping[str, Registration]:
-        """Return a snapshot of the bookies that only serve reads, by id."""
+        """Return a snapshot of the bookies that serve only reads, by id."""
         return MappingProxyType(self._read_only)
 
     def all(self) -> Mapping[str, Registration]:
@@ -84,9 +85,9 @@ class BookieDirectory(Mirror[Registration]):
         return self._last_known.get(bookie_id)
 
     def incarnation(self, bookie_id: str) -> str:
-        """Return a bookie's present or last known incarnation; empty if unknown.
+        """Return a bookie's current or last known incarnation; empty if unknown.
 
-        A writer takes the incarnation together with the bookie's address, before it sends the first
+        A writer reads the incarnation together with the bookie's address, before it sends the first
         entry.
         """
         registration = self._last_known.get(bookie_id)
@@ -97,7 +98,7 @@ class BookieDirectory(Mirror[Registration]):
         return self._arrivals[bookie_id]
 
     def on_arrival(self, callback: Callable[[str], object]) -> None:
-        """Set the one callback that gets the id of each bookie that registers from now on."""
+        """Set the single callback that gets the id of each bookie that registers from now on."""
         self._on_arrival = callback
 
     def _take(self, records: Mapping[str, Registration]) -> None:

@@ -1,7 +1,7 @@
-"""A cluster's identity: the instance id, which is made once.
+"""A cluster's identity: the instance id, which is created once.
 
 Every bookie and client sends the instance id with its requests. So no bookie or client can read or
-write entries of another cluster, or of a cluster that was removed and made again.
+write entries of another cluster, or of a removed and recreated cluster.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from bookie.metadata.store import MetadataStore
 
 _IDENTITY = frozenset({"LAYOUT", "INSTANCEID"})
 _TRACES = (*_IDENTITY, "REMOVAL")
-"""Top-level records of which a cluster has at least one from its beginning to its end."""
+"""Top-level records; from its creation to its removal, a cluster has at least one of them."""
 
 _OF_LEDGERS = (keys.LEDGERS, keys.DELETED, keys.UNDERREPLICATION)
 _WINDOW = 64
-"""The number of keys that are asked for at a time."""
+"""The number of keys in one request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,22 +41,22 @@ class ClusterStatus:
     writable: tuple[str, ...]
     read_only: tuple[str, ...]
     known: tuple[str, ...]
-    """Every bookie that has a cookie, alive or not."""
+    """Every bookie that has a cookie, running or not."""
 
 
 async def initialize_cluster(store: MetadataStore, layout: str | None = None) -> str:
-    """Make a new cluster and return its instance id.
+    """Create a new cluster and return its instance id.
 
     `layout` names the layout of the cluster's ledgers: ``flat``, ``hierarchical``, or None for the
     layout that fits the store.
 
     Raises:
-        LayoutExistsError: there is a cluster already; nothing was changed.
-        ClusterInUseError: something is left of a former cluster, whose ledger ids would be used
-            again beside its ledgers. Or the scope contains the scope of another cluster, or lies in
-            one. Nothing was changed, or the new identity was deleted again. If two clusters are
-            made at once, one inside the other, at most one stays.
-        BadRequestError: there is no such layout.
+        LayoutExistsError: a cluster already exists; nothing was changed.
+        ClusterInUseError: records of a former cluster remain, whose ledger ids would be used again.
+            Or the scope contains another cluster's scope, or lies in one. Then nothing was changed,
+            or the new identity was deleted again. If two clusters, one inside the other, are
+            created at once, at most one remains.
+        BadRequestError: the layout is unknown.
     """
     instance_id = str(uuid.uuid4())
     identity = [
@@ -75,7 +75,7 @@ async def initialize_cluster(store: MetadataStore, layout: str | None = None) ->
             _refuse_remains({"REMOVAL"})
         raise LayoutExistsError("the cluster is initialized already") from error
     try:
-        await _refuse_overlap(store)  # a cluster that was made since, in or around this one
+        await _refuse_overlap(store)  # a cluster created meanwhile, inside or around this one
     except ClusterInUseError:
         ours = zip(identity, made, strict=False)
         await store.transaction([Delete(put.key, stat.version) for put, stat in ours if stat])
@@ -93,12 +93,12 @@ async def _refuse_overlap(store: MetadataStore) -> None:
 
 
 async def refuse_inner_cluster(store: MetadataStore) -> None:
-    """Refuse to work on a scope that contains another cluster's scope, at any depth.
+    """Refuse to use a scope that contains another cluster's scope, at any depth.
 
-    The search leaves out keys below a ledger's own key.
+    The search skips keys below a ledger's own key.
 
     Raises:
-        ClusterInUseError: there is one; the message names it.
+        ClusterInUseError: the scope contains a cluster; the message names it.
     """
     level = [f"/{name}" for name in await store.get_children("/")]
     while level:
@@ -122,7 +122,7 @@ def _is_number(parent: str, name: str) -> bool:
 
 
 def _refuse_remains(found: set[str]) -> None:
-    remains = sorted(found & (keys.OWN - {"config"}))  # settings may be there before the cluster
+    remains = sorted(found & (keys.OWN - {"config"}))  # settings may exist before the cluster
     if remains:
         raise ClusterInUseError(
             f"the metadata scope holds /{remains[0]} of a cluster that was not removed whole; "
@@ -131,11 +131,11 @@ def _refuse_remains(found: set[str]) -> None:
 
 
 async def read_instance_id(store: MetadataStore) -> str:
-    """Return the instance id, after a check that this program understands the cluster's layout.
+    """Return the instance id, after a check that this program knows the cluster's layout.
 
     Raises:
         NoSuchKeyError: the cluster was never initialized.
-        FormatError: the layout or the id is damaged, or written by a newer version.
+        FormatError: the layout or the id is damaged, or a newer version wrote it.
     """
     await read_layout(store)
     record = await store.get(keys.INSTANCE_ID)
@@ -147,10 +147,10 @@ async def read_instance_id(store: MetadataStore) -> str:
 async def require_instance(store: MetadataStore, instance_id: str) -> Check:
     """Check that the store holds cluster `instance_id`; return this condition for a transaction.
 
-    After an outage, a store may come back empty, or as another store.
+    After an outage, an empty or different store may answer.
 
     Raises:
-        WrongClusterError: it holds another cluster, or none.
+        WrongClusterError: the store holds another cluster, or none.
     """
     record = await store.get(keys.INSTANCE_ID)
     try:
@@ -173,7 +173,7 @@ def _instance_id(record: Record) -> str:
 
 
 async def read_status(store: MetadataStore) -> ClusterStatus:
-    """Return the status of the cluster; raises the errors of `read_instance_id`."""
+    """Return the status of the cluster; raises like `read_instance_id`."""
     return ClusterStatus(
         instance_id=await read_instance_id(store),
         layout=(await read_layout(store)).name,

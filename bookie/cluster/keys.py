@@ -87,7 +87,7 @@ OWN = frozenset(
         "config",
     }
 )
-"""Every first segment of a cluster's keys; other keys in the scope have another owner."""
+"""The first segments of all keys of a cluster; other keys in the scope have another owner."""
 
 
 def cookie(bookie_id: str) -> str:
@@ -106,7 +106,7 @@ def writer(writer_id: str) -> str:
 
 
 def essential(key: str) -> str | None:
-    """Return in words what an essential key of a cluster holds; None for other keys."""
+    """Describe the content of an essential key of a cluster; None for other keys."""
     match key.split("/")[1:]:
         case ["INSTANCEID"]:
             return "the cluster's id"

@@ -1,4 +1,4 @@
-"""The layout of a cluster's ledgers in its metadata store; chosen once, when the cluster is made.
+"""The layout of a cluster's ledgers in its metadata store, chosen when the cluster is created.
 
 ============ =====================================================================================
 layout       key of a ledger
@@ -11,8 +11,7 @@ hierarchical ``/ledgers/00/0000/L0001`` up to id 2^31 - 2, ``/ledgers/000/0000/0
 Most stores can list a directory of a million records. ZooKeeper answers a listing with one packet
 of a megabyte at most, about 40 000 ledgers; on ZooKeeper the default layout is hierarchical.
 
-The record ``LAYOUT`` names the layout. A program refuses to work with a layout that it does not
-know.
+The record ``LAYOUT`` names the layout. A program refuses to work with an unknown layout.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class LedgerLayout:
         """Return the key of a ledger's metadata.
 
         Raises:
-            BadRequestError: it is no ledger id.
+            BadRequestError: the number is not a ledger id.
         """
         for tree in self.trees[:-1]:
             if isinstance(ledger_id, int) and 0 <= ledger_id <= tree.maximum:
@@ -72,7 +71,7 @@ class LedgerLayout:
                 yield found
 
     async def scan_ids(self, store: MetadataStore, *, after: int = NO_ENTRY) -> AsyncIterator[int]:
-        """Yield the ledger ids alone, without reading records; see `DigitTree.scan_numbers`."""
+        """Yield only the ledger ids, without reading records; see `DigitTree.scan_numbers`."""
         async for tree, names, floor in self._parts(store, after):
             async for ledger_id in tree.scan_numbers(store, names, after=floor):
                 yield ledger_id
@@ -85,7 +84,7 @@ class LedgerLayout:
             yield self.trees[0], None, after
             return
         for tree in self.trees:
-            # Listed again for each tree: a ledger that exists during the whole scan is in it.
+            # List the root again for each tree, to find each ledger that exists during the scan.
             names = await store.get_children(tree.root)
             for name in names:
                 if not any(each.owns(name) for each in self.trees):
@@ -110,7 +109,7 @@ def layout_of(name: str | None, store: MetadataStore) -> LedgerLayout:
     """Return the layout called `name`; None means the layout that fits the store.
 
     Raises:
-        BadRequestError: there is no such layout.
+        BadRequestError: the layout is unknown.
     """
     if name is None:
         return FLAT if store.lists_wide_directories else HIERARCHICAL

@@ -1,15 +1,15 @@
 """A bookie's registration: a leased record with its addresses and state.
 
 A writable bookie is registered under ``available/readwrite``, a read-only one under
-``available/readonly``. One transaction moves a bookie from one place to the other, so the bookie is
-always registered under exactly one of the two. The registration is kept as long as its context is
-open. After a lost session or a deletion of its record, the registration is written again. Meanwhile
-the bookie continues to serve. If the store is silent, refuses us or holds another cluster, the
+``available/readonly``. One transaction moves a bookie between the two places, so the bookie is
+always registered under exactly one. The registration is kept as long as its context is open. After
+a lost session or a deletion of its record, the registration is written again. Meanwhile the bookie
+continues to serve. If the store does not answer, refuses access or holds another cluster, the
 registration waits.
 
-A record of the same id may belong to another session, for instance that of an earlier process of
-this bookie. The registration waits until that session ends. If the record stays, two processes use
-one id, and this process gives up.
+A record of the same id may belong to another session, for example that of an earlier process of
+this bookie. The registration waits until the other session ends. If the record stays, two processes
+use one id, and this process gives up.
 
 Source: BookKeeper's bookie registration.
 """
@@ -51,7 +51,7 @@ from bookie.metadata.store import MetadataStore
 from bookie.telemetry import event_log
 
 WAIT_TIMEOUTS = 1.5
-"""Session timeouts to wait for another session's record; a hanging owner's session ends late."""
+"""Session timeouts to wait for another session's record: a hanging session ends late."""
 
 _log = event_log(__name__)
 
@@ -59,12 +59,12 @@ _log = event_log(__name__)
 class BookieRegistration:
     """One bookie's registration; an async context manager, whose end deletes the registration.
 
-    Entering the context waits up to 1.5 session timeouts for another session's record of the same
-    id to go. The wait for the store's answers comes on top. If another process takes over the id
-    later, the body of the context is cancelled and the context raises IdentityError.
+    Entering the context waits up to 1.5 session timeouts until another session's record of the same
+    id is gone. The time of the store's answers is added to this wait. If another process takes over
+    the id later, the body of the context is cancelled and the context raises IdentityError.
 
     Args:
-        store: has to stay open for longer.
+        store: the metadata store, which must stay open longer.
         registration: the state to register.
         instance_id: the registration is written only in a store that holds this cluster; if empty,
             in any store.
@@ -88,7 +88,7 @@ class BookieRegistration:
         self._writing = asyncio.Lock()
         self._doubt = asyncio.Event()
         self._written: tuple[str, int, int | None] | None = None
-        """Key, version, revision of our last write, to recognise our record of a former session."""
+        """Key, version, revision of our last write, to recognize our record of a former session."""
         self._is_registered = False
 
     @property
@@ -98,7 +98,7 @@ class BookieRegistration:
 
     @property
     def is_registered(self) -> bool:
-        """False from a noticed loss of the session or record until the record is written again."""
+        """False from a noticed loss of session or record until the record is written again."""
         return self._is_registered
 
     @property
@@ -109,8 +109,8 @@ class BookieRegistration:
     async def update(self, registration: Registration) -> None:
         """Register new figures (capacity, load), or a change between writable and read-only.
 
-        At every moment, others see either the old record or the new one. If this call raises an
-        error, the new state is still wanted; the next repair, which begins at once, writes it.
+        At every moment, other processes see either the old record or the new one. After an error,
+        the next repair, which begins at once, writes the new state.
 
         Raises:
             MetadataUnavailableError: the store did not answer.
@@ -150,7 +150,7 @@ class BookieRegistration:
         for follower in self._followers:
             follower.cancel()
         try:
-            # Not the body's error: the group would wrap it.
+            # The group would wrap the body's error.
             await self._tasks.__aexit__(None, None, None)
         except BaseExceptionGroup as group:
             raise group.exceptions[0] from None
@@ -159,11 +159,11 @@ class BookieRegistration:
             await self._withdraw()
 
     async def _occupy(self) -> None:
-        """Register; wait until another session's record of the same id has gone.
+        """Register; wait until another session's record of the same id is gone.
 
         Raises:
-            IdentityError: it stayed.
-            MetadataUnavailableError: the store does not answer, so this is unknown.
+            IdentityError: the other record stayed.
+            MetadataUnavailableError: the store does not answer, so the other record is unknown.
         """
         wait_seconds = self._store.session_timeout_seconds * WAIT_TIMEOUTS
         async with self._store.watch(keys.AVAILABLE) as changes:
@@ -176,7 +176,7 @@ class BookieRegistration:
             self._doubt.clear()
             try:
                 if await self._is_intact():
-                    continue  # repaired before: several events report one loss
+                    continue  # already repaired: several events report one loss
             except MetadataClosedError:
                 return
             self._is_registered = False
@@ -193,13 +193,13 @@ class BookieRegistration:
             _log.info("registered_again", bookie=self._wanted.bookie_id)
 
     def _note_obstacle(self, error: BookieError) -> None:
-        """Log an obstacle only if its kind has changed: a long outage gives a single line."""
+        """Log an obstacle only if its kind has changed, so that a long outage gives one line."""
         if type(error) is not type(self._obstacle):
             _log.warning("registration_waits", reason=str(error))
         self._obstacle = error
 
     async def _wait_for_doubt(self, seconds_max: float) -> None:
-        """Pause between two attempts to register; a session that is back ends the pause."""
+        """Pause between two attempts to register; a restored session ends the pause."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds_max):
                 await self._doubt.wait()
@@ -216,7 +216,7 @@ class BookieRegistration:
             self._is_registered = False
 
     async def _follow_records(self, changes: AsyncIterator[Change]) -> None:
-        """Check the registration when another process deleted or wrote its record."""
+        """Check the registration when another process has deleted or written its record."""
         try:
             async for change in changes:
                 if isinstance(change, Resync) or any(map(self._is_suspect, change.events)):
@@ -228,7 +228,7 @@ class BookieRegistration:
         if event.key != self._key(self._wanted):
             return False
         own = self._written
-        # An unknown revision does not prove that the write was ours.
+        # An unknown revision does not prove that this process wrote the record.
         return own is None or event.revision is None or (event.key, event.revision) != own[::2]
 
     async def _look(self) -> None:
@@ -236,8 +236,8 @@ class BookieRegistration:
             self._doubt.set()
 
     async def _is_intact(self) -> bool:
-        """True if the store holds exactly the wanted record, for our present session."""
-        # Without the lock, an update of our own would look like a foreign write.
+        """True if the store holds exactly the wanted record, for the current session."""
+        # Without the lock, an own update would look like a foreign write.
         async with self._writing:
             wanted = self._wanted
             other = keys.registration(wanted.bookie_id, read_only=not wanted.read_only)
@@ -257,7 +257,7 @@ class BookieRegistration:
             return intact
 
     async def _withdraw(self) -> None:
-        """Delete the record now, instead of leaving it until the end of the session."""
+        """Delete the record now, instead of at the end of the session."""
         async with self._writing:
             self._is_registered = False
             for read_only in (False, True):
@@ -267,12 +267,12 @@ class BookieRegistration:
                     if record is not None and self._is_ours(record):
                         await self._store.delete(key, version=record.version)
                 except MetadataError:
-                    continue  # it ends with the session
+                    continue  # the record ends with the session
 
     # ---- writing
 
     async def _try_write(self) -> bool:
-        """Write the wanted state of the records; return False if another session owns a record."""
+        """Write the wanted records; return False if another session owns a record."""
         async with self._writing:
             while True:
                 operations = await self._plan(self._wanted)
@@ -281,7 +281,7 @@ class BookieRegistration:
                 try:
                     stat, *_ = await self._store.transaction(operations)
                 except (BadVersionError, NoSuchKeyError):
-                    continue  # another write was faster; look again
+                    continue  # another write came first; look again
                 assert stat is not None
                 self._written = (stat.key, stat.version, stat.revision)
                 self._is_registered = True
@@ -290,7 +290,7 @@ class BookieRegistration:
     async def _plan(self, wanted: Registration) -> list[Operation] | None:
         condition = []
         if self._instance_id:
-            # Before the records: those of another cluster say nothing about this bookie.
+            # Check the instance first: records of another cluster say nothing about this bookie.
             condition = [await require_instance(self._store, self._instance_id)]
         target = self._key(wanted)
         other = keys.registration(wanted.bookie_id, read_only=not wanted.read_only)

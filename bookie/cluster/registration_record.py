@@ -1,4 +1,4 @@
-"""A live bookie's description of itself: the value of its leased registration record.
+"""The value of a live bookie's leased registration record, in which it describes itself.
 
 The record is canonical JSON (:mod:`bookie.metadata.json_record`), format ``bookie-registration``,
 version 1.
@@ -21,7 +21,7 @@ _PORT_MAX = 65535
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """An address under which a bookie serves something."""
+    """An address under which a bookie serves a protocol."""
 
     name: str
     """Name of the service: "bookie" for entries, "http" for metrics and health."""
@@ -38,7 +38,7 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """A bookie's description for others; capacity and load are those of the last update."""
+    """A bookie's description for others; capacity and load date from the last update."""
 
     bookie_id: str
     endpoints: tuple[Endpoint, ...]
@@ -53,9 +53,9 @@ class Registration:
     version: str = ""
     """The version of the bookie's program."""
     incarnation: str = ""
-    """A random id, renewed when the bookie may have lost something that it acknowledged."""
+    """A random id, renewed when the bookie may have lost acknowledged data."""
     store_doubt: str = ""
-    """The reason to think that the metadata store is older than the bookie's state; else empty."""
+    """The reason to think that the store is older than the bookie's state; otherwise empty."""
 
     def endpoint(self, name: str) -> Endpoint | None:
         for endpoint in self.endpoints:
@@ -85,7 +85,7 @@ def decode_registration(data: bytes) -> Registration:
     """Decode the registration in `data`.
 
     Raises:
-        FormatError: not a registration, damaged, or of a newer version.
+        FormatError: the data is not a registration, is damaged, or is of a newer version.
     """
     fields = json_record.decode(_FORMAT, _VERSION, data)
     bookie_id = fields.text("bookie_id")

@@ -1,7 +1,7 @@
-"""CRC-32C (Castagnoli): the checksum of everything that a bookie writes or sends.
+"""CRC-32C (Castagnoli) is the checksum of everything that a bookie writes or sends.
 
 The CRC library uses the processor's carry-less multiplication and does not copy data. From 16 KiB
-on, the library releases the interpreter's lock, so a buffer must stay unchanged during the call.
+on, the library releases the interpreter's lock, so the buffer must not change during the call.
 
 Only `crcs_of_rows` imports numpy, because checks of LMDB files and of metadata do without numpy.
 """
@@ -21,13 +21,14 @@ __all__ = ["crc32c", "crcs_of_rows"]
 
 
 def crcs_of_rows(rows: NDArray[np.uint8], seed: int = 0) -> NDArray[np.uint32]:
-    """Return the CRC-32C of each row, begun with `seed`; there must be at least one row.
+    """Return the CRC-32C of each row, starting with `seed`; there must be at least one row.
 
-    Rows lie one after the other in memory and are a multiple of 4 bytes wide.
+    The rows are adjacent in memory, and their width is a multiple of 4 bytes.
 
     A CRC is linear: each byte that differs from the first row's byte changes the CRC by a known
-    amount. In the headers of one batch only the low bytes of ids and lengths differ, so about five
-    table look-ups serve all headers. One library call per header took a third of a writer's time.
+    amount. In the headers of one batch, only the low bytes of ids and lengths differ, so about five
+    table look-ups suffice for all headers. One library call per header took a third of a writer's
+    time.
     """
     import numpy as np
 
@@ -57,6 +58,6 @@ def _crc_changes(width: int) -> NDArray[np.uint32]:
             row = bytearray(width)
             row[position] = 1 << bit
             change = np.uint32(crc32c(row) ^ zeros)
-            # Values with this bit as the highest: as those without it, and this change.
+            # Values with this bit as the highest: those without it, changed by this bit.
             table[position, 1 << bit : 2 << bit] = table[position, : 1 << bit] ^ change
     return table

@@ -1,7 +1,7 @@
-"""Digests of entries, and the ledger key that is made from a password.
+"""Digests of entries, and the ledger key that is derived from a password.
 
 A digest covers the packet's header and payload, and is stored between the two. With the digest, a
-reader verifies that an answer is the entry that was written.
+reader verifies that an answer is the written entry.
 
 ======== ===== ================================================================
 type     bytes content
@@ -13,19 +13,19 @@ DUMMY    0     nothing: the entry is not protected
 ======== ===== ================================================================
 
 The password itself never leaves the client. :func:`key_of_life` turns the password into the
-**ledger key**. The ledger key is stored in the ledger's metadata, sent to bookies, and yields the
-HMAC keys. So every process that may read a ledger's metadata (repair, the scrubber) can check the
-digests of its entries.
+**ledger key**. The ledger key is stored in the ledger's metadata and sent to bookies; the HMAC keys
+are derived from it. So every process with access to a ledger's metadata (repair, the scrubber) can
+check the digests of its entries.
 
 The ledger key also identifies a ledger's **life**: one of several ledgers that had the same id. An
 id may be used twice: after a deletion, or because the metadata store came from a backup. Two lives
-of an id have different creation tokens, so they have different ledger keys, also without a
-password. A bookie compares the key of each request with the first key that it got for the ledger.
-So a bookie never answers with the bytes of another life. Ledgers of versions that knew no lives
-have the key of :func:`derive_key`.
+of an id have different creation tokens, so their ledger keys differ even without a password. A
+bookie compares the key of each request with the first key that it received for the ledger. So a
+bookie never returns entries of another life. Ledgers from versions without lives have the key of
+:func:`derive_key`.
 
-Source: Apache BookKeeper's digest managers; the ledger key is ours and stands where BookKeeper
-keeps the password.
+Source: Apache BookKeeper's digest managers; where BookKeeper keeps the password, this design keeps
+the ledger key.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ if TYPE_CHECKING:
 BytesLike = bytes | bytearray | memoryview
 
 Headers: TypeAlias = "NDArray[np.uint8]"
-"""Packet headers, one a row, each followed by shared payload bytes; contiguous in memory."""
+"""Packet headers, one per row, each followed by shared payload bytes; contiguous in memory."""
 
 LEDGER_KEY_SIZE_BYTES = 32
-"""Bytes of a ledger key. A ledger without password that an older version made has no key."""
+"""Size of a ledger key in bytes. A ledger of an older version without a password has no key."""
 
 KEY_TAG_BYTES = 8
 
 
 class DigestType(enum.IntEnum):
-    """The digest type of a ledger's entries; the numbers are those in its metadata."""
+    """The digest type of a ledger's entries; the numbers are those of the ledger's metadata."""
 
     CRC32 = 1
     HMAC = 2
@@ -113,7 +113,7 @@ class Crc32Digester:
 
 
 class HmacDigester:
-    """HMAC-SHA-1, which also shows whether the writer knew the ledger key."""
+    """HMAC-SHA-1, which also proves that the writer knew the ledger key."""
 
     __slots__ = ("_mac",)
     type = DigestType.HMAC
@@ -121,7 +121,7 @@ class HmacDigester:
 
     def __init__(self, ledger_key: bytes) -> None:
         key = hashlib.sha1(b"mac" + ledger_key, usedforsecurity=False).digest()
-        # Copying a keyed state is cheaper than keying one for each packet.
+        # Copying a keyed state is cheaper than creating a keyed state for each packet.
         self._mac = hmac.new(key, digestmod="sha1")
 
     def digest(self, header: BytesLike, payload: BytesLike) -> bytes:
@@ -135,7 +135,7 @@ class HmacDigester:
 
 
 class DummyDigester:
-    """Makes no digest at all."""
+    """Computes no digest."""
 
     __slots__ = ()
     type = DigestType.DUMMY
@@ -188,7 +188,7 @@ def key_tag(ledger_key: bytes) -> bytes:
 
 
 def is_password(password: bytes, ledger_key: bytes, token: int) -> bool:
-    """True if the ledger key and the creation token are those of `password`; in constant time."""
+    """True if the ledger key and the creation token belong to `password`; in constant time."""
     return hmac.compare_digest(ledger_key, key_of_life(password, token)) or hmac.compare_digest(
         ledger_key, derive_key(password)
     )

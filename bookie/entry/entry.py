@@ -13,7 +13,7 @@ offset bytes meaning (numbers are signed 64-bit, big endian)
 
 An explicit LAC packet is {ledger id, LAC, digest over these 16 bytes}.
 
-Only digest-verified packets prove an entry, a LAC or a ledger's length. Bookies check headers only;
+Only digest-verified packets prove an entry, a LAC or a ledger's length. Bookies check only headers;
 clients and the integrity check verify digests.
 
 Source: Apache BookKeeper's ``DigestManager``; the bytes are the same.
@@ -43,13 +43,14 @@ _LAC_HEADER = struct.Struct(">qq")
 _HEADER_DTYPE = np.dtype((np.void, HEADER_SIZE_BYTES))
 _PACK_BY_NUMPY_FROM = 28
 _VERIFY_BY_NUMPY_FROM = 16
-# Entries from which numpy's fixed cost (30-50 µs a batch) beats one `struct` call each (measured).
+# From this many entries on, numpy's fixed cost (30-50 µs a batch) beats one `struct` call per entry
+# (measured).
 _PACK_BY_ROWS_UP_TO_BYTES = 512
-# Payloads of one size up to which a table is filled faster than twice as many parts are joined.
+# Up to this size of equal payloads, filling a table is faster than joining twice as many parts.
 
 
 class SharedPrefix(NamedTuple):
-    """A prefix of each payload at the positions `first` … `end` - 1 of a batch."""
+    """A prefix shared by the payloads at positions `first` … `end` - 1 of a batch."""
 
     prefix: bytes
     first: int
@@ -59,8 +60,8 @@ class SharedPrefix(NamedTuple):
 def common_size(shared: Sequence[SharedPrefix], count: int) -> int | None:
     """Return the size of the prefixes, if each of `count` payloads has a prefix of this size.
 
-    The result is None if the sizes differ, or are no multiple of 4, which the checksum of many rows
-    needs. If the result is None, use `with_prefixes`.
+    The result is None if the sizes differ, or are not a multiple of 4, which the checksum of many
+    rows needs. If the result is None, use `with_prefixes`.
     """
     size = len(shared[0].prefix)
     if size % 4 or any(len(prefix) != size for prefix, _, _ in shared):
@@ -77,7 +78,7 @@ def write_prefixes(table: NDArray[np.uint8], shared: Sequence[SharedPrefix]) -> 
 def with_prefixes(
     payloads: Sequence[BytesLike], shared: Sequence[SharedPrefix]
 ) -> Sequence[BytesLike]:
-    """Return the whole payloads, each with its prefix in front."""
+    """Return the whole payloads, each after its prefix."""
     whole = list(payloads)
     for prefix, first, end in shared:
         whole[first:end] = [prefix + payload for payload in whole[first:end]]
@@ -94,17 +95,17 @@ class PacketHeader(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A verified entry; it is a tuple, because a reader makes one for each entry."""
+    """A verified entry; a tuple for speed, because a reader creates one for each entry."""
 
     entry_id: int
     payload: bytes
 
 
 class Entries(Sequence[Entry]):
-    """Verified entries of one ledger in ascending id order; each `Entry` is made on access.
+    """Verified entries of one ledger, ascending by id; each `Entry` is created on access.
 
-    So a batch is two objects, whatever its length. A tuple for each entry would cost more than the
-    check of its digest.
+    So a batch needs two objects, whatever its length. A tuple for each entry would cost more than
+    the check of its digest.
     """
 
     __slots__ = ("_batch", "_prefix_size", "ids", "payloads")
@@ -116,23 +117,23 @@ class Entries(Sequence[Entry]):
         batch: EntryBatch | None = None,
         prefix_size: int = 0,
     ) -> None:
-        """`batch` holds the packets; in each of them `prefix_size` bytes precede the payload."""
+        """`batch` holds the packets; in each packet `prefix_size` bytes precede the payload."""
         self.ids = ids
         self.payloads = payloads
-        """The payloads, as the user gave them, one for each id."""
+        """The payloads as the user gave them, one for each id."""
         self._batch = batch
         self._prefix_size = prefix_size
 
     @classmethod
     def of(cls, entries: Sequence[Entry]) -> Entries:
-        """Return `entries`, at least one, as `Entries`; unchanged if they are `Entries` already."""
+        """Return `entries`, at least one, as `Entries`; unchanged if they already are `Entries`."""
         if isinstance(entries, Entries):
             return entries
         ids, payloads = zip(*entries, strict=True)
         return cls(ids, list(payloads))
 
     def located(self) -> tuple[BytesLike, Ids, Ids]:
-        """Return one buffer with all payloads, and where each payload begins and ends in it."""
+        """Return one buffer with all payloads, and the start and end of each payload in it."""
         batch = self._batch
         if batch is None:
             sizes = np.array(list(map(len, self.payloads)), np.int64)
@@ -198,16 +199,16 @@ def pack_batch(
     digester: Digester,
     shared: Sequence[SharedPrefix] = (),
 ) -> EntryBatch:
-    """Make the packets of consecutive entries, each with the same LAC.
+    """Make the packets of consecutive entries, which all have the same LAC.
 
     Args:
-        ledger_id: the ledger.
-        first_entry_id: id of the first payload; the others follow without gaps.
+        ledger_id: the id of the ledger.
+        first_entry_id: id of the first payload; the other ids follow without gaps.
         last_add_confirmed: the LAC in every packet: -1 … `first_entry_id` - 1.
         length_before: payload bytes of the ledger before the first of these entries.
         payloads: at least one; memoryviews must be of single bytes.
-        digester: the ledger's.
-        shared: bytes before some of the payloads, in their order.
+        digester: the digester of the ledger.
+        shared: prefixes of some of the payloads, in the order of the payloads.
     """
     count = len(payloads)
     assert count >= 1
@@ -275,7 +276,7 @@ def unpack_packet(ledger_id: int, entry_id: int, packet: BytesLike, digester: Di
     """Verify a packet that should be entry `entry_id` of `ledger_id`; return its payload.
 
     Raises:
-        ChecksumError: the packet is too short, is another entry, or its digest is wrong.
+        ChecksumError: the packet is too short or is another entry, or its digest is wrong.
     """
     body_at = HEADER_SIZE_BYTES + digester.size_bytes
     if len(packet) < body_at:
@@ -300,8 +301,8 @@ def verify_batch(batch: EntryBatch, digester: Digester) -> Entries:
     """Verify all entries of `batch` and return them: ids by numpy, then each packet's digest.
 
     Raises:
-        ChecksumError: names the first entry id whose packet is another entry, too short for a
-            digest, or fails it. Entries before it are right, but nothing is returned.
+        ChecksumError: names the first entry id whose packet is another entry, too short, or has a
+            wrong digest. Earlier entries are correct, but nothing is returned.
     """
     count = len(batch.sizes)
     ids = _ids_of(batch)
@@ -318,7 +319,7 @@ def verify_batch(batch: EntryBatch, digester: Digester) -> Entries:
     digest_size = digester.size_bytes
     prefix_size = HEADER_SIZE_BYTES + digest_size
     if int(batch.sizes.min()) < prefix_size:
-        # A digest does not fit: check one by one, to name the first wrong entry.
+        # A digest is wrong: check the packets one by one, to name the first wrong entry.
         for entry_id, packet in zip(ids, batch.packets(), strict=True):
             unpack_packet(batch.ledger_id, entry_id, packet, digester)
     prefixes = gather_prefixes(batch, prefix_size).view(_prefix_dtype(digest_size))
@@ -357,7 +358,7 @@ def unpack_lac(ledger_id: int, packet: BytesLike, digester: Digester) -> int:
     """Verify an explicit LAC packet, and return the LAC of `ledger_id` that it proves.
 
     Raises:
-        ChecksumError: the packet's size or digest is wrong, or it is about another ledger.
+        ChecksumError: the packet's size or digest is wrong, or the packet is of another ledger.
     """
     if len(packet) != LAC_HEADER_SIZE_BYTES + digester.size_bytes:
         raise ChecksumError(f"a LAC packet of {len(packet)} bytes has the wrong size")
@@ -375,7 +376,7 @@ def lac_packet_ids(packet: BytesLike) -> Lac:
     """Return the content of a LAC packet, unverified because bookies do not know the digest.
 
     Raises:
-        BadRequestError: no digest makes a packet of this size, or its ids are out of range.
+        BadRequestError: no digest type gives a packet of this size, or its ids are out of range.
     """
     if not LAC_HEADER_SIZE_BYTES <= len(packet) <= LAC_PACKET_SIZE_BYTES_MAX:
         raise BadRequestError(f"a LAC packet of {len(packet)} bytes has the wrong size")

@@ -52,7 +52,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """Everything the engine needs of the machine."""
+    """All parts of the machine that the engine uses."""
 
     clock: Clock
     disk: Disk
@@ -60,7 +60,8 @@ class Environment:
     open_kv: Callable[[str, int, tuple[str, ...], bool], KeyValueStore]
     """Opens the key-value store in a directory: (directory, map bytes, table names, trusted).
 
-    If `trusted`, the store was closed in order and is unchanged, so it is not read as a whole."""
+    A `trusted` store was closed in an orderly stop and is unchanged, so it is not read as a whole.
+    """
     failpoints: Failpoints
 
 

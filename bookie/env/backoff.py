@@ -10,19 +10,19 @@ UP_TO: Final = (0.5, 1.0)
 AROUND: Final = (0.5, 1.5)
 """Range of shares for jitter: from half of a delay to one and a half; the mean is the delay."""
 FULL: Final = (0.0, 1.0)
-"""Range of shares for jitter: anything between no delay and the whole delay."""
+"""Range of shares for jitter: from no delay to the whole delay."""
 
 _DOUBLINGS_MAX = 1000
 
 
 class Backoff:
-    """The delays of one caller, which sleeps by itself; a backoff reads no clock.
+    """Computes the delays of one caller, which sleeps by itself; reads no clock.
 
     Args:
         first_seconds: the first delay, before jitter.
         longest_seconds: the maximum, before jitter.
-        jitter: gives numbers in [0, 1), so that many clients do not return at once. Without it the
-            delays are exact.
+        jitter: returns numbers in [0, 1), so that many clients do not retry at once. Without jitter
+            the delays are exact.
         shares: jitter multiplies each delay by a number in this range.
     """
 
@@ -49,11 +49,11 @@ class Backoff:
         return seconds
 
     def reset(self) -> None:
-        """Begin with the first delay again, because an attempt succeeded."""
+        """Start with the first delay again, because an attempt succeeded."""
         self.failures = 0
 
     def after(self, failures: int) -> float:
-        """Return the seconds to wait after `failures` delays, for a caller that counts itself."""
+        """Return the seconds to wait after `failures` delays, for a caller with its own counter."""
         seconds = min(self._first * 2.0 ** min(failures, _DOUBLINGS_MAX), self._longest)
         if self._jitter is None:
             return seconds

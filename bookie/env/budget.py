@@ -1,4 +1,4 @@
-"""A limit on bytes in flight: on the memory that a bookie's adds, or its reads, use."""
+"""A limit on bytes in flight, which bounds the memory of a bookie's adds or reads."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class ByteBudget:
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self.used = 0
-        """The number of bytes that were taken and not given back yet."""
+        """The number of bytes that were taken and not returned yet."""
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     def try_take(self, size: int, beyond: int = 0) -> bool:
-        """Take `size` bytes if nobody waits and the budget plus `beyond` has room; else False."""
+        """Take `size` bytes if no caller waits and the budget plus `beyond` has room."""
         used = self.used + size
         if self._waiting or (self.used and used > self._bytes_max + beyond):
             return False
@@ -38,7 +38,7 @@ class ByteBudget:
             if turn.done() and not turn.cancelled():
                 self.give_back(size)
             else:
-                # Bytes that came back since the cancellation went to others.
+                # Bytes returned since the cancellation went to other callers.
                 if (size, turn) in self._waiting:
                     self._waiting.remove((size, turn))
                 self._admit()

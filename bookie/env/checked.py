@@ -1,7 +1,7 @@
-"""Public calls whose arguments are compared with their annotations before anything is done.
+"""Compares the arguments of public calls with their annotations before any action.
 
-Python accepts many wrong arguments and fails later, or does something else: ``logs="orders"`` would
-mean six logs, one per letter. Use `checked` for rare calls; calls made for each record check their
+Python accepts many wrong arguments, and fails later or does something else: ``logs="orders"`` would
+mean six logs, one per letter. Use `checked` for rare calls; calls for each record check their
 arguments themselves.
 """
 
@@ -27,12 +27,12 @@ _UNIONS = (typing.Union, types.UnionType)
 
 
 class _WrongError(Exception):
-    """A value is not of the kind that the annotation demands."""
+    """A value does not match the annotation."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """A kind of values that an annotation demands."""
+    """The kind of values that an annotation demands."""
 
     text: str
     """The description of a value of this kind, for people."""
@@ -43,11 +43,11 @@ class _Kind:
 def checked(method: Callable[P, T]) -> Callable[P, T]:
     """Let `method` refuse arguments of other types than its annotations say.
 
-    An argument of type ``Iterable[...]`` arrives as a list. For bytes, any bytes-like object is
-    accepted. Too many or unknown arguments still raise Python's TypeError.
+    An argument of type ``Iterable[...]`` arrives as a list. A bytes-like object counts as bytes.
+    Too many or unknown arguments still raise Python's TypeError.
 
     Raises:
-        BadRequestError: (the method) an argument is of another type.
+        BadRequestError: (the method) an argument has another type.
     """
     arguments = _Arguments(method)
     if iscoroutinefunction(method):
@@ -92,10 +92,10 @@ class _Arguments:
         return kinds
 
     def taken(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Return the arguments as the method gets them.
+        """Return the arguments as the method receives them.
 
         Raises:
-            BadRequestError: one is of another type.
+            BadRequestError: an argument has another type.
         """
         bound = self._signature.bind(*args, **kwargs)
         for name, value in bound.arguments.items():
@@ -117,7 +117,7 @@ class _Arguments:
 
 
 def _described(value: object) -> str:
-    """Describe a value for people: a short text or number as it is, of other values the type."""
+    """Describe a value for people: a short text or number as it is, other values by their type."""
     if isinstance(value, str | int | float) and len(repr(value)) < 40:
         return repr(value)
     return type(value).__name__

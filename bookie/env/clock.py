@@ -14,20 +14,20 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 Moment: TypeAlias = datetime | int
-"""A point in time, as callers name it: a datetime with a time zone, or ms since 1970."""
+"""A point in time, as callers write it: a datetime with a time zone, or ms since 1970."""
 
 
 class Clock(Protocol):
     """Two clocks, one source of nonces, and the identity of the running kernel."""
 
     def monotonic(self) -> float:
-        """Return seconds that never decrease; only their differences have a meaning."""
+        """Return seconds that never decrease; only differences are meaningful."""
 
     def now_ms(self) -> int:
         """Return milliseconds since 1970, for people and retention, never for ordering."""
 
     def nonce(self) -> bytes:
-        """Return 16 bytes that no other file has."""
+        """Return 16 random bytes, unique for each file."""
 
     def boot_id(self) -> str:
         """Return an id that differs after each start of the operating system; empty if unknown."""
@@ -57,7 +57,7 @@ def moment_ms(moment: object) -> int:
     """Return the ms since 1970 of a `Moment`; a datetime is rounded up to a whole ms.
 
     Raises:
-        BadRequestError: another type, or a datetime without a time zone.
+        BadRequestError: the value has another type, or is a datetime without a time zone.
     """
     if isinstance(moment, datetime) and moment.tzinfo is not None:
         since = moment - _EPOCH
@@ -75,7 +75,7 @@ def parse_moment(text: str) -> int:
     """Return the ms since 1970 that `text` names, as a number or as ISO 8601 with a time zone.
 
     Raises:
-        BadRequestError: `text` names no time.
+        BadRequestError: `text` is not a time.
     """
     if text.isascii() and text.isdigit():
         return int(text)

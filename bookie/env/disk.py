@@ -21,7 +21,7 @@ from bookie.errors import DirectoryLockedError, DiskFullError
 Buffer: TypeAlias = bytes | bytearray | memoryview
 _FILLED_BYTES_MAX = 64 * 1024
 IOV_MAX = 1024
-"""The most buffers that one pwritev takes on Linux."""
+"""The largest number of buffers that one pwritev accepts on Linux."""
 
 WRITEBACK_BYTES = 1024 * 1024
 """A write of more bytes is split: the device writes the first parts while the kernel copies others.
@@ -38,7 +38,7 @@ _SYNC_FILE_RANGE_WRITE = 2
 
 
 def is_disk_full(error: Exception) -> bool:
-    """True if an error of a disk, or of a store on a disk, means that the disk has no room."""
+    """True if an error of a disk, or of a store on a disk, means that the disk is full."""
     if isinstance(error, OSError):
         return error.errno in NO_ROOM_ERRNOS
     return isinstance(error, DiskFullError)
@@ -46,7 +46,7 @@ def is_disk_full(error: Exception) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class DiskUsage:
-    """Sizes of a directory's file system in bytes; `device` tells file systems apart."""
+    """Sizes of a directory's file system in bytes; `device` identifies the file system."""
 
     total_bytes: int
     free_bytes: int
@@ -64,25 +64,25 @@ class Readable(Protocol):
 
 
 class File(Protocol):
-    """One open file, read and written by offset; there is no shared position."""
+    """One open file, read and written at offsets; it has no shared position."""
 
     def pwritev(self, buffers: Sequence[Buffer], offset: int) -> int:
         """Write all `buffers` one after the other at `offset`; return the number of bytes written.
 
-        A short write is continued. Nothing is durable before `fdatasync`, although a part of the
-        data may be on the device already.
+        A short write is continued. Nothing is durable before `fdatasync`, although some of the data
+        may already be on the device.
         """
 
     def pread(self, size: int, offset: int) -> bytes:
         """Return up to `size` bytes, fewer only at the end of the file; may block on the device."""
 
     def pread_cached(self, size: int, offset: int) -> Buffer | None:
-        """Return at once: exactly `size` bytes if they are in memory, else None."""
+        """Return at once: exactly `size` bytes if they are in memory, otherwise None."""
 
     def prefetch(self, size: int, offset: int) -> None:
-        """Let the device read `size` bytes into memory ahead of their use; a hint that never fails.
+        """Ask the device to read `size` bytes into memory for later use; a hint that never fails.
 
-        The call returns when the device was asked, which may take a while if the device is busy.
+        The call returns once the device has been asked, which may take a while on a busy device.
         """
 
     def pread_uncached(self, size: int, offset: int) -> Buffer:
@@ -92,25 +92,25 @@ class File(Protocol):
         """
 
     def fdatasync(self) -> None:
-        """Make every write so far durable, and the file size that is needed to read it back."""
+        """Make every write so far durable, together with the file size."""
 
     def size(self) -> int:
         """Return the number of bytes up to the end of the file."""
 
     def allocate(self, offset: int, size: int) -> None:
-        """Reserve `size` bytes at `offset` (not zero-filled); a file that ends before them grows.
+        """Reserve `size` bytes at `offset` (not zero-filled); a shorter file grows.
 
-        After an error, a part of the bytes may stay reserved; `truncate` gives this space back.
+        After an error, some of the bytes may stay reserved; `truncate` frees this space.
         """
 
     def truncate(self, size: int) -> None:
         """Cut the file to `size` bytes and free the space beyond; the cut is not durable yet."""
 
     def drop_cache(self) -> None:
-        """Sync, then drop the kernel's cached copy, so that reads show what the device has."""
+        """Sync, then drop the kernel's cached copy, so that reads come from the device."""
 
     def forget(self, offset: int, size: int) -> None:
-        """Free the memory of durable pages; this is a hint, after which reads need the device.
+        """Free the memory of durable pages (a hint); later reads need the device.
 
         A `size` of 0 means up to the end of the file. Pages with unwritten changes stay in memory.
         """
@@ -151,7 +151,7 @@ class Disk(Protocol):
         """Lock the file `path`, created if missing, until it is closed or this process ends.
 
         Raises:
-            DirectoryLockedError: another process holds it.
+            DirectoryLockedError: another process holds the lock.
         """
 
     def usage(self, directory: str) -> DiskUsage:
@@ -167,7 +167,7 @@ class PosixFile:
     def __init__(self, fd: int, path: str) -> None:
         self._fd = fd
         self.path = path
-        # RWF_NOWAIT is refused by some file systems; then every read goes to a thread.
+        # Some file systems refuse RWF_NOWAIT; then every read goes to a thread.
         self._nowait = True
         self._direct: int | None = None
         """A second descriptor that bypasses the page cache; -1 if the file system has none."""
@@ -178,7 +178,7 @@ class PosixFile:
             return self._pwritev_some(buffers, size, offset) - offset
         start = begun = offset
         for part in _parts(buffers):
-            # Whole pages only: the last one is about to be changed again.
+            # Drop only whole pages, because the last page will soon change again.
             pages_end = offset - offset % PAGE_BYTES
             if pages_end > begun:
                 _start_writeback(self._fd, begun, pages_end - begun)
@@ -239,14 +239,14 @@ class PosixFile:
         if self._direct is None:
             flags = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT
             try:
-                # By its descriptor: the name may be gone.
+                # Open the file by its descriptor, because its name may be gone.
                 self._direct = os.open(f"/proc/self/fd/{self._fd}", flags)
             except OSError as error:
                 if error.errno != errno.EINVAL:
                     raise
                 self._direct = -1
         if self._direct >= 0:
-            # Aligned to pages, as the device requires.
+            # The buffer is aligned to pages, as the device requires.
             buffer = mmap.mmap(-1, size)
             got = os.preadv(self._direct, [buffer], offset)
             return memoryview(buffer)[:got]
@@ -289,7 +289,7 @@ class PosixFile:
 
 
 def _parts(buffers: Sequence[Buffer]) -> Iterator[list[Buffer]]:
-    """Yield `buffers` in lists for one pwritev each, of `WRITEBACK_BYTES` or a buffer more."""
+    """Yield `buffers` in lists for one pwritev each, of `WRITEBACK_BYTES` or one buffer more."""
     part: list[Buffer] = []
     size = 0
     for buffer in buffers:
@@ -315,10 +315,10 @@ _sync_file_range = _load_sync_file_range()
 
 
 def _start_writeback(fd: int, offset: int, size: int) -> None:
-    """Let the device begin to write a range of the file; a hint that makes nothing durable.
+    """Ask the device to write a range of the file; a hint that makes nothing durable.
 
     The flag used here does not wait for the write. Other flags would consume a device error that
-    the following fdatasync has to report. A file system without this hint ignores it.
+    the following fdatasync must report. A file system without this hint ignores it.
     """
     if _sync_file_range is not None:
         _sync_file_range(fd, offset, size, _SYNC_FILE_RANGE_WRITE)
@@ -358,8 +358,8 @@ class PosixDisk:
     def make_directory(self, path: str) -> None:
         parent = os.path.dirname(path)
         if os.path.isdir(path):
-            # A killed process may have made it without making its name durable. If this process may
-            # not read the parent, an operator made the directory.
+            # A killed process may have created the directory without making its name durable. If
+            # this process may not read the parent, an operator made the directory.
             with suppress(PermissionError):
                 self.sync_directory(parent)
             return
@@ -398,19 +398,19 @@ class PosixDisk:
 def _buffer(size: int) -> Buffer:
     if size < _FILLED_BYTES_MAX:
         return bytearray(size)
-    # A bytearray is filled with zeros, which for a MiB takes half as long as the read. Imported
-    # here: many commands need the disk and no arrays.
+    # A bytearray is filled with zeros, which takes half as long as the read of a MiB. Import numpy
+    # here, because many commands use the disk without arrays.
     from numpy import empty, uint8
 
     return empty(size, uint8).data
 
 
 def allocate(fd: int, size_bytes: int, offset: int = 0) -> None:
-    """Reserve `size_bytes` of a file from `offset` on; the content of the file stays."""
+    """Reserve `size_bytes` of a file from `offset` on; the file's content does not change."""
     try:
         os.posix_fallocate(fd, offset, size_bytes)
     except OSError as error:
         if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
             raise
-        # A file system without allocation: only the size is set.
+        # The file system cannot allocate, so only set the size.
         os.ftruncate(fd, max(offset + size_bytes, os.fstat(fd).st_size))

@@ -1,7 +1,7 @@
 """Named places in the code where a test may kill the process by a real signal.
 
 A failpoint acts only if it was armed by name when the daemon started. When the process passes an
-armed failpoint for the nth time, SIGKILL ends the process, before any handler or flush.
+armed failpoint for the nth time, SIGKILL ends the process before any handler or flush.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ FAILPOINTS = (
 
 
 class Failpoints:
-    """The armed failpoints of one process; without any, `hit` costs one check of a dictionary."""
+    """The armed failpoints of one process; if none is armed, `hit` costs one look-up."""
 
     def __init__(self, spec: str = "") -> None:
         """Arm the failpoints of `spec`: ``name`` or ``name:nth``, comma separated; nth from 1.

@@ -1,7 +1,7 @@
-"""gRPC does not survive a fork: a child that uses it hangs or crashes.
+"""Detects a fork after the use of gRPC: a child that uses gRPC then hangs or crashes.
 
-A process that opened a channel may fork as long as the child opens no channel. A child cannot find
-out by trying whether gRPC works, so this module remembers the use of gRPC.
+A process that opened a channel may fork if the child opens no channel. A child cannot test safely
+if gRPC works, so this module records the use of gRPC.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from bookie.errors import ConfigurationError
 
 
 class GrpcUse:
-    """Remembers the use of gRPC in this process, and a fork that broke it."""
+    """Records the use of gRPC in this process, and a fork that broke gRPC."""
 
     def __init__(self) -> None:
         self._was_used = self._is_broken = False
         os.register_at_fork(after_in_child=self._after_fork)
 
     def begin(self) -> None:
-        """Note that a channel is about to be opened in this process.
+        """Record that this process is about to open a channel.
 
         Raises:
-            ConfigurationError: a process before this one had used gRPC before it was forked.
+            ConfigurationError: an earlier process used gRPC before it forked this one.
         """
         self.require_usable()
         self._was_used = True
@@ -31,7 +31,7 @@ class GrpcUse:
         """Raise an error if a fork has broken gRPC, because work with gRPC would hang.
 
         Raises:
-            ConfigurationError: a process before this one had used gRPC before it was forked.
+            ConfigurationError: an earlier process used gRPC before it forked this one.
         """
         if self._is_broken:
             raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""Run several calls at once: as if they were one call, or beside a block."""
+"""Runs several calls at once, either like one call or beside a block."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ T = TypeVar("T")
 
 
 async def gather(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Run `calls` at the same time; return their results in the order of the calls.
+    """Run `calls` concurrently; return their results in the order of the calls.
 
     If one call fails, the other calls are cancelled and its error is raised, without a group. If
     several calls have failed, the first error is raised.
 
-    A caller that is cancelled meanwhile gets only the cancellation, also if a call fails. A task
+    A caller that is cancelled meanwhile gets only the cancellation, even if a call fails. A task
     group would raise the error and lose the cancellation.
     """
     begun = list(calls)
@@ -36,7 +36,7 @@ async def gather(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
             running = [tasks.create_task(outcome(call)) for call in begun]
     finally:
         for call in begun:
-            call.close()  # one that was cancelled before it began was never awaited
+            call.close()  # a call that was cancelled before it began was never awaited
     if errors:
         raise errors[0] from None
     return [result for task in running for result in task.result()]

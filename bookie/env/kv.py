@@ -1,9 +1,10 @@
-"""A sorted, transactional key-value store in a directory; the real one is LMDB.
+"""A sorted, transactional key-value store in a directory; the real store is LMDB.
 
-There is one writer at a time, and any number of readers, each on a snapshot of its begin. A write
-transaction is durable when its `with` block ends. After an error, a write transaction has changed
-nothing. LMDB has no checksums, so a sum over all pairs is stored with the pairs and compared at
-each opening. LMDB is opened with sync and metasync, without writemap. Source: LMDB's documentation.
+One writer and any number of readers run at a time; each reader sees the snapshot of its start. A
+write transaction is durable when its `with` block ends. After an error, a write transaction has
+changed nothing. LMDB has no checksums, so a sum over all pairs is stored with the pairs and
+compared at each opening. LMDB is opened with sync and metasync, without writemap. Source: LMDB's
+documentation.
 """
 
 from __future__ import annotations
@@ -49,16 +50,16 @@ _REFUSED_BY_THE_MACHINE = (
     lmdb.DiskError,
     lmdb.InvalidParameterError,
 )
-"""Errors of LMDB when opening fails for a reason other than the file's content."""
+"""LMDB errors for a failed opening whose cause is not the file's content."""
 
 _READERS_MAX = 126
 _LOCK_HEADER_BYTES = 192
 _LOCK_READER_BYTES = 64
 
 _CUT_OFF = (*NO_ROOM_ERRNOS, errno.EIO)
-"""Error codes of LMDB for a write without room; a short write gives EIO."""
+"""LMDB error codes of a write without room; a short write gives EIO."""
 _ROOM_BYTES = 1024 * 1024
-"""More bytes than LMDB writes at once; if they are free, a write failed for another reason."""
+"""If this many bytes are free, more than LMDB writes at once, a write failed for another reason."""
 
 
 class ReadTransaction(Protocol):
@@ -73,7 +74,7 @@ class ReadTransaction(Protocol):
         """Return up to `pairs_max` pairs with ``start <= key < stop``, in key order."""
 
     def around(self, table: str, key: bytes) -> list[tuple[bytes, bytes]]:
-        """Return up to two pairs: the last one below `key`, and the first one at or above it."""
+        """Return up to two pairs: the last pair below `key`, and the first pair at or above it."""
 
     def count(self, table: str) -> int:
         """Return the number of keys in `table`."""
@@ -83,7 +84,7 @@ class WriteTransaction(ReadTransaction, Protocol):
     """A snapshot of the store, with the transaction's own changes on top."""
 
     def get_many(self, table: str, keys: Sequence[bytes]) -> list[bytes | None]:
-        """Return the value of each key, or None, for keys that the caller is about to put."""
+        """Return the value of each key, or None; the caller will put these keys."""
 
     def put(self, table: str, key: bytes, value: bytes) -> None:
         """Set the value of `key`."""
@@ -111,9 +112,10 @@ class KeyValueStore(Protocol):
 
         Raises:
             DiskFullError: the map or the device is full; the transaction changed nothing.
-            CorruptionError: the store noticed that its file is damaged; it changed nothing.
-            OSError: the device failed, now or in an earlier transaction; its content is unknown.
-                The errno is always EIO.
+            CorruptionError: the store noticed that its file is damaged; the transaction changed
+                nothing.
+            OSError: the device failed, now or in an earlier transaction; the store's content is
+                unknown. The errno is always EIO.
         """
 
     def close(self) -> None:
@@ -127,7 +129,7 @@ class _LmdbTransaction:
         self._transaction = transaction
         self._tables = tables
         self._delta = 0
-        """The change so far of the sum over all pairs."""
+        """The change of the sum over all pairs so far."""
         self._seen: dict[str, dict[bytes, bytes | None]] = {name: {} for name in tables}
         """Values that `get_many` found and no put has changed; the sum needs these old values."""
 
@@ -171,7 +173,7 @@ class _LmdbTransaction:
         self._transaction.put(key, value, db=self._tables[table])
 
     def put_many(self, table: str, pairs: Iterable[tuple[bytes, bytes]]) -> None:
-        # The newest wins, as it does in the table.
+        # The newest pair wins, as in the table.
         unique = dict(pairs)
         seen = self._seen[table]
         known = {key: seen.pop(key) for key in unique.keys() & seen.keys()} if seen else {}
@@ -218,11 +220,11 @@ class LmdbStore:
         self._failure: OSError | None = None
         path = os.path.join(directory, "data.mdb")
         self._witness = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        """The kernel reports a failed write-back once to each open file. This one is synced only
-        after a failure, so it then tells whether any write was lost."""
+        """The kernel reports a failed write-back once to each open file. This file is synced only
+        after a failure, so the sync then reports if any write was lost."""
 
     def open_tables(self, names: tuple[str, ...]) -> None:
-        """Open the tables, or create them durably, first of all; raises the errors of `write`."""
+        """Open the tables, or create them durably; call this first; raises like `write`."""
         with self._writing() as transaction:
             for name in names:
                 try:
@@ -298,7 +300,7 @@ class LmdbStore:
             finally:
                 os.close(descriptor)
         except OSError as error:
-            # Another error: the file system lacks this call, so its figures decide.
+            # After another error, the file system lacks this call, so its figures decide.
             if is_disk_full(error):
                 return False
         return self._free_bytes() >= _ROOM_BYTES
@@ -332,13 +334,13 @@ def open_lmdb(
 ) -> LmdbStore:
     """Open (or create) the LMDB environment in `directory`, which must exist.
 
-    The data file is read once and checked, because LMDB trusts its content. Of a `trusted` file
+    The data file is read once and checked, because LMDB trusts its content. For a `trusted` file,
     only the two meta pages are read.
 
     Raises:
-        CorruptionError: the files there are not a readable LMDB environment.
+        CorruptionError: the files in the directory are not a readable LMDB environment.
         ConfigurationError: permission, memory or address space is missing.
-        DiskFullError: there is no room for its tables.
+        DiskFullError: there is no room for the tables.
         OSError: there is no room for its lock file, or the device failed.
     """
     path = os.path.join(directory, "data.mdb")
@@ -355,14 +357,14 @@ def open_lmdb(
             writemap=False,
             max_dbs=len(tables) + 1,
             max_readers=_READERS_MAX,
-            # Pages are read at random; read-ahead would evict others.
+            # Pages are read at random; read-ahead would evict other pages.
             readahead=False,
         )
     except _REFUSED_BY_THE_MACHINE as error:
         raise ConfigurationError(f"{path} cannot be opened as an index: {error}") from error
     except lmdb.Error as error:
         if error.code > 0:
-            # The system's own error code, which says nothing about the file's content.
+            # Keep the system's own error code, which does not mean a damaged file.
             raise OSError(error.code, f"{path} cannot be opened as an index: {error}") from error
         kind = ConfigurationError if "already open" in str(error) else CorruptionError
         raise kind(f"{path} cannot be opened as an index: {error}") from error

@@ -1,16 +1,16 @@
-"""Check the structure of an LMDB file before LMDB maps it.
+"""Checks the structure of an LMDB file before LMDB maps it.
 
 LMDB has no checksums and follows every offset. A flipped bit may make LMDB read beyond the mapped
 file, which kills the process (SIGBUS) at every start. Or LMDB misses a stored key, and the caller
-takes that for a negative answer.
+concludes that the key does not exist.
 
-So the file is read once at the start, unless the last stop was in order. Each check here finds
-damage that no other check finds, or that other checks find too late:
+So a start reads the whole file, unless the last stop was orderly. Each check here finds damage that
+no other check finds, or that other checks find too late:
 
 - the kind and the bounds of pages and nodes: LMDB would crash;
 - the order of keys, separators included, and the count of entries: LMDB would miss stored keys;
 - pages that are used twice, or used and free: LMDB would overwrite stored pairs;
-- the transactions of the meta pages: LMDB would take an older snapshot for the newest;
+- the transactions of the meta pages: LMDB would use an older snapshot as the newest;
 - the sum over all pairs, which every write transaction maintains: it shows lost pairs and outdated
   pages. The checksums of rows show only damage within a row.
 
@@ -32,7 +32,7 @@ UNREADABLE_ERRNOS = (errno.EIO, errno.ENODATA, errno.EBADMSG)
 """Errors of block devices and file systems for a bad sector, which stays bad until rewritten."""
 
 SUM_TABLE = "sum"
-"""The table with the sum over all pairs of the other tables; its key has the same name."""
+"""The table with the sum over all pairs of the other tables; its only key has the same name."""
 SUM_KEY = SUM_TABLE.encode()
 _PAGE = struct.Struct("<QHHHH")
 """Page header: page number, unused, flags, end of the offsets of nodes, start of the nodes."""
@@ -87,7 +87,7 @@ def seed_of(table: str) -> int:
 
 
 def sum_of_pair(seed: int, key: bytes, value: bytes) -> int:
-    """Return what one pair adds to the sum over all pairs."""
+    """Return the contribution of one pair to the sum over all pairs."""
     return crc32c(value, crc32c(key, seed))
 
 
@@ -102,7 +102,7 @@ def decode_sum(data: bytes) -> int:
 
 
 def check_lmdb_file(path: str, tables: tuple[str, ...], *, whole: bool = True) -> None:
-    """Read the LMDB file at `path`, if there is one with content, and check it.
+    """Read the LMDB file at `path`, if it exists and has content, and check it.
 
     Without `whole`, only the meta pages of the file are checked.
 
@@ -159,13 +159,13 @@ class _Check:
             raise _DamageError("its two meta pages disagree about the page size")
         _check_transactions(first.transaction, second.transaction)
         newest = max(first, second, key=lambda meta: meta.transaction)
-        # The file may end before the last page: one that was freed again was never written.
+        # The file may end before the last page: a page that was freed again was never written.
         if newest.last_page >= newest.map_bytes // self._page_size:
             raise _DamageError(f"its last page is {newest.last_page}, outside its map")
         return newest
 
     def run(self, newest: _Meta, tables: set[bytes]) -> None:
-        """Check all pages; the file may have no other tables than `tables`."""
+        """Check all pages; the file must have no tables other than `tables`."""
         self._last_page = newest.last_page
         self._used = bytearray(newest.last_page + 1)
         self._used[0] = self._used[1] = 1
@@ -273,7 +273,7 @@ class _Check:
             found = False
             for item in self._walk(child, depth - 1, integers):
                 order = item[0][::-1] if integers else item[0]
-                # The first child has whatever is below the second separator.
+                # The first child has all keys below the second separator.
                 if (index and not found and order < lowest[:: -1 if integers else 1]) or (
                     highest is not None and order >= highest[:: -1 if integers else 1]
                 ):
@@ -360,7 +360,7 @@ def _even(size: int) -> int:
 
 
 def _check_transactions(first: int, second: int) -> None:
-    """Check that the meta pages take turns: even transactions stand in the first page."""
+    """Check that the meta pages alternate: even transactions are in the first page."""
     newest, oldest = max(first, second), min(first, second)
     if newest == 0:
         return

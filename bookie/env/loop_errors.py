@@ -1,4 +1,4 @@
-"""What an event loop does with an error that nobody awaits."""
+"""Handles errors of an event loop that no task awaits."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""A result that is set once and then calls its callbacks at once.
+"""A result that is set once, and then calls its callbacks immediately.
 
 A future of asyncio runs its callbacks in the next turn of the event loop, and wakes a waiting task
-one turn later. These turns were a fifth of the loop's work between a block's sync and the answers.
-An `Outcome` runs its callbacks as soon as it is settled. An `Outcome` can be awaited like a future,
-but it survives the cancellation of a caller that awaits it.
+one turn later. These extra turns took a fifth of the loop's work between a block's sync and the
+answers. An `Outcome` runs its callbacks as soon as it is settled. A caller can await an `Outcome`
+like a future; the caller's cancellation does not cancel it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ class Outcome(Generic[T]):
 
     def __init__(self) -> None:
         self._results: tuple[T, ...] = ()
-        """A tuple with the result, empty until there is a result."""
+        """A tuple with the result; empty until the result is known."""
         self._callbacks: list[Callable[[T], None]] = []
 
     @classmethod
     def of(cls, result: T) -> Outcome[T]:
-        """Return an outcome whose result is known already."""
+        """Return an outcome whose result is already known."""
         outcome: Outcome[T] = cls()
         outcome._results = (result,)
         return outcome
@@ -47,10 +47,10 @@ class Outcome(Generic[T]):
         self._callbacks.clear()
 
     def then(self, callback: Callable[[T], None]) -> None:
-        """Call `callback` with the result as soon as it is known, which may be now.
+        """Call `callback` with the result as soon as it is known, perhaps immediately.
 
         The callback runs inside `settle`, or at once if the result is known. The callback must not
-        raise. Before it returns, the callback must settle no other outcome.
+        raise. The callback must not settle another outcome before it returns.
         """
         if self._results:
             callback(self._results[0])

@@ -1,4 +1,4 @@
-"""A bound on the bytes per second of background work."""
+"""A limit on the bytes per second of background work."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ SLEEP_SECONDS_MIN, SLEEP_SECONDS_MAX = 0.001, 1.0
 
 
 class Pace:
-    """Lets background work take so many bytes per second; all its users share the rate.
+    """Limits the bytes per second of background work; all users share the rate.
 
     The debt is kept in bytes. So another rate also counts for those that wait.
 
     Args:
-        bytes_per_second: gives the rate now; 0 is no bound.
+        bytes_per_second: returns the current rate; 0 means no limit.
     """
 
     def __init__(self, bytes_per_second: Callable[[], int]) -> None:

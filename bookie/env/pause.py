@@ -1,4 +1,4 @@
-"""A wait between two rounds of work; its length may change while the wait lasts."""
+"""A wait between two rounds of work, whose length may change meanwhile."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Pause:
         self._woken.set()
 
     def clear(self) -> None:
-        """Forget a call of `end` that no wait has noticed."""
+        """Cancel a call of `end` that no wait has noticed."""
         self._ended = False
 
     def measure_again(self) -> None:
-        """Compute the length of the wait again; the wait still counts from its begin."""
+        """Compute the length of the wait again; it still counts from the start of the wait."""
         self._woken.set()
 
     async def wait(self, seconds: Callable[[], float]) -> bool:

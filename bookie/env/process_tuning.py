@@ -1,14 +1,14 @@
-"""Two requests of a process to the system: to keep freed memory, and to run sooner.
+"""Asks the system for two things: to keep freed memory, and to run this process sooner.
 
 **Freed memory.** By default glibc maps each large block anew and unmaps it when it is freed. A
 message of 1 MiB then costs about 160 page faults, more than half of the transport's time. With the
 two thresholds below, a bookie that stores nothing took 930 batches of 1 MiB a second instead of 560
-(two shared cores). In return the process keeps up to `KEPT_BYTES` of freed memory at the top of
+(two shared cores). In return, the process keeps up to `KEPT_BYTES` of freed memory at the top of
 each heap.
 
 **Short time slices.** A bookie wakes up often and works briefly. On busy cores, Linux lets a task
 with a shorter time slice run sooner (``sched_setattr`` with a runtime, since Linux 6.12). A shorter
-slice needs no privilege and leaves the task's share of processor time as it is.
+slice needs no privilege and does not change the task's share of processor time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import struct
 from typing import Final
 
 KEPT_BYTES: Final = 64 * 1024 * 1024
-"""Bytes of freed memory that the process keeps instead of giving them back."""
+"""Bytes of freed memory that the process keeps instead of returning them to the system."""
 
 FROM_HEAP_BYTES_MAX: Final = 32 * 1024 * 1024
 """Memory blocks up to this size come from the heap; glibc allows no higher limit."""
@@ -34,11 +34,11 @@ SLICE_NANOSECONDS: Final = 100_000
 _SCHED_SETATTR: Final = {"x86_64": 314, "aarch64": 274}
 _SCHED_GETATTR: Final = {"x86_64": 315, "aarch64": 275}
 _ATTRIBUTES: Final = struct.Struct("=IIQiIQQQII")
-"""Size, policy, flags, nice, priority, runtime, deadline, period, two bounds of utilization."""
+"""Size, policy, flags, nice, priority, runtime, deadline, period, two utilization bounds."""
 
 
 def keep_freed_memory() -> bool:
-    """Let the allocator keep freed memory from now on; return False if it has no such setting.
+    """Let the allocator keep freed memory; return False if the allocator has no such setting.
 
     The setting affects the whole process: call this in the daemon and the command line only.
     """
@@ -52,7 +52,7 @@ def keep_freed_memory() -> bool:
 
 
 def ask_for_short_slices() -> bool:
-    """Shorten the time slice of this thread and of those it will start; return True if accepted.
+    """Shorten the time slice of this thread and of its later threads; return True if accepted.
 
     The shorter slice affects the process: call this in the daemon only, before it starts a thread.
     """

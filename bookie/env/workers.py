@@ -21,19 +21,20 @@ T_contra = TypeVar("T_contra", contravariant=True)
 
 
 class BatchWorker(Protocol[T_contra]):
-    """A thread that takes all queued items at once."""
+    """A thread that handles all queued items at once."""
 
     def submit(self, item: T_contra) -> None:
         """Queue `item` without waiting; items are handled in the order of submission.
 
-        Call this in the event loop. The thread may get the item only at the end of the loop's turn.
+        Call this in the event loop. The thread may receive the item only at the end of the loop's
+        turn.
         """
 
     def close(self) -> None:
         """Handle all queued items, then end the thread and wait for its end."""
 
     def abandon(self) -> None:
-        """Stop handling and reporting, without waiting, because the thread may hang in a device."""
+        """Stop handling and reporting without a wait, because the thread may hang in a device."""
 
 
 class Workers(Protocol):
@@ -49,7 +50,7 @@ class Workers(Protocol):
         """Start a worker that calls ``handle(items, post)`` with all queued items.
 
         Each posted result reaches `done` in the event loop, in order. An exception from `handle`
-        reaches `failed` in the event loop, once; after that the worker handles nothing more.
+        reaches `failed` in the event loop, once; then the worker handles no more items.
         """
 
     async def run(
@@ -63,14 +64,14 @@ class Workers(Protocol):
     async def run_through(
         self, pool: str, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs
     ) -> R:
-        """Do `run` for a function whose result uses memory that the caller accounts for.
+        """Run a function like `run` if its result uses memory that the caller accounts for.
 
         A caller that is cancelled before the function has begun ends at once. A caller that is
-        cancelled later ends with the function, or when it is cancelled once more.
+        cancelled later waits for the function's end, or for a second cancellation.
         """
 
     async def drained(self) -> None:
-        """Wait until every function of every pool has ended, also those of cancelled callers."""
+        """Wait until every function of every pool has ended, even those of cancelled callers."""
 
     @property
     def is_idle(self) -> bool:
@@ -78,7 +79,7 @@ class Workers(Protocol):
 
 
 class _ThreadBatchWorker(Generic[T, R]):
-    """A thread that gets the items of one turn of the event loop together, at the turn's end.
+    """A thread that receives the items of one turn of the event loop together, at the turn's end.
 
     The thread needs the interpreter's lock when it wakes. If the thread woke in the middle of a
     turn, it would only wait for that lock.
@@ -94,7 +95,7 @@ class _ThreadBatchWorker(Generic[T, R]):
     ) -> None:
         self._loop = loop
         self._gathered: list[T] = []
-        """Items submitted in the present turn of the event loop."""
+        """Items submitted in the current turn of the event loop."""
         self._queue: SimpleQueue[list[T] | None] = SimpleQueue()
         self._handle = handle
         self._done = done
@@ -154,7 +155,7 @@ class ThreadWorkers:
         self._pools: dict[str, ThreadPoolExecutor] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._running: set[Future[Any]] = set()
-        """Functions of the pools that have not ended, also those of cancelled callers."""
+        """Functions of the pools that have not ended, including those of cancelled callers."""
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
@@ -222,6 +223,6 @@ class ThreadWorkers:
 
 
 async def _ended(*futures: Future[Any]) -> None:
-    """Wait until functions have ended; their results are left to their callers."""
+    """Wait until functions have ended; the callers handle the results."""
     for future in (await asyncio.wait([asyncio.wrap_future(one) for one in futures]))[0]:
         _ = future.cancelled() or future.exception()

@@ -28,8 +28,7 @@ FieldValue = str | int | float | bool | None | Sequence[str]
 class Event:
     """The message of a log record: a constant name and its fields.
 
-    An event renders itself, so a program with its own logging configuration prints something
-    readable.
+    An event renders itself, so that it is readable under any logging configuration.
     """
 
     name: str
@@ -55,23 +54,23 @@ class EventLog:
         self._bound = bound
 
     def bind(self, **fields: FieldValue) -> EventLog:
-        """Return a log that adds `fields` to every event; the fields of a call override them."""
+        """Return a log that adds `fields` to every event; fields of a call override them."""
         return EventLog(self._logger, {**self._bound, **fields})
 
     def debug(self, name: str, /, **fields: FieldValue) -> None:
-        """Write an event for developers who look for a fault; not once for each entry."""
+        """Write an event for developers who search a fault; do not call this for each entry."""
         self._write(logging.DEBUG, name, fields, None)
 
     def info(self, name: str, /, **fields: FieldValue) -> None:
-        """Write that a state changed as it should."""
+        """Write an event about an expected change of state."""
         self._write(logging.INFO, name, fields, None)
 
     def warning(self, name: str, /, **fields: FieldValue) -> None:
-        """Write what an operator should look at while the bookie continues."""
+        """Write an event that an operator should examine while the bookie continues."""
         self._write(logging.WARNING, name, fields, None)
 
     def error(self, name: str, /, error: BaseException | None = None, **fields: FieldValue) -> None:
-        """Write that a request or the bookie failed, with the traceback of `error`."""
+        """Write an event about a failed request or bookie, with the traceback of `error`."""
         self._write(logging.ERROR, name, fields, error)
 
     def _write(
@@ -96,11 +95,11 @@ def configure_logging(
     the root logger. The function also sends Python's warnings to the log.
 
     Args:
-        level: The least severe level written.
+        level: The least severe level to write.
         style: `json` for machines (keys `timestamp`, `level`, `logger`, `event`, then fields);
             `console` for people.
-        stream: The file that gets the lines.
-        bound: Fields of every line, such as the bookie's id.
+        stream: The file for the lines.
+        bound: Fields to add to every line, such as the bookie's id.
     """
     target = stream or sys.stderr
     handler = _LineHandler(target)
@@ -120,8 +119,8 @@ def writes_json() -> bool:
 def log_uncaught() -> None:
     """Log uncaught exceptions, instead of printing their tracebacks.
 
-    The function covers the main thread, other threads and destructors. Only the daemon calls it,
-    after `configure_logging`. An event loop reports its own exceptions to `logging`.
+    The function covers the main thread, other threads and destructors. Only the daemon calls this
+    function, after `configure_logging`. An event loop reports its own exceptions to `logging`.
     """
     log = event_log(__name__)
 
@@ -142,12 +141,12 @@ def log_uncaught() -> None:
 
 
 def set_log_level(level: LogLevel) -> None:
-    """Change the least severe level that is written; call this after `configure_logging`."""
+    """Change the least severe level to write; call this after `configure_logging`."""
     logging.getLogger().setLevel(level.upper())
 
 
 class _LineHandler(logging.StreamHandler[TextIO]):
-    """Writes log lines; if a record cannot be rendered, it writes a line that says so."""
+    """Writes log lines; if a record cannot be rendered, writes a line about that."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  (the library's name)
         """Write which logger's record is wrong; stay silent if nothing can be written."""

@@ -1,4 +1,4 @@
-"""Counters and histograms that every request writes: plain numbers until Prometheus scrapes.
+"""Counters and histograms for every request: plain numbers until Prometheus scrapes.
 
 prometheus-client's counter takes a lock and four calls to add a number; its histogram takes twenty
 calls. The classes here take one call and no lock. Only the event loop's thread may write them.
@@ -28,11 +28,11 @@ class FastCounter:
         self.value += amount
 
     def describe(self) -> list[Metric]:
-        """Return the counter's metric family; the registry calls this at the registration."""
+        """Return the counter's metric family; the registry calls this at registration."""
         return self.collect()
 
     def collect(self) -> list[Metric]:
-        """Return the counter's metric family with its present value."""
+        """Return the counter's metric family with its current value."""
         from prometheus_client.core import CounterMetricFamily
 
         return [CounterMetricFamily(self._name, self._text, value=self.value)]
@@ -55,11 +55,11 @@ class FastHistogram:
         self._sum += amount
 
     def describe(self) -> list[Metric]:
-        """Return the histogram's metric family; the registry calls this at the registration."""
+        """Return the histogram's metric family; the registry calls this at registration."""
         return self.collect()
 
     def collect(self) -> list[Metric]:
-        """Return the histogram's metric family with its present values."""
+        """Return the histogram's metric family with its current values."""
         from prometheus_client.core import HistogramMetricFamily
         from prometheus_client.utils import floatToGoString
 

@@ -28,10 +28,10 @@ COUNT_BUCKETS = tuple(float(2**power) for power in range(13))
 """Buckets from 1 to 4096 requests in one group commit."""
 
 READ_SOURCES = ("cache", "journal_file", "thread")
-"""The places where a read may find its bytes."""
+"""The sources from which a read may get its bytes."""
 
 GARBAGE_OUTCOMES = ("done", "aborted", "stopped")
-"""The possible ends of a round of garbage collection."""
+"""The possible outcomes of a round of garbage collection."""
 
 REPAIR_OUTCOMES = (
     "repaired",
@@ -46,7 +46,7 @@ REPAIR_OUTCOMES = (
     "locked",
     "not-recovered",
 )
-"""Ends of a repair; only the first four leave nothing to do."""
+"""The outcomes of a repair; after the first four, nothing remains to do."""
 
 ERROR_KINDS = (
     "conflict",
@@ -58,20 +58,20 @@ ERROR_KINDS = (
     "storage_failed",
     "unexpected",
 )
-"""Kinds of errors that no caller caused; counts begin at 0, so a rate shows the first error."""
+"""Kinds of errors that no caller caused; counts start at 0: a rate shows the first error."""
 
 
 class Metrics:
-    """Every metric of one bookie, in a registry of its own.
+    """Every metric of one bookie, in its own registry.
 
     Most attributes are prometheus-client objects and may be used from any thread. Metrics that
-    every request writes are a `FastCounter` or a `FastHistogram`, for the event loop's thread only.
-    Names of metrics have the prefix ``bookie_`` and end in their unit. Label values come from
-    closed sets, never from ledgers or clients.
+    every request writes are `FastCounter` or `FastHistogram` objects, only for the event loop's
+    thread. Names of metrics have the prefix ``bookie_`` and end in their unit. Label values come
+    from closed sets, never from ledgers or clients.
     """
 
     exposed: ClassVar[tuple[str, ...]] = ("",)
-    """Prefixes of the names that `exposition` shows."""
+    """Prefixes of the metric names that `exposition` returns."""
 
     def __init__(self) -> None:
         from prometheus_client import CollectorRegistry, Info, ProcessCollector
@@ -304,8 +304,7 @@ class Metrics:
     def exposition(self) -> tuple[bytes, str]:
         """Return the metrics in Prometheus's text format, and the content type of this format.
 
-        Collecting reads every metric under its lock, which takes well under a millisecond per
-        hundred series.
+        Each metric is read under its lock; a hundred series take well under a millisecond.
         """
         from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
@@ -314,7 +313,7 @@ class Metrics:
 
 
 class _Declare:
-    """Makes metrics whose names begin with ``bookie_``, in one registry."""
+    """Creates metrics whose names begin with ``bookie_``, in one registry."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
@@ -352,7 +351,7 @@ class _Declare:
 class _Shown:
     """A view of a registry that omits the `_created` series, and names without certain prefixes.
 
-    The `_created` series are of no use and would double the number of series. The library can omit
+    The `_created` series are useless and would double the number of series. The library can omit
     them only for the whole process, which belongs to the embedding program.
     """
 
