@@ -1,4 +1,4 @@
-"""Real bookies in your own tests: they run in the test's process, ready in 0.1 s.
+"""Real bookies for your own tests: they run in the test's process, and start in 0.1 s.
 
 ::
 
@@ -11,27 +11,26 @@
                 await c.kill(0)
                 await writer.append(b"after")
 
-Each bookie has the real node, engine and gRPC server, on loopback and in a temporary directory. The
-metadata is in memory. A relay stands for the network of each bookie, and the end of a bookie is
-simulated: see the methods of `BookieCluster`. `sync_cluster` does the same for `bookie.sync`. For
-pytest there are the fixtures `bookie_cluster` and `sync_bookie_cluster`.
+Each bookie consists of the real node, engine and gRPC server, on loopback and in a temporary
+directory. The metadata is in memory. A relay replaces the network of each bookie, and the end of a
+bookie is simulated: see the methods of `BookieCluster`. `sync_cluster` does the same for
+`bookie.sync`. For pytest there are the fixtures `bookie_cluster` and `sync_bookie_cluster`.
 
-| module | what it holds |
+| module | content |
 |---|---|
-| `bookie_cluster`, `sync_bookie_cluster` | the clusters and their verbs |
-| `bookie_lives` | one bookie over all of its lives |
+| `bookie_cluster`, `sync_bookie_cluster` | the clusters and their commands |
+| `bookie_lives` | one bookie over all starts of its process |
 | `link` | the relay in front of a bookie |
 | `mortal_disk` | files that a killed bookie cannot reach |
 | `faulty_memory` | the metadata store in memory, with faults of its sessions |
 | `simulation` | whole clusters in virtual time |
-| `torture` | real processes that are broken under a log: ``bookie torture`` |
+| `torture` | real processes, killed or disturbed while they use a log: ``bookie torture`` |
 | `pytest_plugin` | the fixtures |
 
-`simulate` runs your code in a wholly simulated cluster. The cluster runs in virtual time, with
-faults that follow from a seed.
+`simulate` runs your code on a wholly simulated cluster. The cluster runs in virtual time, and a
+seed determines its faults.
 
-Each name of this package is loaded at its first use, because pytest loads the package in every
-project.
+Each name of this package is loaded at first use, because pytest loads the package in every project.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ else:
     }
 
     def __getattr__(name: str) -> object:
-        """Load a public name of this package at its first use."""
+        """Load a public name of this package at first use."""
         if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from importlib import import_module

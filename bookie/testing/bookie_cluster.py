@@ -1,4 +1,4 @@
-"""A cluster in this process: real bookies on real files behind real gRPC, metadata in memory."""
+"""A cluster in this process: real bookies with real files and gRPC; the metadata is in memory."""
 
 from __future__ import annotations
 
@@ -23,14 +23,13 @@ from bookie.testing.bookie_lives import BookieLives
 
 
 class BookieCluster:
-    """A cluster of bookies 0, 1, …, with methods that stop or disturb a bookie; see `cluster`.
+    """A cluster of bookies 0, 1, …, whose methods stop or disturb a bookie; see `cluster`.
 
     Each method that changes a bookie returns when the bookie is in its new state. Clients notice
-    the change only as they would with a real bookie. So tests should wait for a condition, and not
-    for a time.
+    the change only as with a real bookie. So tests should wait for a condition, not for a time.
 
     Raises:
-        BadRequestError: (all verbs) there is no such bookie, or it does not run, or runs already.
+        BadRequestError: (all methods) the bookie does not exist, does not run, or already runs.
     """
 
     def __init__(
@@ -40,13 +39,13 @@ class BookieCluster:
         lives: tuple[BookieLives, ...],
     ) -> None:
         self.uri = uri
-        """The metadata URI, for clients of this process: ``memory://NAME``."""
+        """The metadata URI for clients of this process: ``memory://NAME``."""
         self._cookies = CookieManager(store)
         self._lives = lives
 
     @property
     def bookie_ids(self) -> tuple[str, ...]:
-        """The ids of the bookies, as metadata and errors name them."""
+        """The ids of the bookies, as in metadata and errors."""
         return tuple(one.bookie_id for one in self._lives)
 
     def is_running(self, number: int) -> bool:
@@ -54,27 +53,27 @@ class BookieCluster:
         return self._at(number).is_running
 
     def connect(self, **options: Unpack[ClientOptions]) -> BookKeeper:
-        """Return a client as `bookie.connect` does, to be entered; short timeouts suit tests."""
+        """Return a client to enter, as `bookie.connect` does; short timeouts suit tests."""
         return connect_client(self.uri, **options)
 
     async def kill(self, number: int) -> None:
-        """End a bookie at once, as SIGKILL does.
+        """End a bookie at once, like SIGKILL.
 
         The bookie's connections are reset and it sends no more answers. The bookie's memory is
         lost; the bytes in its files stay, synced or not. The bookie's registration vanishes at
-        once, because its session ends with it. After a real kill the registration would stay until
-        the session times out.
+        once, because its session ends, too. After a real kill the registration would stay until the
+        session times out.
         """
         await self._at(number).kill()
 
     async def stop(self, number: int) -> None:
-        """Stop a bookie in order, as SIGTERM does."""
+        """Stop a bookie in an orderly way, like SIGTERM."""
         await self._at(number).stop()
 
     async def restart(self, number: int) -> None:
-        """Start a bookie on the files of its last life; stop it in order before if it is running.
+        """Start a bookie on the files of its last life; if it is running, stop it first.
 
-        After the restart the bookie listens on another port, as its registration says.
+        After the restart the bookie listens on another port, which its registration names.
         """
         bookie = self._at(number)
         if bookie.is_running:
@@ -82,10 +81,10 @@ class BookieCluster:
         await bookie.start()
 
     async def pause(self, number: int) -> None:
-        """Let a bookie hang, as SIGSTOP does for a time shorter than its session timeout.
+        """Make a bookie hang, like a SIGSTOP that is shorter than its session timeout.
 
-        Connections stay open but silent, and the bookie stays registered. Entries that the bookie
-        had received may be stored during the pause; it answers them after `resume`.
+        Connections stay open but silent, and the bookie stays registered. The bookie may store
+        received entries during the pause; it answers after `resume`.
         """
         self._at(number).pause()
 
@@ -94,7 +93,7 @@ class BookieCluster:
         self._at(number).resume()
 
     async def partition(self, number: int) -> None:
-        """Cut a bookie off from clients and from the metadata store.
+        """Cut off a bookie from clients and from the metadata store.
 
         Connections hang as in a pause. The bookie's session ends at once, so it is no longer
         registered.
@@ -106,10 +105,10 @@ class BookieCluster:
         self._at(number).resume()
 
     async def wipe(self, number: int) -> None:
-        """Kill a bookie, replace its disks by empty ones and delete its cookie.
+        """Kill a bookie, replace its disks with empty disks, and delete its cookie.
 
-        `restart` begins the bookie's next life. In its next life the bookie has a new incarnation,
-        and does not deny that its former entries exist.
+        `restart` begins the bookie's next life. In its next life, the bookie has a new incarnation,
+        and does not deny its former entries.
         """
         await self._at(number).wipe(self._cookies)
 
@@ -128,14 +127,15 @@ async def cluster(
     """Run a new cluster in the event loop; all bookies are registered when the block begins.
 
     At the end of the block the bookies stop, and their files and metadata are deleted. Close
-    clients before that. If a bookie fails by itself, the block is cancelled and the error is raised
-    in a group.
+    clients before the end of the block. If a bookie fails on its own, the block is cancelled and
+    the error is raised in a group.
 
     Args:
-        bookies: how many.
-        fsync: False lets syncs of journal files return at once. This is faster on slow disks, and
-            nothing is promised for the files if the machine stops. A kill loses as much as before.
-        directory: where the bookies store, and where their files stay; a temporary one when None.
+        bookies: the number of bookies.
+        fsync: False makes syncs of journal files return at once. This is faster on slow disks, but
+            the files are not durable if the machine stops. A kill loses no more than with syncs.
+        directory: where the bookies store their files, which then stay; None means a temporary
+            directory.
     """
     name = f"testing-{secrets.token_hex(8)}"
     with tempfile.TemporaryDirectory(prefix="bookie-testing-") as temporary:

@@ -1,4 +1,4 @@
-"""One bookie of a test, over all its lives: its start, its orderly stop, its sudden end."""
+"""One bookie of a test, over all of its lives: start, orderly stop, and sudden end."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from bookie.wire.grpc.server.grpc_server import hold_port
 
 MIB = 1024 * 1024
 _LIMITS = NodeSettings(disk_usage_max=1.0)
-"""Limits that keep a test's bookie writable although the machine's disk is rather full."""
+"""Limits that keep a test's bookie writable even if the machine's disk is nearly full."""
 _RPC = RpcSettings(drain_seconds=0.5)
 
 
 @cache
 def _metrics() -> Metrics:
-    """Return metrics that all bookies share and nobody reads, because making them takes 50 ms."""
+    """Return metrics that all bookies share, because creating metrics takes 50 ms."""
     return Metrics()
 
 
 class BookieLives:
-    """A bookie that can be started again and again on the same directories."""
+    """A bookie that can be started repeatedly on the same directories."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class BookieLives:
         self._session: FaultyMemoryStore | None = None
         self._started: StartedBookie | None = None
         self._begun = asyncio.Event()
-        """Set when the bookie serves, or has ended before that."""
+        """Set when the bookie serves, or has ended before it served."""
         self._stop = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -70,8 +70,8 @@ class BookieLives:
         """Start the bookie, and return once it is registered.
 
         Raises:
-            BadRequestError: it runs.
-            CannotStartError: it ended by itself; the task group raises why.
+            BadRequestError: the bookie already runs.
+            CannotStartError: the bookie ended on its own; the task group raises the reason.
         """
         if self._task is not None:
             raise BadRequestError(f"{self.bookie_id} runs already")
@@ -84,7 +84,7 @@ class BookieLives:
             raise CannotStartError(f"{self.bookie_id} did not start")
 
     async def stop(self) -> None:
-        """Stop the bookie in order, as SIGTERM does."""
+        """Stop the bookie in an orderly way, like SIGTERM."""
         task = self._require_running()
         self.resume()
         self._stop.set()
@@ -92,11 +92,11 @@ class BookieLives:
         self._task = None
 
     async def kill(self) -> None:
-        """End the bookie at once, as SIGKILL does; return when its directories are unlocked."""
+        """End the bookie at once, like SIGKILL; return when its directories are unlocked."""
         task = self._require_running()
         assert self._session is not None
         assert self._started is not None
-        # In this turn of the loop: nothing that it does from now on is seen by anybody.
+        # Set this before any await: from now on, nothing that the bookie does is visible.
         self._mortality.is_dead = True
         self._started.engine.failure = StorageFailedError(f"{self.bookie_id} was killed")
         self._sever(self._session)
@@ -106,7 +106,7 @@ class BookieLives:
         self._task = None
 
     def pause(self) -> None:
-        """Let nothing in or out of the bookie, which stays registered."""
+        """Stop all traffic to and from the bookie, which stays registered."""
         self._require_running()
         self._link.silence()
 
@@ -118,13 +118,13 @@ class BookieLives:
         self._link.resume()
 
     def partition(self) -> None:
-        """Cut the bookie off from clients and metadata store; its session ends at once."""
+        """Cut off the bookie from clients and metadata store; its session ends at once."""
         self.pause()
         assert self._session is not None
         self._sever(self._session)
 
     async def wipe(self, cookies: CookieManager) -> None:
-        """Replace the bookie's disks by empty ones, and delete its cookie as an operator does."""
+        """Replace the bookie's disks with empty ones, and delete its cookie as an operator does."""
         if self.is_running:
             await self.kill()
         cookie = await cookies.read(self.bookie_id)
@@ -154,7 +154,7 @@ class BookieLives:
             self._begun.set()
 
     async def _serve(self) -> None:
-        """Serve as `bookie.daemon.daemon` does."""
+        """Serve like `bookie.daemon.daemon`."""
         storage, metrics = self._storage(), _metrics()
         async with (
             hold_port("127.0.0.1", 0, _RPC) as held,
@@ -194,7 +194,7 @@ class BookieLives:
                 await self._link.cut()
 
     def _storage(self) -> StorageSettings:
-        """Return settings for small files in the bookie's directory; make the directory."""
+        """Return settings for small files in the bookie's directory; create the directory."""
         self._directory.mkdir(parents=True, exist_ok=True)
         return StorageSettings(
             journal_dir=self._directory / "journal",

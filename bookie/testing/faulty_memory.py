@@ -36,12 +36,13 @@ from bookie.metadata.session import (
 
 
 class FaultyMemoryStore(MemoryStore):
-    """A session with the store in memory that a test can disturb.
+    """A session with the in-memory store that a test can disturb.
 
     Args:
-        name: whose records; the same name is the same store.
-        session_timeout_seconds: how long a store that is cut off keeps its session.
-        clock: counts that time and stamps records. After moving it by hand, call `let_time_pass`.
+        name: the name of the store; equal names mean the same store.
+        session_timeout_seconds: the time for which the session of a cut-off store lives on.
+        clock: measures this time and stamps records. After moving the clock by hand, call
+            `let_time_pass`.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class FaultyMemoryStore(MemoryStore):
         if clock is not None:
             self._tree.clock = clock
         self._outage: SessionMachine | None = None
-        """The state machine of the session while the connection is cut; else None."""
+        """The state machine of the session while the connection is cut; otherwise None."""
         self._server_deadline = float("inf")
         """The time at which the server ends the session of a cut-off store."""
         self._alarm: asyncio.TimerHandle | None = None
@@ -80,9 +81,9 @@ class FaultyMemoryStore(MemoryStore):
         return stats
 
     def expire_session(self) -> None:
-        """End the session as a server would: its ephemeral records vanish; a new one begins.
+        """End the session like a server: its ephemeral records vanish, and a new session begins.
 
-        During an outage no event reports the end, and the new session begins at `reconnect`.
+        During an outage, no event reports the end, and the new session begins at `reconnect`.
         """
         with self._tree.lock:
             self._tree.end_session(self._session)
@@ -108,7 +109,7 @@ class FaultyMemoryStore(MemoryStore):
         self._come_back()
 
     def let_time_pass(self) -> None:
-        """End sessions whose time is over, and let the outage's timers act on the clock's time."""
+        """End overdue sessions, and run the outage's timers up to the clock's time."""
         self._end_overdue_sessions()
         if self._outage is not None:
             self._step(Tick())
@@ -118,13 +119,12 @@ class FaultyMemoryStore(MemoryStore):
         self._held = [] if self._held is None else self._held
 
     def release_watches(self) -> None:
-        """Deliver the held events."""
         held, self._held = self._held or [], None
         for commit in held:
             self.deliver(commit)
 
     def deliver(self, commit: Commit) -> None:
-        """Hand a commit to the watches, unless they are cut off or held."""
+        """Pass a commit to the watches, unless they are cut off or held."""
         if self._outage is not None:
             return
         if self._held is not None:
@@ -142,7 +142,7 @@ class FaultyMemoryStore(MemoryStore):
         self._end_overdue_sessions()
 
     def _end_overdue_sessions(self) -> None:
-        """End the sessions of all cut-off stores whose timeout is over, as the server does."""
+        """End the sessions of all cut-off stores whose timeout has passed, like the server."""
         with self._tree.lock:
             for store in list(self._tree.stores):
                 if isinstance(store, FaultyMemoryStore) and store._is_overdue():
@@ -155,7 +155,7 @@ class FaultyMemoryStore(MemoryStore):
         return SessionMachine(self.session_timeout_seconds, self._clock.monotonic(), lambda: 0.0)
 
     def _come_back(self) -> None:
-        """Settle the session and end the outage, because the server answers again."""
+        """Decide about the session and end the outage, because the server answers again."""
         assert self._outage is not None
         self._server_deadline = float("inf")
         with self._tree.lock:

@@ -1,4 +1,4 @@
-"""The network between one bookie and everybody else: a relay that stops, resumes, or is cut."""
+"""The network between a bookie and all other processes: a relay that stops, resumes, or breaks."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _PIECE_BYTES = 256 * 1024
 class NetworkLink:
     """Listens on a port of the loopback device and relays its connections to a bookie's port.
 
-    While the link is silent nothing comes through: open connections hang, and a new connection gets
-    no answer. Bytes sent meanwhile arrive afterwards, as TCP would deliver them. The link runs its
+    While the link is silent, no byte passes: open connections hang, and a new connection gets no
+    answer. Bytes sent meanwhile arrive afterwards, as TCP would deliver them. The link runs its
     tasks in the group `tasks`.
     """
 
@@ -32,15 +32,13 @@ class NetworkLink:
         self.port = self._server.sockets[0].getsockname()[1]
 
     def silence(self) -> None:
-        """Let no bytes through until `resume`."""
         self._flows.clear()
 
     def resume(self) -> None:
-        """Let all bytes through again."""
         self._flows.set()
 
     async def cut(self) -> None:
-        """Reset all connections and stop listening, as the end of a process does."""
+        """Reset all connections and stop listening, like the end of a process."""
         if self._server is not None:
             self._server.close()
         running = set(self._connections)
@@ -75,4 +73,4 @@ class NetworkLink:
             await self._flows.wait()
             writer.write(data)
             await writer.drain()
-        raise ConnectionResetError  # ends the other direction, too
+        raise ConnectionResetError  # this ends the other direction, too

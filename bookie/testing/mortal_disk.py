@@ -1,7 +1,7 @@
-"""A disk that a killed bookie can no longer change, and that may skip its syncs.
+"""A disk that a killed bookie can no longer change, and that may skip syncs.
 
-Bytes that were written before the kill stay in the files, as the page cache keeps them for a
-process that died. Bytes in the bookie's memory are lost.
+Bytes written before the kill stay in the files, because the page cache survives a dead process.
+Bytes in the bookie's memory are lost.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from bookie.env import (
 
 
 class Mortality:
-    """The state of one life of a bookie: whether it has ended, and whether its syncs are real."""
+    """The state of one life of a bookie: has it ended, and are its syncs real."""
 
     def __init__(self, *, fsync: bool) -> None:
         self.fsync = fsync
         self.is_dead = False
 
     def require_alive(self) -> None:
-        """Refuse a change by a bookie that was killed.
+        """Refuse a change by a killed bookie.
 
         Raises:
-            OSError: it was.
+            OSError: the bookie was killed.
         """
         if self.is_dead:
             raise OSError(errno.EIO, "the bookie was killed")
@@ -110,7 +110,7 @@ class MortalDisk:
 
 
 class MortalStore:
-    """The index's key-value store in one life; a kill undoes an unfinished transaction."""
+    """The index's key-value store in one life; a kill rolls back an unfinished transaction."""
 
     def __init__(self, store: KeyValueStore, mortality: Mortality) -> None:
         self._store = store

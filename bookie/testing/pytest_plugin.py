@@ -1,4 +1,4 @@
-"""Fixtures for pytest, which finds this module by itself once bookie is installed.
+"""Fixtures for pytest, which finds this module automatically once bookie is installed.
 
 ====================== ============================================================================
 `bookie_cluster`       the function `bookie.testing.cluster`, to be entered in the test's own loop:
@@ -7,7 +7,7 @@
 `sync_bookie_cluster`  three bookies that run, for `bookie.sync`
 ====================== ============================================================================
 
-No other module of bookie is loaded before a test asks for a fixture.
+Other modules of bookie are loaded only when a test requests a fixture.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def bookie_cluster() -> Callable[..., AbstractAsyncContextManager[BookieCluster]]:
-    """Return the function that makes a cluster of real bookies; see `bookie.testing.cluster`."""
+    """Return the function that creates a cluster of real bookies; see `bookie.testing.cluster`."""
     from bookie.testing import cluster
 
     return cluster

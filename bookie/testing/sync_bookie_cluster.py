@@ -1,4 +1,4 @@
-"""A cluster for tests without an event loop; it runs in the event loop of `bookie.sync`."""
+"""A cluster for tests without an event loop, which runs in the event loop of `bookie.sync`."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class SyncBookieCluster(SyncHandle):
 
     @property
     def uri(self) -> str:
-        """The metadata URI, for clients of this process: ``memory://NAME``."""
+        """The metadata URI for clients of this process: ``memory://NAME``."""
         return self._handle.uri
 
     @property
     def bookie_ids(self) -> tuple[str, ...]:
-        """The ids of the bookies, as metadata and errors name them."""
+        """The ids of the bookies, as in metadata and errors."""
         return self._handle.bookie_ids
 
     def is_running(self, number: int) -> bool:
@@ -38,7 +38,7 @@ class SyncBookieCluster(SyncHandle):
         return self._handle.is_running(number)
 
     def connect(self, **options: Unpack[ClientOptions]) -> SyncBookKeeper:
-        """Return a client as `bookie.sync.connect` does, to be entered."""
+        """Return a client, like `bookie.sync.connect`; enter it as a context."""
         return bookie.sync.connect(self.uri, **options)
 
     kill = forwarded(BookieCluster.kill)

@@ -1,17 +1,17 @@
-"""Simulate whole clusters and their clients in one process, in virtual time, from a seed.
+"""Simulates whole clusters and their clients in one process, in virtual time, from a seed.
 
-Client, wire protocol, node and engine are the real ones. Only gRPC, the metadata server, the clocks
+Client, wire protocol, node and engine are the real code. Only gRPC, the metadata server, the clocks
 and the machines are simulated. `simulate` runs a user's own code in the simulation. This project's
-own tests have workloads and checkers of their own.
+own tests have their own workloads and checkers.
 
-| module | what it holds |
+| module | content |
 |---|---|
-| `simulate` | one function of a user, run on a cluster with faults |
-| `loop`, `workers` | an event loop in virtual time, in an order of the seed; threads |
+| `simulate` | runs a user's function on a cluster with faults |
+| `loop`, `workers` | an event loop in virtual time, in a seeded order; threads |
 | `platter`, `disk`, `disk_faults`, `store` | a device and its losses; files; the index |
 | `machine` | one life of a process: clock, nonces, boot id |
-| `simulated_network`, `simulated_calls` | connections, cuts and resets; calls as gRPC has them |
-| `simulated_cluster` | bookies as the daemon starts them, clients, sessions that lose replies |
+| `simulated_network`, `simulated_calls` | connections, cuts and resets; calls like those of gRPC |
+| `simulated_cluster` | bookies started like the daemon's, clients, sessions that lose replies |
 | `cluster_faults` | the kinds of faults |
-| `seeded_world` | chance, clocks and ids of the product, all from the seed |
+| `seeded_world` | randomness, clocks and ids of the product, all from the seed |
 """

@@ -1,7 +1,7 @@
-"""Faults of a simulated cluster: each fault begins, lasts, and is always healed in the end.
+"""Faults of a simulated cluster: each fault begins, lasts, and is healed in the end.
 
 A limit on data losses keeps the cluster's promise possible: fewer bookies than the smallest ack
-quorum ever lose their data. All other faults may happen at any time, in any number.
+quorum lose their data. All other faults may happen at any time, in any number.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from bookie.testing.simulation.simulated_cluster import (
 from bookie.testing.simulation.simulated_network import LATE_SECONDS, PROCESS, SimulatedProcess
 
 RESTART_SECONDS = ((0.05, 0.3), (0.1, 4.0), (0.1, 4.0))
-"""Ranges of seconds until a bookie starts again; in the first range it is almost at once."""
+"""Ranges of seconds until a bookie starts again; the first range means almost at once."""
 
 LOST_SHARE = 0.4
-"""The share of transactions whose replies are lost, during that fault of the metadata store."""
+"""The share of transactions whose replies are lost while this fault of the metadata store lasts."""
 
 FAULTS = (
     "kill",
@@ -57,7 +57,7 @@ FAULTS = (
     "slow sync",
     "disk error",
 )
-"""Every kind of fault, each a method of `ClusterFaults`; a seed draws some of the kinds."""
+"""Every kind of fault, each a method of `ClusterFaults`; a seed selects some kinds."""
 
 
 class ClusterFaults:
@@ -71,7 +71,7 @@ class ClusterFaults:
         losses_max: int,
         on_destroyed: Callable[[SimulatedBookie], None] = lambda _: None,
     ) -> None:
-        """`on_destroyed` is called with each bookie that loses data or goes to an older state."""
+        """`on_destroyed` gets each bookie that loses data or returns to an older state."""
         self.cluster = cluster
         self.kinds = kinds
         self.pause_seconds = pause_seconds
@@ -83,7 +83,7 @@ class ClusterFaults:
         self._under_way: set[asyncio.Task[None]] = set()
         self._keepers: list[asyncio.Task[None]] = []
         self._held: dict[str, asyncio.Event] = {}
-        """The bookies that no supervisor may start now, by host."""
+        """The bookies that supervisors may not start now, by host."""
 
     async def run(self) -> None:
         """Begin one fault after another, until cancelled; several may last at the same time."""
@@ -104,7 +104,7 @@ class ClusterFaults:
             await asyncio.wait(tasks)
 
     def supervise(self) -> None:
-        """Start supervisors that start each bookie again when its process has ended."""
+        """Start supervisors, which restart each bookie when its process has ended."""
         for bookie in self.cluster.bookies:
             name = f"supervisor of {bookie.host}"
             self._keepers.append(self.cluster.loop.create_task(self._supervise(bookie), name=name))
@@ -155,16 +155,16 @@ class ClusterFaults:
             bookie.kill(power=True)
 
     async def _power_after_a_fence(self, seconds: float) -> None:
-        """Cut the power of a bookie as soon as it has answered a fence."""
+        """Cut the power of a bookie right after it has answered a fence."""
         self._cut_power(await self._next_fenced(seconds))
 
     async def _blackout_after_a_fence(self, seconds: float) -> None:
-        """Cut the power of all bookies as soon as one has answered a fence."""
+        """Cut the power of all bookies right after one has answered a fence."""
         await self._next_fenced(seconds)
         self._cut_all_power(self.cluster.bookies)
 
     async def _next_fenced(self, seconds: float) -> SimulatedBookie:
-        """Wait for a bookie's next answer to a fence and, a little longer, for its arrival."""
+        """Wait for a bookie's next answer to a fence, and a little longer for its arrival."""
         fenced: asyncio.Future[SimulatedBookie] = self.cluster.loop.create_future()
         self.cluster.awaited_fences.append(fenced)
         async with asyncio.timeout(seconds):
@@ -222,7 +222,7 @@ class ClusterFaults:
                 await asyncio.sleep(seconds)
                 await asyncio.shield(deleting)
             finally:
-                # The operator's part goes on to its end, also when the fault is healed.
+                # The operator finishes the wipe, even if the fault is healed meanwhile.
                 bookie.left = Left(boots=bookie.left.boots + 1, lives=bookie.lives)
                 self._destroyed(bookie)
                 while not deleting.done():
@@ -251,7 +251,7 @@ class ClusterFaults:
                 await asyncio.sleep(0.2)
 
     async def _older(self, seconds: float) -> None:
-        """Copy the state of a stopped bookie, and later put it back to this state."""
+        """Copy the state of a stopped bookie, and later restore this state."""
         bookie = self._bookie()
         if not bookie.is_serving or not self._may_lose(bookie):
             return
@@ -261,7 +261,7 @@ class ClusterFaults:
             copy, wipes = bookie.left, bookie.wipes
         await asyncio.sleep(max(seconds, RESTART_SECONDS[-1][1]))
         if bookie.host in self._held or bookie.wipes != wipes:
-            # After a wipe the copy is another bookie's: it would be refused for ever.
+            # After a wipe the copy belongs to another bookie, whose start would always be refused.
             return
         with self._hold(bookie):
             self.cluster.note(f"older state of {bookie.host}")
@@ -304,7 +304,7 @@ class ClusterFaults:
                 network.heal(source, target)
 
     async def _pause(self, seconds: float) -> None:
-        """Cut a bookie off from everything, also from the metadata store."""
+        """Cut off a bookie from all other processes, including the metadata store."""
         bookie = self._bookie()
         self.cluster.note(f"pause {bookie.host} for {seconds:.3f} s")
         others = [host for host in self._hosts() if host != bookie.host]
@@ -349,7 +349,7 @@ class ClusterFaults:
             await asyncio.sleep(seconds)
 
     async def _late_requests(self, seconds: float) -> None:
-        """Make clients drop their connections while slow requests are under way, and reconnect."""
+        """Make clients drop their connections while slow requests are in flight, and reconnect."""
         bookie = self._bookie()
         process = bookie.process
         with self.cluster.network.slow([bookie.host], 0.2):
@@ -436,5 +436,5 @@ class ClusterFaults:
 
 
 def _arm(machine: SimulatedMachine, fault: Fault) -> None:
-    """Put `fault` before the faults that always strike."""
+    """Put `fault` before the permanent faults."""
     machine.disk.faults.insert(0, fault)

@@ -1,9 +1,9 @@
 """A disk in memory that implements `bookie.env.Disk`: page cache, device, locks, room, faults.
 
-The disk starts from an `Image` and can return one at any moment. Each call that changes something
-first calls `pause`, where a simulated thread lets other threads run. After this the call runs
-`moments`, where a test looks at the image. After `die` every call fails, so the `finally` blocks of
-dropped tasks change nothing.
+The disk starts from an `Image` and can return an image at any moment. Each call that changes data
+first calls `pause`, in which a simulated thread lets other threads run. Then the call runs
+`moments`, in which a test examines the image. After `die`, every call fails, so that the `finally`
+blocks of dropped tasks change nothing.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Inode:
         return self._data
 
     def frozen(self) -> Content:
-        """Return the file as part of an image."""
+        """Return the file as a part of an image."""
         return Content(self.durable, self.base, self.pending, self.tables, self.earlier)
 
     def change(self, operation: Operation, *, forget: bool = False) -> None:
@@ -77,13 +77,13 @@ class Inode:
             self.pending = (*self.pending, operation)
 
     def on_device(self, operation: Operation) -> None:
-        """Do `operation` on the device only; readers do not see it before the cache is dropped."""
+        """Do `operation` only on the device; readers see it once the cache is dropped."""
         durable = bytearray(self.durable)
         apply(durable, operation)
         self.durable = bytes(durable)
 
     def astray(self, offset: int, data: bytes) -> None:
-        """Take a write that was meant for another place; the file does not grow."""
+        """Apply a write that was meant for another place; the file does not grow."""
         start, stop = max(offset, 0), min(offset + len(data), len(self.durable))
         if start < stop:
             self.on_device(FileWrite(start, data[start - offset : stop - offset]))
@@ -103,7 +103,7 @@ class Inode:
         self.pending = ()
 
     def lose(self, *, revert: bool) -> None:
-        """Handle a failed sync: the pages become clean, with the new bytes or the old ones."""
+        """Handle a failed sync: the pages become clean, with new or old bytes."""
         if revert:
             self._data = self.base = self.durable
         else:
@@ -166,13 +166,12 @@ class SimulatedFile:
         return data if len(data) == size else None
 
     def prefetch(self, size: int, offset: int) -> None:
-        """Do nothing: all bytes of this disk are equally near."""
+        """Do nothing, because all bytes of this disk are equally fast."""
 
     def pread_uncached(self, size: int, offset: int) -> bytes:
         return self.pread(size, offset)
 
     def fdatasync(self) -> None:
-        """Make the file's bytes and size durable."""
         inode = self.inode
         fault = self._disk.enter("fdatasync", inode.path)
         if fault is not None:
@@ -181,7 +180,6 @@ class SimulatedFile:
         self._disk.sync_file(inode)
 
     def size(self) -> int:
-        """Return the size of the file in bytes."""
         self._disk.look("size", self.inode.path)
         return len(self.inode.data)
 
@@ -235,26 +233,26 @@ class SimulatedDisk:
     image: Image = field(default_factory=Image)
     rooms: tuple[Room, ...] = (Room(""),)
     moments: Callable[[str, str], None] = _nothing
-    """Called with the call's name and the path, before each call that changes something."""
+    """Called with the call's name and the path, before each call that changes data."""
     inside: Callable[[str, str, int], None] = _nothing
     """Called with the call's name, path and inode in the middle of each write."""
     pause: Callable[[], None] = _nothing
     block: Callable[[float], None] = _nothing
-    """Makes the calling thread wait for so many seconds."""
+    """Makes the calling thread wait for this number of seconds."""
     note: Callable[[str], None] = _nothing
     lied: Callable[[str], None] = _nothing
     """Called when a write goes wrong without an error."""
     lands_in: Callable[[str], str] = str
-    """The file in which a misdirected write to a path lands."""
+    """Returns the file in which a misdirected write to a path ends up."""
     old_room: random.Random | None = None
-    """If set, reserved room shows older bytes; if None, it shows zeros."""
+    """If set, reserved room contains older bytes; if None, it contains zeros."""
     refused: int = 0
     """The number of calls for which the device had no room."""
     cold: Callable[[], bool] = bool
-    """Returns True if the next cached read finds nothing in the page cache."""
+    """Returns True if the next cached read misses the page cache."""
     faults: list[Fault] = field(default_factory=list)
     sync_files: bool = True
-    """False for a device that lies about its syncs."""
+    """False for a device that falsely reports syncs as done."""
     sync_directories: bool = True
     locks: set[str] = field(default_factory=set)
     calls: int = 0
@@ -276,7 +274,7 @@ class SimulatedDisk:
     # --- for the simulation --------------------------------------------------------------
 
     def freeze(self) -> Image:
-        """Return the file system as it is now, as an image."""
+        """Return the current file system as an image."""
         contents = dict(self.image.contents)
         for number, inode in self._inodes.items():
             contents[number] = inode.frozen()
@@ -290,7 +288,7 @@ class SimulatedDisk:
         )
 
     def die(self) -> None:
-        """Cut the process off: none of its later calls reaches the disk."""
+        """Cut off the process: none of its later calls reaches the disk."""
         self.dead = True
 
     def fail(self, name: str, part: str, kind: str = "error", **more: int | float) -> Fault:
@@ -299,7 +297,7 @@ class SimulatedDisk:
         return fault
 
     def look(self, name: str, path: str) -> None:
-        """Begin a call that changes nothing; it may fail or stall, or the process be dead."""
+        """Begin a call that only reads; it may fail or stall, or the process may be dead."""
         if self.dead:
             raise OSError(errno.EIO, "the process is dead", path)
         for fault in self.faults:
@@ -310,7 +308,7 @@ class SimulatedDisk:
                     raise OSError(fault.errno, os.strerror(fault.errno), path)
 
     def enter(self, name: str, path: str, detail: str = "") -> Fault | None:
-        """Begin a call that changes something; return the fault that strikes it, or None."""
+        """Begin a call that changes data; return the fault that strikes the call, or None."""
         if self.dead:
             raise OSError(errno.EIO, "the process is dead", path)
         self.calls += 1
@@ -327,12 +325,12 @@ class SimulatedDisk:
         return None
 
     def entered(self, inode: Inode) -> None:
-        """Run the hooks of a change that is in the cache, before the call returns."""
+        """Run the hooks of a change in the cache, before the call returns."""
         self.inside("change", inode.path, inode.number)
         self.pause()
 
     def sync_file(self, inode: Inode) -> None:
-        """Put the file's changes on the device."""
+        """Write the file's changes to the device."""
         if self.sync_files:
             inode.sync()
         self.pause()
@@ -345,10 +343,10 @@ class SimulatedDisk:
         return fits
 
     def left_in_room(self, owner: Inode, size: int) -> bytes:
-        """Return the bytes that new room shows: often those of another file, now or before.
+        """Return the bytes that new room contains: often those of another file, present or deleted.
 
-        Bytes of the file `owner` are left out. One of its blocks elsewhere in the file would look
-        like a misplaced write, and a start must never take such a write for the result of a crash.
+        Bytes of the file `owner` are left out. A block of the same file would look like a misplaced
+        write, which a start must never take for the result of a crash.
         """
         choose = self.old_room
         if choose is None or choose.random() < 0.3:
@@ -369,7 +367,7 @@ class SimulatedDisk:
         """Return the file at `path`.
 
         Raises:
-            FileNotFoundError: there is none.
+            FileNotFoundError: the file does not exist.
         """
         directory, name = posixpath.split(path)
         number = self._names[self._directory(directory)].get(name)
@@ -386,7 +384,7 @@ class SimulatedDisk:
         return found
 
     def commit(self, inode: Inode, tables: Tables) -> None:
-        """Make a state of a key-value store durable; after a crash all or nothing of it is."""
+        """Make a state of a key-value store durable; a crash keeps all of it or nothing."""
         before = inode.pending
         inode.pending = (*before, TableCommit(tables))
         self.inside("commit", inode.path, inode.number)
@@ -405,7 +403,7 @@ class SimulatedDisk:
     # --- the protocol --------------------------------------------------------------------
 
     def create(self, path: str, allocate_bytes: int) -> SimulatedFile:
-        """Create a file; if there is a file of that name, empty it."""
+        """Create a file; if the name exists, empty that file."""
         fault = self.enter("create", path, str(allocate_bytes))
         directory, name = posixpath.split(path)
         parent = self._directory(directory)
@@ -430,12 +428,10 @@ class SimulatedDisk:
         return SimulatedFile(self, inode)
 
     def open(self, path: str, *, writable: bool = False) -> SimulatedFile:
-        """Open an existing file."""
         self.look("open", path)
         return SimulatedFile(self, self.inode_of(path))
 
     def names(self, directory: str) -> list[str]:
-        """Return the sorted names in a directory."""
         self.look("names", directory)
         return sorted(self._names[self._directory(directory)])
 
@@ -458,7 +454,7 @@ class SimulatedDisk:
         self.pause()
 
     def unlink(self, path: str) -> None:
-        """Remove a name from its directory, if the name is there."""
+        """Remove a name from its directory, if the name exists."""
         fault = self.enter("unlink", path)
         if fault is not None:
             raise OSError(fault.errno, os.strerror(fault.errno), path)
@@ -470,7 +466,6 @@ class SimulatedDisk:
             self.pause()
 
     def make_directory(self, path: str) -> None:
-        """Make a directory and its parents, durably."""
         parent, name = posixpath.split(path)
         if self._find(path) is not None:
             self.sync_directory(parent)
@@ -487,7 +482,6 @@ class SimulatedDisk:
         self.sync_directory(parent)
 
     def sync_directory(self, path: str) -> None:
-        """Make the names in a directory durable."""
         fault = self.enter("sync_directory", path)
         directory = self._directory(path)
         if fault is not None:
@@ -501,7 +495,6 @@ class SimulatedDisk:
         self.pause()
 
     def lock(self, path: str) -> SimulatedFile:
-        """Lock a file for this process."""
         if path in self.locks:
             raise DirectoryLockedError(
                 f"another process uses {posixpath.dirname(path)}; stop it first"
@@ -515,7 +508,6 @@ class SimulatedDisk:
         return file
 
     def usage(self, directory: str) -> DiskUsage:
-        """Return the used and the free bytes of the device."""
         self.look("usage", directory)
         room = self._room(directory)
         free = max(0, room.total_bytes - self._used(room))
@@ -573,6 +565,6 @@ class SimulatedDisk:
 
 
 def store_bytes(tables: Tables) -> int:
-    """Return the approximate bytes of a key-value store's state on the device."""
+    """Return the approximate size in bytes of a key-value store's state on the device."""
     pairs = [pair for table in tables.values() for pair in table.rows.items()]
     return 32 * 1024 + 2 * sum(len(key) + len(value) for key, value in pairs)

@@ -10,18 +10,18 @@ GIB = 1024**3
 
 @dataclass(slots=True)
 class Fault:
-    """A fault in calls of `name` on paths that contain `part`.
+    """A fault in calls named `name` on paths that contain `part`.
 
     Kinds:
 
-    * ``error``: fails with `errno`. A write leaves its first half, and a sync loses the bytes that
-      it should have written.
-    * ``revert``: a sync fails, and the cache shows the old bytes again.
-    * ``stall``: takes `seconds`.
+    * ``error``: the call fails with `errno`. A failed write leaves its first half, and a failed
+      sync loses the bytes to write.
+    * ``revert``: a sync fails, and the cache contains the old bytes again.
+    * ``stall``: the call takes `seconds`.
     * ``lost``: the device forgets a write.
-    * ``misdirected``: a write lands elsewhere, `shift` bytes further, in the file that
+    * ``misdirected``: a write ends up elsewhere, `shift` bytes further, in the file that
       `SimulatedDisk.lands_in` names.
-    * ``flip``: a bit changes on the way.
+    * ``flip``: one bit of the data changes.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Fault:
 
 @dataclass(slots=True)
 class Room:
-    """A device of limited size; it holds the directories whose paths begin with `prefix`."""
+    """A device of limited size, for the directories whose paths begin with `prefix`."""
 
     prefix: str
     total_bytes: int = GIB

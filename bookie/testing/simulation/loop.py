@@ -1,9 +1,10 @@
-"""An event loop in virtual time that runs ready callbacks in an order of the seed.
+"""An event loop in virtual time that runs ready callbacks in a seeded order.
 
-The loop works without selector, threads and signals. When nothing is ready, the clock jumps to the
-next timer. Without a timer the simulation is stuck and says where. Callbacks belong to *lanes*: one
-lane for each task, one for each simulated thread. Within a lane the order of callbacks is kept, as
-every asyncio program may expect. Between lanes the seed decides the order, in one of three modes:
+The loop works without selector, threads and signals. When no callback is ready, the clock jumps to
+the next timer. Without a timer, the simulation is stuck and reports the place. Callbacks belong to
+*lanes*: one lane for each task, one for each simulated thread. Within a lane, callbacks keep their
+order, as every asyncio program may expect. Between lanes the seed decides the order, in one of
+three modes:
 
 ========  ====================================================================================
 mode      which lane runs next
@@ -14,9 +15,8 @@ PRIORITY  the one with the highest random priority; at a few random steps the ru
           to the lowest. Finds races that need few, but particular, changes of turn.
 ========  ====================================================================================
 
-The same seed gives the same order of steps, in any process: nothing here depends on addresses or on
-hashes of strings. `trace` is a running checksum of everything that happened, so that runs can be
-compared.
+The same seed gives the same order of steps in any process, because no step depends on addresses or
+on hashes of strings. `trace` is a running checksum of all steps, so that runs can be compared.
 
 Source: A randomized scheduler with probabilistic guarantees of finding bugs (Burckhardt et al.).
 """
@@ -40,10 +40,10 @@ _LANE: ContextVar[int] = ContextVar("lane", default=0)
 MAIN_LANE = 0
 
 PRIORITY_CHANGES = 12
-"""How often the running lane falls to the lowest priority, within `PRIORITY_SPAN` steps."""
+"""How often the running lane drops to the lowest priority, within `PRIORITY_SPAN` steps."""
 PRIORITY_SPAN = 2000
 PRIORITY_STEPS_MAX = 64
-"""A lane with more steps in a row falls, so that an endless lane blocks no other lane."""
+"""A lane with more steps in a row drops, so that an endless lane blocks no other lane."""
 
 STEPS_MAX = 2_000_000
 """A run with more steps than this counts as endless."""
@@ -58,7 +58,7 @@ class Mode(enum.Enum):
 
 
 class SimulationStuckError(AssertionError):
-    """The main task is unfinished, and nothing is ready or scheduled."""
+    """The main task is unfinished, but no callback is ready or scheduled."""
 
 
 class _Future(asyncio.Future[T]):
@@ -92,12 +92,12 @@ class _Task(asyncio.Task[T]):
 
 def simulated_loop(seed: int = 0, mode: Mode = Mode.FIFO) -> SimulatedLoop:
     """Make a loop whose virtual time begins at 0."""
-    # Sockets, signals and processes raise NotImplementedError.
+    # Methods for sockets, signals and processes raise NotImplementedError.
     return SimulatedLoop(seed, mode)  # type: ignore[abstract]
 
 
 class SimulatedLoop(asyncio.AbstractEventLoop):
-    """An event loop in virtual time; made by `simulated_loop`."""
+    """An event loop in virtual time; `simulated_loop` creates it."""
 
     def __init__(self, seed: int, mode: Mode) -> None:
         self._random = random.Random(f"loop/{seed}")
@@ -113,7 +113,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self._same_lane_steps = 0
         self._last_lane = -1
         self._entered: list[int] = []
-        """The lanes whose callbacks are running, nested, the innermost last."""
+        """The lanes with running callbacks, nested, the innermost last."""
         self._running = False
         self._closed = False
         self._tasks: dict[int, asyncio.Task[Any]] = {}
@@ -151,7 +151,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     def step_other(self) -> bool:
         """Run one ready callback of a lane that is not running, inside the running callback.
 
-        A callback that runs within a system call shows how the event loop goes on while a thread
+        A callback that runs within a system call shows how the event loop continues while a thread
         blocks. The method returns True if there was such a callback. Within a task the method does
         nothing, because a task does not block.
         """
@@ -162,7 +162,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         return True
 
     def block(self, seconds: float) -> None:
-        """Let virtual time pass while the running callback blocks; other lanes go on."""
+        """Let virtual time pass while the running callback blocks; other lanes continue."""
         until = self._now + seconds
         if asyncio.current_task(self) is None:
             while True:
@@ -188,7 +188,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         try:
             while not task.done():
                 self._turn()
-            # Ready callbacks would run in any loop before it stops.
+            # Callbacks that are ready would also run in a real loop before it stops.
             for _ in range(1000):
                 if not self._ready:
                     break
@@ -203,7 +203,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         return task.result()
 
     def unfinished(self) -> list[asyncio.Task[Any]]:
-        """Return the tasks that did not end, in the order of their creation."""
+        """Return the tasks that have not ended, in the order of their creation."""
         return [task for task in self._tasks.values() if not task.done()]
 
     def _turn(self) -> None:
@@ -243,7 +243,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     def _step(self, lane: int) -> None:
         handles = self._ready[lane]
         handle = handles.popleft()
-        # A lane that has more to do goes behind the others: first come, first served.
+        # A lane with more callbacks moves behind the others: first come, first served.
         del self._ready[lane]
         if handles:
             self._ready[lane] = handles
@@ -275,7 +275,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     def call_soon(  # type: ignore[override]  # typeshed's overloads bind the arguments
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
-        """Run `callback` when its lane gets its turn."""
+        """Run `callback` when the loop chooses its lane."""
         handle = asyncio.Handle(callback, args, self, context)
         self._enqueue(handle)
         return handle
@@ -306,7 +306,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         return handle
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """Do nothing: a cancelled timer is skipped when its time comes."""
+        """Do nothing, because the loop skips a cancelled timer when its time comes."""
 
     def create_future(self) -> asyncio.Future[Any]:
         self._numbers += 1
@@ -319,7 +319,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         name: object = None,
         context: Context | None = None,
     ) -> asyncio.Task[T]:
-        """Make a task with a lane of its own."""
+        """Create a task with its own lane."""
         lane = self.new_lane()
         return self.create_task_in_lane(lane, coro, name or f"lane-{lane}", context)
 
@@ -330,7 +330,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         name: object,
         context: Context | None = None,
     ) -> asyncio.Task[T]:
-        """Make a task in `lane`; tasks of one lane run in the order in which they were woken."""
+        """Create a task in `lane`; tasks of one lane run in the order in which they were woken."""
         context = copy_context() if context is None else context.copy()
         context.run(_LANE.set, lane)
         self._numbers += 1
@@ -354,7 +354,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         return self._closed
 
     def get_debug(self) -> bool:
-        """Return False, because asyncio's own debug checks look at the real clock."""
+        """Return False, because asyncio's own debug checks read the real clock."""
         return False
 
     def close(self) -> None:
@@ -364,4 +364,4 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self._timers.clear()
 
     async def shutdown_asyncgens(self) -> None:
-        """Do nothing: the loop keeps no list of asynchronous generators."""
+        """Do nothing, because the loop keeps no list of asynchronous generators."""

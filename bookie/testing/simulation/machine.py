@@ -1,8 +1,8 @@
 """One life of a process on a simulated machine: loop, clock, disk, key-value store, workers.
 
-A life begins on an image of the disk. A life ends in order, by a kill, or by a power cut. The next
-life is another `SimulatedMachine` on the state that the last life left. The engine inside is the
-real one.
+A life begins on an image of the disk. A life ends with an orderly stop, a kill, or a power cut. The
+next life is another `SimulatedMachine` on the state that the last life left. The engine inside is
+the real code.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ SETTINGS: dict[str, object] = {
     "index_map_bytes": 64 * MIB,
     "read_threads": 1,
 }
-"""Settings for small files, without checkpoints or idle markers unless a test asks for them."""
+"""Settings for small files, without checkpoints or idle markers unless a test requests them."""
 
 
 @contextmanager
 def small_steps() -> Iterator[None]:
-    """Make the steps of reclaiming suit files a thousand times smaller than real files."""
+    """Make the steps of reclaiming fit files that are a thousand times smaller than real files."""
     before = file_removal.STEP_BYTES, checkpoint.RELOCATED_ENTRIES
     file_removal.STEP_BYTES, checkpoint.RELOCATED_ENTRIES = 16 * KIB, 8
     try:
@@ -66,25 +66,25 @@ def small_steps() -> Iterator[None]:
 
 
 class DiedError(Exception):
-    """The process was killed, or the machine lost power. No code of the process may handle this."""
+    """The process was killed, or the machine lost power. The process may not handle this error."""
 
 
 @dataclass(slots=True)
 class SimulatedClock:
-    """A clock in virtual time, with nonces from the seed and a boot id for each power-on."""
+    """A clock in virtual time, with nonces from the seed and a new boot id at each power-on."""
 
     loop: SimulatedLoop
     choose: random.Random
     boot: str
     started: float
-    """The wall clock at the loop's time 0, in seconds since `EPOCH_MS`."""
+    """The wall-clock time at the loop's time 0, in seconds since `EPOCH_MS`."""
 
     def monotonic(self) -> float:
         """Return the virtual seconds of the loop, which several machines may share."""
         return self.loop.time()
 
     def now_ms(self) -> int:
-        """Return virtual milliseconds since 1970; a jump of this clock changes `started`."""
+        """Return virtual milliseconds since 1970; a change of `started` makes this clock jump."""
         return EPOCH_MS + round((self.started + self.loop.time()) * 1000)
 
     def nonce(self) -> bytes:
@@ -92,7 +92,7 @@ class SimulatedClock:
         return self.choose.randbytes(16)
 
     def boot_id(self) -> str:
-        """Return an id that changes only when the machine was switched off and on."""
+        """Return an id that changes only when the machine is switched off and on."""
         return self.boot
 
 
@@ -104,10 +104,10 @@ class Left:
     boots: int = 1
     """The number of times that the machine was switched on."""
     seconds: float = 0.0
-    """The machine's running time, the sum over all lives."""
+    """The machine's running time, as the sum over all lives."""
     lives: int = 0
     stamped: bool = False
-    """True if the bookie's cookie, which is in the metadata store, says that it is ready."""
+    """True if the bookie's cookie in the metadata store says READY."""
 
     def after_power_cut(self, cut: Cut) -> Left:
         return replace(self, image=power_cut(self.image, cut), boots=self.boots + 1)
@@ -121,7 +121,7 @@ _metrics: list[Metrics] = []
 
 
 def settings_with(**changes: object) -> StorageSettings:
-    """Return the settings of a small engine with `changes`; the same changes share one object."""
+    """Return the settings of a small engine with `changes`; equal changes share one object."""
     key = tuple(sorted(changes.items()))
     found = _settings.get(key)
     if found is None:
@@ -130,16 +130,16 @@ def settings_with(**changes: object) -> StorageSettings:
 
 
 def shared_metrics() -> Metrics:
-    """Return metrics for all machines that nobody reads: making them takes longer than a start."""
+    """Return metrics shared by all machines, because creating them takes longer than a start."""
     if not _metrics:
         _metrics.append(Metrics())
     return _metrics[0]
 
 
 class SimulatedMachine:
-    """One life of a process on a machine. Everything random comes from `seed`.
+    """One life of a process on a machine. All randomness comes from `seed`.
 
-    Machines of one cluster share `loop`; a machine without one makes its own.
+    Machines of one cluster share `loop`; a machine without a loop makes its own.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ class SimulatedMachine:
                 yield engine
 
     def live(self, life: Callable[[Engine], Awaitable[T]]) -> T:
-        """Open the engine, run `life` with it, and stop the engine in order."""
+        """Open the engine, run `life` with it, and stop the engine in an orderly way."""
 
         async def main() -> T:
             async with self.engine() as engine:
@@ -232,7 +232,7 @@ class SimulatedMachine:
         return results[0]
 
     def leaves(self) -> Left:
-        """Return the state for the next life if this one ended now, with its whole page cache."""
+        """Return the next life's state if this life ended now, with its whole page cache."""
         return Left(
             self.disk.freeze(),
             self.left.boots,

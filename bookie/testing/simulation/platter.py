@@ -1,22 +1,22 @@
 """A simulated device: file contents, file names, and changes that are not durable yet.
 
-An `Image` is a frozen picture of a whole file system. An image keeps the bytes of each file on the
+An `Image` is a frozen copy of a whole file system. An image keeps the bytes of each file on the
 device (`durable`) and, in order, the operations since the last sync. An image also keeps the bytes
 with which the page cache started (`base`), which differ from `durable` only after a failed sync. An
 image keeps the durable names of each directory and the operations since the last sync. Images share
-everything that did not change, so that thousands of images are cheap.
+all unchanged parts, so that thousands of images are cheap.
 
-`power_cut` makes an image that a machine may find after it lost its power, by these rules:
+`power_cut` makes an image that a machine may find after a power loss, by these rules:
 
-* Of the unsynced operations on one file any may have reached the device: the first few, or any
-  others. A write may be there in part, in sectors of 512 bytes; its last sector may be torn inside.
-* A file may have grown to a size whose bytes never came. They are zeros, or garbage that stood on
-  the device before: above all the bytes of other files, present or gone.
-* A sync of a file makes its bytes and its size durable, but its name stays as it was.
-* Of the unsynced operations on names either the first few are there, as a journaling file system
-  writes them in order; or any of them. One that needs another only comes with it.
+* Of the unsynced operations on one file, any may have reached the device: the first few, or any
+  others. A write may be there only in part, in sectors of 512 bytes; its last sector may be torn.
+* A file may have grown to a size whose bytes never reached the device. The missing bytes are zeros,
+  or garbage that was on the device before, mostly bytes of other files.
+* A sync of a file makes its bytes and its size durable, but not its name.
+* Of the unsynced operations on names, either the first few are there, as in a journaling file
+  system, or any of them. An operation that needs an earlier one is only there together with it.
 
-A *kill* is simpler: it keeps the page cache and all names.
+A *kill* is simpler: the page cache and all names survive.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FORMER_MAX = 8
 
 
 class Table:
-    """The pairs of one table of a key-value store; never changed after their commit."""
+    """The pairs of one table of a key-value store, which never change after their commit."""
 
     __slots__ = ("_order", "rows")
 
@@ -52,12 +52,12 @@ class Table:
         return self._order
 
     def changed(self) -> None:
-        """Note that the keys have changed, so that `order` sorts them again."""
+        """Record that the keys have changed, so that `order` sorts them again."""
         self._order = None
 
 
 Tables: TypeAlias = dict[str, Table]
-"""A committed state of a key-value store; it is never changed after the commit."""
+"""A committed state of a key-value store, which never changes after the commit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class FileWrite:
 
 @dataclass(frozen=True, slots=True)
 class Resize:
-    """A change of size by allocation or truncation; new room shows `filled`, then zeros."""
+    """A change of size by allocation or truncation; new room contains `filled`, then zeros."""
 
     size: int
     filled: bytes = b""
@@ -95,14 +95,14 @@ class Content:
     pending: tuple[Operation, ...] = ()
     tables: Tables | None = None
     earlier: tuple[bytes, ...] = ()
-    """Older states on the device, oldest first; a damaged sector may show bytes of these."""
+    """Older states on the device, oldest first; a damaged sector may contain their bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class NameChange:
     """One operation on a directory: `name` now means `inode`, or nothing; a rename frees `former`.
 
-    `made` is set when the inode is a directory that comes into being.
+    `made` is set when the inode is a new directory.
     """
 
     directory: int
@@ -110,7 +110,7 @@ class NameChange:
     inode: int | None
     former: str = ""
     moved: int = -1
-    """The inode that a rename moves, or that loses its name by a removal."""
+    """The inode that a rename moves, or whose name is removed."""
 
 
 Names: TypeAlias = dict[int, dict[str, int]]
@@ -152,7 +152,7 @@ def apply(data: bytearray, operation: Operation) -> None:
 
 
 def cached(content: Content) -> bytes:
-    """Return the bytes of a file as the page cache shows them."""
+    """Return the bytes of a file in the page cache."""
     if not content.pending:
         return content.base
     data = bytearray(content.base)
@@ -173,7 +173,7 @@ def rename(names: Names, change: NameChange) -> None:
 
 
 def live_names(image: Image) -> Names:
-    """Return the names as a running process sees them."""
+    """Return the names that a running process sees."""
     names = {number: dict(image.names.get(number, {})) for number in sorted(image.directories)}
     for change in image.changes:
         rename(names, change)
@@ -184,9 +184,9 @@ def live_names(image: Image) -> Names:
 
 
 def kill(image: Image, choose: random.Random | None = None) -> Image:
-    """Return the image after a kill of the process: it holds everything that the process wrote.
+    """Return the image after a kill of the process: it holds all bytes that the process wrote.
 
-    A commit that was under way at the kill is kept or dropped by chance.
+    A commit in progress at the kill is kept or dropped at random.
     """
     contents = image.contents
     for number, content in image.contents.items():
@@ -217,7 +217,7 @@ class Cut:
     """The decisions of one power cut about unsynced operations."""
 
     def __init__(self, choose: random.Random, kept: str = "any") -> None:
-        """`kept` is ``nothing``, ``everything``, ``prefix``, ``sectors``, or ``any`` for chance."""
+        """`kept` is ``nothing``, ``everything``, ``prefix``, ``sectors``, or ``any`` (random)."""
         self.choose = choose
         if kept == "any":
             kept = choose.choice(("prefix", "sectors", "sectors", "nothing", "everything"))
@@ -226,7 +226,7 @@ class Cut:
         self.names_in_order = choose.random() < 0.5
 
     def garbage_of(self, others: Sequence[bytes]) -> bytes:
-        """Return garbage for a file's new room: bytes of `others` from a sector on, or random."""
+        """Return garbage for new room in a file: bytes of `others` from a sector on, or random."""
         if others and self.choose.random() < 0.7:
             old = self.choose.choice(others)
             start = self.choose.randrange(len(old) // SECTOR) * SECTOR
@@ -254,7 +254,7 @@ class Cut:
                 yield operation
 
     def _torn(self, write: Operation) -> Iterator[Operation]:
-        """Yield the first part of a write, as if device or file system had stopped anywhere."""
+        """Yield the first part of a write, as if device or file system stopped in the middle."""
         assert isinstance(write, FileWrite)
         length = self.choose.randint(0, len(write.data))
         if self.choose.random() < 0.7:
@@ -265,7 +265,7 @@ class Cut:
             yield _Grow(write.offset + len(write.data))
 
     def _sectors(self, write: FileWrite) -> Iterator[Operation]:
-        """Yield some sectors of a write, each with the same probability, drawn per write."""
+        """Yield some sectors of a write, each with the same probability, drawn once per write."""
         choose = self.choose
         share = choose.choice((0.0, 0.1, 0.5, 0.5, 0.9, 1.0))
         start = write.offset
@@ -308,7 +308,7 @@ class _Grow(Resize):
 
 
 def _reached(number: int, image: Image, cut: Cut) -> Content:
-    """Return one file as it is after the power cut."""
+    """Return the state of one file after the power cut."""
     content = image.contents[number]
     if not content.pending:
         return replace(content, base=content.durable)
@@ -333,7 +333,7 @@ def _reached(number: int, image: Image, cut: Cut) -> Content:
 
 
 def _of_others(number: int, image: Image) -> list[bytes]:
-    """Return the bytes of other files on the device, also of deleted files."""
+    """Return the bytes of other files on the device, including deleted files."""
     others = [
         content.durable
         for other, content in image.contents.items()

@@ -1,8 +1,8 @@
-"""Replace the random numbers and the clocks that the product takes from Python by a seed's.
+"""Replaces the random numbers and clocks that the product takes from Python by seeded ones.
 
 The client draws jitter from `random`. The cluster takes ids from `secrets`, `uuid` and the kernel.
-Clocks come from `time`. Within `seeded_world` all of these depend on the seed and on virtual time
-alone.
+Clocks come from `time`. Within `seeded_world`, all of these depend only on the seed and on virtual
+time.
 """
 
 from __future__ import annotations
@@ -71,7 +71,6 @@ class LoopClock:
         return EPOCH_MS + round(self._loop.time() * 1000)
 
     def nonce(self) -> bytes:
-        """Return 16 random bytes, drawn from the seed."""
         return self._choose.randbytes(16)
 
     def boot_id(self) -> str:
@@ -83,10 +82,10 @@ class LoopClock:
 def seeded_world(
     loop: SimulatedLoop, network: SimulatedNetwork, seed: int, open_store: Any
 ) -> Iterator[LoopClock]:
-    """Replace chance, clocks, channels and metadata sessions for the duration of the block.
+    """Replace randomness, clocks, channels and metadata sessions for the duration of the block.
 
-    The garbage collector is off during the block, because it would end objects at moments of its
-    own.
+    The garbage collector is off during the block, because it would destroy objects at random
+    moments.
     """
     choose = random.Random(f"world/{seed}")
     clock = LoopClock(loop, choose)
@@ -127,7 +126,7 @@ def seeded_world(
         (bookie.api.connection, "open_store", open_store),
     ]
     was_enabled = gc.isenabled()
-    # Garbage of earlier seeds must not end in the middle of this one.
+    # Garbage of earlier seeds must not be destroyed during this seed.
     gc.collect()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""Run your own code on a simulated cluster with faults; everything follows from a seed."""
+"""Runs your own code on a simulated cluster with faults; a seed determines the whole run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 Workload = Callable[[BookKeeper], Awaitable[T]]
 
 STORY_LINES_MAX = 30
-"""The most lines of the story that the error of a failed run shows."""
+"""The largest number of story lines in the error of a failed run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class SimulationOutcome(Generic[T]):
     result: T
     """The value that the workload returned."""
     trace: int
-    """A checksum of every step: equal in all processes, as long as the code is the same."""
+    """A checksum of every step, which is equal in all processes with the same code."""
     virtual_seconds: float
     """The duration of the run on the simulated clock, in seconds."""
     story: tuple[str, ...]
@@ -58,30 +58,31 @@ def simulate(
 ) -> SimulationOutcome[T]:
     """Run `workload` with a client of a simulated cluster, in virtual time: waits take no time.
 
-    Faults come while the workload runs, for `fault_seconds`. Then all faults are healed, and no
-    more come. The same arguments give the same run, also in another process, if the workload itself
-    depends on nothing else: see docs/testing-your-code.md.
+    Faults happen while the workload runs, for `fault_seconds`. Then all faults are healed, and no
+    more happen. The same arguments give the same run in any process, if the workload itself depends
+    on nothing else: see docs/testing-your-code.md.
 
-    Call the function from the main thread, while the process uses `bookie` for nothing else. During
-    the run the clocks, chance and channels of `bookie` are the simulated ones.
+    Call this function from the main thread, while the process uses `bookie` for nothing else.
+    During the run, the clocks, randomness and channels of `bookie` are simulated.
 
     Args:
         seed: chooses the order of all steps, the faults and their moments.
-        workload: gets a connected client. `bookie.connect(SIMULATED_URI)` in it makes others.
-        bookies: their number.
-        faults: the kinds that may come, of `FAULTS`; none for a cluster that works.
-        fault_seconds: for how many virtual seconds.
-        fault_pause_seconds: from one fault to the next, on average.
-        losses_max: so many bookies may lose their data. Entries survive as long as it is less than
-            the ack quorum of their ledgers.
-        seconds_max: the workload must end within so many virtual seconds.
+        workload: receives a connected client. The workload creates further clients with
+            `bookie.connect(SIMULATED_URI)`.
+        bookies: the number of bookies.
+        faults: the kinds of faults, from `FAULTS`; empty for a cluster without faults.
+        fault_seconds: the virtual seconds during which faults happen.
+        fault_pause_seconds: the mean virtual seconds between two faults.
+        losses_max: the largest number of bookies that lose their data. Entries survive if this
+            number is less than the ack quorum of their ledgers.
+        seconds_max: the virtual seconds within which the workload must end.
 
     Raises:
         BadRequestError: an argument is wrong.
         TimeoutError: the workload did not end in time.
-        AssertionError: a bookie failed in a way that it never should.
-        Exception: the error of the workload. A note of each error names the seed, and tells the
-            end of the story.
+        AssertionError: a bookie failed in an unexpected way.
+        Exception: the error of the workload. A note of each error contains the seed and the end of
+            the story.
     """
     unknown = [kind for kind in faults if kind not in FAULTS]
     if unknown or bookies < 1:
@@ -90,7 +91,7 @@ def simulate(
     run = _Simulation(seed, bookies)
     chaos = _Chaos(kinds, fault_seconds, fault_pause_seconds, losses_max)
     try:
-        # Its context variables stay in the copy.
+        # The workload's context variables stay in this copy.
         return copy_context().run(run.run, workload, chaos, seconds_max)
     except BaseException as error:
         error.add_note(f"simulate(seed={seed}) shows it again; at its end:")
@@ -101,7 +102,7 @@ def simulate(
 
 @dataclass(frozen=True, slots=True)
 class _Chaos:
-    """The faults of a run: their kinds, duration, frequency and most data losses."""
+    """The faults of a run: their kinds, duration, frequency and maximum number of data losses."""
 
     kinds: tuple[str, ...]
     seconds: float
@@ -181,7 +182,7 @@ class _Simulation:
 
 
 async def _go_wrong(faults: ClusterFaults, chaos: _Chaos) -> None:
-    """Make faults for the given time, then heal all of them for good."""
+    """Cause faults for the given time, then heal all of them permanently."""
     if not chaos.kinds:
         return
     with suppress(TimeoutError):

@@ -1,8 +1,8 @@
 """Simulated gRPC: channels and calls like those of `grpc.aio`, on a `SimulatedNetwork`.
 
-The real client opens its channels here, and calls the real service's handlers with the bytes that
-it sends. Calls fail as those of gRPC do. The code is UNAVAILABLE for a broken or refused
-connection, DEADLINE_EXCEEDED for the call's own timeout, CANCELLED if either end cancels.
+The real client opens its channels here, and its bytes reach the handlers of the real service. Calls
+fail like those of gRPC. The code is UNAVAILABLE for a broken or refused connection,
+DEADLINE_EXCEEDED for the call's own timeout, CANCELLED if either end cancels.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from bookie.testing.simulation.simulated_network import (
 )
 
 BACKOFF_SECONDS = (0.1, 1.0)
-"""The first and longest time for which calls fail at once after a failed connect; it doubles."""
+"""First and longest time in which calls fail at once after a failed connect; it doubles."""
 
 
 def failed(code: grpc.StatusCode, details: str) -> aio.AioRpcError:
@@ -37,7 +37,7 @@ def failed(code: grpc.StatusCode, details: str) -> aio.AioRpcError:
 
 @dataclass(frozen=True, slots=True)
 class _CallDetails:
-    """The details of a call that gRPC's generic handlers look at."""
+    """The details of a call that gRPC's generic handlers read."""
 
     method: str
     invocation_metadata: tuple[tuple[str, Any], ...]
@@ -87,7 +87,7 @@ class SimulatedChannel:
         await asyncio.sleep(0)
 
     def begin(self, call: ClientCall) -> None:
-        """Start `call` on the connection, or as soon as there is a connection."""
+        """Start `call` on the connection, or as soon as a connection exists."""
         loop = self.network.loop
         self._calls[call] = None
         if self._is_closed:
@@ -126,7 +126,7 @@ class SimulatedChannel:
 
 
 class _Handshake:
-    """One attempt to connect: a message to the server and one back, before the timeout."""
+    """One attempt to connect: a message to the server and back, before the timeout."""
 
     def __init__(
         self, channel: SimulatedChannel, network: SimulatedNetwork, timeout_seconds: float
@@ -184,7 +184,7 @@ class ClientCall:
         self._up: Pipe | None = None
         self._connection: Connection | None = None
         self._early: list[Any] = []
-        """Messages that were written before the call had a connection."""
+        """Messages written before the call had a connection."""
         self._messages: deque[bytes] = deque()
         self._initial: Any = None
         self._outcome: BaseException | None = None
@@ -203,11 +203,11 @@ class ClientCall:
         return self._is_done
 
     def cancelled(self) -> bool:
-        """True if the client's end cancelled the call."""
+        """True if the client cancelled the call."""
         return isinstance(self._outcome, asyncio.CancelledError)
 
     def cancel(self) -> bool:
-        """End the call; the other end learns it later."""
+        """End the call; the server learns this later."""
         if self._is_done:
             return False
         if self._up is not None:
@@ -216,7 +216,7 @@ class ClientCall:
         return True
 
     async def initial_metadata(self) -> Any:
-        """Return the metadata that the bookie sent first; empty for a call that failed."""
+        """Return the metadata that the bookie sent first; empty for a failed call."""
         while self._initial is None and not self._is_done:
             await self._change()
         if self.cancelled():
@@ -267,7 +267,7 @@ class ClientCall:
     # --- below ---------------------------------------------------------------------------
 
     def start(self, connection: Connection) -> None:
-        """Send the request, and the messages written so far, on `connection`."""
+        """Send the request and the messages written so far on `connection`."""
         if self._is_done:
             return
         self._connection = connection
@@ -308,12 +308,12 @@ class ClientCall:
         return self.method.endswith("/AddStream") and self._up is not None and self._up.is_busy
 
     def delay(self, seconds: float) -> None:
-        """Make messages of this call that are under way arrive later."""
+        """Make messages of this call that are in flight arrive later."""
         if self._up is not None:
             self._up.delay(seconds)
 
     def on_broken(self, reason: str) -> None:
-        """End the call, because the client has seen its connection break."""
+        """End the call, because the client has noticed that its connection broke."""
         self.fail(grpc.StatusCode.UNAVAILABLE, reason)
 
     def _finish(self, outcome: BaseException | None) -> None:
@@ -339,7 +339,7 @@ class ClientCall:
 
 
 class ServerCall:
-    """The server's side of one call; its handler gets it as gRPC's context."""
+    """The server's side of one call, which the handler receives as gRPC's context."""
 
     def __init__(self, connection: Connection, client: ClientCall) -> None:
         self._connection = connection

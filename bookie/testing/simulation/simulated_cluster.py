@@ -1,8 +1,8 @@
-"""Bookies, clients and a metadata store in one process: the real parts on simulated machines.
+"""Bookies, clients and a metadata store in one process: real code on simulated machines.
 
-A bookie starts and stops as the daemon does it, from its directories to its registration. Each
-process has its own session with the metadata store in memory. After a crash of a process only its
-disk remains.
+A bookie starts and stops like in the daemon, from its directories to its registration. Each process
+has its own session with the metadata store in memory. After a crash of a process, only its disk
+remains.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ from bookie.wire.grpc.server.service import BookieService
 
 STORE_NAME = "simulated-cluster"
 SIMULATED_URI = f"memory://{STORE_NAME}"
-"""The metadata URI of the cluster, for its clients; there is one simulated cluster at a time."""
+"""The metadata URI of the cluster for its clients; only one simulated cluster exists at a time."""
 
 SESSION_SECONDS = 3.0
 METADATA_SECONDS, SLOW_METADATA_SECONDS = (0.0002, 0.003), (0.05, 0.8)
-"""The least and the greatest seconds of a request to the metadata store, usual and slow."""
+"""Ranges of seconds for a request to the metadata store, usual and slow."""
 
 SILENCE_SECONDS_MAX = 2.0
-"""The most seconds for which a client waits for a reply that was lost."""
+"""The longest time in seconds that a client waits for a lost reply."""
 
 DRAIN_SECONDS = 1.0
 BOOKIE_PORT = 3181
@@ -79,7 +79,7 @@ CLIENT = {
     "client.tail_refresh_seconds": "2.0",
     "client.batch_entries_max": "16",
 }
-"""Settings of clients with short times, so that one minute holds many changes."""
+"""Client settings with short times, so that one minute contains many changes."""
 
 GARBAGE = GarbageSettings(interval_seconds=5.0)
 LIMITS = NodeSettings(integrity_check_interval_seconds=4.0)
@@ -91,7 +91,7 @@ _sources: list[Sources] = []
 
 
 def metrics_of(host: str) -> Metrics:
-    """Return the metrics of a host, shared by all seeds: making them takes longer than a start."""
+    """Return the metrics of a host, shared by all seeds, because creating them is slow."""
     if host not in _metrics:
         _metrics[host] = Metrics()
     return _metrics[host]
@@ -114,7 +114,7 @@ class SimulatedSession(FaultyMemoryStore):
         self.is_entered = False
         """True while the process lives and uses its connection to the metadata store."""
         self._unsure: dict[str, bytes] = {}
-        """The values of ledgers' compare-and-sets that got no reply, by key."""
+        """The values of ledgers' compare-and-sets without a reply, by key."""
 
     async def __aenter__(self) -> Self:
         await super().__aenter__()
@@ -126,7 +126,7 @@ class SimulatedSession(FaultyMemoryStore):
         if self._process.is_alive:
             await super().__aexit__()
             return
-        # Its session ends when the server has waited for it long enough.
+        # The session ends when the server has waited for its whole timeout.
         latest = self._clock.monotonic() + self.session_timeout_seconds
         self._server_deadline = min(self._server_deadline, latest)
         self._set_alarm(None)
@@ -194,7 +194,7 @@ class SimulatedBookie:
         self.session: SimulatedSession | None = None
         self.is_serving = False
         self.wipes = 0
-        """The number of times that the bookie's disks were replaced by empty ones."""
+        """The number of times that the bookie's disks were replaced with empty disks."""
         self.incarnations: list[str] = []
         self.node: Bookie | None = None
         """The bookie's node, while the bookie serves."""
@@ -239,7 +239,7 @@ class SimulatedBookie:
         )
 
     def kill(self, *, power: bool = False) -> None:
-        """End the bookie's process now; with `power` unsynced bytes may be lost."""
+        """End the bookie's process now; with `power`, unsynced bytes may be lost."""
         if not self.is_running or self.machine is None or self.process is None:
             return
         self._leave_image(power=power)
@@ -265,7 +265,7 @@ class SimulatedBookie:
             return
         self._image_taken = True
         choose = self.cluster.choose
-        # The wall clock goes on as it was set.
+        # The wall clock keeps its setting.
         seconds = self.machine.clock.started
         left = replace(self.machine.leaves(), lives=self.lives, seconds=seconds)
         self.left = left.after_power_cut(Cut(choose)) if power else left.after_kill(choose)
@@ -281,7 +281,7 @@ class SimulatedBookie:
             await self._serve(self.machine)
         except asyncio.CancelledError:
             raise
-        except BaseException as error:  # noqa: BLE001  (the end of a process, whatever it is)
+        except BaseException as error:  # noqa: BLE001  (any end of a process)
             if not self._died.is_set():
                 self.failure = error
                 cause = _innermost(error)
@@ -293,7 +293,7 @@ class SimulatedBookie:
             self._leave_image()
 
     async def _serve(self, machine: SimulatedMachine) -> None:
-        """Serve as `bookie.daemon.daemon` does."""
+        """Serve like `bookie.daemon.daemon`."""
         cluster, process = self.cluster, self.process
         assert process is not None
         gate, metrics, readiness = _Gate(), metrics_of(self.host), Readiness()
@@ -352,7 +352,7 @@ class SimulatedBookie:
                         await self._stop.wait()
                     except asyncio.CancelledError:
                         if started.engine.failure is not None:
-                            # The daemon ends its process here, before anything is drained.
+                            # Here the daemon ends its process, before any tasks finish.
                             self._leave_image()
                         raise
                     self.is_serving = False
@@ -392,7 +392,7 @@ class SimulatedBookie:
 
 
 class SimulatedClient:
-    """A client process: the real `BookKeeper` with a session of its own."""
+    """A client process: the real `BookKeeper` with its own session."""
 
     def __init__(self, cluster: SimulatedCluster, host: str) -> None:
         self.cluster = cluster
@@ -411,7 +411,7 @@ class SimulatedClient:
             client_sources(),
             RPC,
             session_timeout_seconds=SESSION_SECONDS,
-            names_writer=False,  # nobody audits here, and a seed keeps its draws
+            names_writer=False,  # no auditor runs, and the seed's random draws stay the same
         )
         return await self.bookkeeper.__aenter__()
 
@@ -431,7 +431,7 @@ class SimulatedClient:
         self.cluster.live_processes.pop(self.host, None)
 
     async def aclose(self) -> None:
-        """Close the client. If it has vanished before, other processes do not notice this."""
+        """Close the client; after `vanish`, other processes do not notice the close."""
         if self.bookkeeper is not None:
             await self.bookkeeper.aclose()
         if self.process.is_alive:
@@ -465,18 +465,18 @@ class SimulatedCluster:
         self.repair: RepairSettings | None = None
         """The settings of the repair service of all bookies; None if there is none."""
         self.slow_metadata = 0
-        """The number of faults that slow down the metadata store now."""
+        """The number of current faults that slow down the metadata store."""
         self.lost_replies = 0.0
-        """The share of transactions with the metadata store that get no reply."""
+        """The share of metadata transactions that get no reply."""
         self.counts: Counter[str] = Counter()
         self.notes: list[str] = []
         self.unexpected: list[BaseException] = []
-        """Errors that ended a bookie and are no `BookieError`."""
+        """Errors that ended a bookie and are not a `BookieError`."""
         self.live_processes: dict[str, SimulatedProcess] = {}
         self.sessions: dict[str, SimulatedSession] = {}
         self.clients: list[SimulatedClient] = []
         self.awaited_fences: list[asyncio.Future[SimulatedBookie]] = []
-        """Futures that get the bookie that answers a fence next."""
+        """Futures that receive the bookie that answers the next fence."""
         self.bookies = [SimulatedBookie(self, number) for number in range(bookies)]
         self._clients_begun = 0
 
@@ -485,7 +485,7 @@ class SimulatedCluster:
         self.counts[name] += 1
 
     def fenced(self, host: str) -> None:
-        """Note that a bookie has answered a fence."""
+        """Record that a bookie has answered a fence."""
         waiting, self.awaited_fences = self.awaited_fences, []
         bookie = next(bookie for bookie in self.bookies if bookie.host == host)
         for future in waiting:
@@ -493,7 +493,7 @@ class SimulatedCluster:
                 future.set_result(bookie)
 
     async def deleted_leftovers(self, ledger_ids: set[int]) -> list[str]:
-        """Return which of the ledgers bookies still store; wake their garbage collectors."""
+        """Return which of the ledgers the bookies still store; wake their garbage collectors."""
         left = []
         for bookie in self.bookies:
             if bookie.node is None or bookie.garbage is None:
@@ -503,10 +503,10 @@ class SimulatedCluster:
                 async for rows in bookie.node.list_ledgers(-1):
                     found = [row.ledger_id for row in rows if row.ledger_id in ledger_ids]
                     left += [f"{bookie.host} stores {ledger_id}" for ledger_id in found]
-            except OSError as error:  # its process ends just now
+            except OSError as error:  # the bookie's process is ending
                 left.append(f"{bookie.host}: {error}")
             if left:
-                # After a slow listing it pauses for long.
+                # The collector pauses for long after a slow listing.
                 bookie.garbage.wake()
         return left
 
@@ -526,7 +526,7 @@ class SimulatedCluster:
         return session
 
     def new_client(self, name: str) -> SimulatedClient:
-        """Make a client process that is not connected yet."""
+        """Create a client process that is not connected yet."""
         self._clients_begun += 1
         client = SimulatedClient(self, f"{name}{self._clients_begun}")
         self.clients.append(client)
@@ -538,7 +538,7 @@ class SimulatedCluster:
         return self.loop.create_task(work, name=name, context=run_in(process))
 
     async def initialize(self) -> None:
-        """Make the cluster in the metadata store, and start all bookies."""
+        """Create the cluster in the metadata store, and start all bookies."""
         admin = SimulatedProcess("admin")
         PROCESS.set(admin)
         async with SimulatedSession(self, admin) as store:

@@ -1,7 +1,7 @@
 """A network in virtual time: processes, connections, and one ordered pipe per call and direction.
 
-Messages of one call and direction arrive in the order in which they were sent, as on TCP. Messages
-of different calls may overtake each other. A message is lost only with its connection:
+Messages of one call and direction arrive in the order of sending, like on TCP. Messages of
+different calls may overtake each other. A message is lost only together with its connection:
 
 =================  =================================================================================
 fault              what happens
@@ -32,17 +32,17 @@ from typing import Any
 from bookie.testing.simulation.loop import SimulatedLoop
 
 DELAY_SECONDS = (0.0001, 0.002)
-"""The least and the greatest seconds that a message takes without a fault."""
+"""The shortest and the longest time in seconds that a message takes without a fault."""
 
 KEEPALIVE_SECONDS = 6.0
-"""A connection that is cut off for so many seconds breaks."""
+"""A connection that is cut off for this number of seconds breaks."""
 
 NOTICE_SECONDS_MAX = 0.3
-"""The most seconds until the second end of a reset connection notices the reset."""
+"""The longest time in seconds until the second end of a reset connection notices the reset."""
 
 
 LATE_SECONDS = (0.3, 4.0)
-"""The least and the greatest delay of the last requests on an abandoned connection."""
+"""The shortest and the longest delay of the last requests on an abandoned connection."""
 
 
 class SimulatedProcess:
@@ -54,7 +54,7 @@ class SimulatedProcess:
         self.is_alive = True
         self.connections: dict[Connection, None] = {}
         self.context = copy_context()
-        """The context of tasks that run in the process for a caller outside of it."""
+        """The context for tasks that a caller outside of the process starts in it."""
         self.context.run(PROCESS.set, self)
 
     def __repr__(self) -> str:
@@ -66,7 +66,7 @@ PROCESS: ContextVar[SimulatedProcess] = ContextVar("process")
 
 
 class Pipe:
-    """One direction of one call. Messages take some time and arrive in the order of sending."""
+    """One direction of one call. Messages take some time, and arrive in the order of sending."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Pipe:
         self._arm()
 
     def close(self) -> None:
-        """Drop the messages that are under way."""
+        """Drop the messages that are in flight."""
         self._is_closed = True
         self._queue.clear()
 
@@ -103,7 +103,7 @@ class Pipe:
         return bool(self._queue)
 
     def delay(self, seconds: float) -> None:
-        """Make messages that are under way arrive later."""
+        """Make messages that are in flight arrive later."""
         self._queue = deque((due + seconds, item) for due, item in self._queue)
         self._last_due += seconds
 
@@ -130,7 +130,7 @@ class Pipe:
 
 
 class Connection:
-    """A connection between two processes; calls register what to do when it breaks."""
+    """A connection between two processes; calls register their reaction to its break."""
 
     def __init__(
         self, network: SimulatedNetwork, client: SimulatedProcess, server: SimulatedProcess
@@ -153,7 +153,7 @@ class Connection:
         return any(call.is_sending_adds for call in self.client_calls)
 
     def has_successor(self, method: str) -> bool:
-        """True if the client gave this connection up and calls `method` on another one."""
+        """True if the client has abandoned this connection and calls `method` on another one."""
         return not self.is_client_open and any(
             call.method == method
             for other in self.client.connections
@@ -162,7 +162,7 @@ class Connection:
         )
 
     def leave_behind(self, seconds: float) -> None:
-        """Break the client's end now; the server's end still takes late messages for a while."""
+        """Break the client's end now; the server's end still accepts late messages for a while."""
         loop = self.network.loop
         lane = loop.new_lane()
         for call in self.client_calls:
@@ -201,7 +201,7 @@ class Connection:
 
 
 class SimulatedPort:
-    """An address on which a process listens. `service` finds the handler of a method."""
+    """An address at which a process listens. `service` finds the handler of a method."""
 
     def __init__(self, process: SimulatedProcess, service: Callable[[Any], Any]) -> None:
         self.process = process
@@ -218,27 +218,27 @@ class SimulatedNetwork:
         self._cuts: dict[tuple[str, str], int] = {}
         self._held: dict[tuple[str, str], dict[Pipe, None]] = {}
         self._slow: dict[str, list[float]] = {}
-        """The extra seconds of messages to or from each host; the longest of a host applies."""
+        """The extra seconds of messages to or from each host; the largest number applies."""
         self.resets = 0
         self.late_adds = 0
-        """The number of add messages that arrived on an old connection beside a newer one."""
+        """The number of add messages that arrived on an old connection despite a newer one."""
         self.unexpected: list[BaseException] = []
-        """Errors of call handlers in processes that live."""
+        """Errors of call handlers in live processes."""
 
     def listen(self, address: str, port: SimulatedPort) -> None:
         self._ports[address] = port
 
     def find(self, address: str) -> SimulatedPort | None:
-        """Return the port that listens at `address` now; None if there is none."""
+        """Return the port that now listens at `address`; None without one."""
         port = self._ports.get(address)
         return port if port is not None and port.process.is_alive else None
 
     def ports(self) -> list[SimulatedPort]:
-        """Return all ports, also those of dead processes."""
+        """Return all ports, including those of dead processes."""
         return list(self._ports.values())
 
     def arrival(self, source: str, target: str) -> float:
-        """Return the time at which a message that is sent now arrives."""
+        """Return the arrival time of a message that is sent now."""
         low, high = DELAY_SECONDS
         seconds = low + (high - low) * self.choose.random() ** 2
         extra = sum(max(self._slow.get(host) or (0.0,)) for host in (source, target))
@@ -250,7 +250,7 @@ class SimulatedNetwork:
 
     @contextmanager
     def slow(self, hosts: Iterable[str], seconds: float) -> Iterator[None]:
-        """Slow down each message to or from `hosts` by up to `seconds`, during the block."""
+        """During the block, slow down each message to or from `hosts` by up to `seconds`."""
         slowed = list(hosts)
         for host in slowed:
             self._slow.setdefault(host, []).append(seconds)
@@ -273,7 +273,7 @@ class SimulatedNetwork:
             self.loop.call_in_lane_at(self.loop.new_lane(), later, self._lose, link)
 
     def heal(self, source: str, target: str) -> None:
-        """Undo one `cut`; after the last one, the messages that were held back arrive soon."""
+        """Undo one `cut`; after the last one, the held messages arrive soon."""
         link = (source, target)
         left = self._cuts.get(link, 0) - 1
         if left > 0:
@@ -291,7 +291,7 @@ class SimulatedNetwork:
         return True
 
     def reset(self, host: str, other: str, connections: list[Connection]) -> int:
-        """Break those of `connections` that join the two hosts; return their number."""
+        """Break the connections in `connections` between the two hosts; return their number."""
         found = [item for item in connections if item.hosts == {host, other}]
         for connection in found:
             connection.break_up("the connection was reset")

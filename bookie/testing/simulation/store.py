@@ -1,8 +1,8 @@
 """A key-value store on a simulated disk, with the promises and the failures of LMDB.
 
-The store's content is a value that belongs to the file ``data.mdb``. A reader keeps the value with
-which it began, and a commit replaces the value. A commit is durable when it returns; a crash before
-that leaves the old value or the new one. The file is made as LMDB makes it. The file's first pages
+The store's content is a value that belongs to the file ``data.mdb``. A reader keeps the value of
+its start, and a commit replaces the value. A commit is durable when it returns; a crash before that
+leaves the old or the new value. The file is created like LMDB creates it. The file's first pages
 and its name are written without a sync, and the first commit makes them durable.
 
 Source: the system calls of LMDB 0.9 when it opens, commits and fails.
@@ -22,11 +22,11 @@ from bookie.testing.simulation.disk import Inode, SimulatedDisk, store_bytes
 from bookie.testing.simulation.platter import FileWrite, Table, Tables
 
 FIRST_PAGES = b"meta page of lmdb".ljust(8192, b"\x01")
-"""The bytes that stand for LMDB's two meta pages; a file with other bytes there is no store."""
+"""The bytes that represent LMDB's two meta pages; a file with other bytes there is not a store."""
 
 
 class SimulatedTransaction:
-    """A snapshot of the store; a write transaction also shows its own changes."""
+    """A snapshot of the store; a write transaction also sees its own changes."""
 
     __slots__ = ("_mine", "tables")
 
@@ -40,7 +40,6 @@ class SimulatedTransaction:
     def range(
         self, table: str, start: bytes, stop: bytes, pairs_max: int
     ) -> list[tuple[bytes, bytes]]:
-        """Return at most `pairs_max` pairs with keys from `start` to below `stop`, in order."""
         found = self.tables[table]
         keys = found.order()
         low = bisect_left(keys, start)
@@ -48,7 +47,6 @@ class SimulatedTransaction:
         return [(key, found.rows[key]) for key in keys[low:high]]
 
     def around(self, table: str, key: bytes) -> list[tuple[bytes, bytes]]:
-        """Return the last pair before a key, and the first pair at the key or behind it."""
         found = self.tables[table]
         keys = found.order()
         at = bisect_left(keys, key)
@@ -61,18 +59,15 @@ class SimulatedTransaction:
         return list(map(self.tables[table].rows.get, keys))
 
     def put(self, table: str, key: bytes, value: bytes) -> None:
-        """Set the value of a key."""
         self._own(table).rows[key] = bytes(value)
         self.tables[table].changed()
 
     def put_many(self, table: str, pairs: Iterable[tuple[bytes, bytes]]) -> None:
-        """Set the values of many keys."""
         mine = self._own(table)
         mine.rows.update((key, bytes(value)) for key, value in pairs)
         mine.changed()
 
     def delete(self, table: str, key: bytes) -> bool:
-        """Remove a key; return True if it was there."""
         mine = self._own(table)
         mine.changed()
         return mine.rows.pop(key, None) is not None
@@ -105,12 +100,12 @@ class SimulatedStore:
 
     @contextmanager
     def write(self) -> Iterator[SimulatedTransaction]:
-        """Yield a transaction that is durable when the block has ended without an error.
+        """Yield a transaction, which is durable when the block has ended without an error.
 
-        A ``kv_write`` fault fails the write of the pages; with ENOSPC the device is full. A
+        A ``kv_write`` fault fails the write of the pages; with ENOSPC, the device is full. A
         ``kv_sync`` fault fails the sync of the pages. A ``kv_meta`` fault fails the write of the
-        meta page. After a ``kv_meta`` fault the state on the device is unknown, and reads fail.
-        After any failure but a full device, all later transactions fail.
+        meta page. After a ``kv_meta`` fault, the state on the device is unknown, and reads fail.
+        After any failure except a full device, all later transactions fail.
         """
         assert self._inode.tables is not None
         assert not self._writing, "one writer at a time"
@@ -127,13 +122,13 @@ class SimulatedStore:
             self._writing = False
 
     def close(self) -> None:
-        """Do nothing: nothing is left to close."""
+        """Do nothing, because nothing is left to close."""
 
     def _commit(self, tables: Tables) -> None:
         disk, inode = self._disk, self._inode
         more = store_bytes(tables) - store_bytes(inode.tables or {})
         try:
-            # Pages outside every meta page leave a crash as it was.
+            # Until the meta page is written, new pages change nothing after a crash.
             disk.look("kv_write", inode.path)
         except OSError as error:
             if error.errno == errno.ENOSPC:
@@ -148,7 +143,7 @@ class SimulatedStore:
         if fault is not None:
             self._panicked = True
             if fault.kind == "revert":
-                # It reached the device all the same.
+                # The new state reached the device despite the error.
                 inode.tables = tables
             raise self._failure()
         disk.commit(inode, tables)
@@ -159,10 +154,10 @@ class SimulatedStore:
 
 
 def open_store(disk: SimulatedDisk, directory: str, tables: tuple[str, ...]) -> KeyValueStore:
-    """Open (or create) the store in `directory`, as `bookie.env.open_lmdb` does.
+    """Open (or create) the store in `directory`, like `bookie.env.open_lmdb`.
 
     Raises:
-        CorruptionError: the file there is no store.
+        CorruptionError: the file in the directory is not a store.
     """
     for name in ("lock.mdb", "data.mdb"):
         if name not in disk.names(directory):

@@ -1,11 +1,10 @@
-"""Simulated threads: blocking work that runs in the event loop when the seed chooses.
+"""Simulated threads run blocking work in the event loop, at moments that the seed chooses.
 
-A thread is a lane of the loop. In each call of the disk (`pause`) the seed may let callbacks of
-other lanes run before the call goes on. Real threads look like this to each other. For example,
-adds are accepted between the write and the sync of a block, or an index transaction stands still
-while the journal goes on. Interleaved calls nest like a stack: a call goes on when the calls that
-came between have ended. Results are handed to the loop in order, sometimes at once and sometimes
-late.
+Each thread is a lane of the loop. In each disk call (`pause`), the seed may let callbacks of other
+lanes run before the call continues. Real threads interleave in the same way. For example, the
+engine accepts adds between the write and the sync of a block, or the journal continues during an
+index transaction. Interleaved calls nest like a stack: a call continues when all inner calls have
+ended. Results reach the loop in order, sometimes at once and sometimes late.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 START_SECONDS_MAX = 0.001
-"""The most seconds after which a thread begins work that it was given."""
+"""The longest time in seconds until a thread begins its work."""
 
 
 class SimulatedWorker(Generic[T, R]):
@@ -53,13 +52,12 @@ class SimulatedWorker(Generic[T, R]):
             self._threads.start(self._lane, self._work)
 
     def close(self) -> None:
-        """Handle the items in the queue, then end the worker."""
         assert not self._active, "closed in the middle of a block"
         self._work()
         self._ended = True
 
     def abandon(self) -> None:
-        """Stop reporting results and errors from now on."""
+        """Stop reporting results and errors."""
         self._ended = self._abandoned = True
 
     def _work(self) -> None:
@@ -83,7 +81,7 @@ class SimulatedWorker(Generic[T, R]):
     def _post(self, result: R) -> None:
         self._results.append(result)
         if self._threads.hands_back_at_once():
-            # Whatever was posted before comes first.
+            # Deliver earlier results first.
             while self._results:
                 self._deliver()
         else:
@@ -113,7 +111,7 @@ class _Pool:
 
 
 class SimulatedWorkers:
-    """Simulated threads. `interleaving` is the share of disk calls that let other lanes run."""
+    """Simulated threads; `interleaving` is the share of disk calls that let other lanes run."""
 
     def __init__(self, loop: SimulatedLoop, seed: int, interleaving: float = 0.0) -> None:
         self.loop = loop
@@ -137,7 +135,7 @@ class SimulatedWorkers:
             self.loop.call_in_lane(lane, work)
 
     def hands_back_at_once(self) -> bool:
-        """True if the event loop gets a result at the moment when a thread posts it."""
+        """True if the event loop receives a result when the thread posts it."""
         return not self._interleaving or self._random.random() < 0.5
 
     def batch_worker(

@@ -1,9 +1,9 @@
-"""Break a local cluster again and again while clients use a log: ``bookie torture``.
+"""Repeatedly breaks a local cluster while clients use a log: ``bookie torture``.
 
-| module | what it holds |
+| module | content |
 |---|---|
-| `run` | the cluster, its faults and the processes that write |
-| `writer` | the program of such a process |
+| `run` | the cluster, its faults and the writer processes |
+| `writer` | the program of a writer process |
 | `clients` | readers, consumers and members of a group |
-| `judge` | the rules on what all of them were told and saw |
+| `judge` | the rules for the reports of all clients |
 """

@@ -1,7 +1,6 @@
-"""The clients of ``bookie torture`` that read: readers, consumers with a cursor, and a group.
+"""The reading clients of ``bookie torture``: readers, consumers with a cursor, and a group.
 
-Each client has a connection of its own. If a bookie fails or a session ends, the client tries
-again.
+Each client has its own connection. If a bookie fails or a session ends, the client tries again.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ CURSOR = "consumer"
 GROUP = "members"
 MEMBERS = 2
 TURN_BATCHES_MAX = 30
-"""The most batches after which a consumer or a member leaves, and another takes its place."""
+"""The largest number of batches after which another consumer or member takes over."""
 
 _PAUSE_SECONDS = 0.1
 
 
 class TortureClients:
-    """The readers of one log, and the records that they see."""
+    """The readers of one log, and the records that they saw."""
 
     def __init__(
         self, uri: str, log: str, histories: Mapping[int, PartitionHistory], seed: int
@@ -38,7 +37,7 @@ class TortureClients:
         self._chance = random.Random(seed)  # noqa: S311  (faults, no secrets)
 
     def works(self) -> list[Coroutine[None, None, None]]:
-        """Return the work of each client, which runs until it is cancelled."""
+        """Return one coroutine per client, which runs until it is cancelled."""
         return [
             *(self._follow(f"reader {number}", number) for number in self._histories),
             self._follow("reader of all", None),
@@ -102,14 +101,14 @@ class TortureClients:
         consumed.update(record.offset for record in records)
 
     async def _watch_cursors(self) -> None:
-        """Note the offsets of all cursors again and again, until cancelled."""
+        """Record the offsets of all cursors repeatedly, until cancelled."""
         async with connect(self._uri) as bk:
             while True:
                 await self.look_at_cursors(bk)
                 await asyncio.sleep(_PAUSE_SECONDS)
 
     async def look_at_cursors(self, bk: BookKeeper) -> None:
-        """Note the present offset of each cursor."""
+        """Record the current offset of each cursor."""
         logs, name = bk._logs.logs, LogName.parse(self._log)
         for number, history in self._histories.items():
             try:
@@ -120,7 +119,7 @@ class TortureClients:
                 history.commits.setdefault(cursor, []).append(found.value.offset)
 
     def behind(self) -> list[str]:
-        """Return a sentence about each reader and cursor that is not at the end yet."""
+        """Return a sentence about each reader and cursor that has not reached the end."""
         found = []
         for number, history in self._histories.items():
             for name, records in history.readers.items():
@@ -137,7 +136,7 @@ class TortureClients:
 
 
 def seen(record: LogRecord) -> Seen:
-    """Return what is kept of a record: its offset and its number."""
+    """Return the stored facts about a record: its offset and its number."""
     return record.offset, sequence_of(record.partition, record.value)
 
 

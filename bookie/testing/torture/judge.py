@@ -1,4 +1,4 @@
-"""Check what the clients of a torture were told and saw against the rules of a log.
+"""Checks the reports of all clients of a torture against the rules of a log.
 
 ============ =====================================================================================
 rule         broken if
@@ -23,27 +23,27 @@ Seen = tuple[int, int]
 """A record's offset, and its producer's number for it; -1 if its bytes are not as written."""
 
 EXAMPLES_MAX = 5
-"""The most examples that a finding shows; they are enough to look at the log."""
+"""The largest number of examples in a finding."""
 
 
 @dataclass(slots=True)
 class PartitionHistory:
-    """The reports of all clients on one partition; one producer wrote the partition."""
+    """The reports of all clients about one partition, which one producer wrote."""
 
     acknowledged: dict[int, set[int]] = field(default_factory=dict)
-    """The offsets that writers were told, by record number; more than one offset is wrong."""
+    """The offsets reported to writers, by record number; more than one offset is an error."""
     log: list[Seen] = field(default_factory=list)
     """All records of the partition, read after all writers had ended."""
     readers: dict[str, list[Seen]] = field(default_factory=dict)
-    """The records that each reader saw from the first one on, by the reader's name."""
+    """The records that each reader saw from the first record on, by the reader's name."""
     commits: dict[str, list[int]] = field(default_factory=dict)
-    """The offsets at which each cursor was seen, one after another, by the cursor's name."""
+    """The successive offsets of each cursor, by the cursor's name."""
     consumed: dict[str, set[int]] = field(default_factory=dict)
-    """The offsets of records that consumers were given, by the cursor's name."""
+    """The offsets of records delivered to consumers, by the cursor's name."""
 
 
 def judge(histories: Mapping[int, PartitionHistory]) -> list[str]:
-    """Return one sentence for each broken rule; none if all rules were kept."""
+    """Return one sentence for each broken rule; empty if no rule was broken."""
     return [
         f"{rule}: partition {number}: {sentence}"
         for number, history in sorted(histories.items())

@@ -1,9 +1,9 @@
 """One run of ``bookie torture``: a local cluster, its clients and its faults.
 
-Bookies run as processes behind relays, so that they can be cut off. One bookie at a time is broken.
-The next bookie is broken only when all are registered and every writer got acknowledgements again.
-Only one of the bookies ever loses its disks, because with an ack quorum of 2 each acknowledged
-record then has another copy.
+Bookies run as processes behind relays, so that they can be cut off. The run breaks one bookie at a
+time. The next bookie is broken only when all bookies are registered and every writer gets
+acknowledgements again. Only one of the bookies ever loses its disks: with an ack quorum of 2, each
+acknowledged record then has another copy.
 """
 
 from __future__ import annotations
@@ -34,33 +34,33 @@ LOG = "tortured"
 PARTITIONS = 2
 BOOKIES = 4
 WHOLE_SECONDS_MAX = 90.0
-"""The most seconds for cluster and clients to go on after a fault, and at the end."""
+"""The longest time in seconds for cluster and clients to recover after a fault, and at the end."""
 
 
 class StuckError(BookieError):
-    """The cluster or a client did not go on after a fault was over."""
+    """The cluster or a client did not recover after the end of a fault."""
 
 
 @dataclass(slots=True)
 class TortureOutcome:
-    """The result of a run of a torture."""
+    """The result of a torture run."""
 
     faults: Counter[str] = field(default_factory=Counter)
     findings: list[str] = field(default_factory=list)
     acknowledged: int = 0
     records: int = 0
-    """The number of records in the log after all writers had ended."""
+    """The number of records in the log after all writers ended."""
     owners: int = 0
-    """The number of owners that all partitions had, one after the other."""
+    """The number of successive owners, summed over all partitions."""
 
 
 class Lane:
-    """The writers of one partition: one process that appends, and maybe an earlier, paused one."""
+    """The writers of one partition: a process that appends, and perhaps an earlier paused one."""
 
     def __init__(self, uri: str, partition: int, said: Path, tasks: asyncio.TaskGroup) -> None:
         self.history = PartitionHistory()
         self.next_sequence = 0
-        """All records with lower numbers than this are acknowledged."""
+        """All records with lower numbers are acknowledged."""
         self._uri = uri
         self._partition = partition
         self._said = said
@@ -85,11 +85,11 @@ class Lane:
         self._running[process] = self._tasks.create_task(self._listen(process))
 
     async def _listen(self, process: asyncio.subprocess.Process) -> None:
-        """Note a writer's acknowledgements; start another writer if this one ends by itself."""
+        """Record a writer's acknowledgements; start another writer if this one ends on its own."""
         assert process.stdout is not None
         try:
             async for line in process.stdout:
-                if line.endswith(b"\n"):  # a killed writer may leave a part of one
+                if line.endswith(b"\n"):  # a killed writer may leave an incomplete line
                     sequence, offset = map(int, line.split())
                     self.history.acknowledged.setdefault(sequence, set()).add(offset)
                     self.next_sequence = max(self.next_sequence, sequence + 1)
@@ -102,8 +102,8 @@ class Lane:
             await self.start()
 
     async def progress(self) -> None:
-        """Wait until a record that is appended after this call is acknowledged."""
-        # Two batches: the first one may have been under way.
+        """Kill the writer; another writer takes over."""
+        # Wait for two batches, because the first one may already be in flight.
         wanted = self.next_sequence + 2 * BATCH_MAX
         while self.next_sequence < wanted:
             self._acknowledged.clear()
@@ -115,7 +115,7 @@ class Lane:
             os.kill(self._current.pid, signal.SIGKILL)
 
     async def replace(self) -> None:
-        """Pause the writer, let another take over, and resume the first, which has to end."""
+        """Pause the writer, let another take over, and resume the first, which must then end."""
         former = self._current
         if former is None or former not in self._running:
             return
@@ -127,7 +127,7 @@ class Lane:
         await asyncio.wait([listening])
 
     async def end(self) -> None:
-        """Kill all writers for good."""
+        """Kill all writers permanently."""
         self._current = None
         running = dict(self._running)
         for process in running:
@@ -138,7 +138,7 @@ class Lane:
 
 
 class Torture:
-    """One run of a torture, in one directory."""
+    """One torture run, in one directory."""
 
     def __init__(self, directory: Path, seconds: float, seed: int) -> None:
         self.outcome = TortureOutcome()
@@ -147,7 +147,7 @@ class Torture:
         self._seed = seed
         self._chance = random.Random(seed)  # noqa: S311  (faults, no secrets)
         self._victim = self._chance.randrange(BOOKIES)
-        """The bookie that may lose its disks."""
+        """The only bookie that may lose its disks."""
         self._links: list[NetworkLink] = []
         self._lanes: list[Lane] = []
 
@@ -191,7 +191,7 @@ class Torture:
     async def _linked(
         self, cluster: LocalCluster, tasks: asyncio.TaskGroup
     ) -> AsyncGenerator[None, None]:
-        """Put a relay in front of each bookie; the bookies tell clients the relays' ports."""
+        """Put a relay in front of each bookie; the bookies register the relays' ports."""
         try:
             for bookie in cluster.bookies:
                 link = NetworkLink(tasks)
@@ -215,7 +215,7 @@ class Torture:
         await bookie.start({"BOOKIE_LISTEN__ADVERTISED_PORT": str(port)})
 
     async def _torment(self, cluster: LocalCluster, bk: BookKeeper) -> None:
-        """Make one fault after another until the time is over."""
+        """Cause one fault after another until the time is over."""
         clock = asyncio.get_running_loop().time
         until = clock() + self._seconds
         await self._until_whole(bk, "at the start")
@@ -229,7 +229,7 @@ class Torture:
     def _draw(
         self, cluster: LocalCluster, bk: BookKeeper
     ) -> tuple[str, Callable[[], Awaitable[None]]]:
-        """Draw the next fault by chance."""
+        """Draw the next fault at random."""
         number = self._chance.randrange(BOOKIES)
         bookie, lane = cluster.bookies[number], self._chance.choice(self._lanes)
         seconds = self._chance.uniform(0.2, 3.0)
@@ -266,7 +266,7 @@ class Torture:
             link.resume()
 
     async def _wipe(self, cluster: LocalCluster, bookie: BookieProcess, bk: BookKeeper) -> None:
-        """Replace a bookie's disks by empty ones, and delete its cookie as an operator does."""
+        """Replace a bookie's disks with empty disks, and delete its cookie as an operator does."""
         await bookie.kill()
         cookies = CookieManager(bk._logs.store)
         cookie = await cookies.read(bookie.id)
@@ -277,7 +277,7 @@ class Torture:
         await self._start(cluster, bookie)
 
     async def _until_whole(self, bk: BookKeeper, when: str) -> None:
-        """Wait until every bookie is registered, and each writer has got new acknowledgements."""
+        """Wait until every bookie is registered, and each writer has new acknowledgements."""
         try:
             async with asyncio.timeout(WHOLE_SECONDS_MAX):
                 while len(bk.bookies()) < BOOKIES:  # noqa: ASYNC110  (there is no event for it)

@@ -1,9 +1,9 @@
-"""One writer of ``bookie torture``, as a process that can be killed and stopped.
+"""One writer of ``bookie torture``, as a process that can be killed and paused.
 
-The process owns a partition and appends numbered records, until something ends it. For each
-acknowledged record it prints the record's number and its offset. The next writer begins with the
-first number that was not acknowledged. If the record with this number is already in the log, it is
-not appended twice.
+The process owns a partition and appends numbered records until it is killed or fails. For each
+acknowledged record, the process prints the record's number and offset. The next writer begins with
+the first number that was not acknowledged. If the record with this number is already in the log,
+the writer does not append it again.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from bookie.errors import BookieError
 
 BATCH_MAX = 40
 _ROLL_EVERY = 50
-"""The number of batches in one ledger: so few that even a short torture makes many ledgers."""
+"""The number of batches in one ledger, so small that even a short torture creates many ledgers."""
 
 
 def value_of(partition: int, sequence: int) -> bytes:
-    """Return the value of a record; its bytes follow from its partition and its number."""
+    """Return the value of a record, which depends only on its partition and its number."""
     return f"{partition} {sequence} ".encode() + b"." * (sequence * 7919 % 500)
 
 
