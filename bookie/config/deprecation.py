@@ -1,4 +1,4 @@
-"""Warnings about spellings that a later version removes; `docs/compatibility.md` has the rules."""
+"""Warns about spellings that a later version removes; `docs/compatibility.md` has the rules."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import warnings
 from functools import cache
 
 
-@cache  # one warning a process
+@cache  # one warning per process
 def warn_deprecated(what: str, *, since: str, removal: str, instead: str) -> None:
     """Warn that the deprecated spelling `what` was used; equal arguments warn only once.
 
-    The caller of this function is the deprecated function, or reads the deprecated spelling: the
-    warning points at the caller of that caller.
+    Call this in the deprecated function, or where the deprecated spelling is read: the warning
+    names that function's caller.
 
     Args:
-        what: The old spelling, as its user writes it.
+        what: The old spelling, as a user writes it.
         since: The version that deprecated it.
         removal: The version that removes it, at least two minor versions later.
         instead: The new spelling.
 
     Warns:
-        DeprecationWarning: If a filter makes it an error, it is raised at each call.
+        DeprecationWarning: If a filter makes it an error, each call raises it.
     """
     message = f"{what} is deprecated since bookie {since}, and {removal} removes it; use {instead}"
     warnings.warn(message, DeprecationWarning, stacklevel=3)

@@ -1,4 +1,4 @@
-"""Names of environment variables: ours, those of other programs, and mistakes.
+"""Checks names of environment variables: settings, variables of other programs, and mistakes.
 
 A variable ``BOOKIE_SECTION__KEY`` sets a setting; `load` checks these variables. A name with a
 single underscore between section and key is refused if it spells a setting, because it would be
@@ -30,11 +30,11 @@ _OF_SERVICES = re.compile(
     r"BOOKIE_(.*_)?(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
 )
 _ADDRESS = re.compile(r"(tcp|udp|sctp)://")
-"""Matches the value of Kubernetes' ``BOOKIE_…PORT`` variables; our own port is a number."""
+"""Matches the value of Kubernetes' ``BOOKIE_…PORT`` variables; a port setting is a number."""
 
 
 def check_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the unknown variables that look like ours: name → the likely right name, or empty.
+    """Return the unknown variables that look like settings: name → the likely right name, or empty.
 
     Raises:
         ConfigurationError: a variable spells a setting with a single underscore.

@@ -1,14 +1,14 @@
-"""gRPC's own environment variables, read when it loads: polling of sockets, and log lines.
+"""gRPC's own environment variables, which gRPC reads when it loads: socket polling, log lines.
 
 gRPC for Python can wait for its sockets in two ways. The older way polls the sockets in the thread
 that waits for completions. The newer way is the event engine, the default of recent versions, which
 has threads of its own: each message wakes two or three more threads on either side. Both ways were
 measured with version 1.85 between a bookie and a client on two cores. A single append takes 562 to
 760 us with the older way, and 761 to 1061 us with the event engine. Batches of small entries are 3
-to 11 % faster with the older way. With 200 or 1000 channels both ways are equally fast, also after
+to 11 % faster with the older way. With 200 or 1000 channels both ways are equally fast, even after
 an outage.
 
-gRPC does not promise to keep this variable, so it is set only for the versions that were measured.
+gRPC does not promise to keep this variable, so it is set only for measured versions.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _VERSIONS: Final = ("1.85.",)
 
 @contextmanager
 def grpc_polling(environment: MutableMapping[str, str] | None = None) -> Iterator[None]:
-    """Let gRPC poll if the block loads it, unless the user has set the variable.
+    """Make gRPC poll if the block loads gRPC, unless the user has set the variable.
 
     Child processes do not inherit the variable. If gRPC is loaded already, this call changes
     nothing.
@@ -46,15 +46,15 @@ def grpc_polling(environment: MutableMapping[str, str] | None = None) -> Iterato
     try:
         yield
     finally:
-        # Another thread may have loaded it at the same time.
+        # Another thread may have loaded gRPC at the same time.
         variables.pop(GRPC_VARIABLE, None)
 
 
 def silence_grpc(environment: MutableMapping[str, str] | None = None) -> None:
     """Keep gRPC's own log lines out of a JSON log, unless the user has set the variable.
 
-    Call this in the daemon, before gRPC is loaded. The errors of calls say the same as gRPC's own
-    lines.
+    Call this in the daemon, before gRPC is loaded. Errors of calls contain the same facts as gRPC's
+    own lines.
     """
     variables = os.environ if environment is None else environment
     variables.setdefault(VERBOSITY_VARIABLE, "NONE")

@@ -1,11 +1,11 @@
-"""Load settings: defaults < cluster < TOML file < environment < flags; an error is one sentence.
+"""Loads settings: defaults < cluster < TOML file < environment < flags; an error is one sentence.
 
 A file holds one table per section. The variable ``BOOKIE_STORAGE__READ_THREADS`` sets the key
 ``storage.read_threads``. ``BOOKIE_CONFIG`` names the file to read when the caller names none.
-``BOOKIE_METADATA`` names the metadata store for the commands of a shell. This variable ranks below
-the file, and a bookie refuses it beside a file that names another store. `environment` judges all
-other names of variables. Flags are the `overrides` of the caller. Cluster settings come as a
-mapping; the caller fetches them from the store.
+``BOOKIE_METADATA`` names the metadata store for the commands of a shell. The file outranks this
+variable, and a bookie refuses the variable if the file names another store. The module
+`environment` checks all other names of variables. Flags are the `overrides` of the caller. The
+caller reads cluster settings from the store and passes them as a mapping.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _Problem: TypeAlias = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """One value that was set, and the place where it was set, as an error names it."""
+    """One given value, and its place for error messages."""
 
     section: str
     key: str
@@ -65,8 +65,8 @@ class Sources:
     """The values from a file, the environment and flags of one process, read once.
 
     The settings of the cluster rank between the defaults and the file, and change while the process
-    runs. Each call of `settings` merges them with the other sources, which stay as they were at the
-    start.
+    runs. Each call of `settings` merges the cluster settings with the other sources, which stay as
+    they were at the start.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Sources:
         self._given = given
         self._short_uri = short_uri
         self.unknown_variables = dict(unknown_variables or {})
-        """Unknown variables that look like ours: name → the likely right name, or empty."""
+        """Unknown variables that look like settings: name → the likely right name, or empty."""
 
     @classmethod
     def read(
@@ -88,7 +88,7 @@ class Sources:
         *,
         environment: Mapping[str, str] | None = None,
     ) -> Self:
-        """Read the sources of one process; arguments and errors are those of `load_settings`."""
+        """Read the sources of one process; arguments and errors are as in `load_settings`."""
         variables = os.environ if environment is None else environment
         if path is None and variables.get(CONFIG_VARIABLE):
             path = Path(variables[CONFIG_VARIABLE])
@@ -104,10 +104,10 @@ class Sources:
         """Merge the settings of all sources and check them.
 
         Args:
-            cluster: Cluster settings, `section.key` → text. Everything else wins over them.
+            cluster: Cluster settings, `section.key` → text. All other sources override them.
 
         Raises:
-            ConfigurationError: see `load_settings`.
+            ConfigurationError: as in `load_settings`.
         """
         given = self._with(cluster)
         try:
@@ -116,14 +116,14 @@ class Sources:
             raise ConfigurationError(_sentence(_problems(error)[0], given)) from None
 
     def first_settings(self) -> Settings:
-        """Return the settings without those of the cluster; they suffice to find the cluster.
+        """Return the settings without cluster settings; they suffice to find the cluster.
 
         Two settings may contradict each other in a way that a cluster setting can correct. Then
-        only the sections ``bookie``, ``metadata`` and ``log`` are taken as given, and all others
-        have their defaults.
+        only the sections ``bookie``, ``metadata`` and ``log`` keep their given values, and all
+        others have their defaults.
 
         Raises:
-            ConfigurationError: there is an error that a cluster setting cannot correct.
+            ConfigurationError: a cluster setting cannot correct the error.
         """
         given = self._given
         try:
@@ -139,8 +139,9 @@ class Sources:
         """Refuse the variable BOOKIE_METADATA if the file names another store.
 
         Raises:
-            ConfigurationError: they differ, and neither a flag nor the long variable decides. The
-                sentence repeats no address: the one that is not used was not checked for secrets.
+            ConfigurationError: the two stores differ, and neither a flag nor the long variable
+                decides. The error repeats no address, because the unused address was not checked
+                for secrets.
         """
         used = self._given.get(("metadata", "uri"))
         if self._short_uri is None or used is None or not used.by_file:
@@ -163,7 +164,7 @@ _FIRST_SECTIONS = ("bookie", "metadata", "log")
 
 
 def _last_of(*sources: Iterator[_Given]) -> _AllGiven:
-    """Merge the values of several sources; each source wins over the sources before it."""
+    """Merge the values of several sources; each source overrides the earlier ones."""
     given: dict[tuple[str, str], _Given] = {}
     for source in sources:
         for item in source:
@@ -182,11 +183,11 @@ def _last_of(*sources: Iterator[_Given]) -> _AllGiven:
 
 
 def _absolute(item: _Given) -> object:
-    """Return a value's absolute path: from the folder of its file, else the working directory.
+    """Return a value's absolute path: from the folder of its file, or the working directory.
 
-    So a bookie is the same bookie wherever it is started. Earlier versions took the working
-    directory in any case: a bookie's directory that lies there, and not beside the file, is still
-    used. That use is deprecated, and gives a warning.
+    So a bookie stays the same bookie, wherever it is started. Earlier versions always used the
+    working directory: if a bookie's directory is there, and not beside the file, it is still used.
+    This use is deprecated, and causes a warning.
     """
     text = item.value
     if not isinstance(text, str) or not text:
@@ -195,7 +196,7 @@ def _absolute(item: _Given) -> object:
     if not item.by_file:
         return here
     beside = os.path.abspath(os.path.join(os.path.dirname(item.origin), text))
-    # The directory of a bookie has a cookie since its first start.
+    # The directory of a bookie contains a cookie since its first start.
     proof = "" if item.key.endswith("_file") else "/COOKIE"
     if os.path.exists(beside + proof) or not os.path.exists(here + proof):
         return beside
@@ -221,16 +222,17 @@ def load_settings(
     *,
     environment: Mapping[str, str] | None = None,
 ) -> Settings:
-    """Read, merge and check the settings of one process, without those of a cluster.
+    """Read, merge and check the settings of one process, without cluster settings.
 
     Args:
-        path: A TOML file. If None, the file that BOOKIE_CONFIG names is read, if it is set.
-        overrides: Flags, `section.key` → text. They win over everything.
-        environment: Variables; the process's own when None.
+        path: A TOML file. If it is None, the file in BOOKIE_CONFIG is read, if the variable is set.
+        overrides: Flags, `section.key` → text. They override all other sources.
+        environment: Variables; None means those of the process.
 
     Raises:
         ConfigurationError: In one sentence: a key is unknown, a value or a relation between values
-            is wrong, or the file cannot be read. Never echoes a value that may be a secret.
+            is wrong, or the file is unreadable. The sentence never contains a value that may be a
+            secret.
     """
     return Sources.read(path, overrides, environment=environment).settings()
 
@@ -241,7 +243,7 @@ def find_log_format(
     *,
     environment: Mapping[str, str] | None = None,
 ) -> LogFormat:
-    """Return ``log.format`` as far as it can be read, to report wrong settings in that format.
+    """Return ``log.format`` if it is readable, to report wrong settings in that format.
 
     The arguments are those of `load_settings`. Wrong values count as absent.
     """
@@ -259,7 +261,7 @@ def check_cluster_settings(cluster: Mapping[str, str]) -> None:
     """Refuse cluster settings that would keep a bookie with default settings from starting.
 
     Raises:
-        ConfigurationError: one sentence that names one of them.
+        ConfigurationError: the sentence names one of these settings.
     """
     Sources({}).settings(cluster)
 
@@ -343,7 +345,7 @@ def section_type(name: str) -> type[Section]:
 
 
 def _refuse_flag_for_number(item: _Given, field: FieldInfo) -> None:
-    """Refuse true or false for a setting of another type: ``port = true`` would become port 1."""
+    """Refuse true or false for another type: ``port = true`` would become port 1."""
     if isinstance(item.value, bool) and field.annotation is not bool:
         raise ConfigurationError(
             f"{item.origin}: {item.section}.{item.key} must not be true or false"
@@ -356,7 +358,7 @@ def _hint(name: str, known: list[str]) -> str:
 
 
 def _is_mendable(problem: _Problem) -> bool:
-    """True if cluster settings can correct the error: a relation between values they may set."""
+    """True if cluster settings can correct the error, a relation between values they may set."""
     place = problem["loc"]
     return not place or (len(place) == 1 and not section_type(str(place[0])).own)
 
@@ -380,7 +382,7 @@ def _sentence(problem: _Problem, given: _AllGiven) -> str:
 
 
 def _part_of_cluster(text: str, given: _AllGiven, section: str = "") -> str:
-    """Name the cluster settings in a failed relation: the bookie's own file does not show them."""
+    """Name the cluster settings in a failed relation, because the bookie's own file lacks them."""
     words = set(text.replace(",", " ").split())
     found = [
         item.origin

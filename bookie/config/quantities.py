@@ -1,4 +1,4 @@
-"""Setting values with a spelling of their own: sizes in bytes and sets of labels.
+"""Setting values with their own spelling: sizes in bytes, and sets of labels.
 
 Sizes are plain integers in code. In a file or variable they may also be written with a binary unit:
 ``"256MiB"``. Labels may also be written as text: ``"zone=a,rack=r1"``.
@@ -19,7 +19,7 @@ _LABEL = re.compile(r"[A-Za-z0-9._/-]{1,63}")
 
 
 def parse_size(value: object) -> object:
-    """Turn ``"8MiB"`` into 8388608; values that are not text are returned unchanged."""
+    """Turn ``"8MiB"`` into 8388608; return values that are not text unchanged."""
     if not isinstance(value, str):
         return value
     match = _SIZE.fullmatch(value)

@@ -1,4 +1,4 @@
-"""Render settings as a TOML file with explanations, which `load_settings` can read back."""
+"""Renders settings as a TOML file with explanations, which `load_settings` can read again."""
 
 from __future__ import annotations
 
@@ -39,27 +39,27 @@ DEFAULTS_HEAD = (
 def render_toml(settings: Settings) -> str:
     """Return all sections with every key, each below a comment with its meaning and default.
 
-    Secrets, should a section have any, are not written out.
+    Secrets are not written.
     """
     return _render(settings, HEAD, "")
 
 
 def render_defaults() -> str:
-    """Return a file to start from: `render_toml` of the defaults, with each key commented out."""
+    """Return a template file: `render_toml` of the defaults, with each key commented out."""
     return _render(Settings(), DEFAULTS_HEAD, "#")
 
 
 @dataclass(frozen=True, slots=True)
 class SettingFact:
-    """Two facts about a setting: its default, and whether a running bookie takes a new value."""
+    """Two facts about a setting: its default, and whether a running bookie accepts a new value."""
 
     default: str
-    """The default as it is written in a file."""
+    """The default in the spelling of a file."""
     dynamic: bool
 
 
 def find_setting(name: str) -> SettingFact | None:
-    """Return the facts about the setting ``section.key``, or None if there is no such setting."""
+    """Return the facts about the setting ``section.key``, or None for an unknown setting."""
     section, _, key = name.partition(".")
     if section not in Settings.model_fields:
         return None
@@ -68,7 +68,7 @@ def find_setting(name: str) -> SettingFact | None:
 
 
 def given_values(settings: Settings, names: Iterable[str]) -> dict[str, str]:
-    """Return the values of some settings as a file spells them: ``section.key`` → text."""
+    """Return the values of some settings in the spelling of a file: ``section.key`` → text."""
     values = {}
     for name in names:
         section, _, key = name.partition(".")

@@ -1,6 +1,6 @@
 """The base class of all sections of settings, and the marks of a setting.
 
-A setting is *dynamic* if a running bookie takes a new value without a restart. A setting is a
+A setting is *dynamic* if a running bookie accepts a new value without a restart. A setting is a
 bookie's *own* if it cannot be a cluster setting.
 """
 
@@ -36,7 +36,7 @@ class Section(BaseModel):
 
 
 def is_dynamic(field: FieldInfo) -> bool:
-    """True if a running bookie takes a new value of the setting."""
+    """True if a running bookie accepts a new value of the setting."""
     return _says(field, "dynamic")
 
 

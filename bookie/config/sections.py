@@ -22,7 +22,7 @@ from bookie.ids import ENTRY_SIZE_BYTES_MAX, is_vacant, is_valid_bookie_id
 KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
 
 RECORD_OVERHEAD_BYTES = 4 * KIB
-"""Upper bound on the header bytes around one entry, in a message or in a block."""
+"""Upper bound of the header bytes around one entry, in a message or in a block."""
 
 ENTRY_OVERHEAD_BYTES = 12
 """Bytes per entry in an answer, besides the entry itself: its id step (8) and its size (4)."""
@@ -265,7 +265,7 @@ class StorageSettings(Section):
 
     @property
     def journal_step_bytes(self) -> int:
-        """Bytes that a journal file reserves when it grows."""
+        """The number of bytes by which a journal file grows."""
         return min(self.journal_allocate_bytes, self.journal_file_bytes_max)
 
     @model_validator(mode="after")

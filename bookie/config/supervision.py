@@ -1,7 +1,7 @@
-"""Environment variables, other than settings, that the parent process gives the daemon.
+"""Environment variables, besides settings, that the parent process passes to the daemon.
 
-A service manager names its notification socket in a variable, as `sd_notify(3)` defines it. A crash
-test names the place where the process is killed.
+A service manager passes its notification socket in a variable, as `sd_notify(3)` defines it. A
+crash test passes the place where the process is killed.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ FAILPOINT_VARIABLE = "BOOKIE_FAILPOINT"
 class Supervision:
     """The way to notify the service manager.
 
-    `notify_socket` is the path of a datagram socket. A leading ``@`` stands for the abstract
-    namespace; the path is empty without a service manager. After `watchdog_seconds` of silence the
-    manager kills this process; None stands for no watchdog.
+    `notify_socket` is the path of a datagram socket. A leading ``@`` means the abstract namespace;
+    the path is empty without a service manager. After `watchdog_seconds` of silence, the manager
+    kills this process; None means no watchdog.
     """
 
     notify_socket: str

@@ -1,5 +1,5 @@
-"""The messages between clients and bookies, their bytes, and deadlines of calls.
+"""Messages between clients and bookies, their encoding, and deadlines of calls.
 
-The frequent messages travel as bytes that `codec` builds and parses itself; the rare messages use
-the generated protobuf code. The package `grpc` carries both kinds.
+`codec` builds and parses the frequent messages itself; generated protobuf code handles the rare
+messages. The package `grpc` transports both kinds.
 """

@@ -1,8 +1,8 @@
-"""Joined messages: several AddRequests, or AddResponses, that wait at the same time.
+"""Joined messages: one message carries several AddRequests or AddResponses.
 
-A message costs each end about 100 µs, whatever its size. So adds of many ledgers share a message if
-they wait at the same time, and so do their answers. No add or answer is delayed to be joined with
-others. A message that contains messages has only the repeated field ``together``.
+A message costs each end about 100 µs, whatever its size. So adds of many ledgers that wait at the
+same time share a message, and so do their answers. No add or answer waits in order to be joined
+with others. A joined message has only the repeated field ``together``.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from bookie.errors import BadRequestError
 from bookie.wire.messages import varint, varint_value
 
 COALESCED_MAX: Final = 64
-"""The most requests, or answers, that travel in one message."""
+"""The largest number of requests, or answers, in one message."""
 
 COALESCED_BYTES_MAX: Final = 2 * 1024 * 1024
-"""The most bytes of joined requests or answers, such as seven batches of 256 entries of 1 KB."""
+"""The largest size of joined requests or answers, such as seven batches of 256 entries of 1 KB."""
 
 JOINED_BYTES_MAX: Final = 512 * 1024
-"""A larger request is sent alone: to copy it once more would cost as much as a message."""
+"""A larger request is sent alone, because another copy would cost as much as a message."""
 
 _VIEW_SHARE_MIN: Final = 8
-"""A message becomes a view if it has at least this share, one in 8, of the joined message. A view
-costs less than a copy. But it keeps the whole joined message in memory, and a budget or the cache
-counts only the share."""
+"""A part becomes a view if it has at least this share, one in 8, of the joined message. A view
+costs less than a copy. But a view keeps the whole joined message in memory, while a budget or the
+cache counts only its share."""
 
 _VIEW_BYTES_MIN: Final = 16 * 1024
 """Smaller messages are copied, because a copy costs no more than a view."""
 
 _TOGETHER: Final = b"\x62"
 _HEAD: Final = re.compile(_TOGETHER + rb"([\x80-\xff]{0,8}[\x00-\x7f])", re.DOTALL)
-"""Matches the tag and the length before each message in a message."""
+"""Matches the tag and the length before each part of a joined message."""
 
 
 def fitting(queue: deque[bytes]) -> int:
-    """Return how many of the oldest messages in `queue` travel together: at least one."""
+    """Return how many of the oldest messages in `queue` fit into one message: at least one."""
     count = size = 0
     for message in queue:
         size += len(message)
@@ -59,12 +59,12 @@ def join_messages(messages: Sequence[bytes]) -> bytes:
 
 
 def split_message(data: bytes) -> Sequence[bytes | memoryview]:
-    """Split a message into those that `join_messages` joined; large ones are views.
+    """Split a message that `join_messages` joined; large parts are views.
 
-    A view keeps `data` in memory: at most eight times as many bytes as the view has.
+    A view keeps `data` in memory: at most eight times its own size.
 
     Raises:
-        BadRequestError: Messages that are cut off, too many, too large, or mixed with other fields.
+        BadRequestError: The messages are cut off, too many, too large, or mixed with other fields.
     """
     if not data.startswith(_TOGETHER):
         return (data,)

@@ -1,18 +1,18 @@
-"""Encode and parse the frequent messages: AddRequest, AddResponse, ReadRequest, ReadResponse.
+"""Encodes and parses the frequent messages: AddRequest, AddResponse, ReadRequest, ReadResponse.
 
-This module builds and parses the frequent messages itself, because generated code would work per
-entry. In this module, a batch of a thousand entries costs a few array copies. Sizes and steps in a
-message are the memory of numpy arrays. A parsed payload is a view of the message.
-``proto/bookie/v1/bookie.proto`` stays the contract. As generated code does, this module writes
-fields in the order of their numbers and omits defaults.
+This module builds and parses these messages itself, because generated code would work per entry.
+Here, a batch of a thousand entries costs a few array copies. Sizes and steps in a message are the
+memory of numpy arrays. A parsed payload is a view of the message. ``proto/bookie/v1/bookie.proto``
+defines the contract. Like generated code, this module writes fields in the order of their numbers
+and omits defaults.
 
 In an AddRequest, the request id comes first and the payload last. Request ids of adds come from one
-counter per client, so every bookie of a write set gets the same bytes object. On one stream the ids
-of adds need not rise, because a batch may be sent again after later batches. Adds are answered in
-request order. Adds, or their answers, that wait at the same time are joined (`wire/coalesce.py`).
+counter per client, so every bookie of a write set gets the same bytes object. On one stream, the
+ids of adds need not increase, because a batch may be resent after later batches. Bookies answer
+adds in request order. Adds, or answers, that wait at the same time are joined (`wire/coalesce.py`).
 
-Parsers take fields in any order and skip unknown ones. A message that breaks the contract in any
-other way raises :class:`BadRequestError`, and no other error.
+Parsers accept fields in any order and skip unknown fields. A message that breaks the contract in
+any other way raises :class:`BadRequestError`, and no other error.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from bookie.wire.messages import (
 )
 
 MASTER_KEY_BYTES_MAX: Final = 64
-"""The longest key a request may carry; ours have 32 bytes, Apache BookKeeper's 20."""
+"""The longest key in a request; keys here have 32 bytes, those of Apache BookKeeper 20."""
 
 LAC_PACKET_BYTES_MAX: Final = 64
 """The longest explicit-LAC packet: two numbers and the largest digest, with room to spare."""
 
 MESSAGE_TEXT_CHARACTERS_MAX: Final = 512
-"""The most characters in the sentence of an answer; a longer sentence is cut off."""
+"""The largest number of characters in an answer's sentence; a longer sentence is cut off."""
 
 _FIXED32: Final = np.dtype("<u4")
-_FIXED64: Final = np.dtype("<i8")  # steps; those above 2^63 show as negative and are refused
+_FIXED64: Final = np.dtype("<i8")  # steps; values above 2^63 appear negative and are refused
 _UINT32_MASK: Final = 0xFFFF_FFFF
 _STATUSES: Final = tuple(Status)
 
@@ -67,7 +67,7 @@ _LONE_ADD: Final = re.compile(
     rb"\x7a" + _VARINT,  # length of the payload, which follows
     re.DOTALL,
 )
-"""Matches a request of one entry as `encode_add_request` writes it, up to its payload."""
+"""Matches a request with one entry, as `encode_add_request` writes it, up to its payload."""
 
 
 def encode_add_request(
@@ -83,7 +83,7 @@ def encode_add_request(
 ) -> bytes:
     """Encode one add, or an explicit LAC alone when `batch` is None.
 
-    The payload is copied once. Nothing is checked here: the bookie checks the request.
+    The payload is copied once. This function checks nothing, because the bookie checks the request.
     """
     head = bytearray()
     if request_id:
@@ -114,11 +114,11 @@ def parse_add_request(data: bytes | memoryview) -> tuple[int, AddCommand]:
     """Parse one message, and return its request id and its command.
 
     The batch's payload and arrays are views of `data` and keep `data` alive. Bounds of ids and
-    sizes have been checked; the payload's checksum and its packets' headers have not.
+    sizes are checked; the payload's checksum and the packets' headers are not.
 
     Raises:
-        BadRequestError: Not a message, or one that breaks a bound; `request_id_of` may still tell
-            which request it was.
+        BadRequestError: The bytes are not a message, or break a bound; `request_id_of` may still
+            find the request's id.
     """
     lone = _parse_lone_add(data)
     if lone is not None:
@@ -150,10 +150,10 @@ def parse_add_request(data: bytes | memoryview) -> tuple[int, AddCommand]:
 
 
 def _parse_lone_add(data: bytes | memoryview) -> tuple[int, AddCommand] | None:
-    """Parse a sound request of one entry, as `parse_add_request` does; None for other messages.
+    """Parse a valid request with one entry like `parse_add_request`; None for other messages.
 
     This function takes half the time of the general parser. Appends of one entry wait for the
-    parser, and a writer of many ledgers sends mostly requests of one entry.
+    parser, and a writer of many ledgers sends mostly requests with one entry.
     """
     match = _LONE_ADD.match(data)
     if match is None:
@@ -186,7 +186,7 @@ def _parse_lone_add(data: bytes | memoryview) -> tuple[int, AddCommand] | None:
 
 
 def request_id_of(data: bytes | memoryview) -> int:
-    """Return the request id of a message that may be malformed further on; 0 if unknown."""
+    """Return the request id of a message that may be malformed later; 0 if unknown."""
     if data[:1] != b"\x08":
         return 0
     request_id = 0
@@ -222,7 +222,7 @@ def parse_add_response(data: bytes | memoryview) -> AddAnswer:
     """Parse a bookie's answer to one add.
 
     Raises:
-        BadRequestError: The bytes are not such a message, or its status is unknown.
+        BadRequestError: The bytes are not an AddResponse, or its status is unknown.
     """
     numbers, text = scan_numbers(data), ""
     if numbers is None:
@@ -235,13 +235,13 @@ def parse_add_response(data: bytes | memoryview) -> AddAnswer:
 
 
 def encode_streamed_read(request_id: int, command: ReadCommand, timeout_ms: int = 0) -> bytes:
-    """Encode one read on a stream; the client waits `timeout_ms`, or for ever if this is 0."""
+    """Encode one read on a stream; the client waits `timeout_ms`, or without limit if it is 0."""
     out = encode_read_request(command) + b"\x58" + varint(request_id)
     return out + b"\x60" + varint(timeout_ms) if timeout_ms else out
 
 
 def encode_read_request(command: ReadCommand) -> bytes:
-    """Encode one read. Nothing is checked here: the bookie checks the request."""
+    """Encode one read. This function checks nothing, because the bookie checks the request."""
     out = bytearray()
     first, last = command.first_entry_id, command.last_entry_id
     if command.ledger_id:
@@ -274,7 +274,7 @@ def parse_read_request(data: bytes) -> ReadCommand:
     """Parse a read request; ids, limits and stripe of the result are within their bounds.
 
     Raises:
-        BadRequestError: Not a message, or one that breaks a bound.
+        BadRequestError: The bytes are not a message, or break a bound.
     """
     return parse_streamed_read(data)[2]
 
@@ -283,8 +283,8 @@ def parse_streamed_read(data: bytes) -> tuple[int, int, ReadCommand]:
     """Parse a read on a stream: return its request id, its timeout in ms, and the read.
 
     Raises:
-        BadRequestError: Not a message, or one that breaks a bound; `read_id_of` may still tell
-            which request it was.
+        BadRequestError: The bytes are not a message, or break a bound; `read_id_of` may still find
+            the request's id.
     """
     numbers = scan_numbers(data)
     if numbers is not None:
@@ -319,7 +319,7 @@ def parse_streamed_read(data: bytes) -> tuple[int, int, ReadCommand]:
 
 
 def read_id_of(data: bytes) -> int:
-    """Return the request id of a read that breaks a bound; 0 when it is not known."""
+    """Return the request id of a read that breaks a bound; 0 if unknown."""
     try:
         return scan(data, {}).numbers.get(0x58, 0)
     except BadRequestError:
@@ -360,11 +360,11 @@ def encode_read_response(reply: ReadReply, request_id: int = 0) -> bytes:
 def parse_read_response(data: bytes, ledger_id: int) -> ReadReply:
     """Parse a bookie's answer to a read of `ledger_id`.
 
-    The batch is a view of `data`. The bounds of the batch have been checked; ids and digests inside
-    its packets have not.
+    The batch is a view of `data`. The bounds of the batch are checked; ids and digests inside its
+    packets are not.
 
     Raises:
-        BadRequestError: The bytes are not such a message, or its parts contradict each other.
+        BadRequestError: The bytes are not a ReadResponse, or its parts contradict each other.
     """
     return read_reply_of(scan_read_response(data)[1], ledger_id)
 
@@ -372,8 +372,9 @@ def parse_read_response(data: bytes, ledger_id: int) -> ReadReply:
 def scan_read_response(data: bytes) -> tuple[int, Fields]:
     """Scan an answer on a stream; return its request id, and the fields for `read_reply_of`.
 
-    Answers on a stream are parsed in two steps for two reasons. Only the request tells the ledger
-    of an answer. And an answer with contradictions must fail its own request only, not the stream.
+    Answers on a stream are parsed in two steps for two reasons. Only the request contains the
+    ledger of an answer. And an answer with contradictions must fail only its own request, not the
+    stream.
 
     Raises:
         BadRequestError: The bytes are not a message.
@@ -383,7 +384,7 @@ def scan_read_response(data: bytes) -> tuple[int, Fields]:
 
 
 def read_reply_of(fields: Fields, ledger_id: int) -> ReadReply:
-    """Make the reply from a scanned message; returns and raises as `parse_read_response` does."""
+    """Make the reply from a scanned message; raises like `parse_read_response`."""
     number = fields.numbers.get
     status, stopped_by = number(0x08, 0), number(0x38, 0)
     return ReadReply(
@@ -401,7 +402,7 @@ def read_reply_of(fields: Fields, ledger_id: int) -> ReadReply:
 
 def _append_arrays(head: bytearray, batch: EntryBatch, steps_tag: bytes, sizes_tag: bytes) -> None:
     if len(batch.sizes) == 1:
-        # One entry, whose size needs no array: its payload has it.
+        # The size of a single entry needs no array, because it is the payload's size.
         head += sizes_tag + b"\x04" + len(batch.payload).to_bytes(4, "little")
         return
     if batch.steps is not None and len(batch.steps):

@@ -1,4 +1,4 @@
-"""Requests to a bookie and its replies: the values that the wire messages carry.
+"""Requests to a bookie and its replies: the values inside wire messages.
 
 The node decides about requests, `wire` transports requests and replies, and clients make requests
 and read replies.
@@ -14,7 +14,7 @@ from bookie.ids import NO_ENTRY, Status
 
 
 class Reply(NamedTuple):
-    """The outcome of a request; `message` is one sentence, empty when OK."""
+    """The outcome of a request; `message` is one sentence, empty if the status is OK."""
 
     status: Status
     message: str = ""
@@ -23,8 +23,8 @@ class Reply(NamedTuple):
 class AddCommand(NamedTuple):
     """One add request: entries, an explicit LAC, or both.
 
-    `batch` is None when the request carries only an explicit LAC. The parser has checked the
-    batch's bounds (ids, sizes), but not its checksum and packet headers.
+    `batch` is None if the request carries only an explicit LAC. The parser has checked the batch's
+    bounds (ids, sizes), but not its checksum and packet headers.
     """
 
     batch: EntryBatch | None
@@ -39,8 +39,8 @@ class AddCommand(NamedTuple):
 class ReadCommand(NamedTuple):
     """A request to read the wanted ids in ``first_entry_id … last_entry_id`` (inclusive).
 
-    A `first_entry_id` of -1 asks for the last stored entry. An id is wanted when `stripe_modulus`
-    is 0 or ``(id - stripe_first_residue) % stripe_modulus < stripe_count``. A limit of 0 means the
+    A `first_entry_id` of -1 asks for the last stored entry. An id is wanted if `stripe_modulus` is
+    0 or ``(id - stripe_first_residue) % stripe_modulus < stripe_count``. A limit of 0 means the
     server's limit.
     """
 
@@ -59,10 +59,10 @@ class ReadCommand(NamedTuple):
 class ReadReply(NamedTuple):
     """The answer to a read: consecutive wanted entries; a missing entry is never skipped.
 
-    `stopped_by` says why the batch ends before `next_entry_id`, the first wanted id that is not in
-    `batch`. A `stopped_by` of OK means that a limit or the end of the range was reached. If
-    `status` is an error, `batch` is None and the status is about the first wanted id. `max_lac` is
-    an unverified hint.
+    `stopped_by` is the reason why the batch ends before `next_entry_id`, the first wanted id that
+    is not in `batch`. A `stopped_by` of OK means that a limit or the end of the range was reached.
+    If `status` is an error, `batch` is None and the status concerns the first wanted id. `max_lac`
+    is an unverified hint.
     """
 
     status: Status
@@ -75,7 +75,7 @@ class ReadReply(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LacReply:
-    """A bookie's knowledge of a ledger's end; a packet that the bookie does not have is empty."""
+    """A bookie's knowledge of a ledger's end; a packet is empty if the bookie lacks it."""
 
     status: Status
     message: str = ""
@@ -94,14 +94,14 @@ class LacState:
     fenced: bool
     status: Status = Status.OK
     lac_packet: bytes = b""
-    """The explicit LAC packet, if `max_lac` comes from this packet."""
+    """The explicit LAC packet if `max_lac` comes from it, otherwise empty."""
     key_tag: bytes = b""
-    """Tag of the ledger's life that this update is about (`digest.key_tag`)."""
+    """Tag of the ledger's life to which this update belongs (`digest.key_tag`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerRow:
-    """One ledger as this bookie stores it; counts are those of the last checkpoint."""
+    """One ledger as this bookie stores it; the counts are those of the last checkpoint."""
 
     ledger_id: int
     fenced: bool
@@ -112,15 +112,14 @@ class LedgerRow:
     payload_bytes: int
     max_lac: int
     key_tag: bytes = b""
-    """Tag of the ledger's life that is stored (`digest.key_tag`)."""
+    """Tag of the stored life of the ledger (`digest.key_tag`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Info:
-    """A bookie's description of itself; its sizes are those of the device with the ledgers.
+    """A bookie's description of itself; sizes are those of the device with the ledgers.
 
-    `ledgers` is the number of ledgers in the index, which lacks everything after the last
-    checkpoint.
+    `ledgers` is the number of ledgers in the index at the last checkpoint.
     """
 
     bookie_id: str
@@ -132,4 +131,4 @@ class Info:
     ledgers: int
     incarnation: str = ""
     now_ms: int = 0
-    """The bookie's wall clock, in ms since 1970; 0 if the bookie does not tell."""
+    """The bookie's wall clock, in ms since 1970; 0 if the bookie does not report it."""

@@ -1,14 +1,14 @@
-"""Deadlines of calls and timers of state machines: one event-loop timer serves many of them.
+"""Deadlines of calls and timers of state machines: one event-loop timer serves many deadlines.
 
-An event-loop timer for each call would be a fifth of the client's own cost of reading one entry,
-and nearly every such timer would be cancelled.
+One event-loop timer per call would take a fifth of a client's cost to read one entry, and nearly
+every such timer would be cancelled.
 
 Deadlines count only the time in which the event loop ran. A program may block its event loop, or
-the process may be stopped. A pause of the loop must not look like a timeout: after the pause,
-deadlines would have passed before the loop reads the answers that arrived meanwhile. So a timer
-fires at least every half second. If the timer fires late, all deadlines are moved by the length of
-the pause. A deadline that has passed even after this move gets half a second more, but only once.
-So an event loop that is always late has timeouts, too.
+the process may be stopped. Such a pause must not look like a timeout, although deadlines pass
+before the loop reads the answers that arrived meanwhile. So a timer fires at least every half
+second. If the timer fires late, all deadlines are moved by the length of the pause. A deadline that
+has passed despite the move gets half a second more, but only once. So an event loop that is always
+late also has timeouts.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from typing import Any, Final, Generic, TypeVar
 K = TypeVar("K")
 
 LATE_SECONDS: Final = 0.1
-"""If a timer fires later than this, the event loop was held up."""
+"""If a timer fires later than this, the event loop was blocked."""
 
 PART_SECONDS: Final = 0.5
-"""The longest time between two checks of the clock; also a passed deadline's extra time."""
+"""The longest time between two checks of the clock; also the extra time of a passed deadline."""
 
 
 def is_being_cancelled() -> bool:
@@ -37,10 +37,10 @@ def _cancel(call: Any) -> None:
 
 
 class Deadlines(Generic[K]):
-    """Expires each key that is not stopped in time; for use in one event loop.
+    """Expires each key that is not stopped in time; one event loop uses it.
 
     Args:
-        expire: called with each key whose time is over; by default it cancels the key, a call.
+        expire: called with each expired key; by default it cancels the key, which is then a call.
     """
 
     def __init__(self, expire: Callable[[K], object] = _cancel) -> None:
@@ -54,7 +54,7 @@ class Deadlines(Generic[K]):
         self._is_abandoned = False
 
     def start(self, key: K, seconds: float) -> None:
-        """Expire `key` after `seconds`, unless `stop` comes first; restart `key` if it runs."""
+        """Expire `key` after `seconds` unless `stop` comes first; restart the time if it runs."""
         loop = asyncio.get_running_loop()
         now = loop.time()
         if self._timer is not None and now - self._wake_at > LATE_SECONDS:
@@ -66,11 +66,11 @@ class Deadlines(Generic[K]):
             self._arm(loop, min(due, now + PART_SECONDS))
 
     def stop(self, key: K) -> bool:
-        """Forget a key; return True if its time was not over yet."""
+        """Forget a key; return True if its time had not passed."""
         return self._due.pop(key, None) is not None
 
     def abandon(self) -> None:
-        """Expire nothing any more; `stop` still reports that the time of a key is not over."""
+        """Expire no more keys; `stop` still reports that the time of a key has not passed."""
         self._is_abandoned = True
         if self._timer is not None:
             self._timer.cancel()
@@ -85,17 +85,17 @@ class Deadlines(Generic[K]):
         self._timer = loop.call_at(wake_at, self._fire)
 
     def _skip_pause(self, now: float) -> None:
-        """Move all deadlines by the time for which the loop was held up."""
+        """Move all deadlines by the time for which the loop was blocked."""
         pause = now - self._wake_at
         for key in self._due:
             self._due[key] += pause
         self._wake_at, self._was_held_up = now, True
 
     def _fire(self) -> None:
-        """Expire the due keys, in the order of their deadlines, and wait for the next ones."""
+        """Expire the due keys in the order of their deadlines; set the timer for the next keys."""
         self._timer = None
         loop = asyncio.get_running_loop()
-        # Some loops wake up a moment early, by the resolution of their clock.
+        # Some loops wake up slightly early, by the resolution of their clock.
         now = max(loop.time(), self._wake_at)
         if now - self._wake_at > LATE_SECONDS:
             self._skip_pause(now)
@@ -104,7 +104,7 @@ class Deadlines(Generic[K]):
         try:
             for due, key in sorted(passed, key=lambda one: one[0]):
                 if self._due.get(key) != due:
-                    continue  # stopped or restarted by one that expired before
+                    continue  # stopped or restarted by a key that expired before
                 if is_late and key not in self._spared:
                     self._spared.add(key)
                     self._due[key] = now + PART_SECONDS

@@ -1,6 +1,6 @@
-"""Protocols of the two sides that `wire` joins: the node, and gRPC's call objects.
+"""Protocols of the two sides that `wire` connects: the node, and gRPC's call objects.
 
-gRPC for Python has no type information; `CallContext` lists the methods that are used.
+gRPC for Python has no type information; `CallContext` lists the used methods.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class CallContext(Protocol):
         """Return the next message's bytes, or `grpc.aio.EOF`."""
 
     async def write(self, message: bytes, /) -> None:
-        """Send one message; returns when gRPC has taken it, so a slow client slows the sender."""
+        """Send one message; return when gRPC has taken it, so a slow client slows the sender."""
 
     async def send_initial_metadata(self, metadata: tuple[tuple[str, str], ...], /) -> None:
-        """Tell the client at once that the bookie has accepted the call."""
+        """Report to the client at once that the bookie has accepted the call."""
 
     def invocation_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
         """Return the metadata that the client sent with the call."""
@@ -76,10 +76,10 @@ class EntryNode(Protocol):
         """Do `add` for a client that named no incarnation of the bookie."""
 
     def try_read(self, command: ReadCommand, /) -> ReadReply | None:
-        """Return the reply of `read` if the read needs no wait; else None."""
+        """Return the reply of `read` if the read need not wait; otherwise None."""
 
     async def read(self, command: ReadCommand, /) -> ReadReply:
-        """Read entries, after fencing if asked to."""
+        """Read entries, after a fence if the command requests one."""
 
     async def read_lac(self, ledger_id: int, master_key: bytes, /) -> LacReply:
         """Return the end of a ledger as the bookie knows it."""
@@ -107,7 +107,7 @@ class BookieNode(EntryNode, Protocol):
 
     @property
     def incarnation(self) -> str:
-        """The bookie's incarnation: the id of its present state; empty if it does not say."""
+        """The bookie's incarnation, the id of its current state; empty if unknown."""
 
     def list_entries(
         self, ledger_id: int, first_entry_id: int, last_entry_id: int, key: bytes, /
@@ -121,4 +121,4 @@ class BookieNode(EntryNode, Protocol):
         """Return the bookie's description of itself."""
 
     def watch(self, callback: Callable[[LacState], None], /) -> Watcher:
-        """Make a subscriber; `callback` runs in the event loop and must not block."""
+        """Create a subscriber; `callback` runs in the event loop and must not block."""

@@ -1,9 +1,9 @@
 """The part of protobuf's wire format that `codec` needs: varints, spans, packed arrays.
 
-A message is scanned once into two dictionaries keyed by the *tag* (field number and wire type).
+One scan of a message gives two dictionaries whose keys are *tags* (field number and wire type).
 Nothing is copied: length-delimited fields stay spans of the message, and packed arrays become numpy
-views of the message. A known field with a foreign wire type has another tag, so it is skipped like
-any unknown field, as the generated code does.
+views of the message. A known field with a wrong wire type has another tag, so it is skipped like
+any unknown field, as in generated code.
 
 ========= ====================== =====================================
 wire type what                   bytes
@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from bookie.errors import BadRequestError
 
 FIELDS_MAX = 64
-"""The most fields of a message, unknown fields and unpacked array elements included."""
+"""The largest number of fields in a message, with unknown fields and unpacked array elements."""
 
 _VARINT_64 = 1 << 64
 _SIGN_64 = 1 << 63
@@ -44,7 +44,7 @@ def varint(value: int) -> bytes:
     """Encode `value`, in 0 … 2**64 - 1, as a varint."""
     if value < 0x80:
         return _SMALL[value]
-    # Usual ids and sizes take the fast way.
+    # Usual ids and sizes take the fast path.
     if value < 0x4000:
         return bytes((value & 0x7F | 0x80, value >> 7))
     if value < 0x20_0000:
@@ -58,9 +58,9 @@ def varint(value: int) -> bytes:
 
 
 def varint_value(octets: bytes) -> int:
-    """Decode a whole varint of at most nine bytes; no bytes give 0."""
+    """Decode a whole varint of at most nine bytes; no bytes mean 0."""
     size = len(octets)
-    # As in `varint`: a fast way for usual sizes.
+    # A fast path for usual sizes, as in `varint`.
     if size == 1:
         return octets[0]
     if size == 2:
@@ -85,12 +85,12 @@ def zigzag_varint(value: int) -> bytes:
 
 
 def to_int64(value: int) -> int:
-    """Return the ``int64`` that a scanned varint stands for."""
+    """Return the ``int64`` value of a scanned varint."""
     return value if value < _SIGN_64 else value - _VARINT_64
 
 
 def to_sint64(value: int) -> int:
-    """Return the ``sint64`` that a scanned varint stands for."""
+    """Return the ``sint64`` value of a scanned varint."""
     return value >> 1 if not value & 1 else -(value >> 1) - 1
 
 
@@ -105,7 +105,7 @@ class Fields:
         self.spans: dict[int, list[Span]] = {}
 
     def octets(self, tag: int, size_max: int) -> bytes:
-        """Return a copy of a short ``bytes`` field, empty when absent.
+        """Return a copy of a short ``bytes`` field; empty if absent.
 
         Raises:
             BadRequestError: The field is longer than `size_max` bytes.
@@ -121,7 +121,7 @@ class Fields:
         return bytes(self.data[start:end])
 
     def text(self, tag: int) -> str:
-        """Return a ``string`` field, empty when absent; bytes that are not UTF-8 are replaced."""
+        """Return a ``string`` field, empty if absent; bytes that are not UTF-8 are replaced."""
         spans = self.spans.get(tag)
         if spans is None:
             return ""
@@ -140,7 +140,7 @@ class Fields:
         """Return a packed array as a read-only view of the message; None if the array is empty.
 
         Raises:
-            BadRequestError: The field's length is not a multiple of the element's.
+            BadRequestError: The field's length is not a multiple of the element size.
         """
         spans = self.spans.get(tag)
         if spans is None:
@@ -162,7 +162,7 @@ class Fields:
 
 
 def scan(data: bytes | memoryview, unpacked: Mapping[int, int]) -> Fields:  # noqa: C901, PLR0912  (inlined for speed)
-    """Find the fields of a message without copying any of them.
+    """Find the fields of a message without copying any field.
 
     Args:
         data: The whole message.
@@ -170,7 +170,7 @@ def scan(data: bytes | memoryview, unpacked: Mapping[int, int]) -> Fields:  # no
             write fixed-width integers in both ways.
 
     Raises:
-        BadRequestError: The bytes are not a protobuf message, or one of too many fields.
+        BadRequestError: The bytes are not a protobuf message, or it has too many fields.
     """
     fields = Fields(data)
     numbers, spans = fields.numbers, fields.spans
@@ -198,11 +198,11 @@ def scan(data: bytes | memoryview, unpacked: Mapping[int, int]) -> Fields:  # no
                     spans.setdefault(array_tag, []).append((position, end))
                 position = end
                 continue
-            value = data[position]  # the number itself, or the length of what follows
+            value = data[position]  # the number itself, or the length of the following bytes
             position += 1
             if value >= 0x80:
                 high = data[position]
-                if high < 0x80:  # two bytes, as most that are not one
+                if high < 0x80:  # two bytes, as in most longer numbers
                     value += (high - 1) << 7
                     position += 1
                 else:
@@ -224,8 +224,7 @@ def scan(data: bytes | memoryview, unpacked: Mapping[int, int]) -> Fields:  # no
 def scan_numbers(data: bytes | memoryview) -> dict[int, int] | None:
     """Scan a short message that has only varint fields; None for any other message.
 
-    The result has the same fields as that of `scan`, by tag, in half the time: for the request of
-    one entry.
+    For a request of one entry, the result has the same fields as that of `scan`, in half the time.
     """
     size = len(data)
     if size > FIELDS_MAX:
@@ -247,7 +246,7 @@ def scan_numbers(data: bytes | memoryview) -> dict[int, int] | None:
 
 
 def _long_varint(data: bytes | memoryview, position: int, first: int) -> tuple[int, int]:
-    """Decode the rest of a varint whose first byte was not its last; also return where it ends."""
+    """Decode the rest of a varint after its first byte; also return its end."""
     value = first & 0x7F
     shift = 7
     while True:

@@ -1,8 +1,8 @@
-"""Encode and parse the rare messages, by generated protobuf code, from and to frozen values.
+"""Encodes and parses the rare messages with generated protobuf code, from and to frozen values.
 
-Every message that is not sent per batch is encoded and parsed here, for the server and for the
-client's channels. Requests are checked when they are parsed: a parser returns values within their
-bounds or raises :class:`BadRequestError`, whatever the bytes are.
+Server and client channels encode and parse here every message that is not sent per batch. Parsers
+check requests: a parser returns values within their bounds or raises :class:`BadRequestError`, for
+any bytes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from bookie.wire.codec import (
 from bookie.wire.commands import Info, LacReply, LacState, LedgerRow, Reply
 
 WATCH_IDS_MAX: Final = 4096
-"""The most ledgers that one message subscribes or unsubscribes."""
+"""The largest number of ledgers that one message subscribes or unsubscribes."""
 
 _M = TypeVar("_M", bound=Message)
 
@@ -35,7 +35,7 @@ Ranges = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
 class WatchChange(NamedTuple):
-    """Ledgers to watch from now on, and ledgers to watch no longer."""
+    """Ledgers to watch from now on, and ledgers to stop watching."""
 
     subscribe: Sequence[int]
     unsubscribe: Sequence[int]
@@ -45,7 +45,7 @@ class WatchChange(NamedTuple):
 
 
 def parse_read_lac_request(data: bytes) -> tuple[int, bytes]:
-    """Parse the ledger whose LAC is asked for, and the key."""
+    """Parse the ledger whose LAC is requested, and the key."""
     message = _parse(pb.ReadLacRequest, data)
     return _ledger_id(message.ledger_id), _key(message.master_key)
 
@@ -62,7 +62,7 @@ def parse_force_request(data: bytes) -> int:
 
 
 def parse_write_lac_request(data: bytes) -> tuple[int, bytes, bytes]:
-    """Parse ledger, key and explicit LAC packet; the packet is not empty, its content unchecked."""
+    """Parse ledger, key and explicit LAC packet; the packet is not empty, but unchecked."""
     message = _parse(pb.WriteLacRequest, data)
     packet = message.lac_packet
     if not 0 < len(packet) <= LAC_PACKET_BYTES_MAX:
@@ -94,14 +94,14 @@ def parse_info_request(data: bytes) -> None:
 
 
 def encode_watch_change(change: WatchChange) -> bytes:
-    """Encode a change of the ledgers that are watched."""
+    """Encode a change of the watched ledgers."""
     return pb.WatchLacRequest(
         subscribe=change.subscribe, unsubscribe=change.unsubscribe
     ).SerializeToString()
 
 
 def parse_watch_request(data: bytes) -> WatchChange:
-    """Parse the ledgers to watch and those to forget; at most `WATCH_IDS_MAX` together."""
+    """Parse the ledgers to watch and to stop watching; at most `WATCH_IDS_MAX` together."""
     message = _parse(pb.WatchLacRequest, data)
     count = len(message.subscribe) + len(message.unsubscribe)
     if count > WATCH_IDS_MAX:
@@ -127,7 +127,7 @@ def encode_lac_reply(reply: LacReply) -> bytes:
 
 
 def parse_lac_reply(data: bytes) -> LacReply:
-    """Parse the answer to ReadLac or Fence; its packets have not been verified."""
+    """Parse the answer to ReadLac or Fence; the packets are not verified."""
     message = _parse(pb.LacResponse, data)
     return LacReply(
         _status(message.status),
@@ -151,7 +151,7 @@ def parse_reply(data: bytes) -> Reply:
 
 
 def encode_ranges(reply: Reply, ranges: Ranges | None) -> bytes:
-    """Encode one page of id ranges; only a page with status OK has any."""
+    """Encode one page of id ranges; only a page with status OK has ranges."""
     message = pb.ListEntriesResponse(**_head(reply))
     if ranges is not None:
         message.range_first.extend(ranges[0].tolist())
@@ -163,7 +163,7 @@ def parse_ranges(data: bytes) -> tuple[Reply, Ranges]:
     """Parse one page of id ranges; they must ascend and be disjoint, as the contract says.
 
     Raises:
-        BadRequestError: The page is not such a message, or its ranges contradict the contract.
+        BadRequestError: The page is not such a message, or its ranges violate the contract.
     """
     message = _parse(pb.ListEntriesResponse, data)
     try:
@@ -177,7 +177,7 @@ def parse_ranges(data: bytes) -> tuple[Reply, Ranges]:
 
 
 def encode_ledger_rows(reply: Reply, rows: Iterable[LedgerRow]) -> bytes:
-    """Encode one page of ledgers; only a page with status OK has any."""
+    """Encode one page of ledgers; only a page with status OK has ledgers."""
     return pb.ListLedgersResponse(
         **_head(reply),
         ledgers=[
@@ -218,7 +218,7 @@ def parse_ledger_rows(data: bytes) -> tuple[Reply, list[LedgerRow]]:
 
 
 def encode_info(reply: Reply, info: Info | None) -> bytes:
-    """Encode a bookie's description of itself; only an answer with status OK has one."""
+    """Encode a bookie's description of itself; only an answer with status OK contains one."""
     described = {} if info is None else asdict(info)
     return pb.GetInfoResponse(**_head(reply), **described).SerializeToString()
 
@@ -287,7 +287,7 @@ def _status(number: int) -> Status:
 
 
 def _pb_status(status: Status) -> Any:
-    return status.value  # the generated code takes numbers, its stubs do not say so
+    return status.value  # the generated code accepts numbers, but its stubs do not say so
 
 
 def _head(reply: Reply | LacReply) -> dict[str, Any]:

@@ -31,19 +31,19 @@ ChannelOptions = list[tuple[str, int]]
 RECONNECT_BACKOFF_MS: Final = (100, 250)
 """The first and the longest pause of a channel between two attempts to connect, in ms.
 
-The pauses are short, because a bookie that restarts is back within a second and its writers wait
-for it. With a longest pause of a second, a rolling restart of five bookies cost some ledgers an
+The pauses are short, because a restarting bookie is back within a second and its writers wait for
+it. With a longest pause of a second, a rolling restart of five bookies cost some ledgers an
 ensemble change.
 """
 
 
 WINDOW_BYTES: Final = 4 * 1024 * 1024
-"""The most bytes that a peer may send of one call before they are read.
+"""The largest number of bytes that a peer may send on one call before they are read.
 
 The window size is fixed. By default gRPC begins with 64 KiB and grows the window by measurements,
 which takes long on a fast network. With batches of 256 entries of 1 KB a fixed window saves a fifth
 of both ends' time. This window size allows 400 MB/s over a network with a round trip of 10 ms. The
-window also bounds what gRPC holds of a stream that the bookie does not read.
+window also bounds the memory of gRPC for a stream that the bookie does not read.
 """
 
 _FLOW_CONTROL: Final = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", WINDOW_BYTES))
@@ -74,7 +74,7 @@ def server_options(settings: RpcSettings) -> ChannelOptions:
         ("grpc.http2.max_ping_strikes", 2),
         ("grpc.max_connection_idle_ms", _milliseconds(settings.connection_idle_seconds_max)),
         ("grpc.server_handshake_timeout_ms", _milliseconds(settings.handshake_timeout_seconds)),
-        ("grpc.so_reuseport", 0),  # a second bookie must not share the port in silence
+        ("grpc.so_reuseport", 0),  # a second bookie must not silently share the port
         ("grpc.enable_channelz", 0),
         ("grpc.per_message_compression", 0),
         ("grpc.per_message_decompression", 0),
@@ -87,7 +87,7 @@ def channel_options(settings: RpcSettings, connect_timeout_seconds: float) -> Ch
 
     Each channel gets a connection of its own, even to the same bookie. So bulk data on one channel
     does not delay a fence on another. The retry policy is gRPC's default: it repeats only calls
-    that no server can have seen, as after an idle connection was closed.
+    that no server can have seen, for example after an idle connection was closed.
     """
     first, longest = RECONNECT_BACKOFF_MS
     return [
@@ -100,7 +100,7 @@ def channel_options(settings: RpcSettings, connect_timeout_seconds: float) -> Ch
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.initial_reconnect_backoff_ms", first),
         ("grpc.max_reconnect_backoff_ms", longest),
-        # Named a backoff, this is in fact the timeout of one attempt to connect.
+        # Despite its name, this option is the timeout of one attempt to connect.
         ("grpc.min_reconnect_backoff_ms", _milliseconds(connect_timeout_seconds)),
         ("grpc.enable_http_proxy", 0),
         *_FLOW_CONTROL,
@@ -133,10 +133,10 @@ def bind(server: Any, address: str, credentials: Any = None) -> int:
 def call_metadata(
     instance_id: str, bookie_id: str = "", incarnation: str = "", life: str = ""
 ) -> Any:
-    """Make the metadata of a client's calls, in gRPC's own type, so that no call converts it.
+    """Create the metadata of a client's calls in gRPC's own type, so that no call converts it.
 
-    An address may pass from one bookie to another, so a call names its bookie. A call that relies
-    on what the bookie keeps also names the bookie's incarnation, or the id of its process (`life`).
+    A call names its bookie, because an address may pass from one bookie to another. A call that
+    relies on stored entries also names the bookie's incarnation, or the id of its process (`life`).
     """
     pairs = [(INSTANCE_ID_METADATA_KEY, instance_id)]
     if bookie_id:
@@ -149,7 +149,7 @@ def call_metadata(
 
 
 def named(metadata: Iterable[tuple[str, str | bytes]], wanted: str) -> str:
-    """Return the value of the key `wanted` in metadata of a call; empty if it is missing."""
+    """Return the value of the key `wanted` in the metadata of a call; empty if it is missing."""
     for key, value in metadata:
         if key == wanted:
             return value if isinstance(value, str) else value.decode("ascii", "replace")
@@ -162,14 +162,15 @@ def check_recipient(
     bookie_id: str,
     incarnation: str,
 ) -> None:
-    """Check that a call is meant for this cluster, this bookie, and its present incarnation.
+    """Check that a call is meant for this cluster, this bookie, and its current incarnation.
 
-    If the caller names no bookie id or no incarnation, every one fits.
+    If the caller names no bookie id or no incarnation, any is accepted.
 
     Raises:
         WrongClusterError: The caller named no cluster, or another one.
-        WrongBookieError: The caller means another bookie, which had this address before.
-        WrongIncarnationError: The caller means an earlier one, and may count on what is lost here.
+        WrongBookieError: The caller means another bookie, which previously had this address.
+        WrongIncarnationError: The caller means an earlier incarnation, and may rely on lost
+            entries.
     """
     pairs = tuple(metadata)
     cluster = named(pairs, INSTANCE_ID_METADATA_KEY)

@@ -1,17 +1,17 @@
-"""A client's way to one bookie: streams of adds on one connection, everything else on another.
+"""A client's two connections to one bookie: one for streams of adds, one for all other calls.
 
 A fence or a LAC read must not wait behind megabytes of adds, so adds have a connection of their
-own. Calls return the bookie's answer with any status, because a status means different things to a
-writer, a reader and recovery. A call raises an error only for a status that means the same to all
-callers. A call that fails in transport raises too, and its outcome is unknown:
+own. Calls return the bookie's answer with any status, because a status has different meanings for a
+writer, a reader and recovery. A call raises an error only for a status with the same meaning for
+all callers. A call that fails in transport raises too, and its outcome is unknown:
 
 * `BookieUnreachableError`: the connection failed or broke, or the answer is malformed;
 * `OperationTimeoutError`: no answer in time;
-* `BadRequestError`: a message exceeded what one of the two ends takes;
+* `BadRequestError`: a message was too large for one of the two ends;
 * `ClientClosedError`: the channel was closed meanwhile. If the bookie has moved:
   `BookieUnreachableError`.
 
-A cancelled call is abandoned; the bookie may still do what the call asked for.
+A cancelled call is abandoned; the bookie may still carry it out.
 """
 
 from __future__ import annotations
@@ -76,10 +76,10 @@ class BookieChannel:
 
     Args:
         address: Address at which the bookie listens.
-        instance_id: The cluster that both have to belong to.
+        instance_id: The cluster to which client and bookie must belong.
         tasks: The group that runs the streams' tasks.
-        bookie_id: The bookie to call; another one at the address refuses. Empty: any.
-        connect_timeout_seconds: Time for a connection to stand, and for a stream to be taken up.
+        bookie_id: The bookie to call; another one at the address refuses. Empty means any bookie.
+        connect_timeout_seconds: Time to establish a connection, and to get a stream accepted.
         settings: Message sizes and keepalive, the same as the server's.
         credentials: gRPC's credentials for TLS, see `ChannelSecurity`; None connects without TLS.
     """
@@ -124,7 +124,7 @@ class BookieChannel:
     async def close(self, *, has_moved: bool = False) -> None:
         """End the streams and close the connections.
 
-        Calls that run raise ClientClosedError, or BookieUnreachableError if the bookie `has_moved`,
+        Running calls raise ClientClosedError, or BookieUnreachableError if the bookie `has_moved`,
         because then another connection reaches the bookie.
         """
         self._has_moved = self._reads.has_moved = has_moved
@@ -142,7 +142,7 @@ class BookieChannel:
         *,
         incarnation: str = "",
     ) -> AddStream:
-        """Open a stream of adds; a client keeps one for plain and one for recovery adds.
+        """Open a stream of adds; a client keeps one for plain adds and one for recovery adds.
 
         If `incarnation` is not empty, only a bookie of that incarnation accepts the stream.
         """
@@ -164,7 +164,7 @@ class BookieChannel:
         on_broken: OnBroken,
         on_open: OnOpen | None = None,
     ) -> LacWatch:
-        """Open a subscription to LACs, of no ledgers yet."""
+        """Open a subscription to LACs, at first without ledgers."""
         call = self._stream_call(self._control, "WatchLac")
         stream = LacWatch(call, on_update, on_broken, on_open)
         self._streams.append(stream)
@@ -182,7 +182,7 @@ class BookieChannel:
         )
 
     def _metadata_for(self, incarnation: str, life: str = "") -> Any:
-        """Return the metadata of a call that is for one incarnation or process of the bookie."""
+        """Return the metadata of a call for one incarnation or process of the bookie."""
         if not (incarnation or life):
             return self._metadata
         return transport.call_metadata(self._instance_id, self._bookie_id, incarnation, life)
@@ -190,7 +190,7 @@ class BookieChannel:
     async def read(
         self, command: ReadCommand, *, timeout: float, incarnation: str = ""
     ) -> ReadReply:
-        """Read entries; the bounds of the batch have been checked, but its packets have not."""
+        """Read entries; the bounds of the batch are checked, but its packets are not."""
         return await self._call(
             "Read",
             encode_read_request(command),
@@ -200,7 +200,7 @@ class BookieChannel:
         )
 
     async def read_entry(self, command: ReadCommand, *, timeout: float) -> ReadReply:
-        """Read one entry, without fencing, over a stream: at half the cost of a call.
+        """Read one entry, without fencing, over a stream, at half the cost of a call.
 
         If the bookie has no such stream, this channel uses calls for all later reads. A call is
         also used while the stream is full.
@@ -220,7 +220,7 @@ class BookieChannel:
     async def read_lac(
         self, ledger_id: int, master_key: bytes, *, timeout: float, incarnation: str = ""
     ) -> LacReply:
-        """Ask for the end of a ledger as the bookie knows it; packets are unverified."""
+        """Read the end of a ledger as the bookie knows it; the packets are unverified."""
         request = pb.ReadLacRequest(ledger_id=ledger_id, master_key=master_key).SerializeToString()
         parse = unary_codec.parse_lac_reply
         return await self._call("ReadLac", request, timeout, parse, incarnation)
@@ -228,13 +228,13 @@ class BookieChannel:
     async def fence(
         self, ledger_id: int, master_key: bytes, *, timeout: float, incarnation: str = ""
     ) -> LacReply:
-        """Fence a ledger; an OK or definite negative answer comes after the fence is durable."""
+        """Fence a ledger; the bookie sends OK or a definite denial once the fence is durable."""
         request = pb.FenceRequest(ledger_id=ledger_id, master_key=master_key).SerializeToString()
         parse = unary_codec.parse_lac_reply
         return await self._call("Fence", request, timeout, parse, incarnation)
 
     async def force(self, ledger_id: int, *, timeout: float, life: str = "") -> Reply:
-        """Make all entries of a ledger durable that the bookie has accepted before.
+        """Make all entries of a ledger durable that the bookie accepted before.
 
         Pass the `life` of the stream on which the adds were sent. A later process of the bookie,
         which may lack these adds, answers WRONG_INCARNATION. An empty `life` means any process.
@@ -326,9 +326,9 @@ class BookieChannel:
     ) -> _T:
         """Make one unary call and parse its answer.
 
-        The timeout runs here and not in gRPC, because gRPC handles each call with a deadline
-        separately. With 32 calls at a time on two shared cores, gRPC deadlines allow 2400 calls a
-        second instead of 6200.
+        The timeout runs here and not in gRPC, because a gRPC deadline costs extra work in each
+        call. With 32 calls at a time on two shared cores, gRPC deadlines allow 2400 calls a second
+        instead of 6200.
         """
         call: Any = self._unary[rpc](request, metadata=self._metadata_for(incarnation, life))
         self._deadlines.start(call, timeout)
@@ -351,11 +351,12 @@ class BookieChannel:
         """Distinguish a cancelled caller from a cancelled call.
 
         When a channel is closed, gRPC ends its calls with a CancelledError, although nobody has
-        cancelled the task that waits.
+        cancelled the waiting task.
 
         Raises:
             ClientClosedError: The current task was not cancelled.
-            BookieUnreachableError: The same, and the bookie has another address now.
+            BookieUnreachableError: The current task was not cancelled, and the bookie has another
+                address now.
         """
         if not is_being_cancelled():
             raise closed_error(self.address, has_moved=self._has_moved) from None
@@ -379,7 +380,7 @@ class BookieChannel:
             call.cancel()
 
     def _understand(self, parse: Callable[[bytes], _T], data: bytes) -> _T:
-        """Parse an answer; a malformed one counts as no answer."""
+        """Parse an answer; a malformed answer counts as no answer."""
         try:
             return parse(data)
         except BadRequestError as error:

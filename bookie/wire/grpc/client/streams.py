@@ -1,4 +1,4 @@
-"""A client's side of a long-lived stream: a queue to send from, callbacks for what comes back.
+"""A client's side of a long-lived stream: a send queue, and callbacks for received messages.
 
 A stream is used through one *attempt* at a time, which is one gRPC call with a task of its own::
 
@@ -6,11 +6,11 @@ A stream is used through one *attempt* at a time, which is one gRPC call with a 
        └──────────────────┴──close()──▶ CLOSED
 
 A stream sends each message once, and its owner reconnects it. A broken stream proves nothing about
-what was sent on it, so its owner decides what to send again, and when. Messages that were still
+the messages sent on it, so its owner decides what to resend, and when. Messages that were still
 queued when the stream broke are dropped; the owner keeps each message until it is answered.
 
-Callbacks run in the event loop, one at a time, and must not block. After `on_broken`, no message of
-the broken attempt is delivered any more.
+Callbacks run in the event loop, one at a time, and must not block. After `on_broken`, no more
+messages of the broken attempt are delivered.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from bookie.wire.grpc.transport import named
 from bookie.wire.messages import Fields
 
 QUEUE_BYTES_MAX: Final = 16 * 1024 * 1024
-"""A stream is full when more bytes than this wait to be handed to gRPC."""
+"""A stream is full if more bytes than this wait in front of gRPC."""
 
 TIMEOUT_MILLISECONDS_MAX: Final = 2**32 - 1
 """The longest timeout that a request can carry, 49 days; longer timeouts are reduced to it."""
@@ -71,14 +71,14 @@ def closed_error(address: str, *, has_moved: bool) -> BookieError:
 
 
 class OnAnswer(Protocol):
-    """Takes a bookie's answer to one add."""
+    """Receives a bookie's answer to one add."""
 
     def __call__(self, request_id: int, status: Status, message: str, /) -> None:
-        """Take one answer; answers come in the order in which the requests were sent."""
+        """Receive one answer; answers come in the order in which the requests were sent."""
 
 
 def error_of(address: str, error: grpc.RpcError) -> BookieError:
-    """Return the error of a failed call; its outcome is unknown, unless a message was too large."""
+    """Return the error of a failed call, with an unknown outcome unless a message was too large."""
     code = error.code()
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return OperationTimeoutError(f"bookie {address} did not answer in time")
@@ -97,11 +97,11 @@ class StreamCall:
     open: Callable[[], Any]
     tasks: asyncio.TaskGroup
     connect_timeout_seconds: float
-    """Seconds in which the bookie must accept the stream."""
+    """Seconds within which the bookie must accept the stream."""
 
 
 class _Attempt:
-    """One call of a stream and the messages that wait to be sent on it."""
+    """One call of a stream, with the messages that wait to be sent on it."""
 
     __slots__ = ("arrived", "joins", "queue", "queued_bytes", "task")
 
@@ -136,17 +136,17 @@ class Stream(ABC):
 
     @property
     def is_open(self) -> bool:
-        """True if `send` will take a message. The bookie may still be unreachable."""
+        """True if `send` accepts a message. The bookie may still be unreachable."""
         return self._attempt is not None
 
     @property
     def is_full(self) -> bool:
-        """True if too many bytes wait to be handed to gRPC."""
+        """True if too many bytes wait in front of gRPC."""
         return self._attempt is not None and self._attempt.queued_bytes > QUEUE_BYTES_MAX
 
     @property
     def queued_bytes(self) -> int:
-        """Bytes that wait to be handed to gRPC, which takes them as the bookie reads."""
+        """Bytes that wait in front of gRPC, which takes them as the bookie reads."""
         return 0 if self._attempt is None else self._attempt.queued_bytes
 
     def reopen(self) -> None:
@@ -195,7 +195,7 @@ class Stream(ABC):
         return error_of(self.address, error)
 
     def _refusal_of(self, offered: tuple[tuple[str, str | bytes], ...]) -> BookieError | None:
-        """Return an error if the metadata shows that the wrong bookie took the stream, or None."""
+        """Return an error if the metadata shows that a wrong bookie accepted the stream."""
         del offered
         return None
 
@@ -249,7 +249,7 @@ class Stream(ABC):
 
 
 async def _write(call: Any, attempt: _Attempt) -> None:
-    """Hand queued messages to gRPC, which holds this task back when the bookie does not read."""
+    """Pass queued messages to gRPC, which blocks this task while the bookie does not read."""
     queue = attempt.queue
     try:
         while True:
@@ -265,10 +265,10 @@ async def _write(call: Any, attempt: _Attempt) -> None:
 
 
 class AddStream(Stream):
-    """A stream of adds to one bookie, of all ledgers that expect the same incarnation of it.
+    """A stream of adds to one bookie, for all ledgers that expect the same incarnation.
 
     A bookie of another incarnation breaks the stream with `WrongIncarnationError`, before any add
-    was sent.
+    is sent.
     """
 
     def __init__(
@@ -286,10 +286,10 @@ class AddStream(Stream):
         self._bookie_id = bookie_id
         self._incarnation = incarnation
         self.life = ""
-        """The id of the bookie process that accepted the stream last; empty if it named none."""
+        """The id of the bookie process that last accepted the stream; empty if it sent none."""
 
     def send(self, request: bytes) -> None:
-        """Queue the bytes of one add request; they may be shared with other bookies' streams.
+        """Queue the bytes of one add request, which other bookies' streams may share.
 
         Raises:
             BookieUnreachableError: The stream is broken; nothing was queued.
@@ -300,7 +300,7 @@ class AddStream(Stream):
         self.life = named(offered, LIFE_METADATA_KEY)
         other = named(offered, BOOKIE_ID_METADATA_KEY)
         if self._bookie_id and other not in ("", self._bookie_id):
-            # Nothing is known about the right one, which has moved or is away.
+            # The wanted bookie's state is unknown: it has moved or is down.
             return WrongBookieError(f"bookie {other} answers at {self.address} now")
         found = named(offered, INCARNATION_METADATA_KEY)
         if not self._incarnation or found == self._incarnation:
@@ -310,7 +310,7 @@ class AddStream(Stream):
                 f"bookie {self.address} may have lost what it acknowledged: it has another "
                 "incarnation now"
             )
-        # A failed call names no incarnation either: nothing is known then.
+        # A failed call names no incarnation either; then nothing is known.
         return BookieUnreachableError(f"bookie {self.address} did not say which incarnation it is")
 
     def _deliver(self, data: bytes) -> None:
@@ -333,7 +333,7 @@ class ReadStream(Stream):
         self._request_ids = count(1)
         self._awaited: dict[int, asyncio.Future[Fields | BookieError | None]] = {}
         self.is_offered = True
-        """False once the bookie has said that it has no read streams."""
+        """False once the bookie has reported that it has no read streams."""
         self.has_moved = False
         """True if the stream is closed because the bookie has a new address."""
 
@@ -341,14 +341,14 @@ class ReadStream(Stream):
         """Send a read and return its answer's fields; None if the bookie has no read streams.
 
         Raises:
-            BookieUnreachableError: The stream broke; what the bookie did is unknown.
-            OperationTimeoutError: No answer in time.
-            ClientClosedError: The stream is closed, or was meanwhile.
+            BookieUnreachableError: The stream broke; it is unknown if the bookie served the read.
+            OperationTimeoutError: No answer arrived in time.
+            ClientClosedError: The stream was already closed, or was closed meanwhile.
         """
         if self._attempt is None:
             self.reopen()
         request_id = next(self._request_ids)
-        # Its time begins later at the bookie, which therefore never gives up before us.
+        # The bookie's timeout starts later, so the bookie never gives up before the client.
         timeout_ms = ceil(min(timeout_seconds * 1000, TIMEOUT_MILLISECONDS_MAX))
         self.send_bytes(encode_streamed_read(request_id, command, max(timeout_ms, 1)))
         answer: asyncio.Future[Fields | BookieError | None]
@@ -383,7 +383,7 @@ class ReadStream(Stream):
         return super()._error_of(error)
 
     def _fail(self, error: BookieError) -> None:
-        """End all waiting reads, because the stream broke for a reason of no single request."""
+        """End all waiting reads, because the stream broke, not a single request."""
         if self.is_offered:
             self._settle(lambda: BookieUnreachableError(str(error)))
         else:
@@ -397,7 +397,7 @@ class ReadStream(Stream):
 
     def _deliver(self, data: bytes) -> None:
         request_id, fields = scan_read_response(data)
-        # A caller that gave up has removed its request, or is about to.
+        # A caller that gave up has removed its request, or will.
         answer = self._awaited.get(request_id)
         if answer is not None and not answer.done():
             answer.set_result(fields)
@@ -430,7 +430,7 @@ class LacWatch(Stream):
         self._send_changes(added, subscribe=True)
 
     def unsubscribe(self, ledger_ids: Iterable[int]) -> None:
-        """Stop watching ledgers; updates that are on their way are dropped."""
+        """Stop watching ledgers; updates in flight are dropped."""
         removed = sorted(self._watched.intersection(ledger_ids))
         self._watched.difference_update(removed)
         self._send_changes(removed, subscribe=False)

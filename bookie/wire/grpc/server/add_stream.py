@@ -1,15 +1,15 @@
-"""One client's stream of adds on the bookie: requests in, answers out in the same order.
+"""One client's stream of adds on the bookie; answers leave in the order of the requests.
 
 The reader and the writer (`StreamHandler`) share a queue of requests that are not yet answered. The
-reader parses a request and waits until the node admits its bytes. While the reader waits, nothing
-is read, so gRPC's flow control holds the client back. The reader hands an admitted request to the
+reader parses a request and waits until the node admits its bytes. Meanwhile the reader reads
+nothing, so gRPC's flow control slows the client down. The reader passes an admitted request to the
 node, which answers with a future. The writer sleeps until the oldest future is done and writes its
 answer. One coroutine that reads and writes in turns is half as fast: 370 instead of 700 messages of
-1 MiB a second. The two coroutines are faster because gRPC takes more from the socket while a read
-is waiting.
+1 MiB a second. Two coroutines are faster, because gRPC takes more from the socket while a read is
+waiting.
 
-When the stream breaks, both coroutines end and the queue is dropped. The futures of the queue are
-not cancelled, so the adds go on. The client of a broken stream does not know the outcome of its
+When the stream breaks, both coroutines end and the queue is dropped. The futures in the queue are
+not cancelled, so the adds continue. The client of a broken stream does not know the outcome of its
 unanswered adds.
 """
 
@@ -39,7 +39,7 @@ from bookie.wire.grpc.server.stream_handler import StreamHandler
 from bookie.wire.interfaces import BookieNode, CallContext
 
 PENDING_MAX: Final = 4096
-"""The most unanswered requests of one stream; a client that reads no answers is held back here."""
+"""The largest number of unanswered requests; a client that reads no answers must wait."""
 
 RPC: Final = "AddStream"
 
@@ -47,9 +47,9 @@ RPC: Final = "AddStream"
 class AddStreamHandler(StreamHandler):
     """Serves one AddStream call.
 
-    `refusal` answers every request when the caller may not add at all. `is_named` says that the
-    caller named the bookie's incarnation. The initial metadata tells each caller the incarnation,
-    the process's `life` and the bookie's id.
+    If the caller may not add at all, `refusal` answers every request. `is_named` is True if the
+    caller named the bookie's incarnation. The initial metadata contains the incarnation, the
+    process's `life` and the bookie's id.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class AddStreamHandler(StreamHandler):
     async def _read(self, context: CallContext) -> None:
         """Turn messages into pending answers until the client or the bookie ends the stream.
 
-        This is one coroutine, because each extra call would slow every add of one entry.
+        This is one coroutine, because each extra call would slow down every add of one entry.
         """
         pending = self._pending
         while not self._ended:
@@ -98,7 +98,7 @@ class AddStreamHandler(StreamHandler):
                     self._answered.clear()
                     await self._answered.wait()
             if len(pending) == 1:
-                # A lone add goes to the journal's thread before anything is done about the next.
+                # A single add reaches the journal's thread before the next message is handled.
                 await asyncio.sleep(0)
         self.end()
 
@@ -106,13 +106,13 @@ class AddStreamHandler(StreamHandler):
         try:
             return split_message(data)
         except BadRequestError:
-            # Refused as an empty request without an id, which it looks like.
+            # Pass the bytes on: the node refuses them as an empty request without an id.
             return (data,)
 
     def _accept(
         self, data: bytes | memoryview, *, admitted: bool = False
     ) -> tuple[int, Outcome[Reply]] | None:
-        """Hand one request to the node, or refuse it; None if its bytes have to wait."""
+        """Pass one request to the node, or refuse it; None if its bytes must wait."""
         if self._refusal is not None:
             return request_id_of(data), self._refused(self._refusal)
         try:
@@ -128,7 +128,7 @@ class AddStreamHandler(StreamHandler):
             return request_id, self._refused(error)
 
     async def _accept_later(self, data: bytes | memoryview) -> tuple[int, Outcome[Reply]]:
-        """Hand one request to the node once the node has room for its bytes."""
+        """Pass one request to the node once the node has room for its bytes."""
         await self._node.admit_add(len(data))
         owed = self._accept(data, admitted=True)
         assert owed is not None, "what is admitted does not wait"
@@ -158,6 +158,6 @@ class AddStreamHandler(StreamHandler):
         return Outcome.of(self._errors.reply(RPC, error))
 
     def _settled(self, _: Reply) -> None:
-        """Wake the writer if the outcome that it waits for has come."""
+        """Wake the writer if the outcome that it waits for is known."""
         if self._pending and self._pending[0][1].done():
             self._wake()

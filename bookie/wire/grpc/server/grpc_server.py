@@ -1,14 +1,13 @@
-"""A bookie's gRPC server, from taking its port to draining its calls.
+"""A bookie's gRPC server, from binding its port to draining its calls.
 
-A bookie takes its port before it creates anything, so a start that fails for the port leaves no
-trace. Until the bookie serves, it refuses each call at once as UNAVAILABLE, so clients do not wait.
-Without this refusal, gRPC would call the methods unknown, and the bookie would look like an older
-one.
+A bookie binds its port before it creates anything, so a start that fails because of the port leaves
+no trace. Until the bookie serves, it refuses each call at once as UNAVAILABLE, so clients do not
+wait. Without this refusal, gRPC would answer that the methods are unknown, and the bookie would
+look like an older one.
 
 Health (``grpc.health.v1``) is SERVING from the moment the bookie serves until the shutdown begins,
-under the empty name and under the service's name. In a shutdown, streams end after the answers that
-they owe. Calls that run get the rest of the grace period, and only calls that still run after it
-are cut off.
+under the empty name and under the service's name. In a shutdown, streams end after their owed
+answers. Running calls get the rest of the grace period, and are cut off only after it.
 """
 
 from __future__ import annotations
@@ -43,11 +42,11 @@ class ServedNode(BookieNode, Protocol):
 
 
 class _Gate(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Refuses the calls of the service while the bookie starts, and then passes them on."""
+    """Refuses the calls of the service while the bookie starts, and passes them on afterwards."""
 
     def __init__(self) -> None:
         self.service_handlers: grpc.GenericRpcHandler | None = None
-        # Fits calls of every kind: messages are bytes, and no request is read.
+        # This handler fits calls of every kind: messages are bytes, and it reads no request.
         self._refusal = grpc.stream_stream_rpc_method_handler(_refuse)
 
     def service(
@@ -91,10 +90,10 @@ class HeldPort:
 
     @contextlib.asynccontextmanager
     async def serve(self, bookie: ServedNode, metrics: Metrics) -> AsyncIterator[None]:
-        """Serve `bookie` while the context lasts; its end gives up the port for good.
+        """Serve `bookie` while the context lasts; the end of the context releases the port.
 
-        The end of the context drains the server: it takes no new connections, and streams end after
-        the answers that they owe. After `drain_seconds` of the settings, all calls that still run
+        The end of the context drains the server: it accepts no new connections, and streams end
+        after their owed answers. After `drain_seconds` of the settings, all calls that still run
         are cancelled.
         """
         service = BookieService(bookie, bookie.settings, metrics)
@@ -134,7 +133,7 @@ async def hold_port(
         plaintext_port: one more port, without TLS (0 picks one); None opens none.
 
     Raises:
-        CannotStartError: The address cannot be listened on now; one sentence says why.
+        CannotStartError: The address cannot be bound now; one sentence says why.
     """
     server = aio.server(options=transport.server_options(settings))
     bound = _bind(server, host, port, security)
@@ -163,7 +162,7 @@ def _bind(server: Any, host: str, port: int, security: ServerSecurity | None = N
 
 
 def _probe(host: str, port: int) -> None:
-    """Bind the address for a moment, as gRPC will do, to get the system's own error."""
+    """Bind the address briefly, like gRPC, to get the system's own error."""
     for family, kind, protocol, _, address in socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     ):

@@ -1,7 +1,7 @@
 """One client's subscription to changes of LACs on the bookie, for any number of ledgers.
 
-For each ledger, at most one state waits to be sent, the latest. So a slow client gets fewer
-updates, and costs the bookie as little as a quick client.
+For each ledger, at most one state waits to be sent: the latest. So a slow client gets fewer
+updates, and costs the bookie no more than a fast client.
 
 A refused subscription (too many watches) is answered by an update of that ledger with the status of
 the refusal. A message that is refused as a whole is answered by an update of ledger -1.
@@ -21,7 +21,7 @@ from bookie.wire.interfaces import BookieNode, CallContext
 from bookie.wire.unary_codec import WATCH_IDS_MAX, encode_lac_state, parse_watch_request
 
 NO_LEDGER: Final = -1
-"""The ledger id of an update that is about a whole message."""
+"""The ledger id of an update that refuses a whole message."""
 
 RPC: Final = "WatchLac"
 
@@ -34,7 +34,7 @@ class LacWatchHandler(StreamHandler):
         self._errors = errors
         self._latest: dict[int, LacState] = {}
         self._refused: set[int] = set()
-        """Ledgers whose refusal waits to be sent; the node's limit of watches omits them."""
+        """Ledgers whose refusals wait to be sent; these ledgers do not count as watched."""
         self._watcher = node.watch(self._note)
         if refusal is not None:
             self._refuse(NO_LEDGER, refusal)
@@ -71,7 +71,7 @@ class LacWatchHandler(StreamHandler):
                 self._refuse(ledger_id, error)
 
     async def _write(self, context: CallContext) -> None:
-        """Write the latest states; ledgers come in the order of their first unsent change."""
+        """Write the latest states, ledgers in the order of their first unsent change."""
         latest, loop = self._latest, asyncio.get_running_loop()
         while True:
             while latest:

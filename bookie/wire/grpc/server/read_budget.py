@@ -1,8 +1,8 @@
 """The budget of bytes that a bookie's reads may hold.
 
 Answers wait in memory until their clients have taken them. Each read reserves the most bytes that
-it may return. The bytes that a read did return stay charged until gRPC has taken the answer. So
-slow readers use up the budget, not the memory. Beyond the budget a read is refused at once and may
+it may return. The bytes that a read returned stay charged until gRPC has taken the answer. So slow
+readers use up the budget, not the memory. A read that exceeds the budget is refused at once and may
 be retried.
 """
 
@@ -16,16 +16,16 @@ from bookie.telemetry import Metrics
 from bookie.wire.commands import ReadCommand, ReadReply
 
 READ_OVERHEAD_BYTES: Final = 4096
-"""Charge of a read besides its entries, so that empty answers are bounded, too."""
+"""The charge of a read besides its entries, so that empty answers are bounded, too."""
 
 
 class ReadBudget:
     """Limits the bytes of reads in flight to `limit_bytes`; reads that fence get a quarter more.
 
     Args:
-        limit_bytes: The most that all reads together may hold.
-        read_bytes_max: The most that one read returns, whatever it asks for.
-        metrics: shows the charged bytes.
+        limit_bytes: The largest number of bytes for all reads together.
+        read_bytes_max: The largest number of bytes that one read returns, whatever it requests.
+        metrics: exports the charged bytes.
     """
 
     def __init__(self, limit_bytes: int, read_bytes_max: int, metrics: Metrics) -> None:
@@ -35,13 +35,13 @@ class ReadBudget:
         metrics.in_flight_read_bytes.set_function(lambda: self._bytes.used)
 
     def reserve(self, command: ReadCommand) -> Charge:
-        """Charge a read before it is made; a read that is the only one is always admitted.
+        """Charge a read before it starts; a read without others in flight is always admitted.
 
         Recovery may use a quarter more than the limit, so it is admitted when other readers are
         refused.
 
         Raises:
-            TooManyRequestsError: Too many bytes are being read; nothing was charged.
+            TooManyRequestsError: Too many bytes are in flight; nothing was charged.
         """
         most = command.max_bytes
         if not 0 < most < self._read_bytes_max:
@@ -53,7 +53,7 @@ class ReadBudget:
 
 
 class Charge:
-    """The bytes of the budget that one read holds."""
+    """The bytes of the budget that one read has reserved."""
 
     __slots__ = ("_budget", "_bytes")
 
@@ -69,6 +69,6 @@ class Charge:
         self._bytes = charge
 
     def release(self, _context: object = None) -> None:
-        """Give all bytes of the charge back; further calls do nothing."""
+        """Return all bytes of the charge to the budget; further calls do nothing."""
         self._budget.give_back(self._bytes)
         self._bytes = 0

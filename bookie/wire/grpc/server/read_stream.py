@@ -1,15 +1,15 @@
 """One client's stream of reads on the bookie: requests in, answers out as soon as they are known.
 
 The stream's reader (`StreamHandler`) answers a request at once if the answer is in memory. A read
-that waits for a device or a fence gets a task of its own, and later requests overtake it.
+that waits for a device or a fence gets its own task, and later requests overtake it.
 
-Each read takes its bytes from the budget that all reads of the bookie share, and holds them until
-gRPC has taken its answer. A read that still waits when its client's time is over is given up
-without an answer. A read that is given up is cancelled, unless a thread has begun it. When the
-stream breaks, its answers and all its reads under way are given up, too. The bytes of a read that a
-thread has begun stay in memory until the device answers, and stay charged until then. The bytes of
-a thread's read are not charged any more if the stream breaks after the read was given up; this
-concerns one read of each thread at most.
+Each read reserves its bytes from the budget that all reads of the bookie share, until gRPC has
+taken its answer. A read that still waits when its client's timeout has passed is given up without
+an answer. A read that is given up is cancelled, unless a thread has begun it. When the stream
+breaks, its answers and all its running reads are given up, too. The bytes of a read that a thread
+has begun stay in memory until the device answers, and stay charged until then. If the stream breaks
+after such a read was given up, its bytes are no longer charged; this concerns at most one read per
+thread.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from bookie.wire.grpc.server.stream_handler import StreamHandler
 from bookie.wire.interfaces import CallContext, EntryNode
 
 PENDING_MAX: Final = 1024
-"""The most unanswered requests of one stream; a client that reads no answers is held back here."""
+"""The largest number of unanswered requests; a client that reads no answers must wait."""
 
 WAITING_MAX: Final = 128
-"""The most reads of one stream that wait for a device: each holds the bytes it may return."""
+"""The largest number of a stream's reads that wait for a device: each reserves its bytes."""
 
 RPC: Final = "ReadStream"
 
@@ -96,7 +96,7 @@ class ReadStreamHandler(StreamHandler):
     def _has_read(
         self, request_id: int, timeout_ms: int, charge: Charge, reading: asyncio.Task[ReadReply]
     ) -> None:
-        """Answer a read that had to wait, or give back its bytes if its client has given up.
+        """Answer a read that had to wait, or release its bytes if its client has given up.
 
         This method is also called for a read that was cancelled before it began.
         """
@@ -118,7 +118,7 @@ class ReadStreamHandler(StreamHandler):
         self._answer(request_id, ReadReply(refusal.status, refusal.message), charge)
 
     def _answer(self, request_id: int, reply: ReadReply, charge: Charge | None) -> None:
-        """Queue an answer; it is encoded now, because it may be a view of something large."""
+        """Queue an answer; encode it now, because it may be a view of a large buffer."""
         if charge is not None:
             charge.settle(reply)
         self._errors.count(RPC, reply.status)

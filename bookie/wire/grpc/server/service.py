@@ -1,8 +1,8 @@
-"""The gRPC service: it turns the bytes of each call into a call of the node, and answers.
+"""The gRPC service: it turns the bytes of each call into a call of the node, and encodes the reply.
 
 Handlers have no serializers: gRPC hands them the messages' bytes. Each unary call is a row of a
-table, which says how to parse the request, call the node, encode the reply, and refuse. Errors are
-answered as a status in the reply; `ErrorMapper` alone knows the status of an error.
+table, which says how to parse the request, call the node, encode the reply, and refuse. A reply
+reports an error by its status; only `ErrorMapper` knows the status of an error.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _status: Final[Callable[[Any], Status]] = attrgetter("status")
 
 @dataclass(frozen=True, slots=True)
 class _Call(Generic[_Request, _Reply]):
-    """How to serve one unary call of the contract."""
+    """Describes how to serve one unary call of the contract."""
 
     rpc: str
     parse: Callable[[bytes], _Request]
@@ -58,7 +58,7 @@ class BookieService:
         self._errors = ErrorMapper(metrics)
         self._budget = ReadBudget(limits.in_flight_read_bytes_max, limits.read_bytes_max, metrics)
         self._streams: dict[StreamHandler, None] = {}
-        """The open streams, in the order in which they began."""
+        """The open streams, in the order of their start."""
         self._ended = False
         self._life = uuid.uuid4().hex
         """Id of this service, which lives as long as the engine with its unsynced adds."""
@@ -80,7 +80,7 @@ class BookieService:
         return grpc.method_handlers_generic_handler(SERVICE, handlers)
 
     def end_streams(self) -> None:
-        """End every stream after the answers it owes; streams opened later end at once."""
+        """End every stream after its owed answers; later streams end at once."""
         self._ended = True
         for stream in list(self._streams):
             stream.end()
@@ -169,7 +169,7 @@ class BookieService:
         """Do a force; refuse it if the client means an earlier process, which may have lost adds.
 
         Raises:
-            WrongIncarnationError: The client named another life.
+            WrongIncarnationError: The client named another process.
         """
         if named(context.invocation_metadata(), LIFE_METADATA_KEY) not in ("", self._life):
             raise WrongIncarnationError(
@@ -210,7 +210,7 @@ class BookieService:
             del self._streams[stream]
 
     async def _list_entries(self, data: bytes, context: CallContext) -> None:
-        """Send the ranges of ids that are stored, page by page."""
+        """Send the ranges of stored ids, page by page."""
 
         async def pages() -> AsyncIterator[bytes]:
             wanted = unary_codec.parse_list_entries_request(data)
@@ -225,7 +225,7 @@ class BookieService:
         )
 
     async def _list_ledgers(self, data: bytes, context: CallContext) -> None:
-        """Send the ledgers that are stored, page by page."""
+        """Send the stored ledgers, page by page."""
 
         async def pages() -> AsyncIterator[bytes]:
             after = unary_codec.parse_list_ledgers_request(data)
@@ -246,7 +246,7 @@ class BookieService:
         context: CallContext,
         refuse: Callable[[Reply], bytes],
     ) -> None:
-        """Write pages as fast as the client takes them; an error is the last page.
+        """Write pages as fast as the client accepts them; an error is the last page.
 
         A listing is complete when the call ends with gRPC OK and every page's status was OK.
         """
@@ -270,7 +270,7 @@ class BookieService:
         check_recipient(metadata, node.instance_id, node.bookie_id, node.incarnation)
 
     def _refusal(self, context: CallContext) -> BookieError | None:
-        """Return the error that answers all requests of a stream for another bookie; else None."""
+        """Return the error for all requests of a stream for another bookie; otherwise None."""
         try:
             self._check(context)
         except BookieError as error:

@@ -1,8 +1,8 @@
-"""The bookie's side of a stream: how a stream begins, is read, is written to and ends.
+"""The bookie's side of a stream: how a stream begins, reads, writes and ends.
 
-Two coroutines serve a stream, so a stream costs two tasks and a request none. The reader takes
-messages until the client or the bookie ends the stream. The writer sends the answers that are owed,
-and sleeps while none is owed. The subclasses `AddStreamHandler`, `ReadStreamHandler` and
+Two coroutines serve a stream, so a stream costs two tasks, and a request costs none. The reader
+accepts messages until the client or the bookie ends the stream. The writer sends the owed answers,
+and sleeps while no answer is owed. The subclasses `AddStreamHandler`, `ReadStreamHandler` and
 `LacWatchHandler` define `_take`, which handles a message, and `_write`, which sends the answers.
 """
 
@@ -19,7 +19,7 @@ class StreamHandler:
     """Serves one streaming call; each kind of stream defines `_take` and `_write`."""
 
     _offers: tuple[tuple[str, str], ...] = ()
-    """Initial metadata, which tells the client what this stream offers."""
+    """Initial metadata, which tells the client what this stream supports."""
 
     def __init__(self) -> None:
         self._tasks = asyncio.TaskGroup()
@@ -27,15 +27,15 @@ class StreamHandler:
         self._sleep: asyncio.Future[None] | None = None
         """The future on which the writer sleeps until an answer is owed or the stream ends.
 
-        Between the writer's last check for answers and the assignment of this future there is no
-        await, so no wake-up is lost.
+        There is no await between the writer's last check for answers and the assignment of this
+        future, so no wake-up is lost.
         """
         self._answered = asyncio.Event()
-        """Set when an answer that was owed has been sent."""
+        """Set when an owed answer has been sent."""
         self._ended = False
 
     async def serve(self, context: CallContext) -> None:
-        """Serve until the client has sent its last message and got its last answer.
+        """Serve until the client has sent its last message and received its last answer.
 
         The call is cancelled when the stream breaks, or returns early when gRPC reports the break
         by an error.
@@ -49,7 +49,7 @@ class StreamHandler:
                     await context.send_initial_metadata(self._offers)
                     await self._write(context)
                 except aio.BaseError:
-                    pass  # the stream broke while something was being written
+                    pass  # the stream broke during a write
                 finally:
                     reader.cancel()
                     self._stop()
@@ -57,12 +57,12 @@ class StreamHandler:
             self._forget()
 
     def end(self) -> None:
-        """Take no further message, and end the stream after the answers that are owed."""
+        """Accept no further message, and end the stream after the owed answers."""
         self._ended = True
         self._wake()
 
     async def _read(self, context: CallContext) -> None:
-        """Take messages until the client or the bookie ends the stream."""
+        """Accept messages until the client or the bookie ends the stream."""
         while not self._ended:
             try:
                 data = await context.read()
@@ -82,7 +82,7 @@ class StreamHandler:
 
     @property
     def _is_full(self) -> bool:
-        """True if too many answers are owed to read another message: the client is held back."""
+        """True if too many answers are owed to read another message; then the client must wait."""
         return False
 
     async def _write(self, context: CallContext) -> None:
