@@ -1,8 +1,8 @@
-"""The root of the command line: the table of command groups, and how every command ends.
+"""The root of the command line: the table of command groups, and the exit of every command.
 
 The groups are a table of name, module and one line of help. A module is imported when its group is
-named. Printing the root's help or completing a group's name imports no module, which keeps ``bookie
---help`` under 0.3 s.
+named. Printing the root's help, or completing a group's name, imports no module, so ``bookie
+--help`` takes under 0.3 s.
 
 ===========  =====================================================================================
 exit status  meaning
@@ -38,7 +38,7 @@ from bookie import __version__
 from bookie.errors import BookieError, ConfigurationError
 
 if TYPE_CHECKING:
-    # typer carries its own copy of click and hands its types to subclasses of TyperGroup.
+    # typer contains its own copy of click, and passes click's types to subclasses of TyperGroup.
     from typer import _click
 
 DEBUG_VARIABLE = "BOOKIE_DEBUG"
@@ -92,7 +92,7 @@ GROUPS: dict[str, tuple[str, str]] = {
 
 
 class LazyGroup(TyperGroup):
-    """A command group whose members are imported when they are named."""
+    """A command group that imports its members when they are named."""
 
     def list_commands(self, ctx: _click.Context) -> list[str]:
         """The names of the groups, in the order in which help shows them."""
@@ -112,7 +112,7 @@ class LazyGroup(TyperGroup):
     def resolve_command(
         self, ctx: _click.Context, args: list[str]
     ) -> tuple[str | None, _click.Command | None, list[str]]:
-        """Resolve a command as the base class does, so that it can suggest a similar name."""
+        """Resolve a command like the base class, so that it can suggest a similar name."""
         if args[0] not in GROUPS:
             self.commands.update(dict.fromkeys(GROUPS, self))
         return super().resolve_command(ctx, args)
@@ -155,7 +155,7 @@ def run(args: list[str] | None = None) -> int:
     """Run one command line and return its exit status; every error becomes one sentence.
 
     Args:
-        args: the words after ``bookie``; the process's own when None.
+        args: the words after ``bookie``; None means the process's own arguments.
     """
     try:
         outcome: Any = get_command(app)(args=args, prog_name="bookie", standalone_mode=False)
@@ -164,7 +164,7 @@ def run(args: list[str] | None = None) -> int:
     except SystemExit as ended:
         if not isinstance(ended.__context__, BrokenPipeError):
             raise
-        return _end(ended.__context__)  # typer would exit with 1
+        return _end(ended.__context__)  # typer itself would exit with 1
     except BaseExceptionGroup as group:
         return _end(_first_of(group))
     except Exception as error:  # noqa: BLE001  (the command line's top level: never a traceback)
@@ -173,7 +173,7 @@ def run(args: list[str] | None = None) -> int:
 
 
 def _end(error: BaseException) -> int:
-    """Print the error as one sentence; returns the exit status."""
+    """Print the error as one sentence; return the exit status."""
     match error:
         case KeyboardInterrupt():
             return EXIT_INTERRUPTED
@@ -197,7 +197,7 @@ def _end(error: BaseException) -> int:
 
 
 def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the first error of tasks that failed together; their other errors follow from it."""
+    """Return the first error of tasks that failed together, because it caused the other errors."""
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
@@ -205,8 +205,8 @@ def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 def main() -> NoReturn:
-    """Call `run` with the process's own arguments, then exit with the status it returns."""
-    # NumPy's linear algebra would start a thread per core; bookie does not use it.
+    """Call `run` with the process's own arguments, then exit with the returned status."""
+    # NumPy's linear algebra, which bookie does not use, would start a thread per core.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if DEBUG_VARIABLE not in os.environ:
         # gRPC would write lines of its own about each failed handshake, beside our sentence.
@@ -215,7 +215,7 @@ def main() -> NoReturn:
         signal.signal(signal.SIGHUP, _interrupt)
     _stand_in_for_closed()
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # A name may hold bytes that are no text, and a terminal may lack a letter.
+        # A name may contain bytes that are not text, and a terminal may lack a character.
         sys.stdout.reconfigure(errors="backslashreplace")
     status = run()
     try:
@@ -228,15 +228,15 @@ def main() -> NoReturn:
 
 
 def _stand_in_for_closed() -> None:
-    """Replace the standard streams that are missing by streams that fail when they are used.
+    """Replace missing standard streams with streams that fail when they are used.
 
-    Without such a replacement the next file that the process opens, say a store's file, would
-    become its standard output.
+    Otherwise the next file that the process opens, such as a store's file, would become its
+    standard output.
     """
     names = ("stdin", "r", os.O_WRONLY), ("stdout", "w", os.O_RDONLY), ("stderr", "w", os.O_WRONLY)
     for descriptor, (name, mode, flags) in enumerate(names):
         if getattr(sys, name) is None:
-            opened = os.open(os.devnull, flags)  # of an output or input that nobody can use
+            opened = os.open(os.devnull, flags)  # an output or input that nobody can use
             if opened != descriptor:
                 os.dup2(opened, descriptor)
                 os.close(opened)
@@ -245,7 +245,7 @@ def _stand_in_for_closed() -> None:
 
 
 def _interrupt(*_signal: object) -> None:
-    """Treat a closed terminal as Ctrl-C; ignore a second SIGHUP: kernel and shell both send one."""
+    """Treat a closed terminal as Ctrl-C; ignore a second SIGHUP, which the kernel also sends."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.raise_signal(signal.SIGINT)
 
@@ -265,7 +265,7 @@ def report(sentence: str) -> None:
 
 
 def _fail_usage(error: typer.TyperException) -> int:
-    """Print what was wrong and where to read more; for a group without a command print its help."""
+    """Print the mistake and where to read more; for a group without a command, print its help."""
     sentence = error.format_message()
     if sentence.startswith("Usage:"):
         print(sentence, file=sys.stderr)
@@ -284,5 +284,5 @@ def _describe_os_error(error: OSError) -> str:
 
 
 def _abandon_stdout() -> None:
-    """Make the interpreter's last flush a no-op, because the reader of the output is gone."""
+    """Make the interpreter's last flush a no-op, because the reader of the output has ended."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -39,9 +39,9 @@ class Shape:
 
     entry_bytes: int
     batch: int
-    """Entries of one call: a call of 1 entry is `append`, a call of more is `append_many`."""
+    """Entries per call: a call with 1 entry is `append`, a call with more is `append_many`."""
     in_flight: int
-    """Calls in flight at a time, over all ledgers together."""
+    """The number of concurrent calls, over all ledgers together."""
     seconds: float
 
 
@@ -55,7 +55,7 @@ class Measured:
     latencies: list[float] = field(default_factory=list)
 
     def record(self) -> Record:
-        """Return the result as a record with units in the names of its values."""
+        """Return the result as a record whose value names contain units."""
         record: dict[str, int | float] = {
             "entries": self.entries,
             "bytes": self.entry_bytes,
@@ -72,7 +72,7 @@ class Measured:
 
 
 def percentile_of(ordered: Sequence[float], percentile: float) -> float:
-    """The smallest value that `percentile` percent of the ascending values do not exceed."""
+    """Return the smallest value that `percentile` percent of the ascending values do not exceed."""
     rank = -(-len(ordered) * percentile // 100)
     return ordered[max(0, min(len(ordered) - 1, int(rank) - 1))]
 
@@ -260,7 +260,7 @@ async def _new_log(
 
 
 async def _read_load(bk: BookKeeper, name: str, total: int) -> Measured:
-    """Read all records once; a latency is the time until the next batch arrived."""
+    """Read all records once; a latency is the time until the next batch arrives."""
     measured = Measured()
     clock = asyncio.get_running_loop().time
     reader = await bk.log_reader(name)
@@ -287,7 +287,7 @@ async def _tail_load(bk: BookKeeper, writer: LogWriter, shape: Shape) -> Measure
     with progress_bar("tailing", total=None, unit="records") as advance:
         async with aclosing(reader.records()) as records, asyncio.TaskGroup() as tasks:
             arrived = tasks.create_task(anext(records))
-            await asyncio.sleep(0.1)  # until it follows
+            await asyncio.sleep(0.1)  # until the reader follows the log
             while not measured.entries or clock() < started + shape.seconds:
                 began = clock()
                 appended = tasks.create_task(writer.append(payload, partition=writer.partitions[0]))

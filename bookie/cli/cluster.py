@@ -1,4 +1,4 @@
-"""``bookie cluster``: create or remove a cluster, list its bookies, set what they share."""
+"""``bookie cluster``: create or remove a cluster, list its bookies, and set common settings."""
 
 from __future__ import annotations
 
@@ -121,8 +121,8 @@ def health(
     the command asks every registered bookie which ledgers it stores. If a bookie has too few
     entries of a closed ledger or fragment, the command lists those that it has. With --deep the
     command lists all entries of all ledgers. So --deep also finds a missing entry beside a surplus
-    one, and takes much longer. At last it tells which ledgers wait for repair, and of which the
-    last repair failed.
+    one, and takes much longer. Finally, the command lists the ledgers that wait for repair, and
+    those whose last repair failed.
 
     The command compares only entries of closed fragments. The command reads no payloads; `bookie
     node scrub` does.
@@ -156,7 +156,7 @@ def bookies(metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
 
 
 def _readable(record: dict[str, str | int | None]) -> dict[str, str | int | None]:
-    """Return the record with sizes for people, such as 1.5 GiB, and no ``_bytes`` in its names."""
+    """Return the record with sizes for people, such as 1.5 GiB, and without ``_bytes`` in names."""
     return {
         name.removesuffix("_bytes"): format_bytes(value) if isinstance(value, int) else value
         for name, value in record.items()

@@ -35,10 +35,10 @@ Cluster = Annotated[
 
 
 def parse_overrides(given: list[str] | None, metadata_uri: str | None = None) -> dict[str, str]:
-    """Turn ``section.key=value`` words, and ``--metadata``, into what `load_settings` takes.
+    """Turn ``section.key=value`` words, and ``--metadata``, into overrides for `load_settings`.
 
     Raises:
-        typer.BadParameter: a word has another form.
+        typer.BadParameter: a word is not of the form ``section.key=value``.
     """
     for word in given or []:
         if word.partition("=")[0].count(".") != 1:
@@ -124,7 +124,7 @@ def check(
 
     sources = Sources.read(config, parse_overrides(overrides))
     _tell_unknown_variables(sources)
-    sources.first_settings()  # what is wrong in itself comes first
+    sources.first_settings()  # errors within the process's own settings come first
     sources.require_one_store()
     settings = sources.settings(_of_cluster(sources) if cluster else {})
     require_bookie_id(settings)

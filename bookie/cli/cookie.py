@@ -1,7 +1,7 @@
 """``bookie cookie``: the cookies of a cluster's bookies in its metadata store.
 
 A cookie ties a bookie's id to its directories. ``bookie inspect cookie`` shows the copy in a
-directory. The bookie makes its cookie at its first start. Use ``bookie cookie`` after a disk was
+directory. The bookie creates its cookie at its first start. Use ``bookie cookie`` after a disk was
 lost, or after a bookie's data moved to other directories. Use it also when the metadata store lost
 a cookie that the directories still have.
 """
@@ -302,7 +302,7 @@ def restore(
 def _may_be_same_state(cookie: Cookie, oldest: Cookie) -> bool:
     """True if no state lies between a directory's cookie and the oldest cookie.
 
-    A crash while the state number rises leaves the next number in the cookies of some directories,
+    After a crash during an increase of the state number, some directories have the next number,
     marked as not settled.
     """
     if cookie.state_number == oldest.state_number:

@@ -1,9 +1,9 @@
-"""``bookie demo``: a cluster loses bookies in the middle of a stream, and every byte comes back.
+"""``bookie demo``: a cluster loses bookies in the middle of a stream, but loses no byte.
 
 1. A file is made from the sources of the installed Python.
 2. Five bookies start. The file is streamed into a ledger: three copies, ack quorum two.
 3. Bookies of the ledger are killed with SIGKILL, one after another, until two are left. The writer
-   goes on.
+   continues.
 4. The dead bookies start again, and one of them joins the ledger.
 5. Near the end all bookies are killed, with appends in flight.
 6. All start again. The ledger is recovered, read back and compared by SHA-256.
@@ -72,7 +72,7 @@ class Story:
     started: float = 0.0
     steps: list[Record] = field(default_factory=list)
     kept: bool = False
-    """True if everything that was acknowledged came back identical."""
+    """True if all acknowledged entries came back unchanged."""
 
     def tell(self, step: str, **figures: object) -> None:
         """Record a step that just ended, with its figures."""
@@ -82,7 +82,7 @@ class Story:
 
 
 def make_text(path: Path, size: int) -> int:
-    """Write the sources of the installed Python, over and over, until there are `size` bytes."""
+    """Write the sources of the installed Python repeatedly, until there are `size` bytes."""
     sources = sorted(Path(sysconfig.get_paths()["stdlib"]).rglob("*.py"))
     written = 0
     with path.open("wb") as file:
@@ -91,7 +91,7 @@ def make_text(path: Path, size: int) -> int:
                 try:
                     written += file.write(source.read_bytes())
                 except OSError:
-                    continue  # a dangling link of the installation
+                    continue  # a broken link of the installation
                 if written >= size:
                     break
     return written
@@ -112,7 +112,7 @@ class Demonstration:
     size: int
     story: Story = field(default_factory=Story)
     acknowledged: int = 0
-    """The number of entries acknowledged, without a gap, from the first entry on."""
+    """The number of acknowledged entries, without a gap, from the first entry on."""
     ledger_id: int = -1
 
     async def run(self) -> Story:
@@ -228,7 +228,7 @@ class Demonstration:
 
 
 def sha256_of(path: Path, size: int) -> str:
-    """SHA-256 of the first `size` bytes of a file."""
+    """Return the SHA-256 of the first `size` bytes of a file."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while size > 0 and (data := file.read(min(size, 1 << 20))):
@@ -248,7 +248,7 @@ def _victim(cluster: LocalCluster, writer: WriterHandle) -> str:
 
 
 class _Appends:
-    """A block of concurrent appends; its end cancels the appends that are not acknowledged yet."""
+    """A block of concurrent appends; its end cancels the unacknowledged appends."""
 
     def __init__(self, run: Demonstration, writer: WriterHandle, advance: Advance) -> None:
         self._run = run
@@ -262,7 +262,7 @@ class _Appends:
         self._answers = 0
 
     def begin_watch(self) -> None:
-        """Measure the longest time without an acknowledgement from now on."""
+        """Start to measure the longest time without an acknowledgement."""
         self._watched_since = self._answered_at = asyncio.get_running_loop().time()
         self._longest, self._answers = 0.0, 0
 
@@ -282,7 +282,7 @@ class _Appends:
         return self._longest
 
     async def start(self, entries: list[bytes]) -> None:
-        """Begin to append `entries`; wait first while too many appends are in flight."""
+        """Start to append `entries`; wait first while too many appends are in flight."""
         await self._window.acquire()
         task = self._group.create_task(self._append(entries))
         self._tasks.add(task)
@@ -291,7 +291,7 @@ class _Appends:
     async def _append(self, entries: list[bytes]) -> None:
         ids = await self._writer.append_many(entries)
         self._done[ids.start] = ids.stop
-        # Acknowledgements come in order, but the tasks that wait may wake in another.
+        # Acknowledgements come in order, but the waiting tasks may wake in another order.
         while self._run.acknowledged in self._done:
             self._run.acknowledged = self._done.pop(self._run.acknowledged)
         self._advance(sum(map(len, entries)))

@@ -1,4 +1,4 @@
-"""``bookie doctor``: is this machine fit to run a bookie?"""
+"""``bookie doctor``: checks if this machine is fit to run a bookie."""
 
 from __future__ import annotations
 

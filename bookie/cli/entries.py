@@ -1,4 +1,4 @@
-"""Copy entries between a file or pipe and a ledger, with many batches in flight."""
+"""Copies entries between a file or pipe and a ledger, with many batches in flight."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from bookie.errors import BadRequestError
 from bookie.ids import ENTRY_SIZE_BYTES_MAX
 
 GROUP_BYTES = 1024 * 1024
-"""Bytes read from the file and appended at a time: about one request."""
+"""The number of bytes to read from the file and append at a time: about one request."""
 
 GROUPS_IN_FLIGHT_MAX = 16
-"""Groups appended at a time: enough to keep every bookie busy, few enough to spare memory."""
+"""The number of concurrent groups: enough to keep every bookie busy, few enough to save memory."""
 
 
 class Cutter:
@@ -34,12 +34,12 @@ class Cutter:
     def __init__(self, chunk_bytes: int) -> None:
         self._chunk_bytes = chunk_bytes
         self._rest: list[bytes] = []
-        """The parts of the last entry, which is not complete yet."""
+        """The parts of the last entry, which is incomplete."""
         self._rest_bytes = 0
         self._entries = 0
 
     def cut(self, data: bytes) -> list[bytes]:
-        """Take the stream's next bytes, `data`, and return the entries that they complete.
+        """Take the stream's next bytes, `data`; return the entries that they complete.
 
         Raises:
             BadRequestError: a line is longer than any entry.
@@ -61,7 +61,7 @@ class Cutter:
         return lines
 
     def end(self) -> list[bytes]:
-        """Return the last entry at the end of the stream: a shorter piece, or an unended line."""
+        """Return the last entry of the stream: a shorter piece, or a line without its end."""
         return [b"".join(self._rest)] if self._rest_bytes else []
 
     def _keep(self, rest: list[bytes]) -> None:
@@ -76,9 +76,9 @@ class Cutter:
 
 
 async def entries_in(source: BinaryIO, chunk_bytes: int) -> AsyncGenerator[list[bytes], None]:
-    """Yield groups of entries of about `GROUP_BYTES`; from a pipe, what it has at the moment.
+    """Yield groups of entries of about `GROUP_BYTES`; from a pipe, the bytes available now.
 
-    After a cancellation nothing waits for data of the pipe any more.
+    After a cancellation, nothing waits for more data of the pipe.
     """
     cutter = Cutter(chunk_bytes)
     loop = asyncio.get_running_loop()
@@ -126,13 +126,13 @@ async def append_stream(
     """Claim the ledger, append a file or standard input, and close the ledger.
 
     Returns:
-        the ledger's id, how many entries and bytes were appended, and the last entry's id.
+        the ledger's id, the numbers of appended entries and bytes, and the last entry's id.
 
     Raises:
-        OSError: the file cannot be read; what was read before is appended, the ledger left open.
-        BookieError: as the writer's appends do; the ledger is left open for recovery.
+        OSError: the file is unreadable; bytes read before are appended, and the ledger stays open.
+        BookieError: as in the writer's appends; the ledger stays open for recovery.
     """
-    # The file is opened first: if that fails, the ledger stays unclaimed.
+    # Open the file first, so that a failure leaves the ledger unclaimed.
     source = sys.stdin.buffer if path is None else path.open("rb", buffering=0)
     with source:
         total = os.fstat(source.fileno()).st_size if path is not None else None
@@ -157,7 +157,7 @@ async def append_stream(
 async def _append_all(
     writer: WriterHandle, source: BinaryIO, total: int | None, chunk_bytes: int
 ) -> tuple[int, int]:
-    """Append all of `source`; returns the number of entries and of bytes."""
+    """Append all of `source`; return the number of entries and of bytes."""
     entries = size = 0
     window = asyncio.Semaphore(GROUPS_IN_FLIGHT_MAX)
     with progress_bar("appending", total=total) as advance:
@@ -183,7 +183,7 @@ async def _append_all(
 async def read_range(
     metadata: str, ledger_id: int, first: int, last: int | None, password: bytes
 ) -> AsyncGenerator[Sequence[Entry], None]:
-    """Yield the entries ``first … last`` in batches. None for `last` is the end of the ledger."""
+    """Yield the entries ``first … last`` in batches. A `last` of None means the ledger's end."""
     async with connect(metadata) as client:
         reader = await client.open_ledger(ledger_id, password=password)
         end = reader.last_entry_id if last is None else last
@@ -197,7 +197,7 @@ async def read_range(
 async def read_unconfirmed(
     metadata: str, ledger_id: int, first: int, last: int | None, password: bytes
 ) -> AsyncGenerator[Sequence[Entry], None]:
-    """Yield the stored entries ``first … last``, confirmed or not; None for `last` has no limit."""
+    """Yield the stored entries ``first … last``, confirmed or not; None for `last`: no limit."""
     async with connect(metadata) as client:
         reader = await client.open_ledger(ledger_id, password=password)
         async with aclosing(reader.read_unconfirmed(first, last)) as entries:
@@ -208,7 +208,7 @@ async def read_unconfirmed(
 async def follow(
     metadata: str, ledger_id: int, start: int | None, password: bytes
 ) -> AsyncGenerator[Sequence[Entry], None]:
-    """Yield the entries from `start` on as they come. None for `start` is the next new entry."""
+    """Yield the entries from `start` on as they arrive; a `start` of None is the next new one."""
     async with connect(metadata) as client:
         reader = await client.open_ledger(ledger_id, password=password)
         begin = reader.last_entry_id + 1 if start is None else start

@@ -87,7 +87,7 @@ def _summary(found: GroupStatus) -> Record:
 
 
 def _partitions(found: GroupStatus) -> list[Record]:
-    """Return a record for each assigned partition; its offset is None until its member begins."""
+    """Return a record for each assigned partition; its offset is None until its member starts."""
     cursors = {str(one.partition): one for one in found.cursors}
     records: list[Record] = []
     for member, partitions in sorted(found.assignment.shares.items()):

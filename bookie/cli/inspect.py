@@ -1,4 +1,4 @@
-"""``bookie inspect``: look into a stopped bookie's directories; nothing is changed."""
+"""``bookie inspect``: examine a stopped bookie's directories without any change."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 """``bookie ledger``: create, append to, read, tail, recover, explain and delete ledgers.
 
-A ledger has only one writer, ever; on the command line the writer is one ``ledger append``.
-``create`` makes the ledger without a writer. The first ``append`` claims the ledger, writes to it,
-and closes it. If two appends start at once, a compare-and-set decides which one claims the ledger.
-An ``append`` that dies leaves an open ledger, which ``recover`` closes.
+A ledger has only one writer for its whole life; on the command line this is one ``ledger append``.
+``create`` creates the ledger without a writer. The first ``append`` claims the ledger, writes to
+it, and closes it. If two appends start at once, a compare-and-set decides which one claims the
+ledger. An ``append`` that dies leaves an open ledger, which ``recover`` closes.
 
-Entries are lines of text. With ``--raw`` they are pieces of a file, and ``read --raw`` gives the
-same bytes back.
+Entries are lines of text. With ``--raw`` they are pieces of a file, and ``read --raw`` returns the
+same bytes.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ async def _list(
     from bookie.ledger.catalog.ledgers import LedgerManager
 
     records: list[Record] = []
-    await read_layout(store)  # "no ledgers" would hide a mistyped address
+    await read_layout(store)  # a mistyped address must not look like a cluster without ledgers
     async for versioned in LedgerManager(store).list_readable(on_damaged, after):
         found = versioned.value
         if bookie and not any(bookie in one.bookies for one in found.fragments):
@@ -184,7 +184,7 @@ def show(ledger: LedgerArgument, metadata: Metadata, output: Output = OutputForm
     summary = {
         **_describe(found),
         "writer": found.writer_id or None,
-        # None if the writer has no session any more: then its open ledger is closed by itself.
+        # None if the writer's session has ended; then its open ledger is closed automatically.
         "writer_process": process,
     }
     fragments: list[Record] = [
@@ -210,7 +210,7 @@ async def _read_metadata(store: MetadataStore, ledger_id: int) -> LedgerMetadata
 async def _read_with_writer(
     store: MetadataStore, ledger_id: int
 ) -> tuple[LedgerMetadata, str | None]:
-    """The metadata, and host and process of the writer while that has a session."""
+    """Return the metadata, and host and process of the writer while its session exists."""
     from bookie.cluster import keys
 
     found = await _read_metadata(store, ledger_id)
@@ -227,7 +227,7 @@ def _describe(found: LedgerMetadata) -> Record:
         "write_quorum": found.write_quorum_size,
         "ack_quorum": found.ack_quorum_size,
         "digest": found.digest_type.name.lower(),
-        # The key admits writers: whether there is a password is all that is shown.
+        # The key admits writers, so show only if there is a password.
         "password": found.has_password,
         "created": format_moment(found.ctime_ms) if found.ctime_ms >= 0 else None,
         "last_entry_id": found.last_entry_id if found.is_closed else None,
@@ -478,7 +478,7 @@ def _find_unnamed_entries(uri: str, ledger_id: int) -> str:
 
 
 def _forget_failed_recoveries(metadata: str, ledger: int) -> None:
-    """Remove the record of recoveries that failed before; otherwise health would still tell it."""
+    """Remove the record of failed recoveries, which `cluster health` would still report."""
 
     async def forget(store: MetadataStore) -> None:
         from bookie.ledger.copies.departures import RepairFailures
@@ -489,7 +489,7 @@ def _forget_failed_recoveries(metadata: str, ledger: int) -> None:
         if found is not None and found.outcome == NOT_RECOVERED:
             await failures.remove(ledger)
 
-    with suppress(BookieError):  # the auditor removes it, too
+    with suppress(BookieError):  # the auditor also removes it
         on_store(metadata, forget)
 
 
@@ -588,7 +588,7 @@ def delete(
     yes: Yes = False,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Delete a ledger with all its entries. Asks first."""
+    """Delete a ledger with all its entries. The command asks first."""
     confirm(f"Delete ledger {ledger} with all its entries?", yes=yes)
     on_cluster(metadata, lambda client: client.delete_ledger(ledger))
     _forget_failed_recoveries(metadata, ledger)

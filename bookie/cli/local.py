@@ -128,7 +128,7 @@ def _note_signal(name: str) -> None:
 
 
 def _report(sentence: str) -> None:
-    """Print a line; ignore an error, for the cluster goes on without its terminal or pipe."""
+    """Print a line; ignore an error, because the cluster continues without its terminal or pipe."""
     import contextlib
 
     with contextlib.suppress(OSError):
@@ -174,7 +174,7 @@ Ctrl-C here stops it.""",
 
 
 def _own_command() -> str:
-    """Return the command that a user must type to run this program, as it was run this time."""
+    """Return the command that a user must type to run this program, in its present spelling."""
     program = Path(sys.argv[0])
     if program.name == "__main__.py":
         return f"{shlex.quote(sys.executable)} -m bookie"

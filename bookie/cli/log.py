@@ -1,8 +1,8 @@
-"""``bookie log``: named logs, which outlive their writers: make, append, read, tail, tidy up.
+"""``bookie log``: named logs, which outlive their writers: create, append, read, tail, truncate.
 
 A log has one owner at a time. ``append`` and ``roll`` make this process the owner, which ends the
-previous owner's writer. Both ask first if the log has an owner. Commands that only read a log do
-not disturb its owner.
+previous owner's writer. Both commands ask first if the log has an owner. Commands that only read a
+log do not disturb its owner.
 
 A place in a log is ``earliest``, ``latest``, an offset, or ``LEDGER:ENTRY``. With ``--output json``
 each record shows its offset, and its position as ``LEDGER:ENTRY``.
@@ -166,7 +166,7 @@ def append(
 def _confirm_takeover(
     metadata: str, log: str, partition: int | None, *, yes: bool, question: str, always: bool
 ) -> None:
-    """Ask before a log is taken from its owner; if it has no owner, ask only if `always`."""
+    """Ask before a log is taken from its owner; without an owner, ask only if `always`."""
     from bookie.cli.log_show import owners_of
 
     owners = on_store(metadata, lambda store: owners_of(store, log, partition))
@@ -403,7 +403,7 @@ def delete(
     yes: Yes = False,
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Delete a log with all its records, cursors and its policy. Asks first.
+    """Delete a log with all its records, cursors and its policy. The command asks first.
 
     If a deletion was cut off, the next deletion or a sweep finishes it.
     """

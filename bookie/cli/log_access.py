@@ -1,4 +1,4 @@
-"""Operations on logs that commands need beside those of `BookKeeper`."""
+"""Operations on logs that commands need in addition to `BookKeeper`."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def client_of(bk: BookKeeper) -> LogClient:
 async def partitions_of(
     bk: BookKeeper, log: str, partition: int | None, *places: LogStart
 ) -> tuple[LogDefinition, list[LogPartition]]:
-    """Return a log's definition and its partitions, or only the partition that is named.
+    """Return a log's definition and its partitions, or only the named partition.
 
     Raises:
-        NoSuchLogError: there is no such log.
-        typer.BadParameter: it has no such partition, or one of `places` needs one to be named.
+        NoSuchLogError: the log does not exist.
+        typer.BadParameter: the partition does not exist, or one of `places` needs a partition.
     """
     name = LogName.parse(log)
     definition = await client_of(bk).definition(name)
@@ -44,9 +44,9 @@ async def partitions_of(
 async def unpublished_hint(
     bk: BookKeeper, partitions: Sequence[LogPartition], definition: LogDefinition, password: bytes
 ) -> str:
-    """Return a sentence about entries behind a log's end and how to read them; empty without any.
+    """Return a sentence about entries after a log's end and how to read them; empty without any.
 
-    A partition that cannot be read is skipped, because the command's own work is already done.
+    An unreadable partition is skipped, because the command's own work is already done.
     """
     client = client_of(bk)
     for partition in partitions:

@@ -18,7 +18,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def complete_log(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return the names of logs that begin with `incomplete`; none if the store cannot be read."""
+    """Return the names of logs that begin with `incomplete`; empty if the store is unreadable."""
     from bookie.cli.stores import on_store
     from bookie.errors import BookieError
 
@@ -59,7 +59,7 @@ def parse_place(text: str | None, option: str, *, words: bool = True) -> LogStar
     """Parse ``earliest``, ``latest``, ``OFFSET`` or ``LEDGER:ENTRY`` into a place in a log.
 
     Raises:
-        typer.BadParameter: it names none, or a word where `words` are not allowed.
+        typer.BadParameter: `text` is not a place, or is a word where `words` are not allowed.
     """
     if text is None:
         return None
@@ -79,7 +79,7 @@ def parse_time(text: str | None, option: str) -> int | None:
     """Parse a number of ms since 1970, or an ISO 8601 time with a zone, into ms since 1970.
 
     Raises:
-        typer.BadParameter: it names none.
+        typer.BadParameter: `text` is not a time.
     """
     from bookie.env.clock import parse_moment
     from bookie.errors import BadRequestError
@@ -96,7 +96,7 @@ def parse_span(text: str, option: str) -> float:
     """Parse a span of time, such as ``90s``, ``15m``, ``24h`` or ``7d``, into seconds.
 
     Raises:
-        typer.BadParameter: it is none.
+        typer.BadParameter: `text` is not a span of time.
     """
     span = _SPAN.fullmatch(text)
     if span is None:
@@ -112,7 +112,7 @@ def check_partition(
     """Check that `partition` exists, and that it is given if a place is an offset or an entry.
 
     Raises:
-        typer.BadParameter: it does not, or the log has no such partition.
+        typer.BadParameter: the partition is missing or does not exist.
     """
     count = definition.partitions
     if partition is not None and partition >= count:

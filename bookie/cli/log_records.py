@@ -1,4 +1,4 @@
-"""Convert lines into records of a log, in batches, and records into lines."""
+"""Converts lines into records of a log, in batches, and records into lines."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class Appended:
     log: str
     records: int = 0
     bytes: int = 0
-    """The bytes of the appended keys and values."""
+    """The number of bytes of the appended keys and values."""
     duplicates: int = 0
-    """Lines that were already in the log as records."""
+    """The number of lines that the log already had as records."""
     offsets: dict[int, tuple[int, int]] = field(default_factory=dict)
     """The offsets of the first and the last new record, by partition."""
 
     def add(self, positions: LogPositions, begins: dict[int, int]) -> int:
-        """Count records; those before the offsets in `begins` are old. Return how many are new."""
+        """Count records (old before the offsets in `begins`); return the number of new ones."""
         new = 0
         for partition, start, last in _spans(positions):
             first = max(start, begins[partition])
@@ -81,7 +81,7 @@ class Appended:
 
 
 def _spans(positions: LogPositions) -> list[tuple[int, int, int]]:
-    """Return the partition, the first and the last offset of each run of positions."""
+    """Return partition, first offset and last offset of each run of positions."""
     return [
         (run.partition, run.first_offset, run.first_offset + run.entries - 1)
         for run in positions.runs
@@ -102,14 +102,14 @@ async def append_lines(
 
     With `producer`, the sequence number of a record is the number of its line. In this case groups
     of lines are appended one after another. So if the log already has a group, it also has all
-    groups before it.
+    earlier groups.
 
     Raises:
-        OSError: the file cannot be read; what was read before is appended.
-        BadRequestError: a line has no key separator; the groups before it are appended.
-        BookieError: as `BookKeeper.open_log` and `LogWriter.append_many`.
+        OSError: the file is unreadable; lines read before are appended.
+        BadRequestError: a line has no key separator; earlier groups are appended.
+        BookieError: as in `BookKeeper.open_log` and `LogWriter.append_many`.
     """
-    # The file is opened first: if that fails, the log stays with its owner.
+    # Open the file first, so that a failure leaves the log to its owner.
     source = sys.stdin.buffer if path is None else path.open("rb", buffering=0)
     with source:
         total = os.fstat(source.fileno()).st_size if path is not None else None
@@ -172,7 +172,7 @@ class _Lines:
                 records, producer=producer, partition=self._partition
             )
         except DuplicateRecordError:
-            # No group is longer than what a writer remembers, so all of this one is known.
+            # A group is no longer than a writer's memory of duplicates, so all of it is known.
             self.done.duplicates += len(group)
             return
         new = self.done.add(positions, self._begins)
@@ -204,7 +204,7 @@ async def print_log(
     password: bytes,
     output: OutputFormat,
 ) -> None:
-    """Print the records of a log on standard output, as values or as JSON, one a line."""
+    """Print the records of a log on standard output, as values or as JSON, one per line."""
     out = sys.stdout.buffer
     async with aclosing(
         _batches(metadata, log, start, start_time, end, partition, follow, password)
@@ -261,7 +261,7 @@ async def _batches(
 
 
 def as_json(record: LogRecord) -> bytes:
-    """Return one record as a line of JSON; ``--start…`` takes its `position` and `timestamp`."""
+    """Return one record as a line of JSON; ``--start…`` accepts its `position` and `timestamp`."""
     fields: dict[str, object] = {
         "partition": record.partition,
         "offset": record.offset,

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 async def list_all(
     store: MetadataStore, namespace: str | None, on_damaged: Callable[[str], object]
 ) -> list[Record]:
-    """List all logs, or those of a namespace; `on_damaged` gets the logs that cannot be read."""
+    """List all logs, or those of a namespace; `on_damaged` receives the unreadable logs."""
     from bookie.cluster.instance import read_instance_id
     from bookie.env.clock import moment_text
     from bookie.errors import FormatError
     from bookie.log.catalog.logs import LogManager
 
-    await read_instance_id(store)  # "no logs" would hide a mistyped address
+    await read_instance_id(store)  # a mistyped address must not look like a cluster without logs
     logs = LogManager(store)
     records: list[Record] = []
     async for name in logs.list_logs(namespace):
@@ -55,7 +55,7 @@ async def list_all(
 async def owners_of(store: MetadataStore, log: str, partition: int | None) -> str:
     """Return the owners of a log, in words; empty if the log has no owner.
 
-    The result includes an owner that crashed, because it cannot be told from a slow owner.
+    The result includes a crashed owner, because it looks like a slow owner.
     """
     from bookie.cli.log_arguments import check_partition
     from bookie.env.clock import moment_text
@@ -73,7 +73,7 @@ async def owners_of(store: MetadataStore, log: str, partition: int | None) -> st
 
 
 async def describe_log(bk: BookKeeper, log: str, password: bytes, output: OutputFormat) -> None:
-    """Print a log's definition, its policy in force, and the extent of each partition."""
+    """Print a log's definition, its effective policy, and the extent of each partition."""
     from bookie.cli.log_access import client_of, partitions_of, unpublished_hint
     from bookie.env.clock import moment_text
 
@@ -108,7 +108,7 @@ async def describe_log(bk: BookKeeper, log: str, password: bytes, output: Output
 
 
 async def _policy(bk: BookKeeper, namespace: str, log: str) -> list[Record]:
-    """Return every value of the policy in force for a log, and the level that decided it."""
+    """Return every value of a log's effective policy, and the level that set the value."""
     from bookie.cli.log_access import client_of
     from bookie.errors import NoSuchKeyError
     from bookie.log.catalog.logs import LogName
@@ -134,7 +134,7 @@ def _origins(policy: dict[str, object], origin: str) -> dict[str, str]:
 async def _extent(
     bk: BookKeeper, partition: LogPartition, definition: LogDefinition, password: bytes
 ) -> LogExtent | None:
-    """Return the extent of a partition; None if too few bookies answer to know its end."""
+    """Return the extent of a partition; None if too few bookies answer to find its end."""
     from bookie.cli.log_access import client_of
     from bookie.errors import UnavailableError
     from bookie.log.read.status import log_extent

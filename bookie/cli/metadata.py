@@ -1,4 +1,4 @@
-"""``bookie metadata``: look into a metadata store, change it, copy it, measure it.
+"""``bookie metadata``: inspect a metadata store, change it, copy it, and measure it.
 
 Keys are relative to the scope of the URI and begin with a slash.
 """
@@ -148,7 +148,7 @@ def delete(
     ] = False,
     yes: Yes = False,
 ) -> None:
-    """Delete a record; with --recursive everything below it, too. Asks first."""
+    """Delete a record; with --recursive everything below it, too. The command asks first."""
     if recursive and version is not None:
         raise typer.BadParameter("--recursive and --version contradict each other")
     if not yes:
@@ -236,7 +236,7 @@ async def _export(store: MetadataStore, file: Path | None, key: str) -> None:
 
     skipped: list[str] = []
     lines = 0
-    # An export that fails leaves no file.
+    # A failed export leaves no file.
     part = file.with_name(file.name + ".part") if file is not None else None
     try:
         with (part or Path("/dev/stdout")).open("w", encoding="utf-8") as out:
@@ -271,7 +271,7 @@ def import_(
     """
     from bookie.metadata.export import import_records, parse_export
 
-    # A line ends where the file's does: other separators may be part of a key.
+    # A line ends only at a newline of the file, because other separators may be part of a key.
     text = _read(file).decode("utf-8", "replace").removesuffix("\n")
     records = parse_export(text.split("\n"))
     if overwrite and not yes:
@@ -376,7 +376,7 @@ class _Mix:
     """The load of a benchmark: callers, reads, bytes and seconds."""
 
     callers: int
-    """The number of operations at a time; each caller has its own key."""
+    """The number of concurrent operations; each caller has its own key."""
     reads_percent: float
     value_bytes: int
     seconds: float
@@ -392,7 +392,7 @@ async def _load(store: MetadataStore, mix: _Mix) -> dict[str, int | float]:
     clock = asyncio.get_running_loop().time
 
     async def repeat(key: str, due: float) -> None:
-        """Read when `due`, the sum of the percentages of reads, reaches 100; write otherwise."""
+        """Read if `due`, the sum of the read percentages, reaches 100; otherwise write."""
         while (now := clock()) < began + mix.seconds:
             due += mix.reads_percent
             if due >= 100:
@@ -411,7 +411,7 @@ async def _load(store: MetadataStore, mix: _Mix) -> dict[str, int | float]:
         with progress_bar("loading", total=None, unit="operations") as advance:
             async with asyncio.TaskGroup() as tasks:
                 for number, key in enumerate(keys):
-                    # Not all callers write at the same time.
+                    # Spread the callers, so that they do not all write at the same time.
                     tasks.create_task(repeat(key, 100.0 * number / mix.callers))
         took = clock() - began
     finally:

@@ -1,6 +1,6 @@
-"""Questions that name what a command of ``bookie metadata`` is about to destroy.
+"""Questions before a command of ``bookie metadata`` destroys records.
 
-Each function looks into the store and returns the question, or None if the command is harmless.
+Each function reads the store and returns the question, or None if the command is harmless.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from bookie.errors import NoSuchKeyError
 from bookie.metadata.export import differences, walk
 
 SHOWN_MAX = 5
-"""The most records that a question names."""
+"""The largest number of records that a question names."""
 
 
 def ask(question: str | None) -> None:
-    """Return if there is no question or the answer is yes; raise what `confirm` raises."""
+    """Return if there is no question or the answer is yes; raises like `confirm`."""
     if question is not None:
         confirm(question, yes=False)
 
 
 async def of_overwriting(uri: str, key: str, value: bytes) -> str | None:
-    """Return the question before a put overwrites a record that a cluster needs; else None."""
+    """Return the question before a put overwrites a record that a cluster needs; otherwise None."""
     what = essential(key)
     if what is None:
         return None
@@ -37,7 +37,7 @@ async def of_deleting(uri: str, key: str) -> str:
     """Return the question before one record is deleted.
 
     Raises:
-        NoSuchKeyError: there is none.
+        NoSuchKeyError: the record does not exist.
     """
     async with open_metadata(uri) as store:
         there = await store.get(key)
@@ -50,7 +50,7 @@ async def of_deleting_all(uri: str, key: str) -> str:
     """Return the question before everything at and below `key` is deleted.
 
     Raises:
-        NoSuchKeyError: there is nothing.
+        NoSuchKeyError: no record exists there.
     """
     records, ephemeral, vital = 0, 0, set()
     async with open_metadata(uri) as store:
@@ -70,7 +70,7 @@ async def of_deleting_all(uri: str, key: str) -> str:
 
 
 async def of_importing(uri: str, records: list[tuple[str, bytes]]) -> str | None:
-    """Return the question before an import gives records other values; None if there are none."""
+    """Return the question before an import changes existing records; None without such records."""
     replaced = []
     async with open_metadata(uri, create=True) as store:
         for key, value in records:
@@ -81,7 +81,7 @@ async def of_importing(uri: str, records: list[tuple[str, bytes]]) -> str | None
 
 
 async def of_migrating(source: str, target: str, target_config: Path | None) -> str | None:
-    """Return the question before a migration gives records of the target other values."""
+    """Return the question before a migration changes existing records of the target."""
     async with (
         open_metadata(source) as left,
         open_metadata(target, target_config, create=True) as right,

@@ -1,8 +1,8 @@
 """``bookie namespace``: namespaces of logs, and the policies that they set for their logs.
 
 A log's own policy overrides the policy of its namespace, which overrides the defaults. ``show``
-prints the resulting policy, and the level that decided each value. Several clusters may share their
-namespaces: then these are in the store of ``metadata.configuration_uri``.
+prints the resulting policy, and the level that set each value. Several clusters may share their
+namespaces, which are then in the store of ``metadata.configuration_uri``.
 """
 
 from __future__ import annotations

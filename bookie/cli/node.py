@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 TIMEOUT_SECONDS = 5.0
 POLL_SECONDS = 0.3
 MISDIRECTED = 421
-"""The HTTP status of an answer from another bookie than the one that was asked."""
+"""The HTTP status of an answer from a bookie other than the intended one."""
 UNDELETED_AT_ONCE = 100
-"""The most ledgers that one request names."""
+"""The largest number of ledgers in one request."""
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
@@ -65,9 +65,10 @@ def readonly(
 ) -> None:
     """Make a bookie refuse new entries, or accept them again; reads and recovery go on.
 
-    Without --persist the next start ends the switch, unless it persists already. `off` ends it for
-    good. The bookie accepts this command only from its own machine. A full bookie stays read-only
-    until it has room, with or without this command. The switch is lost with the bookie's data.
+    Without --persist the next start ends the switch, unless it persists already. `off` ends the
+    switch permanently. The bookie accepts this command only from its own machine. A full bookie
+    stays read-only until it has room, with or without this command. The switch is lost with the
+    bookie's data.
     """
     if persist and switch is Switch.OFF:
         raise typer.BadParameter("--persist goes with on; off always lasts")
@@ -122,10 +123,10 @@ def scrub(
 def _upkeep(
     metadata: str, bookie: str, work: str, *, start: bool, wait: bool, output: OutputFormat
 ) -> int:
-    """Start `work` if `start` is set, print its status, and return 1 if the bookie is not sound."""
+    """Start `work` if `start` is set, print its status; return 1 if the bookie is not sound."""
     status = asyncio.run(_start(metadata, bookie, work, start=start, wait=wait))
     report = status.pop("report") or {}
-    # The present status overrides an older report.
+    # The current status overrides an older report.
     print_record({**status, **report, **status}, output)
     return int(not status.get("whole", not status["needed"]))
 
@@ -218,7 +219,7 @@ def gc(
 
 
 async def _undelete(metadata: str, bookie: str, ledgers: list[int]) -> dict[str, Any]:
-    """Send requests to undelete `ledgers`, or one request to undelete all if it is empty."""
+    """Send requests to undelete `ledgers`, or one request to undelete all if `ledgers` is empty."""
     undeleted = 0
     answer: dict[str, Any] = {}
     for start in range(0, max(len(ledgers), 1), UNDELETED_AT_ONCE):
@@ -275,7 +276,7 @@ async def _label(
     from bookie.cluster.cookies import CookieManager
     from bookie.ledger.place.labels import BookieLabels
 
-    # Labels of a mistyped id would apply to a bookie that joins later under that id.
+    # Labels of a mistyped id would apply to a bookie that later joins with this id.
     if bookie_id not in await CookieManager(store).bookie_ids():
         raise NoSuchKeyError(f"no bookie {bookie_id} ever joined this cluster")
     kept = BookieLabels(store)

@@ -1,4 +1,4 @@
-"""The options that many commands share.
+"""Options that many commands share.
 
 An option is an annotated type, so that each command lists it in its own signature and help:
 ``def show(metadata: Metadata, output: Output = OutputFormat.TABLE)``.
@@ -99,7 +99,7 @@ def read_password(path: Path | None) -> bytes:
     """Return the password in a file without its trailing newline; empty if `path` is None.
 
     Raises:
-        OSError: the file cannot be read.
+        OSError: the file is unreadable.
     """
     if path is None:
         return b""
@@ -107,7 +107,7 @@ def read_password(path: Path | None) -> bytes:
 
 
 def parse_pairs(words: Sequence[str] | None, form: str) -> dict[str, str]:
-    """Parse ``NAME=VALUE`` words into a mapping; of two words with one name the later counts.
+    """Parse ``NAME=VALUE`` words into a mapping; the later of two equal names wins.
 
     Raises:
         typer.BadParameter: a word has no equals sign; the sentence shows `form`.
@@ -122,19 +122,19 @@ def parse_pairs(words: Sequence[str] | None, form: str) -> dict[str, str]:
 
 
 class UnconfirmedError(typer.TyperException):
-    """The command needs a confirmation, but has neither a terminal to ask at nor ``--yes``."""
+    """The command needs a confirmation, but has neither a terminal nor ``--yes``."""
 
     exit_code = 2
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask `question` before an action that cannot be undone; return if the answer is yes.
+    """Ask `question` before an irreversible action; return if the answer is yes.
 
-    Without a terminal on standard input only ``--yes`` confirms. A script that forgot ``--yes``
+    Without a terminal on standard input only ``--yes`` confirms. So a script without ``--yes``
     changes nothing.
 
     Raises:
-        UnconfirmedError: there is no terminal.
+        UnconfirmedError: there is no terminal to ask.
         typer.Abort: the user refused, or the input ended.
         KeyboardInterrupt: the answer was Ctrl-C.
     """
@@ -147,7 +147,7 @@ def confirm(question: str, *, yes: bool) -> None:
     try:
         agreed = typer.confirm(question, err=True)
     except typer.Abort as abort:
-        print(file=sys.stderr)  # what follows begins a line of its own
+        print(file=sys.stderr)  # later output starts on its own line
         if isinstance(abort.__context__, KeyboardInterrupt):
             raise KeyboardInterrupt from None
         raise

@@ -1,6 +1,6 @@
-"""A progress bar on standard error while something long runs.
+"""A progress bar on standard error during long work.
 
-The bar shows only on a terminal that has this command in its foreground. Logs, pipes and the output
+The bar appears only on a terminal with this command in its foreground. Logs, pipes and the output
 of other commands stay clean, and `rich` is not loaded for them.
 """
 
@@ -21,10 +21,12 @@ def progress_bar(
     """Show a progress bar until the block ends; yield the function that advances the bar.
 
     Args:
-        title: what is being done.
-        total: the end of the bar in units. None if it is unknown: then a count and a rate.
-        unit: ``bytes`` (shown as KiB, MiB …) or the plural of what is counted.
-        watched: show it; when None, if this command has the terminal of standard error for itself.
+        title: the name of the work.
+        total: the end of the bar in units. None if it is unknown: then the bar shows a count and a
+            rate.
+        unit: ``bytes`` (shown as KiB, MiB …) or the plural of the counted things.
+        watched: True shows the bar; None shows it if this command is in the foreground of the
+            terminal.
     """
     if watched is None:
         watched = _has_the_terminal()
@@ -61,10 +63,10 @@ def progress_bar(
 
 
 def _has_the_terminal() -> bool:
-    """True if standard error is a terminal and this process is no background job of it."""
+    """True if standard error is a terminal, and this process is not a background job there."""
     if not sys.stderr.isatty():
         return False
     try:
         return os.tcgetpgrp(sys.stderr.fileno()) == os.getpgrp()
-    except OSError:  # the terminal is not the one that controls this process
+    except OSError:  # the terminal is not this process's controlling terminal
         return True

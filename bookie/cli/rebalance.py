@@ -1,4 +1,4 @@
-"""``bookie cluster rebalance``: copies move from fuller bookies to emptier ones."""
+"""``bookie cluster rebalance``: moves copies from fuller bookies to emptier ones."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def rebalance(
 ) -> None:
     """Move copies of closed ledgers from fuller bookies to emptier ones, such as new ones.
 
-    It ends when every writable bookie stores about the mean share of its device, or has no room.
-    Bytes are estimated from the metadata.
-    Interrupt it at any time: the same command goes on. The former bookies remove their copies
-    later, after repair.unnamed_copies_grace_seconds.
+    The command ends when every writable bookie stores about the mean share of its device, or has no
+    room. Bytes are estimated from the metadata. You may interrupt the command at any time; the same
+    command continues the work. The former bookies remove their copies later, after
+    repair.unnamed_copies_grace_seconds.
     """
     from bookie.daemon.loop import run
 

@@ -1,4 +1,4 @@
-"""``bookie rebuild``: rebuild a stopped bookie's index from the bookie's other files."""
+"""``bookie rebuild``: rebuilds a stopped bookie's index from the bookie's other files."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""``bookie repair``: how far the repair of copies is, its switch, and a process of its own.
+"""``bookie repair``: the state of copy repair, its switch, and a repair process.
 
-Here are also ``bookie cluster decommission``, ``bookie ledger repair`` and ``bookie ledger
+This module also has ``bookie cluster decommission``, ``bookie ledger repair`` and ``bookie ledger
 set-quorum``.
 """
 
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from bookie.metadata.store import MetadataStore
 
 WAIT_SECONDS = 1.0
-"""Between two looks at what is left to move, at least."""
+"""The shortest time in seconds between two listings of the ledgers to move."""
 WAIT_SHARE = 20.0
-"""A look is followed by a pause that is at least so many times as long: it lists all ledgers."""
+"""A pause takes at least this many times as long as the listing before it."""
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
@@ -59,7 +59,7 @@ async def _status(store: MetadataStore) -> Record:
     from bookie.ledger.copies.departures import Departures, RepairFailures
     from bookie.ledger.copies.marks import UnderreplicationManager
 
-    await read_instance_id(store)  # "no marks" would hide a mistyped address
+    await read_instance_id(store)  # a mistyped address must not look like a cluster without marks
     marks = UnderreplicationManager(store)
     marked = {mark.ledger_id: mark.marked_ms async for mark in marks.marked()}
     failures = [one async for one in RepairFailures(store).present(marked)]
@@ -151,8 +151,8 @@ def history(
 ) -> None:
     """Show the last repairs that ended, the newest first, by the clocks of their workers.
 
-    Each worker keeps its last 100, and writes them within a few seconds. Of repairs that fail again
-    and again it keeps the last one. If records are damaged, the exit status is 1.
+    Each worker keeps its last 100, and writes them within a few seconds. Of repairs that fail
+    repeatedly, a worker keeps only the last one. If records are damaged, the exit status is 1.
     """
     records, damaged = on_store(metadata, _history)
     print_records(records[:limit], output, empty="no repair has ended yet")
@@ -225,9 +225,9 @@ def trigger(metadata: Metadata) -> None:
 def serve(config: ConfigFile = None, overrides: Set = None, metadata: MetadataUri = None) -> int:
     """Repair without a bookie until SIGTERM, for clusters whose bookies have repair.enabled off.
 
-    It audits while it is elected, and copies entries of marked ledgers. Several such processes
-    share the work. The settings come from the same sources as those of `bookie serve`, and no
-    bookie.id is needed. [http] serves metrics; beside a bookie choose another port: --set
+    The process audits while it is elected, and copies entries of marked ledgers. Several such
+    processes share the work. The settings come from the same sources as those of `bookie serve`,
+    and no bookie.id is needed. [http] serves metrics; beside a bookie choose another port: --set
     http.port=8001. Exit status 0 means an orderly stop; the others are those of `bookie serve`.
     """
     from bookie.cli.serve import run_service
@@ -261,9 +261,9 @@ def decommission(
 ) -> None:
     """Let a bookie leave the cluster for good: its copies move to others, then it is forgotten.
 
-    It turns read-only, and serves as a source while its copies move. When no ledger names it any
-    more, stop it. Then its cookie is deleted, by --wait or by the same command given again. A
-    bookie that is gone for good leaves in the same way.
+    The bookie turns read-only, and serves as a source while its copies move. When no ledger names
+    the bookie any more, stop the bookie. Then its cookie is deleted, by --wait or by the same
+    command given again. A bookie that is gone for good leaves in the same way.
     """
     if cancel:
         on_store(metadata, lambda store: _cancel(store, bookie))
@@ -292,11 +292,11 @@ async def _leave(store: MetadataStore, bookie: str, *, wait: bool) -> None:
 
 
 async def _is_leaving(store: MetadataStore, bookie: str) -> bool:
-    """True if the bookie is on its way out.
+    """True if the bookie is leaving the cluster.
 
     Raises:
-        NoSuchKeyError: the cluster has no such bookie.
-        BadRequestError: no other bookie could take its copies.
+        NoSuchKeyError: the cluster does not have this bookie.
+        BadRequestError: no other bookie could take over its copies.
     """
     from bookie.cluster import keys
     from bookie.cluster.cookies import CookieManager
@@ -314,10 +314,10 @@ async def _is_leaving(store: MetadataStore, bookie: str) -> bool:
 
 
 async def _decommission(store: MetadataStore, bookie: str) -> tuple[bool, str]:
-    """One step: true if the bookie is forgotten, and a sentence for the operator.
+    """Do one step; return True if the bookie is forgotten, and a sentence for the operator.
 
     Raises:
-        BadRequestError: somebody has cancelled it.
+        BadRequestError: another command cancelled the decommission.
     """
     from bookie.cluster import keys
     from bookie.cluster.cookies import CookieManager
@@ -335,7 +335,7 @@ async def _decommission(store: MetadataStore, bookie: str) -> tuple[bool, str]:
     if await leaving.find(bookie) is None:  # asked after the listing, which may take long
         if found.named.count or found.unreadable.count or await cookies.read(bookie) is not None:
             raise BadRequestError(f"bookie {bookie} stays: its decommission was cancelled")
-        return done  # another one of these commands was quicker
+        return done  # another such command finished first
     if found.named.count:
         return False, await _left(store, bookie, found)
     if found.unreadable.count:
@@ -352,7 +352,7 @@ async def _decommission(store: MetadataStore, bookie: str) -> tuple[bool, str]:
 
 
 async def _left(store: MetadataStore, bookie: str, found: Dependents) -> str:
-    """What is left to move, and why it may not move."""
+    """Return a sentence about the remaining ledgers, and why they may not move."""
     from bookie.ledger.copies.departures import RepairFailures
     from bookie.ledger.copies.marks import UnderreplicationManager
 
@@ -411,9 +411,9 @@ def set_quorum(
 ) -> None:
     """Give a closed ledger another write quorum: copy its entries, then change its metadata.
 
-    A write quorum above the ensemble size makes the ensembles larger. One below the ack quorum is
-    refused. Readers find all entries at any time. If the command is interrupted, nothing has
-    changed: type it again. A smaller quorum frees no space by itself.
+    A write quorum above the ensemble size makes the ensembles larger. A write quorum below the ack
+    quorum is refused. Readers find all entries at any time. If the command is interrupted, nothing
+    has changed: type it again. A smaller quorum frees no space by itself.
     """
     from bookie.daemon.loop import run
 
@@ -458,7 +458,7 @@ async def _repair_ledger(uri: str, ledger_id: int) -> list[RepairOutcome]:
 async def _worker(
     uri: str,
 ) -> AsyncIterator[tuple[LedgerClient, MetadataStore, RepairSettings, str]]:
-    """A client with its store, the settings of repair, and the name of this process as a worker."""
+    """Yield a client with its store, the repair settings, and this process's name as a worker."""
     import os
     import socket
 

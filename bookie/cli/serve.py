@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 EXIT_FAILED = 1
-"""The bookie cannot start now: a later start may help, and systemd starts it again."""
+"""The bookie cannot start now, but may start later; systemd restarts it."""
 EXIT_SESSION_GIVEN_UP = 3
-"""The metadata store was away for longer than `[session]` allows; starting again may help."""
+"""The metadata store was away for longer than `[session]` allows; a restart may help."""
 EXIT_MISCONFIGURED = 78
 """The status EX_CONFIG of sysexits.h: a new start helps only after a setting was corrected."""
 
@@ -70,7 +70,7 @@ def run_service(
     """Run a service until it ends; return its exit status.
 
     Args:
-        config: the file of settings; `overrides` and `metadata` are flags that override it.
+        config: the settings file; `overrides` and `metadata` are flags that override it.
         overrides: values of ``--set``.
         metadata: the value of ``--metadata``.
         start: imports the service and returns its coroutine.
@@ -90,8 +90,8 @@ def run_service(
         return _refuse(sentence, EXIT_MISCONFIGURED)
     if stop_with_parent:
         signals.stop_with_parent()
-    # Imported objects live as long as the process. Collecting while they are made takes a seventh
-    # of the time of a start. `run` turns the collector on again.
+    # Imported objects live as long as the process. Garbage collection during the imports takes a
+    # seventh of the time of a start. `run` switches the garbage collector on again.
     gc.disable()
     try:
         from bookie.config import Sources

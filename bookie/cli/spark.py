@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
 EXIT_DAMAGED = 1
-"""The exit status if damage was found or is left, or if not every copy could be judged."""
+"""The exit status if damage was found or remains, or if some copy could not be judged."""
 
 Master = Annotated[
     str,
@@ -134,7 +134,7 @@ def spark_session(
     Raises:
         ConfigurationError: pyspark is not installed.
         CannotStartError: Spark does not start.
-        BookieError: there is no such cluster, or Spark failed; one sentence says why.
+        BookieError: the cluster does not exist, or Spark failed; one sentence says why.
     """
     _require_spark()
     settings = parse_pairs(conf, "--conf KEY=VALUE")

@@ -1,4 +1,4 @@
-"""Open the store that ``--metadata`` names, its cluster, or its configuration store."""
+"""Opens the store that ``--metadata`` names, its cluster, or its configuration store."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ def open_metadata(
 ) -> AbstractAsyncContextManager[MetadataStore]:
     """Open the store of `uri`; TLS and credentials come from the settings' section ``[metadata]``.
 
-    `config` is a file of settings. If `config` is None, the file is that of BOOKIE_CONFIG, if
-    BOOKIE_CONFIG is set. If a directory holds no store, the store is made only with `create`.
+    `config` is a file of settings. If `config` is None, the file that BOOKIE_CONFIG names is used,
+    if the variable is set. If a directory holds no store, the function creates one only with
+    `create`.
 
     Raises:
-        ConfigurationError: the URI is wrong, or the settings are.
+        ConfigurationError: the URI or the settings are wrong.
     """
     from bookie.metadata.connect import open_store
     from bookie.metadata.uri import split_uri
 
     if split_uri(uri).scheme in ("memory", "local"):
         return open_store(uri, create=create)
-    # Loading settings takes longer than what most commands do on a local store.
+    # Import here: loading settings takes longer than most commands on a local store.
     from bookie.config import load_settings
     from bookie.metadata.security import security_of
 
@@ -39,9 +40,9 @@ def open_metadata(
 
 
 def on_store(uri: str, work: Callable[[MetadataStore], Awaitable[T]], *, create: bool = False) -> T:
-    """Open a store as `open_metadata` does, await `work` with it and return its result.
+    """Open a store like `open_metadata`, await `work` with it, and return the result.
 
-    `work` runs in an event loop of its own. The store is closed when this function returns.
+    `work` runs in its own event loop. The store is closed when this function returns.
     """
 
     async def run() -> T:
@@ -52,7 +53,7 @@ def on_store(uri: str, work: Callable[[MetadataStore], Awaitable[T]], *, create:
 
 
 def on_cluster(uri: str, work: Callable[[BookKeeper], Awaitable[T]]) -> T:
-    """Connect a client, await `work` with it in a loop of uvloop, and return its result."""
+    """Connect a client, await `work` with it in a uvloop event loop, and return its result."""
     from bookie.api import connect
     from bookie.daemon.loop import run
 
@@ -64,7 +65,7 @@ def on_cluster(uri: str, work: Callable[[BookKeeper], Awaitable[T]]) -> T:
 
 
 def on_configuration(uri: str, work: Callable[[MetadataStore], Awaitable[T]]) -> T:
-    """Call `on_store` with the store of namespaces: ``metadata.configuration_uri``, else `uri`.
+    """Call `on_store` with the store of namespaces: ``metadata.configuration_uri``, or `uri`.
 
     If the store of ``metadata.configuration_uri`` does not exist, the first command on namespaces
     creates it.

@@ -1,9 +1,9 @@
-"""``bookie torture``: break a local cluster again and again while clients use a log.
+"""``bookie torture``: repeatedly breaks a local cluster while clients use a log.
 
 Bookies are killed, stopped for a while and cut off from the network. One of the bookies loses its
 disks. Writers are killed, or replaced while they are stopped. Meanwhile readers follow the log,
-consumers take turns with a cursor, and members join and leave a group. In the end the command
-checks what the clients were told.
+consumers take turns with a cursor, and members join and leave a group. In the end, the command
+checks the reports of the clients.
 """
 
 from __future__ import annotations
