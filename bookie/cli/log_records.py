@@ -54,7 +54,6 @@ class Appended:
         return new
 
     def record(self) -> Record:
-        """Return the counts as a record for JSON."""
         return {
             "log": self.log,
             "records": self.records,
@@ -67,7 +66,6 @@ class Appended:
         }
 
     def sentence(self) -> str:
-        """Return the counts as a sentence for people."""
         where = ", ".join(
             f"{self.log}#{number} {first}…{last}"
             for number, (first, last) in sorted(self.offsets.items())
@@ -142,7 +140,6 @@ class _Lines:
         self._begins = {number: writer.next_offset(number) for number in writer.partitions}
 
     async def append(self, source: BinaryIO, advance: Advance) -> None:
-        """Append all lines of `source`, in their order."""
         window = asyncio.Semaphore(1 if self._producer else GROUPS_IN_FLIGHT_MAX)
         most = WINDOW_SEQUENCES if self._producer else sys.maxsize
         line = 0

@@ -150,7 +150,7 @@ class BookieRegistration:
         for follower in self._followers:
             follower.cancel()
         try:
-            # The group would wrap the body's error.
+            # Pass no error, because the group would wrap the body's error.
             await self._tasks.__aexit__(None, None, None)
         except BaseExceptionGroup as group:
             raise group.exceptions[0] from None

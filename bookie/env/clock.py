@@ -40,7 +40,6 @@ class SystemClock:
     """Seconds of CLOCK_MONOTONIC."""
 
     def now_ms(self) -> int:
-        """Return the milliseconds of CLOCK_REALTIME."""
         return time.time_ns() // 1_000_000
 
     def nonce(self) -> bytes:

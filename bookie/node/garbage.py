@@ -7,8 +7,7 @@ steps:
 2. Check that the store belongs to the bookie's cluster and did not go back in time: no counter may
    be lower than before (`StoreMemory`). If the check fails, delete nothing until an operator
    confirms the store, even after a restart.
-List all ledgers of the cluster; if the listing is incomplete, end the round. List the ledgers of
-    the cluster completely, or end the round.
+3. List all ledgers of the cluster; if the listing is incomplete, end the round.
 4. Read each ledger that the listing lacks directly; the read must find no ledger.
 5. If the deletion of a ledger is proven (`deletion_proofs`), delete the ledger at once.
 6. A ledger without a proof is only absent. An absent ledger must stay absent for a whole grace

@@ -378,8 +378,8 @@ class IntegrityCheck:
         if not whole:
             await self._doubt()
         elif report.damaged_metadata:
-            # The members of these ledgers are unknown. Such ledgers cause no doubt, and do not
-            # prevent its end.
+            # The members of these ledgers are unknown. Such ledgers cause no doubt, but an existing
+            # doubt stays.
             whole = False
         elif self._engine.verdict == INTEGRITY_IN_LIMBO:
             await self._end_doubt(lambda: self._engine.set_verdict(INTEGRITY_SOUND))

@@ -32,7 +32,6 @@ class FastCounter:
         return self.collect()
 
     def collect(self) -> list[Metric]:
-        """Return the counter's metric family with its current value."""
         from prometheus_client.core import CounterMetricFamily
 
         return [CounterMetricFamily(self._name, self._text, value=self.value)]
@@ -50,7 +49,6 @@ class FastHistogram:
         self._sum = 0.0
 
     def observe(self, amount: float) -> None:
-        """Count one observation."""
         self._counts[bisect_left(self._bounds, amount)] += 1
         self._sum += amount
 
@@ -59,7 +57,6 @@ class FastHistogram:
         return self.collect()
 
     def collect(self) -> list[Metric]:
-        """Return the histogram's metric family with its current values."""
         from prometheus_client.core import HistogramMetricFamily
         from prometheus_client.utils import floatToGoString
 

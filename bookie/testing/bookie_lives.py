@@ -111,7 +111,6 @@ class BookieLives:
         self._link.silence()
 
     def resume(self) -> None:
-        """End a pause or a partition of the bookie."""
         self._require_running()
         if self._session is not None:
             self._session.reconnect()

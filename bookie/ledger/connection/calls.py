@@ -47,7 +47,6 @@ class Calls(Generic[T]):
         self._outcomes: asyncio.Queue[T] = asyncio.Queue()
 
     def start(self, call: Coroutine[None, None, T], name: str) -> None:
-        """Begin a call."""
         task = self._tasks.create_task(self._run(call), name=name)
         self._running.add(task)
         task.add_done_callback(self._running.discard)

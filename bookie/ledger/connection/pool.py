@@ -104,7 +104,6 @@ class _Reconnecting(ABC, Generic[S]):
         self._on_broken(BookieUnreachableError("the bookie has another address now"))
 
     def abandon(self) -> None:
-        """Stop reconnecting."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -314,7 +313,6 @@ class LacSubscription(_Reconnecting[LacWatch]):
             self._stream.subscribe([ledger_id])
 
     def unsubscribe(self, ledger_id: int, callback: OnLac) -> None:
-        """Stop calling `callback`."""
         followers = self._callbacks.get(ledger_id, [])
         if callback in followers:
             followers.remove(callback)

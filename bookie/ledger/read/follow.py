@@ -113,14 +113,12 @@ class Follower:
         return self.found.value
 
     def start(self) -> None:
-        """Begin to watch the ledger."""
         self._pool.on_close(self._on_pool_closed)
         self._subscribe()
         name = f"metadata of ledger {self.metadata.ledger_id}"
         self._watcher = self._pool.spawn(self._watch_metadata(), name=name)
 
     async def close(self) -> None:
-        """Stop watching the ledger."""
         self._pool.off_close(self._on_pool_closed)
         for unsubscribe in self._unsubscribe:
             unsubscribe()

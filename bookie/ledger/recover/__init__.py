@@ -1,1 +1,1 @@
-"""Recovers a ledger: fences it, finds its end, closes it; `recovery` is the state machine."""
+"""Recovers a ledger: fence, find the end, close; machine `recovery`, run by `driver`."""

@@ -126,7 +126,6 @@ class _RecoveryDriver:
         self._adds_behind: Counter[str] = Counter()
 
     def begin(self, effect: RecoveryEffect) -> None:
-        """Start the call that one effect requests."""
         name = f"recovery of ledger {self._ledger_id}"
         match effect:
             case SendFence():

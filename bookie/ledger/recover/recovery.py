@@ -99,8 +99,8 @@ _FATAL = frozenset({Status.WRONG_CLUSTER, Status.BAD_REQUEST})
 """Answers that report a fault of the caller: another bookie would answer alike.
 
 UNAUTHORIZED does not end a recovery. The password was checked before, so an UNAUTHORIZED bookie
-knows another ledger with this id. Such a bookie stores nothing of this ledger, and its answer does
-not count.
+knows another ledger with this id. A bookie that answers UNAUTHORIZED stores nothing of this ledger,
+and its answer does not count.
 """
 
 

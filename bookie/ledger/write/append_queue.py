@@ -35,7 +35,6 @@ class NewEntries(NamedTuple):
 
     @classmethod
     def of(cls, payloads: list[bytes], prefix: bytes = b"") -> Self:
-        """Create the entries of these payloads."""
         sizes = list(map(len, payloads))
         return cls(payloads, sizes, sum(sizes) + len(prefix) * len(sizes), prefix)
 
@@ -64,7 +63,6 @@ class PendingAppends:
         """The result of each future: an entry id, or a range of ids."""
 
     def add(self, payloads: list[bytes], prefix: bytes) -> None:
-        """Add payloads that share a prefix."""
         if prefix:
             first = len(self.payloads)
             self.shared.append(SharedPrefix(prefix, first, first + len(payloads)))

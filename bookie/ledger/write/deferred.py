@@ -66,7 +66,7 @@ class DeferredSync:
             self._round.acked = [acked & keep for acked in self._round.acked]
 
     def end(self) -> tuple[list[PendingBatch], bool]:
-        """End the force; return the batches that are durable now, and True if no others remain."""
+        """End the force; return its durable batches, and True if all of its batches are durable."""
         force = self._round
         assert force is not None
         self._round = None

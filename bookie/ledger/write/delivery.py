@@ -141,7 +141,6 @@ class Delivery:
     # -- slots -----------------------------------------------------------------------------------
 
     def skip(self, slots: int) -> list[WriterEffect]:
-        """Skip these bookies until they return."""
         effects: list[WriterEffect] = [
             StartTimer(("retry", slot), self.limits.retry_seconds)
             for slot in slots_of(self.slots.quarantine(slots))

@@ -91,7 +91,6 @@ class LacSent:
         self.told = asyncio.Event()
 
     def answered(self) -> None:
-        """Count a bookie's answer."""
         self.missing -= 1
         if self.missing <= 0:
             self.told.set()

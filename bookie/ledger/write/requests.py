@@ -64,7 +64,6 @@ class RequestEncoder:
         return requests
 
     def entries(self, batch: EntryBatch, *, recovery: bool = False) -> Request:
-        """Create a request that stores these packets."""
         request_id = self._next_request_id()
         return request_id, encode_add_request(
             request_id,

@@ -291,7 +291,6 @@ class Checkpointer:
             self.more_to_do = self.more_to_do or bool(self._removed)
 
     async def _relocate(self, part: Relocation, *, is_first: bool, is_last: bool) -> CommitResult:
-        """Commit one transaction of `relocate`."""
         run, failpoints = self._env.workers.run, self._env.failpoints
         failpoints.hit("compaction.before_commit")
         try:

@@ -90,7 +90,6 @@ class DeviceWatch:
 
     @property
     def interval_seconds(self) -> float:
-        """The time between two looks."""
         settings = self._settings
         return min(settings.idle_marker_seconds, settings.sync_fail_seconds / INTERVALS_PER_FAILURE)
 

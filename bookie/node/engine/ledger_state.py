@@ -255,7 +255,6 @@ class LedgerStates:
         return True
 
     def _evict(self) -> None:
-        """Drop some of the least recently used clean states."""
         # Skip the newest state, which is about to be used.
         looks = min(self._states_max // 100 + 8, len(self._states) - 1)
         for ledger_id in list(islice(self._states, looks)):

@@ -126,7 +126,6 @@ class PageCache:
             self._wake.set()
 
     def _drop_chunks(self) -> None:
-        """Drop the oldest chunks; one call drops adjacent chunks."""
         while self._chunk_bytes > self._window_bytes:
             number, position = next(iter(self._chunks))
             self._chunk_bytes -= self._chunks.pop((number, position))

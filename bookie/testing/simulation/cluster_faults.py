@@ -110,7 +110,6 @@ class ClusterFaults:
             self._keepers.append(self.cluster.loop.create_task(self._supervise(bookie), name=name))
 
     async def end(self) -> None:
-        """End the supervisors and all bookies."""
         for keeper in self._keepers:
             keeper.cancel()
         for bookie in self.cluster.bookies:
@@ -375,7 +374,6 @@ class ClusterFaults:
     # --- the metadata store --------------------------------------------------------------
 
     def _sessions(self) -> list[SimulatedSession]:
-        """Return the metadata sessions of all living processes."""
         bookies = [bookie.session for bookie in self.cluster.bookies if bookie.is_serving]
         clients = [
             session

@@ -89,7 +89,6 @@ class Inode:
             self.on_device(FileWrite(start, data[start - offset : stop - offset]))
 
     def sync(self) -> None:
-        """Make all bytes written so far durable."""
         if not self.pending:
             return
         self.earlier = (*self.earlier, self.durable)[-FORMER_MAX:]
@@ -197,7 +196,6 @@ class SimulatedFile:
             self._disk.entered(inode)
 
     def truncate(self, size: int) -> None:
-        """Cut the file, or extend it with zeros."""
         fault = self._disk.enter("truncate", self.inode.path, str(size))
         if fault is not None:
             raise OSError(fault.errno, os.strerror(fault.errno), self.inode.path)
@@ -274,7 +272,6 @@ class SimulatedDisk:
     # --- for the simulation --------------------------------------------------------------
 
     def freeze(self) -> Image:
-        """Return the current file system as an image."""
         contents = dict(self.image.contents)
         for number, inode in self._inodes.items():
             contents[number] = inode.frozen()
@@ -330,7 +327,6 @@ class SimulatedDisk:
         self.pause()
 
     def sync_file(self, inode: Inode) -> None:
-        """Write the file's changes to the device."""
         if self.sync_files:
             inode.sync()
         self.pause()
@@ -376,7 +372,6 @@ class SimulatedDisk:
         return self._inode(number, path)
 
     def paths(self, directory: str = "/") -> list[str]:
-        """Return the path of every file below `directory`."""
         found = []
         for name, number in sorted(self._names[self._directory(directory)].items()):
             path = posixpath.join(directory, name)
@@ -436,7 +431,6 @@ class SimulatedDisk:
         return sorted(self._names[self._directory(directory)])
 
     def rename(self, source: str, target: str) -> None:
-        """Rename a file or directory within one directory."""
         fault = self.enter("rename", target, source)
         if fault is not None:
             raise OSError(fault.errno, os.strerror(fault.errno), target)

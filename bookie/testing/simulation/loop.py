@@ -143,7 +143,6 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     def call_in_lane_at(
         self, lane: int, when: float, callback: Callable[..., object], *args: Any
     ) -> asyncio.TimerHandle:
-        """Run ``callback(*args)`` in `lane` at the virtual time `when`."""
         context = copy_context()
         context.run(_LANE.set, lane)
         return self.call_at(when, callback, *args, context=context)
@@ -269,13 +268,11 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     # --- the interface of asyncio --------------------------------------------------------
 
     def time(self) -> float:
-        """Return the virtual seconds since the loop was made."""
         return self._now
 
     def call_soon(  # type: ignore[override]  # typeshed's overloads bind the arguments
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
-        """Run `callback` when the loop chooses its lane."""
         handle = asyncio.Handle(callback, args, self, context)
         self._enqueue(handle)
         return handle
@@ -289,7 +286,6 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         *args: Any,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
-        """Run `callback` after `delay` virtual seconds."""
         return self.call_at(self._now + delay, callback, *args, context=context)
 
     def call_at(  # type: ignore[override]  # as above
@@ -299,7 +295,6 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         *args: Any,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
-        """Run `callback` at the virtual time `when`."""
         handle = asyncio.TimerHandle(when, callback, args, self, context)
         self._numbers += 1
         heapq.heappush(self._timers, (when, self._numbers, handle))
@@ -319,7 +314,6 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         name: object = None,
         context: Context | None = None,
     ) -> asyncio.Task[T]:
-        """Create a task with its own lane."""
         lane = self.new_lane()
         return self.create_task_in_lane(lane, coro, name or f"lane-{lane}", context)
 

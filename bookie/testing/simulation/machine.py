@@ -88,7 +88,6 @@ class SimulatedClock:
         return EPOCH_MS + round((self.started + self.loop.time()) * 1000)
 
     def nonce(self) -> bytes:
-        """Return 16 random bytes, drawn from the seed."""
         return self.choose.randbytes(16)
 
     def boot_id(self) -> str:

@@ -46,7 +46,6 @@ class Table:
         self._order: list[bytes] | None = None
 
     def order(self) -> list[bytes]:
-        """Return the keys in ascending order."""
         if self._order is None or len(self._order) != len(self.rows):
             self._order = sorted(self.rows)
         return self._order

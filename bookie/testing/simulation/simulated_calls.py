@@ -203,7 +203,6 @@ class ClientCall:
         return self._is_done
 
     def cancelled(self) -> bool:
-        """True if the client cancelled the call."""
         return isinstance(self._outcome, asyncio.CancelledError)
 
     def cancel(self) -> bool:
@@ -281,7 +280,6 @@ class ClientCall:
         self._early.clear()
 
     def take(self, item: tuple[str, Any]) -> None:
-        """Take a message from the server."""
         if self._is_done:
             return
         kind, value = item
@@ -369,7 +367,6 @@ class ServerCall:
         await asyncio.sleep(0)
 
     async def send_initial_metadata(self, metadata: tuple[tuple[str, str], ...]) -> None:
-        """Send the bookie's initial metadata to the client."""
         if self._is_over:
             raise aio.UsageError("the call has ended")
         self._down.send(("initial", tuple(metadata)))
@@ -388,7 +385,6 @@ class ServerCall:
     # --- below ---------------------------------------------------------------------------
 
     def take(self, item: tuple[str, Any]) -> None:
-        """Take a message from the client."""
         if self._is_over or not self._connection.is_server_open:
             return
         kind, value = item

@@ -481,11 +481,9 @@ class SimulatedCluster:
         self._clients_begun = 0
 
     def count(self, name: str) -> None:
-        """Count an event by its name."""
         self.counts[name] += 1
 
     def fenced(self, host: str) -> None:
-        """Record that a bookie has answered a fence."""
         waiting, self.awaited_fences = self.awaited_fences, []
         bookie = next(bookie for bookie in self.bookies if bookie.host == host)
         for future in waiting:
@@ -526,7 +524,6 @@ class SimulatedCluster:
         return session
 
     def new_client(self, name: str) -> SimulatedClient:
-        """Create a client process that is not connected yet."""
         self._clients_begun += 1
         client = SimulatedClient(self, f"{name}{self._clients_begun}")
         self.clients.append(client)

@@ -94,7 +94,6 @@ class Pipe:
         self._arm()
 
     def close(self) -> None:
-        """Drop the messages that are in flight."""
         self._is_closed = True
         self._queue.clear()
 
@@ -103,7 +102,6 @@ class Pipe:
         return bool(self._queue)
 
     def delay(self, seconds: float) -> None:
-        """Make messages that are in flight arrive later."""
         self._queue = deque((due + seconds, item) for due, item in self._queue)
         self._last_due += seconds
 
@@ -234,7 +232,6 @@ class SimulatedNetwork:
         return port if port is not None and port.process.is_alive else None
 
     def ports(self) -> list[SimulatedPort]:
-        """Return all ports, including those of dead processes."""
         return list(self._ports.values())
 
     def arrival(self, source: str, target: str) -> float:

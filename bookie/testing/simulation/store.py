@@ -91,7 +91,6 @@ class SimulatedStore:
 
     @contextmanager
     def read(self) -> Iterator[SimulatedTransaction]:
-        """Yield a snapshot of the store."""
         assert self._inode.tables is not None
         if self._panicked:
             raise StorageFailedError("the index failed: MDB_PANIC")

@@ -57,7 +57,6 @@ class SimulatedWorker(Generic[T, R]):
         self._ended = True
 
     def abandon(self) -> None:
-        """Stop reporting results and errors."""
         self._ended = self._abandoned = True
 
     def _work(self) -> None:

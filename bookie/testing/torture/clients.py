@@ -78,7 +78,6 @@ class TortureClients:
                     await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _belong(self) -> None:
-        """Run one member of the group after another."""
         async with connect(self._uri) as bk:
             while True:
                 try:
@@ -108,7 +107,6 @@ class TortureClients:
                 await asyncio.sleep(_PAUSE_SECONDS)
 
     async def look_at_cursors(self, bk: BookKeeper) -> None:
-        """Record the current offset of each cursor."""
         logs, name = bk._logs.logs, LogName.parse(self._log)
         for number, history in self._histories.items():
             try:

@@ -102,7 +102,7 @@ class Lane:
             await self.start()
 
     async def progress(self) -> None:
-        """Kill the writer; another writer takes over."""
+        """Wait until a record that is appended after this call is acknowledged."""
         # Wait for two batches, because the first one may already be in flight.
         wanted = self.next_sequence + 2 * BATCH_MAX
         while self.next_sequence < wanted:
@@ -110,7 +110,7 @@ class Lane:
             await self._acknowledged.wait()
 
     async def kill(self) -> None:
-        """Kill the writer; another writer follows it."""
+        """Kill the writer; another writer takes over."""
         if self._current is not None and self._current in self._running:
             os.kill(self._current.pid, signal.SIGKILL)
 
@@ -127,7 +127,6 @@ class Lane:
         await asyncio.wait([listening])
 
     async def end(self) -> None:
-        """Kill all writers permanently."""
         self._current = None
         running = dict(self._running)
         for process in running:
@@ -229,7 +228,6 @@ class Torture:
     def _draw(
         self, cluster: LocalCluster, bk: BookKeeper
     ) -> tuple[str, Callable[[], Awaitable[None]]]:
-        """Draw the next fault at random."""
         number = self._chance.randrange(BOOKIES)
         bookie, lane = cluster.bookies[number], self._chance.choice(self._lanes)
         seconds = self._chance.uniform(0.2, 3.0)

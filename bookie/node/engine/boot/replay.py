@@ -1,9 +1,9 @@
 """Replay at a start: read the journal from the mark on, and put its content into the index.
 
-Replay copies the records into a new entry log, because the page cache may hold bytes that the
-device lacks. Replay syncs the log before the index points into the log. One index transaction then
-registers the log, the slots, the rows and the new mark. Until that transaction commits, each start
-begins with the old files again.
+Replay copies the records into a new entry log, in order, because the page cache may hold bytes that
+the device lacks. Replay syncs the log before the index points into the log. One index transaction
+then registers the log, the slots, the rows and the new mark. Until that transaction commits, each
+start begins with the old files again.
 
 A long journal is committed in batches, to bound memory. After a crash between two batches, the mark
 is in the middle of the journal, as it is after a checkpoint.

@@ -116,7 +116,6 @@ class FileHeader:
     """Blocks start at multiples of this many bytes."""
 
     def encode(self) -> bytes:
-        """Return the 4096 bytes that begin the file."""
         assert len(self.nonce) == NONCE_SIZE_BYTES
         assert self.alignment in ALIGNMENTS_BYTES
         head = _FILE_HEADER.pack(

@@ -245,7 +245,6 @@ class BookieChannel:
     async def write_lac(
         self, ledger_id: int, master_key: bytes, packet: bytes, *, timeout: float
     ) -> Reply:
-        """Store an explicit LAC."""
         request = pb.WriteLacRequest(
             ledger_id=ledger_id, master_key=master_key, lac_packet=packet
         ).SerializeToString()

@@ -39,7 +39,6 @@ class ErrorMapper:
         return Reply(Status.IO_ERROR, "the bookie failed on this request; its log says why")
 
     def count(self, rpc: str, status: Status) -> None:
-        """Count one answer."""
         count = self._counts.get((rpc, status))
         if count is None:
             count = self._requests_total.labels(rpc, status.name).inc

@@ -79,7 +79,6 @@ class HeldPort:
         self._health = health.aio.HealthServicer()
 
     async def refuse(self) -> None:
-        """Begin to refuse calls."""
         self._server.add_generic_rpc_handlers((self._gate,))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         if self._settings.reflection:

@@ -64,7 +64,6 @@ class BookieService:
         """Id of this service, which lives as long as the engine with its unsynced adds."""
 
     def handlers(self) -> grpc.GenericRpcHandler:
-        """Return the handlers for a gRPC server."""
         unary = grpc.unary_unary_rpc_method_handler
         paged = grpc.unary_stream_rpc_method_handler
         streamed = grpc.stream_stream_rpc_method_handler
@@ -210,8 +209,6 @@ class BookieService:
             del self._streams[stream]
 
     async def _list_entries(self, data: bytes, context: CallContext) -> None:
-        """Send the ranges of stored ids, page by page."""
-
         async def pages() -> AsyncIterator[bytes]:
             wanted = unary_codec.parse_list_entries_request(data)
             async for ranges in self._node.list_entries(*wanted):
@@ -225,8 +222,6 @@ class BookieService:
         )
 
     async def _list_ledgers(self, data: bytes, context: CallContext) -> None:
-        """Send the stored ledgers, page by page."""
-
         async def pages() -> AsyncIterator[bytes]:
             after = unary_codec.parse_list_ledgers_request(data)
             async for rows in self._node.list_ledgers(after):

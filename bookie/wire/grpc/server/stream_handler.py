@@ -77,7 +77,6 @@ class StreamHandler:
         self.end()
 
     def _take(self, data: bytes) -> None:
-        """Handle one message."""
         raise NotImplementedError
 
     @property
