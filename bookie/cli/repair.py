@@ -151,8 +151,8 @@ def history(
 ) -> None:
     """Show the last repairs that ended, the newest first, by the clocks of their workers.
 
-    Each worker keeps its last 100, and writes them within a few seconds. Of repairs that fail
-    repeatedly, a worker keeps only the last one. If records are damaged, the exit status is 1.
+    Each worker keeps its last 100, and writes them within a few seconds. A worker keeps only the
+    last of repairs that fail repeatedly. If records are damaged, the exit status is 1.
     """
     records, damaged = on_store(metadata, _history)
     print_records(records[:limit], output, empty="no repair has ended yet")

@@ -1,12 +1,11 @@
 """gRPC's own environment variables, which gRPC reads when it loads: socket polling, log lines.
 
 gRPC for Python can wait for its sockets in two ways. The older way polls the sockets in the thread
-that waits for completions. The newer way is the event engine, the default of recent versions, which
-has threads of its own: each message wakes two or three more threads on either side. Both ways were
-measured with version 1.85 between a bookie and a client on two cores. A single append takes 562 to
-760 us with the older way, and 761 to 1061 us with the event engine. Batches of small entries are 3
-to 11 % faster with the older way. With 200 or 1000 channels both ways are equally fast, even after
-an outage.
+that waits for completions. The newer way is the event engine, the default of recent versions: each
+message wakes two or three more threads on either side. Both ways were measured with version 1.85
+between a bookie and a client on two cores. A single append takes 562 to 760 us with the older way,
+and 761 to 1061 us with the event engine. Batches of small entries are 3 to 11 % faster with the
+older way. With 200 or 1000 channels both ways are equally fast, even after an outage.
 
 gRPC does not promise to keep this variable, so it is set only for measured versions.
 """

@@ -187,7 +187,7 @@ def _absolute(item: _Given) -> object:
 
     So a bookie stays the same bookie, wherever it is started. Earlier versions always used the
     working directory: if a bookie's directory is there, and not beside the file, it is still used.
-    This use is deprecated, and causes a warning.
+    The use of such a directory is deprecated, and causes a warning.
     """
     text = item.value
     if not isinstance(text, str) or not text:
@@ -226,7 +226,7 @@ def load_settings(
 
     Args:
         path: A TOML file. If it is None, the file in BOOKIE_CONFIG is read, if the variable is set.
-        overrides: Flags, `section.key` → text. They override all other sources.
+        overrides: Flags, `section.key` → text. Flags override all other sources.
         environment: Variables; None means those of the process.
 
     Raises:

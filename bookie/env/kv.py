@@ -220,8 +220,8 @@ class LmdbStore:
         self._failure: OSError | None = None
         path = os.path.join(directory, "data.mdb")
         self._witness = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        """The kernel reports a failed write-back once to each open file. This file is synced only
-        after a failure, so the sync then reports if any write was lost."""
+        """The kernel reports a failed write-back once to each open file. The store syncs this extra
+        open file only after a failure; the sync then reports if any write was lost."""
 
     def open_tables(self, names: tuple[str, ...]) -> None:
         """Open the tables, or create them durably; call this first; raises like `write`."""

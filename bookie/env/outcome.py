@@ -1,9 +1,9 @@
 """A result that is set once, and then calls its callbacks immediately.
 
 A future of asyncio runs its callbacks in the next turn of the event loop, and wakes a waiting task
-one turn later. These extra turns took a fifth of the loop's work between a block's sync and the
-answers. An `Outcome` runs its callbacks as soon as it is settled. A caller can await an `Outcome`
-like a future; the caller's cancellation does not cancel it.
+one turn later. The extra turns of a future took a fifth of the loop's work between a block's sync
+and the answers. An `Outcome` runs its callbacks as soon as it is settled. A caller can await an
+`Outcome` like a future; the caller's cancellation does not cancel it.
 """
 
 from __future__ import annotations

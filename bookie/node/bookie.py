@@ -172,8 +172,8 @@ class Bookie:
     def add_unnamed(self, command: AddCommand, admitted: int = 0) -> Outcome[Reply]:
         """Accept or refuse an add of a client that named no incarnation of this bookie; see `add`.
 
-        New entries of a ledger in limbo are refused. That ledger's writer may rely on entries, or
-        on a fence, that this bookie lost.
+        New entries of a ledger in limbo are refused. The writer of a ledger in limbo may rely on
+        entries, or on a fence, that this bookie lost.
         """
         if command.recovery or command.batch is None:
             return self.add(command, admitted)

@@ -276,7 +276,7 @@ class GarbageCollector:
     async def find_objection(self) -> str:
         """Return the reason to remove nothing here now; empty if there is none.
 
-        This call checks the metadata store as a round does before a deletion.
+        The call checks the metadata store as a round does before a deletion.
 
         Raises:
             MetadataError, WrongClusterError: the store does not answer, or belongs to another

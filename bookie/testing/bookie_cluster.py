@@ -132,8 +132,9 @@ async def cluster(
 
     Args:
         bookies: the number of bookies.
-        fsync: False makes syncs of journal files return at once. This is faster on slow disks, but
-            the files are not durable if the machine stops. A kill loses no more than with syncs.
+        fsync: False makes syncs of journal files return at once. Without syncs, slow disks are
+            faster, but the files are not durable if the machine stops. A kill loses no more than
+            with syncs.
         directory: where the bookies store their files, which then stay; None means a temporary
             directory.
     """

@@ -1,10 +1,10 @@
 """Encodes and parses the frequent messages: AddRequest, AddResponse, ReadRequest, ReadResponse.
 
-This module builds and parses these messages itself, because generated code would work per entry.
-Here, a batch of a thousand entries costs a few array copies. Sizes and steps in a message are the
-memory of numpy arrays. A parsed payload is a view of the message. ``proto/bookie/v1/bookie.proto``
-defines the contract. Like generated code, this module writes fields in the order of their numbers
-and omits defaults.
+This module builds and parses the frequent messages itself, because generated code would work per
+entry. Here, a batch of a thousand entries costs a few array copies. Sizes and steps in a message
+are the memory of numpy arrays. A parsed payload is a view of the message.
+``proto/bookie/v1/bookie.proto`` defines the contract. Like generated code, this module writes
+fields in the order of their numbers and omits defaults.
 
 In an AddRequest, the request id comes first and the payload last. Request ids of adds come from one
 counter per client, so every bookie of a write set gets the same bytes object. On one stream, the
@@ -83,7 +83,7 @@ def encode_add_request(
 ) -> bytes:
     """Encode one add, or an explicit LAC alone when `batch` is None.
 
-    The payload is copied once. This function checks nothing, because the bookie checks the request.
+    The payload is copied once. The encoder checks nothing, because the bookie checks the request.
     """
     head = bytearray()
     if request_id:
@@ -152,8 +152,8 @@ def parse_add_request(data: bytes | memoryview) -> tuple[int, AddCommand]:
 def _parse_lone_add(data: bytes | memoryview) -> tuple[int, AddCommand] | None:
     """Parse a valid request with one entry like `parse_add_request`; None for other messages.
 
-    This function takes half the time of the general parser. Appends of one entry wait for the
-    parser, and a writer of many ledgers sends mostly requests with one entry.
+    The parser for a single entry takes half the time of the general parser. Appends of one entry
+    wait for the parser, and a writer of many ledgers sends mostly requests with one entry.
     """
     match = _LONE_ADD.match(data)
     if match is None:
@@ -241,7 +241,7 @@ def encode_streamed_read(request_id: int, command: ReadCommand, timeout_ms: int 
 
 
 def encode_read_request(command: ReadCommand) -> bytes:
-    """Encode one read. This function checks nothing, because the bookie checks the request."""
+    """Encode one read. The encoder checks nothing, because the bookie checks the request."""
     out = bytearray()
     first, last = command.first_entry_id, command.last_entry_id
     if command.ledger_id:

@@ -2,8 +2,8 @@
 
 No other bookie may be forgotten between the examination of the ledgers and the change of the
 cookie. Otherwise two bookies could each trust the other's copies. So each change also writes the
-record above the cookies, if the record has its version from before the examination. Of two
-concurrent changes one fails, examines again, and sees that the other bookie is lost.
+record above the cookies, if the record has its version from before the examination. One of two
+concurrent changes fails, examines again, and sees that the other bookie is lost.
 
 A cookie outlives the disks of its bookie. So a bookie that starts empty by itself trusts only the
 copies of bookies that are registered now. An operator knows more, and may count all bookies with
@@ -57,7 +57,7 @@ class BookieLosses:
     async def examine(
         self, bookie_id: str, also_lost: Collection[str] = (), *, live_only: bool = False
     ) -> ExaminedLoss:
-        """Find the ledgers that depend on a bookie that does not run. This lists all ledgers.
+        """Find the ledgers that depend on a bookie that does not run. The call lists all ledgers.
 
         Args:
             bookie_id: the bookie whose data is lost.

@@ -66,7 +66,7 @@ async def nuke_cluster(store: MetadataStore, *, foreign: bool = False) -> bool:
 
     Raises:
         ClusterInUseError: bookies are registered, a key has another owner, or another cluster's
-            scope is inside this one. This call deleted nothing.
+            scope is inside this one. Then the call deleted nothing.
     """
     await refuse_inner_cluster(store)
     await _refuse_strangers(store, foreign=foreign)
@@ -130,7 +130,8 @@ async def _begin(store: MetadataStore) -> _Removal:
         while True:
             await _refuse_registered(store)
             removal = await _take_identity(store)
-            # This listing sees a bookie that joined before the identity was removed.
+            # List the bookies again, to notice a bookie that joined before the identity was
+            # removed.
             await _refuse_registered(store)
             if removal.has_begun:
                 return removal

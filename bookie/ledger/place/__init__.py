@@ -8,8 +8,8 @@ domain of a write set.
 
 The bookies of every **write set** should be in several domains; the whole ensemble need not. An
 entry is stored on the Qw slots from ``id % E`` on. A choice maximizes the number of domains of the
-write set with the fewest, then of the write set with the next fewest, and so on. Among equally good
-choices, chance decides; weights make bookies with more free space likelier.
+write set with the fewest, then of the next one, and so on. Among equally good choices, chance
+decides; weights make bookies with more free space likelier.
 
 A slot without a live bookie may be left **vacant** when a ledger is created. A vacant slot counts
 as a failed bookie, and a spare bookie may take it over.

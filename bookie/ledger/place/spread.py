@@ -13,8 +13,9 @@ a second search follows:
 
 - A new ensemble is searched once more. Among equally good domains, the domain with the most bookies
   comes first, because large domains are hard to place late.
-- Newcomers are also chosen slot by slot, while the later slots keep their bookies. This always
-  finds a choice if each slot can be filled alone. The first search may have ended without a choice.
+- Newcomers are also chosen slot by slot, while the later slots keep their bookies. The slot-by-slot
+  search always finds a choice if each slot can be filled alone. The first search may have ended
+  without a choice.
 
 The cheaper result is used, which need not be the best possible choice.
 """

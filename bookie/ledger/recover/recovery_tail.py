@@ -49,8 +49,8 @@ class RecoveryTail:
         ascend strictly.
 
         Args:
-            first_entry_id: the next entry to be stored. It lies in the last fragment of the tail,
-                because entries of earlier fragments are already stored.
+            first_entry_id: the next entry to be stored. The id lies in the last fragment of the
+                tail, because entries of earlier fragments are already stored.
             newcomers: maps slots to bookies outside the current ensemble.
         """
         assert first_entry_id >= self.fragments[-1].first_entry_id

@@ -2,7 +2,7 @@
 
 An ensemble change appends a fragment that begins after the last add confirmed. In the new fragment,
 newcomers replace the bookies that failed. Until the metadata store has answered, it may hold the
-old metadata or the proposed metadata. This rule keeps entries safe:
+old metadata or the proposed metadata. The following rule keeps entries safe:
 
     For every acknowledged entry, at least Qa holders are members in every version of the metadata
     that the store may hold now.

@@ -355,9 +355,9 @@ class WriterHandle:
         """Confirm pending entries, then close the ledger; return its final metadata.
 
         After this call, the writer accepts no append. A second close is not an error. A failed
-        writer closes the ledger at its last confirmed entry, unless another client took the ledger
-        or the close would cut off a returned append. A cancelled caller stops waiting; the ledger
-        is closed anyway.
+        writer closes the ledger at its last confirmed entry, unless another client took it or the
+        close cuts off a returned append. A cancelled caller stops waiting; the ledger is closed
+        anyway.
 
         Raises:
             LedgerFencedError: another client is recovering the ledger.

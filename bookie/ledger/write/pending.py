@@ -38,7 +38,7 @@ class WriterLimits:
     replace_after_seconds: float = 3.0
     """The time in which a broken stream may reconnect before its bookie is replaced."""
     urgent_seconds: float = 0.1
-    """The same time if the other bookies are too few for an ack quorum."""
+    """The shorter time to reconnect if the other bookies are too few for an ack quorum."""
     spare_seconds: float = 1.0
     """The pause before the next search for newcomers, after a search that found none."""
     changes_per_minute_max: int = 20

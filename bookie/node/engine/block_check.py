@@ -1,10 +1,10 @@
 """Finds flipped bits in entries without digests, which clients cannot check.
 
 Clients check the digests of entries. A bookie is not told the digest type of a ledger. The bookie
-infers the type at the first read: from a valid CRC in an entry, or from entry sizes and the lengths
-in entry headers. For a ledger without digests, the bookie returns an entry only if the CRC of its
-block or record matches. While its digest type is unknown, a ledger is treated as one without
-digests. Read threads share the digest types that they inferred.
+infers the type at the first read, from a valid CRC in an entry, or from entry sizes and header
+lengths. For a ledger without digests, the bookie returns an entry only if the CRC of its block or
+record matches. While its digest type is unknown, a ledger is treated as one without digests. Read
+threads share the digest types that they inferred.
 """
 
 from __future__ import annotations

@@ -189,7 +189,7 @@ class Checkpointer:
     async def delete_pages(self) -> None:
         """Remove a bounded number of pages of ledgers that are deleted in the index.
 
-        This call does no other part of a checkpoint and does not move the mark. Raises like `run`.
+        The call only removes pages; the mark stays. Raises like `run`.
         """
         async with self._lock:
             removed = list(self._removed)

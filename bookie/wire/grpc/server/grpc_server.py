@@ -46,7 +46,8 @@ class _Gate(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def __init__(self) -> None:
         self.service_handlers: grpc.GenericRpcHandler | None = None
-        # This handler fits calls of every kind: messages are bytes, and it reads no request.
+        # The refusing handler fits calls of every kind: messages are bytes, and it reads no
+        # request.
         self._refusal = grpc.stream_stream_rpc_method_handler(_refuse)
 
     def service(

@@ -98,7 +98,7 @@ class ReadStreamHandler(StreamHandler):
     ) -> None:
         """Answer a read that had to wait, or release its bytes if its client has given up.
 
-        This method is also called for a read that was cancelled before it began.
+        The event loop also calls this method for a read that was cancelled before it began.
         """
         self._under_way.remove(reading)
         in_time = self._deadlines.stop(reading) or not timeout_ms
