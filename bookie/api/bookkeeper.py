@@ -88,18 +88,19 @@ class BookKeeper(ClusterConnection):
             digest_type: ``crc32c``, ``crc32``, ``hmac`` or ``dummy``.
             custom_metadata: kept with the ledger, for the user.
             ledger_id: an id that no ledger ever had; None takes a fresh one.
-            deferred_sync: `append` returns before entries are durable; `force` makes them so. The
-                bookies of such a ledger are never replaced: one that fails is skipped.
+            deferred_sync: `append` returns before entries are durable; `force` makes them durable.
+                The bookies of such a ledger are never replaced: one that fails is skipped.
             allow_degraded: create the ledger even with fewer writable bookies than `ensemble_size`,
-                as long as each write set has an ack quorum of them. The slots that are left are
-                vacant (``vacant.2``), as if their bookies had failed: entries have fewer copies,
-                until bookies come.
+                as long as each write set has an ack quorum of them. Slots without a bookie stay
+                vacant (``vacant.2``), as if their bookies had failed. Entries have fewer copies
+                until new bookies fill these slots.
 
         Raises:
             NotEnoughBookiesError: fewer writable bookies than `ensemble_size`, or than
                 `allow_degraded` needs, or `placement.enforce` forbids all choices.
             LedgerExistsError: `ledger_id` is taken, or was.
-            StoreWentBackError: the metadata store is older than a bookie: it would use ids again.
+            StoreWentBackError: the metadata store was set back to an older state and would give out
+                used ids again.
             BadRequestError: sizes or digest type are wrong.
             MetadataError: the metadata store failed; a ledger may have been created.
         """
@@ -125,10 +126,10 @@ class BookKeeper(ClusterConnection):
         bookies that have come since.
 
         Raises:
-            NoSuchLedgerError: it does not exist.
+            NoSuchLedgerError: the ledger does not exist.
             UnauthorizedError: the password is wrong.
-            LedgerClosedError: it has, or had, its one writer.
-            MetadataError: the metadata store failed; unknown whether it was claimed.
+            LedgerClosedError: the ledger already has or had its one writer.
+            MetadataError: the metadata store failed; unknown whether the ledger was claimed.
         """
         return await self._ledgers_here.claim(ledger_id, password)
 
@@ -138,15 +139,16 @@ class BookKeeper(ClusterConnection):
     ) -> ReaderHandle:
         """Open a ledger for reading.
 
-        Without `recover` the writer goes on. A reader reads an open ledger up to its last add
-        confirmed, and can follow it. With `recover` the ledger is taken from its writer and closed.
-        The closed ledger has every acknowledged entry, and the writer gets LedgerFencedError.
+        Without `recover` the ledger's writer is not disturbed. A reader reads an open ledger up to
+        its last add confirmed, and can follow it. With `recover` the ledger is taken from its
+        writer and closed. The closed ledger has every acknowledged entry, and the writer gets
+        LedgerFencedError.
 
         Raises:
-            NoSuchLedgerError: it does not exist.
+            NoSuchLedgerError: the ledger does not exist.
             UnauthorizedError: the password is wrong.
             NotEnoughBookiesError: too few bookies answered to tell where the ledger ends.
-            LedgerRecoveryError: too few answered a recovery; it may be tried again.
+            LedgerRecoveryError: too few bookies answered the recovery; try again.
             MetadataError: the metadata store failed.
         """
         return await self._ledgers_here.open(ledger_id, password, recover=recover)
@@ -161,8 +163,8 @@ class BookKeeper(ClusterConnection):
         the ledger were fenced. The writer's `close` says that the ledger is gone.
 
         Raises:
-            NoSuchLedgerError: it does not exist.
-            MetadataError: the metadata store failed; unknown whether it was deleted.
+            NoSuchLedgerError: the ledger does not exist.
+            MetadataError: the metadata store failed; unknown whether the ledger was deleted.
         """
         await self._ledgers_here.ledgers.delete(ledger_id)
 
@@ -181,7 +183,7 @@ class BookKeeper(ClusterConnection):
         """Return the present metadata of a ledger.
 
         Raises:
-            NoSuchLedgerError: it does not exist.
+            NoSuchLedgerError: the ledger does not exist.
             MetadataError: the metadata store failed.
         """
         return (await self._ledgers_here.ledgers.read(ledger_id)).value
@@ -193,7 +195,7 @@ class BookKeeper(ClusterConnection):
         The call asks the bookies of the ledger's last ensemble, and shows each answer.
 
         Raises:
-            NoSuchLedgerError: it does not exist.
+            NoSuchLedgerError: the ledger does not exist.
             MetadataError: the metadata store failed.
         """
         entered = self._ledgers_here
@@ -215,8 +217,8 @@ class BookKeeper(ClusterConnection):
 
         Args:
             name: ``log``, or ``namespace/log``.
-            partitions: how many; None leaves it to the policy. It never changes.
-            transactional: the log takes published ranges (`publish`), and has no writer.
+            partitions: the number of partitions, fixed for ever; None takes the policy's number.
+            transactional: records enter the log only by `publish`; the log has no writer.
             policy: the settings of this log; its namespace decides the others.
 
         Raises:
@@ -249,16 +251,16 @@ class BookKeeper(ClusterConnection):
         Args:
             name: ``log``, or ``namespace/log``.
             partition: own this partition only; None owns all.
-            password: of all ledgers of the log.
-            owner: the name of this owner in the errors of others; host and process by default.
+            password: the password of all ledgers of the log.
+            owner: the name of this owner in other clients' errors; by default host and process.
             patience_seconds: how long the writer waits for bookies, the metadata store or another
-                owner that opens the log at the same time. After that it ends.
+                owner that opens the log at the same time. After that the writer ends.
             create: make the log if it does not exist.
 
         Raises:
-            NoSuchLogError: it does not exist, and `create` is False.
-            LogTakenOverError: others opened it again and again meanwhile.
-            UnauthorizedError: the password is another one.
+            NoSuchLogError: the log does not exist, and `create` is False.
+            LogTakenOverError: other clients opened the log again and again meanwhile.
+            UnauthorizedError: the password is wrong.
             BadRequestError: the log is transactional, or has no such partition.
             UnavailableError: bookies did not answer.
             MetadataError: the metadata store failed.
@@ -285,27 +287,27 @@ class BookKeeper(ClusterConnection):
         password: bytes = b"",
         on_truncated: OnTruncated = "raise",
     ) -> LogReader | PartitionsReader:
-        """Return a reader of a log: iterate it, or its `batches`; it can `seek` and tell its `lag`.
+        """Return a reader of a log, to iterate over; it also has `batches`, `seek` and `lag`.
 
         A reader never fences or writes. A reader of several partitions returns their records as
         they arrive; records of one partition stay in order.
 
         Args:
             name: ``log``, or ``namespace/log``.
-            start: ``earliest`` (or None), ``latest``, an offset, a record's position, or
-                (ledger id, entry id).
-            start_time: instead of `start`: the first record of this time or later. A time is a
-                datetime with a zone, or ms since 1970.
-            end: an offset or a position; its record and later ones are not read.
-            follow: go on for ever, or up to `end`. Otherwise the reader ends with the last record
-                that is confirmed when it gets there.
+            start: ``earliest`` (or None), ``latest``, an offset, a record's position, or (ledger
+                id, entry id).
+            start_time: instead of `start`: begin at the first record of this time or later. A time
+                is a datetime with a zone, or ms since 1970.
+            end: an offset or a position; only records before it are read.
+            follow: wait for new records, for ever or up to `end`. Otherwise reading ends with the
+                last record that is confirmed at that moment.
             partition: read this partition only.
-            password: of the log's ledgers.
+            password: the password of the log's ledgers.
             on_truncated: ``raise`` LogTruncatedError if the next record was truncated, or ``skip``
                 to the earliest one.
 
         Raises:
-            NoSuchLogError: it does not exist.
+            NoSuchLogError: the log does not exist.
             BadRequestError: an argument is wrong.
             MetadataError: the metadata store failed.
         """
@@ -373,20 +375,21 @@ class BookKeeper(ClusterConnection):
     ) -> LogConsumer:
         """Return a consumer of one partition; enter it to hold the cursor, then iterate it.
 
-        ``async with bk.consume("orders", cursor="billing") as consumer`` begins where the cursor
-        is. `LogConsumer.commit` moves the cursor behind the records that were handed out. Another
+        ``async with bk.consume("orders", cursor="billing") as consumer`` begins at the cursor.
+        `LogConsumer.commit` moves the cursor behind the records that were handed out. Another
         consumer of the same cursor waits until this consumer ends. A consumer that was stopped for
         too long cannot move the cursor: it gets CursorLostError.
 
         Args:
             name: ``log``, or ``namespace/log``.
-            cursor: its name.
-            partition: its number; needed if the log has several.
+            cursor: the name of the cursor.
+            partition: the number of the partition; required if the log has several.
             start: where a new cursor begins; see `log_reader`.
-            start_time: or at the first record of this time or later.
+            start_time: instead of `start`: a new cursor begins at the first record of this time or
+                later.
             create: make the cursor if it does not exist.
-            auto_commit: when finished records are committed without a call; None: never.
-            password: of the log's ledgers.
+            auto_commit: how often finished records are committed automatically; None: never.
+            password: the password of the log's ledgers.
             on_truncated: see `log_reader`.
 
         Raises:
@@ -426,16 +429,16 @@ class BookKeeper(ClusterConnection):
         possible change their member. The group's cursors have the group's name.
 
         Args:
-            group: its name.
-            logs: the names of logs. Those that do not exist are consumed when they are made.
-            pattern: further logs of one namespace: ``orders-*``, ``sales/*``.
-            member: a name that no other member has; made up if empty. A member that comes back
-                under its name gets its former partitions, as far as that is fair.
+            group: the name of the group.
+            logs: the names of logs. The group consumes a missing log as soon as it is created.
+            pattern: a pattern for further logs of one namespace: ``orders-*``, ``sales/*``.
+            member: a name that no other member has; generated if empty. A member that rejoins under
+                its name gets its former partitions, as far as the balance allows.
             start: where the group begins in a partition that is new to it; see `log_reader`.
-            start_time: or at the first record of this time or later.
-            auto_commit: when finished records are committed without a call; None: never.
+            start_time: instead of `start`: begin at the first record of this time or later.
+            auto_commit: how often finished records are committed automatically; None: never.
             on_change: called with this member's partitions after each change; it must not raise.
-            password: of the ledgers of all these logs.
+            password: the password of the ledgers of all these logs.
             on_truncated: see `log_reader`.
 
         Raises:
@@ -465,8 +468,8 @@ class BookKeeper(ClusterConnection):
         """Return the state of a group: its members, their partitions and their lag.
 
         Raises:
-            NoSuchKeyError: there never was such a group.
-            UnavailableError: the bookies did not tell where a partition ends.
+            NoSuchKeyError: the group never existed.
+            UnavailableError: too few bookies answered to tell where a partition ends.
         """
         return await group_status(self._logs_here, group, LogReading(self._logs_here, password))
 
@@ -484,14 +487,14 @@ class BookKeeper(ClusterConnection):
 
     @checked
     def publisher(self, name: str) -> LogPublisher:
-        """Return a publisher, which publishes each batch to a transactional log once."""
+        """Return a publisher, which publishes each batch to a transactional log exactly once."""
         return LogPublisher(self._logs, LogName.parse(name))
 
     @checked
     async def open_range_writer(
         self, name: str, application: str, *, partition: int = 0, password: bytes = b""
     ) -> RangeWriter:
-        """Return a writer of records of one partition, which `publisher.publish` publishes later.
+        """Return a writer for one partition; `publisher.publish` publishes its records later.
 
         The log must be transactional. Readers see the records after their publication. Enter the
         writer to close its ledger at the end of the block.
@@ -499,8 +502,8 @@ class BookKeeper(ClusterConnection):
         Args:
             name: ``log``, or ``namespace/log``.
             application: the id under which the ranges will be published.
-            partition: its number.
-            password: of all ledgers of the log.
+            partition: the number of the partition.
+            password: the password of all ledgers of the log.
 
         Raises:
             NoSuchLogError: there is no such log.
@@ -527,7 +530,7 @@ class BookKeeper(ClusterConnection):
 
     @checked
     async def survey_log(self, name: str, *, password: bytes = b"") -> LogSurvey:
-        """Return where the records of a log are, for readers that split the work.
+        """Return a survey that locates a log's records, for readers that split the work.
 
         Raises:
             NoSuchLogError: there is no such log.
@@ -542,7 +545,7 @@ class BookKeeper(ClusterConnection):
         password: bytes = b"",
         timeout_seconds: float,
     ) -> bool:
-        """Wait until one of the partitions has a record at its offset in `offsets`, or behind it.
+        """Wait until one of the partitions has a record at or after its offset in `offsets`.
 
         The call returns True if there is such a record, and False after the timeout. The call
         fences and writes nothing.
@@ -566,9 +569,9 @@ class BookKeeper(ClusterConnection):
     ) -> int:
         """Truncate a partition before an offset, a position or a time; return its first offset.
 
-        Readers of earlier records get LogTruncatedError. A writer goes on. With `before_time`,
-        ledgers are removed from the beginning of the partition, as long as all records of a ledger
-        are older.
+        Readers of earlier records get LogTruncatedError. The log's writer continues. With
+        `before_time`, whole ledgers are removed from the beginning of the partition, each only if
+        all its records are older.
 
         Raises:
             NoSuchLogError: there is no such log.
@@ -582,13 +585,13 @@ class BookKeeper(ClusterConnection):
 
     @checked
     async def delete_log(self, name: str) -> None:
-        """Delete a log with all its ledgers and cursors; repeat the call if it was cut off.
+        """Delete a log with all its ledgers and cursors. After an interruption, repeat the call.
 
         The log's writer and its readers get NoSuchLogError.
 
         Raises:
             NoSuchLogError: there is no such log.
-            MetadataError: the metadata store failed; delete it again to finish.
+            MetadataError: the metadata store failed; delete the log again to finish.
         """
         await delete_log(self._logs_here, LogName.parse(name))
 
@@ -596,14 +599,15 @@ class BookKeeper(ClusterConnection):
     async def sweep_logs(
         self, *, older_than_seconds: float = OLDER_THAN_SECONDS, dry_run: bool = False
     ) -> LogSweep:
-        """Delete ledgers of logs that no log names, and apply retention to all logs.
+        """Delete orphaned ledgers of logs, and apply retention to all logs.
 
-        Run the sweep once a day. Ledgers younger than `older_than_seconds` stay, because their
-        writers may be about to add or publish them. With `dry_run` nothing is deleted.
+        Run the sweep once a day. A ledger is orphaned if it was made for a log and no log names it.
+        Ledgers younger than `older_than_seconds` stay, because their writers may be about to add or
+        publish them. With `dry_run` nothing is deleted.
 
         Raises:
             MetadataError: the logs or the ledgers cannot be listed.
-            NotEnoughBookiesError: too few bookies tell the time; nothing was swept.
+            NotEnoughBookiesError: too few bookies told their time; nothing was swept.
         """
         return await sweep_logs(
             self._logs_here, older_than_seconds=older_than_seconds, dry_run=dry_run

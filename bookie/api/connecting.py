@@ -87,11 +87,11 @@ def _named(key: str, value: object) -> tuple[str, str]:
 async def coordinate(
     metadata_uri: str, *, session_timeout_seconds: float = SESSION_TIMEOUT_SECONDS
 ) -> AsyncIterator[Participant]:
-    """Take part in a service's coordination; locks and all other recipes use the participant.
+    """Open a session and yield the participant that locks and all other recipes need.
 
     The participant has a session of its own. At the end of the block, or of the session, it
-    releases everything: locks, leadership, memberships, and items that are not done. A process that
-    was stopped for a while learns late that it has lost a lock. So guard what the lock protects: by
+    releases everything: locks, leadership, memberships and unfinished queue items. A process that
+    was stopped for a while learns late that it has lost a lock. So guard the protected data by
     `Lock.token`, or by `Lock.check` in a transaction of `Participant.store`.
 
     Args:

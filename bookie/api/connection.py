@@ -21,7 +21,7 @@ from bookie.metadata.security import MetadataSecurity
 
 
 class ClusterConnection:
-    """The part of `BookKeeper` that connects when entered, and closes when left or by `aclose`."""
+    """Base of `BookKeeper`, which connects on entry and closes on exit or by `aclose`."""
 
     def __init__(
         self,
@@ -83,7 +83,8 @@ class ClusterConnection:
         if entered is None:
             return
         async with AsyncExitStack() as steps:
-            # The last one comes first. Each is taken although one before it fails or is cancelled.
+            # The callbacks run in reverse order. Each runs even if an earlier one fails or is
+            # cancelled.
             steps.push_async_callback(self._resources.aclose)
             steps.push_async_callback(entered.close)
 
@@ -110,7 +111,7 @@ class ClusterConnection:
 
     @property
     def _logs_here(self) -> LogClient:
-        """Return the log client for calls that await; only in the client's event loop."""
+        """Return the log client, for calls that await; check that its event loop runs here."""
         logs = self._logs
         logs.require_here()
         return logs

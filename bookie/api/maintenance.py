@@ -35,12 +35,12 @@ from bookie.log.tidy.unnamed_ledgers import read_chain
 from bookie.metadata.versioned import Versioned
 
 READS_AT_ONCE = 64
-"""The number of records of the metadata store that are read at the same time."""
+"""The number of metadata records that are read at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListedPartition:
-    """A partition of a log in the metadata store; bookies are not asked about its open ledgers."""
+    """A log's partition, as the metadata store lists it; no bookie is asked about open ledgers."""
 
     name: str
     definition: LogDefinition
@@ -162,7 +162,7 @@ class Maintenance:
         items: list[AuditItem] = []
         async for found in self.ledgers(lambda one: on_damaged(one) if wanted(one) else None):
             if wanted(found.value.ledger_id):
-                quorum_of(found.value)  # absurd sizes end here, before any work is sent
+                quorum_of(found.value)  # raises for absurd sizes, before any work is sent
                 items += plan_ledger(found.value, encode(found.value), item_bytes)
         return items
 

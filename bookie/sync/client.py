@@ -78,7 +78,7 @@ class SyncBookKeeper(SyncHandle, Closing):
 
     @property
     def is_open(self) -> bool:
-        """True while the client is connected and belongs to this process."""
+        """True while the client is connected and this process made it."""
         return self._resident.is_open
 
     def __enter__(self) -> Self:
@@ -100,7 +100,6 @@ class SyncBookKeeper(SyncHandle, Closing):
 
     @property
     def instance_id(self) -> str:
-        """The id of the cluster."""
         return self._handle.instance_id
 
     def bookies(self) -> Mapping[str, Registration]:

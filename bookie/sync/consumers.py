@@ -77,7 +77,7 @@ class _Consuming(SyncHandle, Closing, Generic[R]):
         return arrived
 
     async def _arrive(self) -> None:
-        # A wait that was given up may have ended just before. Its records come first.
+        # A wait that timed out may still have fetched records. Those come first.
         if not self._arrived:
             self._arrived = (
                 [await self._next_record()] if self._by_record else await self._next_records()

@@ -53,7 +53,7 @@ class GivenRecords(Generic[R]):
         return tuple(self._rest)
 
     def _next_rest(self) -> Iterator[R]:
-        # A list tells how much of it was taken.
+        # The list's iterator tells how many of the records were taken.
         self._take(list(self._fetch()))
         self._rest = iter(self._batch)
         return self._rest

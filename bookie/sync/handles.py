@@ -25,7 +25,7 @@ ITEMS_AHEAD = 1024
 
 
 class SyncHandle:
-    """Base class of synchronous handles. A handle knows the async handle's loop."""
+    """Base class of synchronous handles. A handle runs its calls in the async handle's loop."""
 
     def __init__(self, home: LoopThread) -> None:
         self._home = home
@@ -70,7 +70,6 @@ class SyncWriter(SyncHandle, Closing):
 
     @property
     def ledger_id(self) -> int:
-        """The ledger's id."""
         return self._handle.ledger_id
 
     @property
@@ -80,7 +79,7 @@ class SyncWriter(SyncHandle, Closing):
 
     @property
     def last_add_confirmed(self) -> int:
-        """The last entry such that this entry and all before it are durable; -1 if none is."""
+        """The last entry that is durable with all entries before it; -1 if there is none."""
         return self._handle.last_add_confirmed
 
     @property
@@ -105,7 +104,7 @@ class SyncWriter(SyncHandle, Closing):
 
     @property
     def failure(self) -> BookieError | None:
-        """The reason why the writer takes no appends, even after `close`; None while it does."""
+        """The reason why the writer refuses appends, even after `close`; None while it is writable."""
         return self._handle.failure
 
     def append(self, payload: Payload, *, timeout: float | None = None) -> int:
@@ -141,7 +140,6 @@ class SyncReader(SyncHandle):
 
     @property
     def ledger_id(self) -> int:
-        """The ledger's id."""
         return self._handle.ledger_id
 
     @property

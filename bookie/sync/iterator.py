@@ -71,7 +71,7 @@ class Pump(Generic[T]):
             raise error or StopIteration
         self.home.require_caller()
         self._ready.clear()
-        # An item from before the flag went down would not set it again.
+        # An item that was added before `clear` will not set the event again.
         if not (self._items or self._ended.is_set() or self._ready.wait(self.timeout)):
             raise late(self.timeout)
 

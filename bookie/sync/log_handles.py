@@ -42,7 +42,6 @@ class SyncLogWriter(SyncHandle):
 
     @property
     def name(self) -> str:
-        """The log's name."""
         return self._handle.name
 
     @property
@@ -52,7 +51,7 @@ class SyncLogWriter(SyncHandle):
 
     @property
     def error(self) -> BookieError | None:
-        """The reason why a partition takes no more records; None while all partitions do."""
+        """The reason why a partition refuses records; None while all partitions accept them."""
         return self._handle.error
 
     def next_offset(self, partition: int | None = None) -> int:
@@ -167,7 +166,7 @@ class SyncRangeWriter(SyncHandle, Closing):
         return self._run(self._handle.cut(), timeout)
 
     def discard(self) -> None:
-        """Drop the records since the last `cut`; this also ends the failure of a range."""
+        """Drop the records since the last `cut`, and with them the failure of a range, if any."""
         self._handle.discard()
 
     def close(self, *, timeout: float | None = None) -> None:
@@ -228,7 +227,6 @@ class SyncLogSurvey(SyncHandle):
 
     @property
     def definition(self) -> LogDefinition:
-        """The log's definition."""
         return self._handle.definition
 
     def bounds(self, *, timeout: float | None = None) -> Sequence[tuple[int, int]]:

@@ -72,8 +72,9 @@ class LoopThread:
         """Run `work` in the loop, wait for its result, and return it.
 
         Raises:
-            OperationTimeoutError: it did not end in time; it is cancelled, its outcome is unknown.
-            BadRequestError: the timeout is no time.
+            OperationTimeoutError: `work` did not end in time; it is cancelled, its outcome is
+                unknown.
+            BadRequestError: the timeout is no number of seconds.
         """
         try:
             check_timeout(timeout)
@@ -85,7 +86,7 @@ class LoopThread:
         try:
             return future.result(timeout)
         except TimeoutError:
-            # It may be the error of `work` itself, or `work` may have ended just now.
+            # `work` itself may have raised this error, or may have ended just now.
             if future.cancel():
                 raise late(timeout) from None
             return future.result()
@@ -118,8 +119,8 @@ class Resident(Generic[T]):
         """Enter the context manager once; return the manager's value, or raise its error.
 
         Raises:
-            BadRequestError: it was entered before.
-            OperationTimeoutError: it took too long; it is left again.
+            BadRequestError: the manager was entered before.
+            OperationTimeoutError: entering took too long; the manager is left again.
         """
         check_timeout(timeout)
         self._home.require_caller()
@@ -130,7 +131,7 @@ class Resident(Generic[T]):
         try:
             return entered.result(timeout)
         except TimeoutError:
-            # It may be an error of entering, which may also have ended just now.
+            # Entering itself may have raised this error, or may have ended just now.
             if not entered.cancel():
                 return entered.result()
             self._life.cancel()
@@ -140,10 +141,10 @@ class Resident(Generic[T]):
             raise
 
     def close(self, timeout: float | None = None) -> None:
-        """Leave the context manager and wait until it is left; raise its error. Twice is no error.
+        """Leave the context manager, wait for that, and raise its error. A second call is no error.
 
         Raises:
-            OperationTimeoutError: it took too long, and goes on.
+            OperationTimeoutError: leaving took too long; it continues in the loop.
         """
         check_timeout(timeout)
         self._home.require_caller()
@@ -214,7 +215,7 @@ class ThisProcess:
 
     def _after_fork(self) -> None:
         self._home = None
-        # A thread that does not exist here may have held it.
+        # A thread of the parent process may have held the lock during the fork.
         self.lock = threading.RLock()
         self.shared = {}
 
@@ -242,7 +243,7 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 
 def _has_running_loop() -> bool:
-    """True if waiting here would block an event loop. A notebook's kernel does not count."""
+    """True if waiting here would block an event loop. A notebook's kernel is excepted."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -254,7 +255,7 @@ def check_timeout(timeout: Any) -> None:
     """Refuse a timeout that is neither a number of seconds nor None.
 
     Raises:
-        BadRequestError: it is neither.
+        BadRequestError: the timeout is neither.
     """
     if timeout is None:
         return
