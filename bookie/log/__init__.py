@@ -9,13 +9,14 @@ writes them.
   (`write/partition_writer`, `head/roll`). Only one of its tasks changes the head.
 - **Publishers** of a transactional log write ledgers of their own (`publish/range_writer`). They
   publish ranges of these (`publish/publisher`), all ranges of a batch in one transaction.
-- A **reader** (`read/reader`) goes from range to range (`read/ranges`) and follows the head. It
-  never fences. It finds its start (`read/start_position`) by binary search.
+- A **reader** (`read/reader`) reads range after range (`read/ranges`) and follows the head. A
+  reader never fences. Binary search finds its start (`read/start_position`).
 - A **cursor** (`consume/cursors`) remembers the progress of consumers (`consume/consumer`,
-  `consume/group`), which `consume/commit` moves.
+  `consume/group`). `consume/commit` moves the cursor.
 - **Retention** (`tidy/retention`) truncates (`tidy/truncation`). `tidy/deletion` deletes a log, and
   `tidy/sweep` the leftovers of crashed processes. A **compaction** (`compact/compaction`) copies
-  many small ledgers into few. All delete only ledgers that no range names (`tidy/unnamed_ledgers`).
+  many small ledgers into few. All three delete only ledgers that no range names
+  (`tidy/unnamed_ledgers`).
 
 The safety of a log depends only on fencing and compare-and-set. Locks and owners only avoid useless
 work.

@@ -20,7 +20,7 @@ from bookie.errors import (
 T = TypeVar("T")
 
 UNANSWERED = (MetadataUnavailableError, SessionLostError)
-"""Errors of a metadata store that did not answer; the store may have made the write."""
+"""Errors of a metadata store that did not answer; the write may have happened anyway."""
 
 PAUSE_SECONDS_MIN = 0.01
 """The first pause between attempts that need only the metadata store."""
@@ -38,7 +38,7 @@ async def patiently(
     retried: type[BookieError] | tuple[type[BookieError], ...],
     on_failure: Callable[[BookieError], Awaitable[object]] | None = None,
 ) -> T:
-    """Call `attempt` until it succeeds; `retried` errors are retried until the deadline.
+    """Call `attempt` until it succeeds or the deadline passes; retry after `retried` errors only.
 
     `deadline` is a time of the event loop. `on_failure` runs before each pause, and may raise. At
     the deadline, the error of the last attempt is raised.
@@ -57,7 +57,7 @@ async def patiently(
 
 
 class Attempts:
-    """The attempts at one change. Each attempt reads the present state, then proposes the next.
+    """The attempts at one change. Each attempt reads the present state and proposes the next.
 
     ::
 
@@ -73,8 +73,10 @@ class Attempts:
 
     def __init__(self) -> None:
         self.is_in_doubt = False
-        """True if the outcome of a proposal is unknown: it may be what an attempt reads, or it may
-        take effect later."""
+        """True if the outcome of a proposal is unknown.
+
+        The proposal may be the state that an attempt reads, or it may take effect later.
+        """
         self._pauses = Backoff(PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX, jitter, AROUND)
 
     @contextmanager
@@ -89,7 +91,7 @@ class Attempts:
         """Wait before the next attempt.
 
         Raises:
-            MetadataError: `error`, if no other attempt should follow.
+            MetadataError: `error` itself, if a retry makes no sense.
         """
         may_be_made = isinstance(error, UNANSWERED) and self.is_in_doubt
         if not (isinstance(error, BadVersionError) or may_be_made):

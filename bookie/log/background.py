@@ -21,8 +21,8 @@ def ignore_error(future: asyncio.Future[Any]) -> None:
 class Background(Generic[T]):
     """A call in a task of its own. Wait for the call's `result`, or `close` the call.
 
-    The call may begin in one task of the caller and end in another, like a part of an async
-    generator. So no task group of the caller can hold the call.
+    The caller may begin the call in one task and end it in another, as async generators do. So no
+    task group of the caller can own the call.
     """
 
     def __init__(self, pool: BookiePool, call: Coroutine[None, None, T], name: str) -> None:

@@ -22,18 +22,24 @@ from bookie.ledger.ledger_client import LedgerClient
 from bookie.telemetry import event_log
 
 DIFFERENCE_SECONDS_MAX = 3600.0
-"""A clock is wrong if it differs more than this from all others. Ages that matter: half a day."""
+"""A clock is wrong if it differs by more seconds than this from all others.
+
+Data is deleted at ages of half a day or more, so an hour does no harm.
+"""
 
 ASKED_MAX = 5
 """The greatest number of bookies that are asked."""
 
 TELLERS_MIN = 2
-"""The bookies that have to tell the time for a deletion, if the cluster has so many: a sweep may
-run on the machine of a bookie, and share its wrong clock."""
+"""The fewest bookies that must tell their time before a deletion.
+
+A smaller cluster needs all its bookies. One bookie is too few: a sweep may run on its machine and
+share its wrong clock.
+"""
 
 ANSWER_SECONDS_MAX = 1.0
 KEPT_SECONDS = 60.0
-"""No bookie is asked again for this time, because an owner may have thousands of partitions."""
+"""For this time, no bookie is asked again, because an owner may have thousands of partitions."""
 
 _log = event_log(__name__)
 
@@ -51,10 +57,11 @@ class ClockCheck:
         self._warned = False
 
     async def deletion_ms(self) -> int:
-        """Return the time by which data may be deleted, in ms since 1970: the earliest clock's.
+        """Return the time of the earliest clock, by which data may be deleted, in ms since 1970.
 
         Raises:
-            NotEnoughBookiesError: too few bookies tell the time, so nothing may be deleted by it.
+            NotEnoughBookiesError: too few bookies told their time, so nothing may be deleted by
+                age.
         """
         await self._ask()
         needed = min(TELLERS_MIN, max(1, len(self._ledgers.directory.all())))
@@ -73,11 +80,10 @@ class ClockCheck:
     async def require_right(self, *, again: bool = False) -> bool:
         """Check that this clock agrees with a bookie that answers; False if no bookie answers.
 
-        With `again`, answers of bookies that are kept from before are ignored, and bookies are
-        asked now.
+        With `again`, the call ignores kept answers and asks bookies now.
 
         Raises:
-            ClockError: it contradicts every bookie; the message tells the difference.
+            ClockError: this clock contradicts every bookie; the message tells the difference.
         """
         if again:
             self._asked_at = None

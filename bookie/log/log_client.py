@@ -60,7 +60,7 @@ class LogClient:
         configuration: MetadataStore | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """`configuration` is the metadata store of the namespaces, if that store is not `store`."""
+        """`configuration` is the metadata store of the namespaces; None means `store`."""
         self.ledgers = ledgers
         self.store = store
         self.clock = clock or SystemClock()
@@ -78,7 +78,7 @@ class LogClient:
         """Check that this call runs in the same event loop as the client's first call.
 
         Raises:
-            BadRequestError: it is another loop; nothing was done.
+            BadRequestError: the call runs in another loop; nothing was done.
         """
         here = asyncio.get_running_loop()
         if self._loop is None:
@@ -97,7 +97,7 @@ class LogClient:
             raise ClientClosedError("the client was closed")
         if self._participant is None:
             self._participant = begun = asyncio.get_running_loop().create_future()
-            # It has its own task, because the first caller may end before the others.
+            # The participant has its own task, because the first caller may end before the others.
             name = "part in the coordination of consumers"
             self._taking_part = self.ledgers.pool.spawn(self._take_part(begun), name=name)
         return await asyncio.shield(self._participant)
@@ -112,7 +112,7 @@ class LogClient:
                 raise
             self._participant = None  # the next caller tries again
             begun.set_exception(error)
-            begun.exception()  # its callers may have been cancelled
+            begun.exception()  # all callers may have been cancelled
 
     async def close(self) -> None:
         """Give up all cursors and group memberships. Call this before the store is closed."""
@@ -233,8 +233,8 @@ class LogClient:
         """Check that enough bookies of a ledger answer to find its end. The ledger is not fenced.
 
         Raises:
-            NotEnoughBookiesError: too few of its last ensemble answer.
-            NoSuchLedgerError: it was deleted.
+            NotEnoughBookiesError: too few bookies of the last ensemble answer.
+            NoSuchLedgerError: the ledger was deleted.
         """
         metadata = (await self.ledgers.ledgers.read(ledger_id)).value
         if metadata.is_closed:

@@ -104,7 +104,10 @@ class SyncWriter(SyncHandle, Closing):
 
     @property
     def failure(self) -> BookieError | None:
-        """The reason why the writer refuses appends, even after `close`; None while it is writable."""
+        """The reason why the writer refuses appends; None while it accepts them.
+
+        The reason stays after `close`.
+        """
         return self._handle.failure
 
     def append(self, payload: Payload, *, timeout: float | None = None) -> int:

@@ -48,7 +48,7 @@ class ConsumerGroup:
         """Read the assignment; before the first one, return an empty one of version `NOT_EXISTS`.
 
         Raises:
-            FormatError: its record is damaged, or of a newer version.
+            FormatError: the record is damaged, or of a newer version.
         """
         record = await self._store.get(self.assignment_key)
         if record is None:
@@ -62,7 +62,7 @@ class ConsumerGroup:
 
         Raises:
             BadVersionError: it was changed meanwhile, or a condition does not hold.
-            MetadataUnavailableError: unknown whether it was written.
+            MetadataUnavailableError: unknown whether the change was made.
         """
         put = Put(self.assignment_key, encode_group_assignment(assignment), version)
         operations: list[Operation] = [put, *conditions]

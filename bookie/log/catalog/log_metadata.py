@@ -45,7 +45,7 @@ PARTITIONS_MAX = 1024
 """The greatest number of partitions of one log."""
 
 NO_TIME_MS = -(2**63)
-"""The value of "the greatest timestamp" if there are no records at all."""
+"""The greatest timestamp of a partition without records."""
 
 
 class LogMode(enum.Enum):

@@ -22,7 +22,7 @@ DIGESTS = ("crc32c", "crc32", "hmac", "dummy")
 
 @dataclass(frozen=True, slots=True)
 class LogPolicy:
-    """The policy of one level; a field of None is inherited. Sizes are in bytes, times in seconds.
+    """The policy of one level; a field of None is inherited. Sizes are bytes, times are seconds.
 
     Raises:
         BadRequestError: a value is out of range, or the quorums contradict each other.
@@ -43,26 +43,29 @@ class LogPolicy:
     retention_bytes: int | None = None
     """At least this number of bytes of each partition is kept; 0 means no limit by size.
 
-    If a size and a time are set, only records beyond both limits may be deleted. If neither is set,
-    everything is kept."""
+    If a size and a time are set, retention deletes only records beyond both limits. If neither is
+    set, all records are kept.
+    """
 
     retention_seconds: int | None = None
     """Records are kept for at least this time; 0 means no limit by time."""
 
     quota_bytes: int | None = None
-    """A partition of this size takes no more records; 0 means unlimited."""
+    """A partition of this size refuses new records; 0 means unlimited."""
 
     ahead_seconds: int | None = None
     """A record's timestamp may be at most this far ahead of its append; 0 means no limit.
 
-    The limit rejects microseconds that are given as milliseconds. One such timestamp would hide the
-    times of all later records."""
+    The limit rejects microseconds that are passed as milliseconds. One timestamp that is far ahead
+    would hide the times of all later records.
+    """
 
     allow_degraded: bool | None = None
     """True if a ledger may be made with fewer bookies than its ensemble has slots.
 
-    An entry in such a ledger has fewer copies, but at least the ack quorum. Bookies that become
-    available later get the free slots."""
+    An entry in a degraded ledger has fewer copies, but at least the ack quorum. Bookies that become
+    available later fill the vacant slots.
+    """
 
     partitions: int | None = None
     """The number of partitions of a new log."""

@@ -93,7 +93,7 @@ class LogName:
         """Parse the name of a log, written as ``log`` or ``namespace/log``.
 
         Raises:
-            BadRequestError: it is not a valid name.
+            BadRequestError: the name is not valid.
         """
         namespace, slash, log = text.rpartition("/") if isinstance(text, str) else ("", "", "")
         if not slash:
@@ -198,7 +198,7 @@ class LogManager:
 
         Raises:
             NoSuchLogError: there is no such log, or it is being deleted.
-            FormatError: its record is damaged, or of a newer version.
+            FormatError: the record is damaged, or of a newer version.
         """
         found = await self.find(name)
         if found is None:
@@ -211,7 +211,7 @@ class LogManager:
         """Check that the log exists and that its id is `log_id`.
 
         Raises:
-            NoSuchLogError: it was deleted, is being deleted, or was made again.
+            NoSuchLogError: the log was deleted, is being deleted, or was made again.
         """
         await self._store.sync()
         found = await self.find(name)
@@ -244,7 +244,7 @@ class LogManager:
                 yield LogName(one, log)
 
     async def mark_deleted(self, name: LogName) -> LogDefinition:
-        """Mark a log as deleted: from now on nobody can open it. The call may be repeated.
+        """Mark a log as deleted, so that nobody can open it. A repeated call is no error.
 
         Raises:
             NoSuchLogError: there is no such log.
@@ -265,7 +265,7 @@ class LogManager:
             return marked
 
     async def remove(self, name: LogName) -> None:
-        """Remove all metadata of a log that is marked as deleted. Delete its ledgers before.
+        """Remove all metadata of a log that is marked as deleted, after its ledgers were deleted.
 
         After an interruption, any process may repeat the call. A new log that was created under the
         same name meanwhile stays.
@@ -345,7 +345,7 @@ class LogManager:
         Raises:
             BadVersionError: it was changed meanwhile; read it again.
             NoSuchLogError: the log was deleted.
-            MetadataUnavailableError: unknown whether it was written.
+            MetadataUnavailableError: unknown whether the change was made.
         """
         stats = await self.commit_heads([(partition, head, version, sealed)])
         return Versioned(head, stats[0])
@@ -395,7 +395,7 @@ class LogManager:
         """Return a transaction's condition that the log exists and has the id `log_id`.
 
         Raises:
-            NoSuchLogError: it was deleted.
+            NoSuchLogError: the log was deleted.
         """
         definition = await self.read(name)
         if definition.value.log_id != log_id:
@@ -456,7 +456,7 @@ class LogManager:
         """Read a cursor.
 
         Raises:
-            NoSuchCursorError: it does not exist.
+            NoSuchCursorError: the cursor does not exist.
         """
         record = await self._store.get(partition.cursor_key(cursor))
         if record is None:
@@ -499,7 +499,7 @@ class LogManager:
         """Delete a cursor.
 
         Raises:
-            NoSuchCursorError: it does not exist.
+            NoSuchCursorError: the cursor does not exist.
         """
         try:
             await self._store.delete(partition.cursor_key(cursor))
@@ -565,7 +565,7 @@ def checked_name(text: str, what: str) -> str:
     """Return `text` if it is a valid name of a cursor, a group or a namespace.
 
     Raises:
-        BadRequestError: it is not a valid name.
+        BadRequestError: the name is not valid.
     """
     if not isinstance(text, str) or _NAME.fullmatch(text) is None:
         raise BadRequestError(

@@ -54,7 +54,7 @@ class NamespaceManager:
 
         Raises:
             NoSuchKeyError: there is no such namespace.
-            FormatError: its record is damaged, or of a newer version.
+            FormatError: the record is damaged, or of a newer version.
         """
         return _policy_of(await self._record(name))
 
@@ -81,8 +81,8 @@ class NamespaceManager:
 
         Raises:
             NoSuchKeyError: there is no such namespace.
-            ClusterInUseError: it has logs, or policies of logs.
-            BadVersionError: its policy, or that of one of its logs, was changed just now.
+            ClusterInUseError: the namespace has logs, or policies of logs.
+            BadVersionError: the policy of the namespace or of a log was changed at the same time.
         """
         found = await self.read(name)
         await check_without_logs(self._store, name)
@@ -118,7 +118,7 @@ class NamespaceManager:
             raise FormatError(f"the policy of the log {namespace}/{log}: {error}") from error
 
     async def log_policy(self, namespace: str, log: str) -> Versioned[LogPolicy] | None:
-        """Read the policy that a log itself sets; None if it has no policy of its own."""
+        """Read the policy that a log itself sets; None if the log has no policy of its own."""
         record = await self._store.get(_log_key(namespace, log))
         return None if record is None else _policy_of(record)
 
@@ -168,7 +168,7 @@ async def check_without_logs(store: MetadataStore, namespace: str) -> None:
     `store` is the metadata store of the cluster. The namespaces may be in another store.
 
     Raises:
-        ClusterInUseError: it has logs; the message names one.
+        ClusterInUseError: the namespace has logs; the message names one.
     """
     key = f"{keys.LOGS}/{_checked(namespace)}"
     logs = await store.get_children(key)

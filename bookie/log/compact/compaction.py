@@ -75,7 +75,7 @@ _log = event_log(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CompactionGroup:
-    """Ranges of one partition that become one range. One process gets the group and copies it."""
+    """Ranges of one partition to be joined to one range; one process copies the whole group."""
 
     partition: LogPartition
     log_id: str
@@ -102,7 +102,7 @@ class CompactionPlan:
     """The work of one compaction."""
 
     groups: tuple[CompactionGroup, ...]
-    """The groups, ordered by partition and then by offset."""
+    """The groups, ordered by partition, then by offset."""
     ledgers: int
     """The number of ledgers that the log has now."""
     left: Mapping[int, str]
@@ -252,7 +252,7 @@ async def publish_compaction(
     """Replace old ledgers of a partition by their copies in the head, and delete the old ones.
 
     All copies are published in one step. Copies that cannot be published are deleted. After an
-    error it is unknown if the step was taken; a sweep deletes the ledgers that remain.
+    error, the outcome of that step is unknown; a sweep deletes the leftover ledgers.
 
     Raises:
         NoSuchLogError: the log was deleted.
@@ -345,7 +345,7 @@ class _Publication:
             return None
 
     async def _publishable(self, ranges: Sequence[LogRange]) -> list[JoinedRanges]:
-        """Return the copies that are not published yet, if their old ranges and ledger exist."""
+        """Return the unpublished copies whose old ranges and new ledger still exist."""
         named = set(ranges)
         waiting = [
             one

@@ -58,7 +58,7 @@ class CompactionLimits:
             )
 
     def within(self, policy: LogPolicy) -> CompactionLimits:
-        """Lower the limits so that the retention of `policy` keeps at most a tenth more."""
+        """Lower the limits, so that joined ranges make retention keep at most a tenth more."""
         limits = self
         if policy.retention_seconds:
             span_ms = int(1000 * policy.retention_seconds) // RETENTION_SHARE

@@ -24,7 +24,7 @@ Shares: TypeAlias = Mapping[str, Sequence[str]]
 def assign(
     members: Iterable[str], partitions: Iterable[str], before: Shares
 ) -> dict[str, tuple[str, ...]]:
-    """Share `partitions` among `members`, who had the partitions in `before` until now."""
+    """Share `partitions` among `members`; `before` lists the former partitions of each member."""
     names = sorted(set(members))
     if not names:
         return {}

@@ -56,14 +56,14 @@ class HeldCursor:
         return self._found.value.offset
 
     async def commit(self, offset: int) -> None:
-        """Let consumers continue at `offset`. Lower offsets are ignored: cursors never go back.
+        """Let consumers continue at `offset`. Lower offsets are ignored: a cursor never moves back.
 
         The commit is durable when the call returns.
 
         Raises:
             CursorLostError: the cursor belongs to another consumer, was reset, or was deleted.
             NoSuchLogError: the log was deleted.
-            MetadataUnavailableError, SessionLostError: unknown whether it was committed. The next
+            MetadataUnavailableError, SessionLostError: unknown whether the cursor moved. The next
                 commit decides it.
         """
         async with self._serial:
@@ -109,9 +109,9 @@ async def take_cursor(
     """Become the holder of a cursor, in a new epoch. `start` returns the offset of a new cursor.
 
     Raises:
-        NoSuchCursorError: it does not exist, and there is no `start`.
+        NoSuchCursorError: the cursor does not exist, and `start` is None.
         NoSuchLogError: the log was deleted.
-        MetadataUnavailableError, SessionLostError: unknown whether it was taken.
+        MetadataUnavailableError, SessionLostError: unknown whether the change was made.
     """
     owner = unique_owner(client)
     while True:

@@ -203,10 +203,10 @@ class LogConsumer:
         return self._consumer.cursor.committed
 
     async def lag(self) -> int:
-        """Count the entries still to give out. Control records count, truncated entries do not.
+        """Count the entries not given out yet. Control records count, truncated entries do not.
 
         Raises:
-            UnavailableError: the bookies did not tell where the partition ends.
+            UnavailableError: too few bookies answered to tell where the partition ends.
         """
         earliest, end = await self._reading.bounds(self.partition)
         return max(0, end - max(self.position, earliest))
@@ -220,7 +220,7 @@ class LogConsumer:
 
         Raises:
             CursorLostError: another consumer has the cursor, or it was reset or deleted.
-            BadRequestError: a position that was not given out yet.
+            BadRequestError: the position was not given out yet.
             MetadataUnavailableError, SessionLostError: unknown whether it was committed; commit
                 again.
         """

@@ -57,7 +57,7 @@ class CursorStatus:
 
 
 class CursorRecord:
-    """One cursor of one partition. Each change is proposed alone and has one outcome.
+    """One cursor of one partition. Each change is proposed separately and has one outcome.
 
     ============================ =================================================================
     outcome of a write           then
@@ -76,7 +76,7 @@ class CursorRecord:
         """`name` is the name of the cursor.
 
         Raises:
-            BadRequestError: it cannot name a cursor.
+            BadRequestError: no cursor can have this name.
         """
         self.partition = partition
         self.name = name
@@ -90,7 +90,7 @@ class CursorRecord:
         """Read the cursor, with every change that was finished before this call.
 
         Raises:
-            NoSuchCursorError: it does not exist.
+            NoSuchCursorError: the cursor does not exist.
             MetadataUnavailableError: the store did not answer for the timeout of its session.
         """
 
@@ -101,12 +101,14 @@ class CursorRecord:
         return await patiently(read, deadline=self._deadline(), retried=UNANSWERED)
 
     async def propose(self, value: LogCursor, version: int) -> Versioned[LogCursor]:
-        """Replace the cursor of `version`; returns the cursor then: `value`, or another's change.
+        """Replace the cursor of `version`, and return the cursor as it is afterwards.
+
+        Another process may have changed the cursor first; then its value is returned.
 
         Raises:
-            NoSuchCursorError: it was deleted.
-            NoSuchLogError: it is a new cursor, and the log was deleted.
-            MetadataUnavailableError, SessionLostError: unknown whether it was written.
+            NoSuchCursorError: the cursor was deleted.
+            NoSuchLogError: the cursor is new, and the log was deleted.
+            MetadataUnavailableError, SessionLostError: unknown whether the change was made.
         """
 
         async def write() -> Versioned[LogCursor]:
@@ -132,8 +134,8 @@ class CursorRecord:
         """Apply `step` to the newest value. If the value does not change, nothing is written.
 
         Raises:
-            NoSuchCursorError: it does not exist.
-            MetadataUnavailableError, SessionLostError: unknown whether it was changed.
+            NoSuchCursorError: the cursor does not exist.
+            MetadataUnavailableError, SessionLostError: unknown whether the change was made.
         """
         found = await self.read()
         while True:
@@ -170,9 +172,10 @@ class Cursors:
         `time` or later. Retention keeps the records that a `protected` cursor has not consumed.
 
         Raises:
-            KeyExistsError: it exists on all partitions.
+            KeyExistsError: the cursor exists on all partitions.
             NoSuchLogError: there is no such log.
-            BadRequestError: the name or the start is wrong, or the start is behind the end.
+            BadRequestError: the name or the start is wrong, or the start is after the end of the
+                partition.
         """
         place = checked_place(start, time)
         records = await self._records(cursor)
@@ -191,16 +194,16 @@ class Cursors:
 
     @checked
     async def commit(self, cursor: str, offset: int, *, partition: int = 0) -> None:
-        """Let consumers continue at `offset`. Lower offsets are ignored: cursors never go back.
+        """Let consumers continue at `offset`. Lower offsets are ignored: a cursor never moves back.
 
-        `Cursors.commit` is for programs that read without being a consumer. Other programs may
+        `Cursors.commit` is for programs that read without a `LogConsumer`. Several programs may
         commit at the same time.
 
         Raises:
             NoSuchCursorError, NoSuchLogError: the cursor or the log does not exist.
-            BadRequestError: the offset is behind the end of the partition.
-            UnavailableError: the bookies did not tell where the partition ends.
-            MetadataUnavailableError, SessionLostError: unknown whether it was committed.
+            BadRequestError: the offset is after the end of the partition.
+            UnavailableError: too few bookies answered to tell where the partition ends.
+            MetadataUnavailableError, SessionLostError: unknown whether the change was made.
         """
         place = checked_place(offset)
         (record,) = await self._records(cursor, partition)
@@ -216,14 +219,15 @@ class Cursors:
         time: Moment | None = None,
         partition: int | None = None,
     ) -> Mapping[int, int]:
-        """Move a cursor to any place, in all partitions or one; returns each partition's offset.
+        """Move a cursor to any place, in one partition or all; return each partition's offset.
 
         The cursor moves to `start`, by default the earliest record, or to the first record of
         `time` or later. A consumer that holds the cursor gets CursorLostError.
 
         Raises:
             NoSuchCursorError, NoSuchLogError: the cursor or the log does not exist.
-            BadRequestError: one offset for several partitions, or one behind the end.
+            BadRequestError: one offset is given for several partitions, or an offset is after the
+                end.
             UnavailableError, CorruptionError: the place was not found.
             MetadataUnavailableError, SessionLostError: unknown which partitions were reset.
         """
@@ -246,7 +250,7 @@ class Cursors:
 
     @checked
     async def protect(self, cursor: str, *, protected: bool = True) -> None:
-        """Set if retention keeps records that the cursor has not consumed. A consumer continues.
+        """Let retention keep the records that the cursor has not consumed, or not keep them.
 
         Raises:
             NoSuchCursorError, NoSuchLogError: the cursor or the log does not exist.
@@ -286,7 +290,7 @@ class Cursors:
 
         Raises:
             NoSuchCursorError: there is no such cursor.
-            UnavailableError: the bookies did not tell where a partition ends.
+            UnavailableError: too few bookies answered to tell where a partition ends.
         """
         cursors = await self.all()
         if cursor is not None:
@@ -327,7 +331,7 @@ class Cursors:
         return True
 
     async def _evict(self, record: CursorRecord) -> None:
-        """Remove the first claim on the cursor, so that its consumer notices the loss at once."""
+        """Remove the first claim on the cursor, so that its consumer learns of the loss at once."""
         queue = WaitQueue(
             await self._client.participant(), record.partition.holder_key(record.name)
         )

@@ -69,12 +69,12 @@ _log = event_log(__name__)
 
 
 class GroupRecord(NamedTuple):
-    """A record of a log, with the name of the `log`. All `LogRecord` attributes are here, too."""
+    """A record and the name of its `log`. All `LogRecord` attributes are here, too."""
 
     log_partition: LogPartition
     """The log, and the number of the partition."""
     token: int
-    """The epoch of the cursor: a fencing token for results that are made from the record."""
+    """The epoch of the cursor: a fencing token for results that are computed from the record."""
     record: LogRecord
     """The record itself, without the name of its log."""
 
@@ -166,7 +166,7 @@ class GroupMember:
         self._assigned = GroupAssignment()
         self._wanted: frozenset[LogPartition] = frozenset()
         self._serving: dict[LogPartition, asyncio.Task[None]] = {}
-        """The task for each partition that is assigned, or is still to be given up."""
+        """The task of each partition that is assigned or not yet given up."""
         self._consumers: dict[LogPartition, PartitionConsumer] = {}
         self._turns: deque[LogPartition] = deque()
         """The partitions of `_consumers`. The partition that is asked next comes first."""
@@ -232,7 +232,7 @@ class GroupMember:
         Raises:
             CursorLostError: the partition belongs to another member now, or its cursor was reset.
                 The uncommitted records come again. The other partitions are committed.
-            MetadataUnavailableError, SessionLostError: unknown whether it was committed.
+            MetadataUnavailableError, SessionLostError: unknown whether the change was made.
         """
         self._require_entered()
         if up_to is not None:
@@ -262,7 +262,7 @@ class GroupMember:
 
         Raises:
             BadRequestError: the member was not entered.
-            LogClosedError: it was left.
+            LogClosedError: the member was left.
         """
         self._client.require_here()
         if not self._is_entered:
@@ -328,7 +328,7 @@ class GroupMember:
                 self._fail(ClientClosedError("the client was closed"))
                 return
             except BadRequestError as error:
-                self._fail(error)  # the start that the caller gave is wrong
+                self._fail(error)  # the caller gave a wrong start
                 return
             except BookieError as error:
                 _log.warning("partition_not_taken", partition=str(partition), reason=str(error))
@@ -393,7 +393,7 @@ class GroupMember:
             task.cancel()
         self._want(())
         try:
-            # Not the body's error: the group would wrap it.
+            # The body's error is not passed on, because the task group would wrap it.
             await self._tasks.__aexit__(None, None, None)
         finally:
             await self._resources.aclose()
@@ -405,7 +405,10 @@ def _random_name() -> str:
 
 @dataclass(frozen=True, slots=True)
 class GroupStatus:
-    """The state of a group now. The group's records and cursors are read one by one."""
+    """The present state of a group.
+
+    The group's records and cursors are read one by one, not at one instant.
+    """
 
     name: str
     members: Mapping[str, MemberProfile]
@@ -426,7 +429,7 @@ async def group_status(client: LogClient, group: str, reading: PartitionReading)
 
     Raises:
         NoSuchKeyError: there has never been such a group.
-        UnavailableError: the bookies did not tell where a partition ends.
+        UnavailableError: too few bookies answered to tell where a partition ends.
     """
     found = ConsumerGroup(client.store, group)
     assignment = (await found.read_assignment()).value

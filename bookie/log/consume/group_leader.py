@@ -1,9 +1,8 @@
 """The leader of a group watches members and logs, and assigns the partitions.
 
-Every member is a candidate for the leader. The leader writes a new assignment when the members
-change, or the logs that they want. Each write is a compare-and-set with the leader's claim as a
-condition, so a former leader cannot write. The group consumes each log that at least one of its
-members wants.
+Every member is a candidate for leader. The leader writes a new assignment when the members, or the
+logs that they want, change. Each write is a compare-and-set with the leader's claim as a condition,
+so a former leader cannot write. The group consumes each log that at least one of its members wants.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _log = event_log(__name__)
 
 
 class GroupLeader:
-    """One member as a candidate: `run` takes part in the election, and leads when elected."""
+    """One member as a candidate: `run` competes in the election, and leads when elected."""
 
     def __init__(
         self, client: LogClient, participant: Participant, group: ConsumerGroup, member: str
@@ -108,7 +107,7 @@ class GroupLeader:
         """Compute the assignment, and write it unless the store already has it.
 
         Raises:
-            MetadataUnavailableError, SessionLostError: unknown whether it was written.
+            MetadataUnavailableError, SessionLostError: unknown whether the change was made.
         """
         partitions = [str(one) for one in await self._wanted(profiles.values())]
         while True:
@@ -126,7 +125,7 @@ class GroupLeader:
             except LockLostError:
                 return
             except BadVersionError:
-                # Another member leads, or will soon; or this one's claim was renewed.
+                # Another member leads or will lead soon, or this member's claim was renewed.
                 await self._participant.pause(0)
                 continue
             _log.info(
@@ -203,7 +202,7 @@ class DefinitionWatch:
 
     async def __aexit__(self, *_: object) -> None:
         self.watch(())
-        # Not the body's error: the group would wrap it.
+        # The body's error is not passed on, because the task group would wrap it.
         await self._tasks.__aexit__(None, None, None)
 
 

@@ -58,7 +58,7 @@ class ConsumedBatch:
 
     partition: LogPartition
     token: int
-    """The epoch of the cursor: a fencing token for results that are made from the records."""
+    """The epoch of the cursor: a fencing token for results that are computed from the records."""
     records: Sequence[LogRecord]
 
 
@@ -95,7 +95,7 @@ class PartitionConsumer:
         self._lock = Lock(participant, queue, claim, self._on_lock)
         self._cursor: HeldCursor | None = None
         self._checked = 0
-        """The lock's token when the cursor was last known to belong to this consumer."""
+        """The lock's token when this consumer last surely had the cursor."""
         self._batch: Sequence[LogRecord] | None = None
         self._now = asyncio.get_running_loop().time
         self._certain_until = 0.0
@@ -136,7 +136,7 @@ class PartitionConsumer:
         exist. If the call raises or is cancelled, neither the lock nor the cursor is held.
 
         Raises:
-            NoSuchCursorError: it does not exist, and there is no `start`.
+            NoSuchCursorError: the cursor does not exist, and `start` is None.
             NoSuchLogError: the log was deleted.
             MetadataUnavailableError, SessionLostError: unknown whether the cursor was taken.
         """
@@ -168,7 +168,7 @@ class PartitionConsumer:
 
         Raises:
             CursorLostError: the cursor belongs to another consumer, or was reset or deleted.
-            LogClosedError: it was stopped.
+            LogClosedError: the consumer was stopped.
             BookieError: reading failed for good.
         """
         if self.error is not None:

@@ -30,8 +30,10 @@ from bookie.ids import MAX_ID
 from bookie.log.catalog.log_metadata import LogChunk, LogHead, LogOwner, LogRange
 
 HEAD_RANGES_MAX = 256
-"""With more ranges, the oldest ones of a head are sealed as a chunk. Such a head has some 16 KB, so
-one transaction of the metadata store has room for 40 heads."""
+"""The number of ranges beyond which the oldest ranges of a head are sealed as a chunk.
+
+A head of this size has some 16 KB, so one transaction of the metadata store has room for 40 heads.
+"""
 
 CHUNK_RANGES = 128
 """The number of ranges in a chunk. A truncation removes only whole chunks, so chunks are small."""
@@ -111,7 +113,7 @@ def with_published(head: LogHead, ranges: Sequence[LogRange]) -> LogHead:
     """Append the closed `ranges` to the head and assign their offsets; skip empty ranges.
 
     Raises:
-        BadRequestError: a range is open, here or in the head.
+        BadRequestError: one of the `ranges`, or a range of the head, is open.
     """
     if head.open_ranges or any(one.is_open for one in ranges):
         raise BadRequestError("only closed ranges can be published")
@@ -281,8 +283,8 @@ def compacted(
     Offsets, times, the owner and open ranges do not change.
 
     Raises:
-        BadRequestError: `chunks` are others. Or the joined ranges are not part of the chain, or
-            include its newest closed one. Or one transaction cannot take all chunks.
+        BadRequestError: `chunks` are not all chunks of the head, or too many for one transaction.
+            Or the joined ranges are not part of the chain, or include its newest closed range.
     """
     if [one.number for one in chunks] != list(range(head.first_chunk, head.next_chunk)):
         raise BadRequestError("a chain is compacted only by all of its chunks")

@@ -72,7 +72,7 @@ class HeadKeeper:
     ) -> None:
         """`found` is the head in which the owner's epoch began.
 
-        An operation fails if the store does not answer for `patience_seconds`.
+        An operation fails if the store is silent for `patience_seconds`.
         """
         self._logs = logs
         self._partition = partition
@@ -90,7 +90,7 @@ class HeadKeeper:
         return self.head.log_id
 
     def may_name(self, ledger_id: int) -> bool:
-        """True if the head that was read last contains the ledger.
+        """True if the head that was read last names the ledger.
 
         This owner's change may take effect just before a takeover by a new owner. In this case the
         head contains the ledger until the new owner has closed the ledger.
@@ -98,7 +98,7 @@ class HeadKeeper:
         return any(one.ledger_id == ledger_id for one in self._latest.ranges)
 
     async def change(self, step: HeadStep, *, check: HeadCheck | None = None) -> LogHead:
-        """Apply `step` to the newest head and write the result; returns the head after that.
+        """Apply `step` to the newest head, write the result, and return the head after that.
 
         If another process has changed the head, `check` runs before `step` is applied to the new
         head.
@@ -106,7 +106,7 @@ class HeadKeeper:
         Raises:
             LogTakenOverError: another owner has the partition; the step was not taken.
             NoSuchLogError: the log was deleted.
-            MetadataUnavailableError: unknown whether it was taken.
+            MetadataUnavailableError: unknown whether the change was made.
         """
         while True:
             head, sealed = seal(step(self.head))
@@ -121,7 +121,8 @@ class HeadKeeper:
         """Read the head, and check that this owner still has the partition.
 
         Raises:
-            LogTakenOverError, NoSuchLogError, MetadataUnavailableError: as `change`.
+            LogTakenOverError, NoSuchLogError, MetadataUnavailableError: for the reasons that
+                `change` names.
         """
         found = await self._read()
         self._adopt(found)

@@ -22,7 +22,7 @@ from bookie.log.catalog.log_metadata import LogRange
 
 
 def completed(ranges: Sequence[LogRange], ends: Mapping[int, int]) -> tuple[LogRange, ...]:
-    """Complete a head's ranges by `ends`: the last entry ids of CLOSED ledgers, by ledger id."""
+    """Complete a head's ranges by `ends`, the last entry id of each CLOSED ledger by ledger id."""
     found: list[LogRange] = []
     end: int | None = None
     for one in ranges:

@@ -3,8 +3,8 @@
 The transaction replaces the head of each partition that the batch touches, and the record of the
 application's last batch. The transaction fails if another process has changed a head or that
 record. After a failed transaction, the publisher reads everything again. Each batch of an
-application has a greater number than the batch before. So exactly one attempt publishes a batch,
-perhaps an attempt whose reply was lost.
+application has a greater number than the batch before. So exactly one attempt publishes a batch;
+the reply of that attempt may be lost.
 
 ================================ =================================================================
 limit of one transaction         limit of one batch
@@ -69,7 +69,7 @@ class RecordBounds:
 
 
 class LogPublisher:
-    """Publishes batches to one log. It has no state, so many publishers may work at once."""
+    """Publishes batches to one log. A publisher has no state, so many may work at once."""
 
     def __init__(self, client: LogClient, name: LogName) -> None:
         self._client = client
@@ -110,7 +110,7 @@ class LogPublisher:
     async def publish(
         self, application_id: str, batch: int, ranges: Iterable[PendingRange]
     ) -> bool:
-        """Publish a batch, which may be empty; False if that batch or a newer one is published.
+        """Publish a batch, which may be empty; False if it or a newer batch was published before.
 
         The ranges of a partition are published in the given order. When the call returns, all
         readers see all ranges of the batch. From then on, an equal or older batch of the
@@ -171,7 +171,7 @@ class LogPublisher:
 
     @checked
     async def abort(self, ranges: Iterable[PendingRange]) -> list[int]:
-        """Delete the ledgers of ranges that will not be published; returns the deleted ledger ids.
+        """Delete the ledgers of ranges that will not be published; return the deleted ledger ids.
 
         A ledger stays if a published range names it, or if it belongs to another log. A range of a
         deleted ledger can no longer be published, not even by a call at the same moment.
@@ -236,7 +236,7 @@ class LogPublisher:
         """True if the batch was published by an earlier attempt of this call."""
         if not wanted:
             return look.last.value == batch
-        # All partitions were changed, or none was.
+        # One transaction changed all partitions or none, so one partition shows the outcome.
         partition, (first, *_) = next(iter(wanted.items()))
         then = before.heads[partition].value
         now = (await self._client.logs.read_head(partition, then.log_id)).value
@@ -329,7 +329,7 @@ def _has_tags(tags: Mapping[str, bytes], ledger: LedgerMetadata) -> bool:
 def _changes(
     look: _Look, wanted: _Wanted
 ) -> list[tuple[LogPartition, LogHead, int, Sequence[LogChunk]]]:
-    """Return the new heads. Old ranges move to chunks if the transaction has room for these."""
+    """Return the new heads. If the transaction has room, the oldest ranges move to chunks."""
     room = TRANSACTION_OPERATIONS_MAX - len(wanted) - 2
     ranges_max = head_ranges_max(look.definition.partitions)
     chunk_ranges = min(chain.CHUNK_RANGES, ranges_max // 2)

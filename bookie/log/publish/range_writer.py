@@ -52,8 +52,7 @@ _log = event_log(__name__)
 class PendingRange:
     """Durable records that no reader sees before they are published.
 
-    A range contains only numbers. So a range may be sent as JSON (``PendingRange(**fields)``) or
-    pickled.
+    All fields are numbers, so a range can be sent as JSON (``PendingRange(**fields)``) or pickled.
     """
 
     partition: int
@@ -106,7 +105,7 @@ class RangeWriter:
         self._latest = LatestTime(client.clock, policy.ahead_seconds or 0)
         self._range: _RangeInWork | None = None
         self._beginning = asyncio.Lock()
-        """Held while a range begins, which may need a ledger. Appends pass the lock in order."""
+        """Held while a range begins, perhaps in a new ledger. The lock keeps appends in order."""
         self._is_closed = False
 
     @classmethod
@@ -152,9 +151,9 @@ class RangeWriter:
     async def append_many(self, records: Iterable[Payload | NewRecord]) -> int:
         """Write records in order; when all are durable, return their number.
 
-        The default timestamp of a record is the clock's time. Records that are only values are
-        written fastest. Raises what `append` raises; after an error some of the records may be in
-        the ledger.
+        The default timestamp of a record is the clock's time. Bare values are written faster than
+        `NewRecord`. Raises what `append` raises; after an error some of the records may be in the
+        ledger.
         """
         given = checked_records(records)
         if not given:
@@ -170,9 +169,9 @@ class RangeWriter:
         """Write records in order that the caller has encoded; return when all are durable.
 
         `greatest_ms` is the greatest timestamp of the range up to the last of these records.
-        Records that are late contain this timestamp (:mod:`bookie.log.record.log_record`). The
-        bytes are not checked. Raises what `append` raises; after an error some of the records may
-        be in the ledger.
+        Records whose timestamp is earlier contain it as a field
+        (:mod:`bookie.log.record.log_record`). The bytes are not checked. Raises what `append`
+        raises; after an error some of the records may be in the ledger.
         """
         payloads = checked_payloads(payloads)
         if type(greatest_ms) is not int:
@@ -183,7 +182,7 @@ class RangeWriter:
             await current.append(payloads, greatest_ms)
 
     async def _require_time(self, greatest_ms: int) -> None:
-        """Refuse a time too far ahead, but compare the clock with bookies again before."""
+        """Refuse a time too far ahead, but compare the clock with bookies before a refusal."""
         try:
             self._latest.require(greatest_ms)
         except ClockError:
@@ -192,7 +191,9 @@ class RangeWriter:
             self._latest.require(greatest_ms)
 
     async def cut(self) -> PendingRange | None:
-        """End the range; when all its entries are durable, return it. An empty range gives None.
+        """End the range and return it when all its entries are durable.
+
+        Return None for an empty range.
 
         The range contains all appends that were called before `cut`. Later appends begin another
         range. A cancelled call drops the range.
@@ -213,11 +214,11 @@ class RangeWriter:
         return current.cut(self._partition)
 
     def discard(self) -> None:
-        """Drop the records since the last `cut`; this also ends the failure of a range."""
+        """Drop the records since the last `cut`. Appends work again after a failed range."""
         self._range = None
 
     async def aclose(self) -> None:
-        """Close the ledger, and drop the records since the last `cut`. It may be called twice."""
+        """Close the ledger, and drop the records since the last `cut`. Twice is no error."""
         self._client.require_here()
         self._is_closed = True
         self._range = None
@@ -265,7 +266,7 @@ class RangeWriter:
         if self._roll_limits.is_due(ledger.length, age_seconds) or ledger.failure is not None:
             return True
         try:
-            # An abort may have deleted it. Its entries could never be published.
+            # An abort may have deleted the ledger. Its entries could then never be published.
             found = await self._client.ledgers.ledgers.read(ledger.ledger_id)
         except NoSuchLedgerError:
             return True

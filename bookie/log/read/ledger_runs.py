@@ -23,7 +23,7 @@ HANDLES_KEPT = 16
 
 SMALL_RUN_BYTES = 256 * 1024
 RUNS_AHEAD_MAX = 8
-"""Small runs that are read at once: at most 2 MiB, as much as one answer of a large run."""
+"""The most small runs that are read at once: 2 MiB in all, as much as one answer to a large run."""
 
 
 class RunEntries(NamedTuple):
@@ -50,7 +50,7 @@ class LedgerReaders:
         """Return a reader of a ledger; call `refresh` if the reader must know the ledger's end.
 
         Raises:
-            NoSuchLedgerError: it was deleted.
+            NoSuchLedgerError: the ledger was deleted.
             UnauthorizedError: the password is wrong.
             MetadataError: the metadata store failed.
         """
@@ -72,7 +72,7 @@ class LedgerReaders:
 async def read_runs(
     runs: Iterable[LedgerRun], readers: LedgerReaders
 ) -> AsyncGenerator[RunEntries, None]:
-    """Read the entries of `runs` in order. Every run has an end, and only acknowledged entries.
+    """Read the entries of `runs` in order. Each run has an end and only acknowledged entries.
 
     Raises:
         NoSuchLedgerError: a ledger was deleted; all runs before it were delivered.

@@ -55,7 +55,7 @@ class PartitionsReader:
 
     @property
     def next_offsets(self) -> Mapping[int, int | None]:
-        """For each partition: `LogReader.next_offset`. A batch that is ready counts as read."""
+        """For each partition: `LogReader.next_offset`. A ready batch counts as read."""
         return {number: reader.next_offset for number, reader in self._readers.items()}
 
     @checked

@@ -25,7 +25,7 @@ CHUNKS_KEPT = 32
 
 
 class LogRanges:
-    """The ranges of a partition that a reader knows: none at first. Call `refresh` to read them."""
+    """The ranges of a partition that a reader knows; empty until `refresh` reads them."""
 
     def __init__(self, logs: LogManager, partition: LogPartition, log_id: str) -> None:
         self.partition = partition
@@ -56,14 +56,14 @@ class LogRanges:
         """
         found = await self._logs.read_latest_head(self.partition, self._log_id)
         if found.version == NOT_EXISTS:
-            await self.require_log()  # it has had no owner, or was deleted
+            await self.require_log()  # the partition has had no owner, or the log was deleted
         return self.adopt(found)
 
     async def require_log(self) -> None:
         """Check that the log exists. The deletion of a log deletes its ledgers before its heads.
 
         Raises:
-            NoSuchLogError: it was deleted.
+            NoSuchLogError: the log was deleted.
             MetadataError: the metadata store failed.
         """
         await self._logs.require(self.partition.name, self._log_id)
@@ -131,7 +131,8 @@ class LogRanges:
         The search reads chunks one by one, newest ranges first. A search by offset is faster.
 
         Raises:
-            LogTruncatedError: no range has it: it was truncated, or copied by a compaction.
+            LogTruncatedError: no range contains the entry: it was truncated, or copied by a
+                compaction.
             MetadataError: the metadata store failed.
         """
         while True:
@@ -172,7 +173,10 @@ class LogRanges:
         return found
 
     async def _first_chunk(self, is_before: Callable[[LogChunk], bool]) -> LogChunk | None:
-        """Return the first chunk for which `is_before` is false; chunks before it give true."""
+        """Return the first chunk for which `is_before` is false.
+
+        `is_before` must be true for all chunks before it.
+        """
         low, high = self.head.first_chunk, self.head.next_chunk
         found = None
         while low < high:
@@ -188,7 +192,7 @@ class LogRanges:
         """Return one chunk that the head names, from the cache or the store.
 
         Raises:
-            _ChunkGoneError: it was removed; the newer head has been read.
+            _ChunkGoneError: the chunk was removed; the newer head has been read.
         """
         chunk = self._chunks.get(number)
         if chunk is None:

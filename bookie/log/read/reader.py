@@ -120,7 +120,8 @@ class LogReader:
         self._not_before_ms: int | None = None
         """Records are skipped until the first record of this time or later."""
         self._is_floating = False
-        """True while a reader from the earliest record has read none: the earliest may change."""
+        """True while a reader from the earliest record has read none, so that its start may move.
+        """
         self._last: LogRecord | None = None
         self._seeks = 0
         self._is_sought = False
@@ -209,7 +210,8 @@ class LogReader:
             NoSuchLedgerError: a ledger that the log names does not exist.
             UnauthorizedError: the password is wrong.
             NoSuchEntryError, UnavailableError, CorruptionError: as `ReaderHandle.read`.
-            MetadataError: the metadata store failed. A reader that waits for the head waits on.
+            MetadataError: the metadata store failed. A reader that waits for the head keeps
+                waiting.
             BadRequestError: another task iterates the reader.
         """
         async with self._iteration() as watch:
@@ -323,14 +325,14 @@ class LogReader:
                     yield found
 
     async def _open_run(self, run: LedgerRun) -> AsyncGenerator[RunEntries, None]:
-        """Yield the entries of an open range. If its ledger ends, stop: the rest is read later."""
+        """Yield the entries of an open range until its ledger ends; the rest is read later."""
         handle = await self._readers.open(run.ledger_id)
         try:
             last = await handle.refresh()
         except NotEnoughBookiesError:
             if not self._follow:
                 raise
-            last = handle.last_entry_id  # a tail learns of more when bookies come
+            last = handle.last_entry_id  # the tail learns of more entries when bookies come back
         if self._note_end(handle):
             return
         end = self._known_end
@@ -380,7 +382,10 @@ class LogReader:
             self._ranges.adopt(found)
 
     async def _go_to_target(self, watch: HeadWatch) -> None:
-        """Find the target's offset. After a seek meanwhile, the next call finds the new one."""
+        """Find the target's offset.
+
+        If a seek comes meanwhile, the next call finds the new target.
+        """
         self._is_sought = False
         target, seeks = self._target, self._seeks
         assert target is not None

@@ -26,9 +26,10 @@ from bookie.log.record.log_record import LogRecord
 
 END_LOOKS_MAX = 20
 END_PAUSE_SECONDS = 0.1
-"""An offset is behind the end if END_LOOKS_MAX looks, with these pauses, do not reach it.
+"""The pause between two looks at the end of a log.
 
-A record becomes confirmed for readers soon after its append returned: with the next one, or alone.
+An offset is beyond the end if END_LOOKS_MAX looks do not reach it. A record becomes confirmed for
+readers soon after its append returned: with the next one, or alone.
 """
 
 
@@ -55,11 +56,11 @@ async def locate_cursor(reading: PartitionReading, partition: LogPartition, plac
 
     A cursor beyond the end would silently skip records that are appended later. The end that
     bookies report may lack the newest records. So this call refuses an offset at once only if so
-    many bookies deny the record before it that nobody can have confirmed it. Otherwise it reads the
-    end several times.
+    many bookies lack the record before the offset that no writer can have confirmed the record.
+    Otherwise this call reads the end several times.
 
     Raises:
-        BadRequestError: the place is behind the end.
+        BadRequestError: the place is after the end.
         NoSuchLogError, LogTruncatedError, UnavailableError, CorruptionError: as `locate`.
     """
     offset = await reading.locate(partition, place)
@@ -108,8 +109,8 @@ class LogReading:
 
         Raises:
             NoSuchLogError: there is no such log.
-            LogTruncatedError: a position was truncated.
-            BadRequestError: a position that cannot be read yet.
+            LogTruncatedError: the position was truncated.
+            BadRequestError: the position cannot be read yet.
             UnavailableError, CorruptionError: as a read.
         """
         if isinstance(place, int):

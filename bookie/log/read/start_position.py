@@ -8,7 +8,7 @@ That record is the first one whose greatest timestamp is t or later.
 In two cases the search may find an entry before the wanted record, but never an entry after it.
 First, a control record has a timestamp, too. Second, the greatest timestamp of a publisher in a
 transactional log includes entries that were not published. So a reader skips the few older records
-that it meets.
+before the wanted one.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def checked_place(start: object = None, time: Moment | None = None) -> Place:
         case "latest":
             return "latest"
         case LogPosition(offset=offset) if offset >= 0:
-            # A compaction may have copied its ledger, but keeps offsets.
+            # A compaction may have copied the ledger of the position, but offsets stay.
             return _checked_offset(offset)
         case int() if not isinstance(start, bool):
             return _checked_offset(start)
@@ -140,7 +140,9 @@ async def find_end(ranges: LogRanges, readers: LedgerReaders) -> int:
 
 
 async def confirmed_end(one: LogRange, ranges: LogRanges, readers: LedgerReaders) -> int | None:
-    """Return an open range's last confirmed entry; if its ledger is CLOSED, note that, return None.
+    """Return an open range's last confirmed entry, or None if its ledger is CLOSED.
+
+    The end of a CLOSED ledger is noted in `ranges`.
 
     Raises:
         NoSuchLedgerError, NotEnoughBookiesError, MetadataError: as `find_end`.
@@ -156,10 +158,10 @@ async def confirmed_end(one: LogRange, ranges: LogRanges, readers: LedgerReaders
 async def find_entry(
     ranges: LogRanges, readers: LedgerReaders, ledger_id: int, entry_id: int
 ) -> LogRange:
-    """Return an entry's range. The entry id after a ledger's last entry gives the last range.
+    """Return an entry's range. The position right after a ledger's end belongs to its last range.
 
     Raises:
-        LogTruncatedError: no range has it: it was truncated, or copied by a compaction.
+        LogTruncatedError: no range contains the entry: it was truncated, or copied by a compaction.
         NoSuchLedgerError, NotEnoughBookiesError, MetadataError: as `find_end`.
     """
     found = await ranges.of_entry(ledger_id, entry_id)
@@ -188,7 +190,7 @@ async def after_vanished(ledger_id: int, ranges: LogRanges, readers: LedgerReade
 
 
 async def find_time(ranges: LogRanges, readers: LedgerReaders, timestamp_ms: int) -> int:
-    """Return an offset such that all records before it have timestamps below `timestamp_ms`.
+    """Return an offset; all records before it have timestamps below `timestamp_ms`.
 
     The offset is that of the first record with `timestamp_ms` or later, except in the module's two
     cases. If no record has such a timestamp, the offset is the end of the log.

@@ -16,7 +16,7 @@ from bookie.log.read.ranges import LogRanges
 from bookie.log.read.start_position import find_end
 
 UNPUBLISHED_MAX = 1000
-"""The greatest number that `unpublished_entries` counts to."""
+"""The count at which `unpublished_entries` stops."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class PartitionStatus:
 
 @dataclass(frozen=True, slots=True)
 class LogStatus:
-    """The state of a log now. The log's partitions are read one after another."""
+    """The present state of a log. The log's partitions are read one after another."""
 
     name: str
     definition: LogDefinition

@@ -64,11 +64,12 @@ NO_HEADERS: Mapping[str, bytes] = MappingProxyType({})
 
 
 class Producer(NamedTuple):
-    """The producer of a record, and its number for that record, by which a repeat is recognised."""
+    """The producer of a record, and the record's number, by which a repeat is recognised."""
 
     producer_id: str
     sequence: int
-    """The record's number, which rises from record to record of a producer; never negative."""
+    """The producer's number for the record. The numbers of a producer rise and are never negative.
+    """
 
 
 class LogPosition(NamedTuple):
@@ -180,7 +181,7 @@ def is_control(data: BytesLike) -> bool:
 
 
 def follows_control(data: BytesLike) -> bool:
-    """True if this record or an earlier one of its ledger is a control record, by its flags."""
+    """True if flags say that this record, or an earlier one of its ledger, is a control record."""
     return len(data) > 1 and bool(data[1] & (FOLLOWS_CONTROL | _IS_CONTROL))
 
 
@@ -200,7 +201,7 @@ def greatest_timestamp_ms(data: BytesLike) -> int:
 
 
 def with_greatest(data: bytes, greatest_ms: int) -> bytes:
-    """Raise the record's greatest timestamp to at least `greatest_ms`; adds at most 8 bytes.
+    """Raise the record's greatest timestamp to at least `greatest_ms`; add at most 8 bytes.
 
     Raises:
         FormatError: not a log record.
@@ -298,7 +299,7 @@ def _from_version_1(data: BytesLike) -> BytesLike:
 
 
 def _decode_producer(data: BytesLike, at: int) -> tuple[Producer, int]:
-    """Decode the producer whose bytes begin at `at`; return it and the place after its bytes."""
+    """Decode the producer whose bytes begin at `at`; return the producer and the place after it."""
     id_at = at + _PRODUCER.size
     if id_at > len(data):
         raise _too_short(data, id_at)
@@ -315,8 +316,8 @@ def encode_headers(headers: Mapping[str, bytes]) -> bytes:
     """Encode the headers of a record as bytes; return empty bytes if there are no headers.
 
     Raises:
-        struct.error, UnicodeEncodeError, AttributeError: a name is too long, or no text.
-        TypeError: they are no mapping, or a value is not bytes.
+        struct.error, UnicodeEncodeError, AttributeError: a name is too long, or is no text.
+        TypeError: `headers` is no mapping, or a value is not bytes.
     """
     if not headers:
         if not isinstance(headers, Mapping):
@@ -331,7 +332,7 @@ def encode_headers(headers: Mapping[str, bytes]) -> bytes:
 
 
 def _decode_headers(data: BytesLike, at: int, count: int) -> tuple[dict[str, bytes], int]:
-    """Decode the headers whose bytes begin at `at`; return them and the place after their bytes."""
+    """Decode the headers whose bytes begin at `at`; return the headers and the place after them."""
     first_at = at + _HEADERS.size
     if first_at > len(data):
         raise _too_short(data, first_at)

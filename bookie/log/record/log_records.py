@@ -115,7 +115,8 @@ def record_columns(
     count = len(data) - FIXED_SIZE_BYTES + 1
     fixed = np.ndarray(count, row, buffer=data, strides=(1,))[starts].view(_FIXED)
     words = fixed.view("<u8").reshape(-1, 2)[:, 0]  # everything except the time
-    # Usually the records differ only in time and value. Then the first one stands for all.
+    # Usually the records differ only in time and value. Then the first record's fields serve for
+    # all.
     kinds = fixed[:1] if (words == words[0]).all() else fixed
     flags = kinds["flags"]
     has_key = (flags & HAS_KEY) != 0
@@ -186,7 +187,7 @@ class PlainRecords(Sequence[LogRecord]):
         ledger_id, entry_id, offset, partition = self.first
         count = len(self.payloads)
         return map(
-            tuple.__new__,  # LogRecord's own is Python code, and takes twice as long
+            tuple.__new__,  # LogRecord's own `__new__` is Python code, and takes twice as long
             repeat(LogRecord),
             zip(
                 self.columns.timestamps_ms.tolist(),

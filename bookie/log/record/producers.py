@@ -10,9 +10,9 @@ A snapshot is the value of a control record in the log. It is canonical JSON
 
     {"names":["<id>", …],"runs":[[name, sequence, ledger, entry, offset, length], …], …}
 
-A run stands for `length` consecutive sequence numbers in consecutive entries. The runs of a
-producer are in ascending order. In a run, `name` is an index into the names. The last name is that
-of the producer that appended last.
+A run is `length` consecutive sequence numbers in consecutive entries. The runs of a producer are in
+ascending order. In a run, `name` is an index into the names. The last name belongs to the producer
+that appended last.
 
 Source: the idempotent producers of Apache Kafka, except that numbers may leave gaps.
 """
@@ -28,7 +28,7 @@ from bookie.log.record.log_record import LogPosition, Producer
 from bookie.metadata import json_record
 
 WINDOW_SEQUENCES = 1000
-"""A duplicate is recognised among this many of the last sequence numbers of its producer."""
+"""The number of a producer's last sequence numbers among which a duplicate is recognised."""
 
 PRODUCERS_MAX = 10_000
 RUNS_MAX = 40_000
@@ -99,7 +99,7 @@ class ProducerWindows:
         """Return the position of a record's first append; None if the record is new.
 
         Raises:
-            DuplicateRecordError: it is older than the window, or the producer left it out.
+            DuplicateRecordError: the number is older than the window, or the producer skipped it.
         """
         producer_id, sequence = producer
         if sequence > self.last_sequence(producer_id):
@@ -141,7 +141,7 @@ class ProducerWindows:
             self._count -= len(self._runs.pop(next(iter(self._runs))))
 
     def forget(self, producer: Producer) -> None:
-        """Forget that a record and all later ones of its producer were appended: they were not."""
+        """Forget a record and all later ones of its producer, because they were not appended."""
         producer_id, sequence = producer
         runs = self._runs.get(producer_id, [])
         self._count -= len(runs)

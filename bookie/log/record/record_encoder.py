@@ -15,10 +15,13 @@ from bookie.log.record.log_record import LogRecord, Producer, encode_log_record,
 from bookie.log.record.producers import ProducerWindows, encode_producers
 
 SNAPSHOT_ENTRIES = 10_000
-"""A snapshot of producers is due after so many entries. The next owner reads back as many."""
+"""The number of entries after which a snapshot of producers is due.
+
+The next owner reads back at most this number of entries.
+"""
 
 _SHARED_FROM = 64
-"""With fewer records than this, each gets a copy of the prefix: no slower, by measurement."""
+"""With fewer records, each record gets a copy of the prefix, which is measured to be no slower."""
 
 DRIFT_SECONDS_MAX = 60.0
 """The tolerated drift of the wall clock from the monotonic clock since the last comparison."""
@@ -63,8 +66,9 @@ class LatestTime:
         """Refuse `timestamp_ms` if it is later than the latest time.
 
         Raises:
-            BadRequestError: it is later.
-            ClockError: the wall clock has moved since its comparison: compare it, and try again.
+            BadRequestError: the timestamp is later.
+            ClockError: the wall clock has moved since its comparison; compare the clock and try
+                again.
         """
         if timestamp_ms - 1000 * self._clock.monotonic() > self._base_ms:
             drift_ms = self._offset_ms() - self._base_ms + 1000 * self._ahead_seconds

@@ -35,9 +35,9 @@ async def delete_log(client: LogClient, name: LogName) -> None:
     definition = await client.logs.mark_deleted(name)
     for number in range(definition.partitions):
         await _delete_ledgers(client, LogPartition(name, number), definition)
-    # The next log of this name does not inherit the policy of this one.
+    # A later log of this name must not inherit the policy.
     await client.namespaces.clear_log_policy(name.namespace, name.log)
-    with suppress(LogExistsError):  # another process removed it, and it was made again
+    with suppress(LogExistsError):  # another process removed the log, and a new log has the name
         await client.logs.remove(name)
     _log.info("log_deleted", log=str(name), log_id=definition.log_id)
 
@@ -63,7 +63,7 @@ async def _delete_ledgers(
 
 
 async def _end_writer(client: LogClient, ledger_id: int) -> None:
-    """Close a ledger against its writer. If too few bookies answer, the deletion still goes on."""
+    """Close a ledger against its writer. If too few bookies answer, the deletion continues."""
     with suppress(BookieError, TimeoutError):
         async with asyncio.timeout(FENCE_SECONDS_MAX):
             await client.ledgers.close_for_deletion(ledger_id)
@@ -74,7 +74,7 @@ async def _named(
 ) -> AsyncGenerator[set[int], None]:
     for number in range(head.first_chunk, head.next_chunk):
         chunk = await client.logs.read_chunk(partition, number)
-        # An interrupted removal deletes a chunk only after its ledgers.
+        # A missing chunk was deleted by an interrupted removal, after the ledgers of the chunk.
         if chunk is not None:
             yield {one.ledger_id for one in chunk.ranges}
     yield {one.ledger_id for one in head.ranges}

@@ -68,7 +68,7 @@ class LedgerTimes:
         end_ms = one.end_ms
         assert end_ms is not None, "the range is closed"
         if keep_from_ms <= end_ms < keep_from_ms + AHEAD_MS_MAX:
-            return end_ms  # it is kept in any case
+            return end_ms  # the range is kept in any case
         created = await self.created(one.ledger_id)
         earliest = None if created is None else created.ms
         if end_ms < keep_from_ms:

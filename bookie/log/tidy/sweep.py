@@ -44,7 +44,7 @@ _log = event_log(__name__)
 
 @dataclass(slots=True)
 class LogSweep:
-    """The result of a sweep. With `dry_run`, the result that a real sweep would have."""
+    """The result of a sweep. With `dry_run`, the result that a real sweep would have had."""
 
     ledgers: list[int] = field(default_factory=list)
     """The ledgers that were deleted because no log names them."""
@@ -55,7 +55,7 @@ class LogSweep:
     truncated: dict[LogPartition, int] = field(default_factory=dict)
     """For each truncated partition: the first offset that retention kept."""
     failures: dict[str, str] = field(default_factory=dict)
-    """For each log, partition or ledger: the reason why something is left for the next sweep."""
+    """For each log, partition or ledger with unfinished work: the reason why the work remains."""
 
 
 async def sweep_logs(
@@ -65,7 +65,7 @@ async def sweep_logs(
 
     Raises:
         MetadataError: the logs or the ledgers cannot be listed.
-        NotEnoughBookiesError: too few bookies tell the time; nothing was swept.
+        NotEnoughBookiesError: too few bookies told their time; nothing was swept.
     """
     sweep = _Sweep(client, older_than_seconds, dry_run=dry_run)
     await sweep.run()
@@ -90,7 +90,7 @@ class _Sweep:
         self.done = LogSweep()
 
     async def run(self) -> None:
-        """Apply retention, then delete unnamed ledgers. List ledgers before heads are read."""
+        """Apply retention, then delete unnamed ledgers. List the ledgers before reading heads."""
         self._before_ms = await self._client.clocks.deletion_ms() - self._older_than_ms
         for name in [name async for name in self._client.logs.list_logs()]:
             try:

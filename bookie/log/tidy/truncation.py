@@ -30,7 +30,7 @@ from bookie.log.tidy.retention import RetentionLimits, expired_count, limits_of
 from bookie.log.tidy.unnamed_ledgers import delete_ended, read_chunk
 
 Choose = Callable[[LogHead], Awaitable[int]]
-"""A function that decides the offset before which a partition with this head is truncated."""
+"""A function that returns the offset before which a partition with this head is truncated."""
 
 
 async def truncate(
@@ -40,7 +40,7 @@ async def truncate(
     before: int | LogPosition | None = None,
     before_ms: int | None = None,
 ) -> int:
-    """Truncate a partition before an offset, a position or a time; return its first offset left.
+    """Truncate a partition before an offset, a position or a time; return the first offset left.
 
     When the call returns, no reader can read the truncated entries. A ledger is deleted only as a
     whole, so it stays while it has a later entry. `before_ms` is in ms since 1970: the first ranges
@@ -48,9 +48,10 @@ async def truncate(
 
     Raises:
         NoSuchLogError: there is no such log.
-        BadRequestError: not exactly one bound is given. Or the offset is behind the last closed
+        BadRequestError: not exactly one bound is given. Or the offset is after the last closed
             range: roll the log first.
-        MetadataError: the metadata store failed; it may be truncated. Truncate again to be sure.
+        MetadataError: the metadata store failed; the partition may be truncated. Truncate again to
+            be sure.
     """
     if (before is None) == (before_ms is None):
         raise BadRequestError("truncate before one of an offset, a position and a time")
@@ -69,13 +70,13 @@ async def truncate(
 
 
 async def apply_retention(client: LogClient, partition: LogPartition) -> int:
-    """Truncate as far as the policy and protected cursors allow; returns the first offset left.
+    """Truncate as far as the policy and protected cursors allow; return the first offset left.
 
     Raises:
         NoSuchLogError: there is no such log.
-        MetadataError: the metadata store failed; it may be truncated.
+        MetadataError: the metadata store failed; the partition may be truncated.
         FormatError: the chain or a cursor cannot be read; nothing was truncated.
-        NotEnoughBookiesError: too few bookies tell the time; nothing was truncated.
+        NotEnoughBookiesError: too few bookies told their time; nothing was truncated.
     """
     definition = await client.definition(partition.name)
     choose = partial(retention_offset, client, partition)
@@ -83,7 +84,7 @@ async def apply_retention(client: LogClient, partition: LogPartition) -> int:
 
 
 async def retention_offset(client: LogClient, partition: LogPartition, head: LogHead) -> int:
-    """Return the first offset that retention keeps now; `start_offset` if it keeps everything.
+    """Return the first offset that retention keeps now; `start_offset` if it keeps all records.
 
     Raises what `apply_retention` raises, and BadVersionError if the head has changed meanwhile.
     """
@@ -131,7 +132,7 @@ async def _truncate_head(
         try:
             found = await client.logs.read_latest_head(partition, log_id)
             offset = await choose(found.value)
-            # Even without a later offset, a range that stayed for its producers may go.
+            # Even if the offset does not advance, a range that stayed for its producers may go.
             is_later = offset > found.value.start_offset
             whole = await _chunks_before(client, partition, found.value, offset) if is_later else []
             head, went = chain.truncated(found.value, offset, whole)
@@ -155,7 +156,9 @@ async def expired_offset(
     *,
     times: LedgerTimes | None = None,
 ) -> int:
-    """Return the first offset that `limits` keep; reads the chunks that may go, and one more.
+    """Return the first offset that `limits` keep.
+
+    This reads the chunks that may be deleted, and one more.
 
     With `times`, the end time of a range is limited by the creation times of ledgers. Without
     `times`, the end time is that of the range's records.

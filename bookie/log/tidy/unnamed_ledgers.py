@@ -33,7 +33,7 @@ from bookie.metadata.model import Operation
 from bookie.metadata.versioned import Versioned
 
 DELETIONS_AT_ONCE = 40
-"""The number of ledgers that one transaction deletes; each takes two operations."""
+"""The number of ledgers that one transaction deletes; each deletion takes two operations."""
 
 READS_AT_ONCE = 64
 """The most reads of metadata that are under way at once."""
@@ -103,7 +103,7 @@ async def _delete_all(
 async def delete_ended(
     client: LogClient, partition: LogPartition, log_id: str, gone: Iterable[LogRange]
 ) -> list[int]:
-    """Delete the ledgers of closed ranges that left the chain; returns the ids of those deleted.
+    """Delete the ledgers of closed ranges that left the chain; return the deleted ledger ids.
 
     A ledger stays if another range names it, if it is open, or if it has entries after the removed
     ranges. The publisher may still publish those entries. A sweep later deletes ledgers that stayed
@@ -125,7 +125,7 @@ async def delete_ended(
 async def named_among(
     client: LogClient, partition: LogPartition, head: LogHead, wanted: Iterable[int]
 ) -> set[int]:
-    """Return the ledgers among `wanted` that a range of the partition names; may read all chunks.
+    """Return those `wanted` ledgers that a range of the partition names; may read all chunks.
 
     Raises:
         BadVersionError: the head has changed meanwhile.
@@ -148,8 +148,8 @@ async def read_chunk(
     """Read a chunk that `head` names.
 
     Raises:
-        BadVersionError: it was removed meanwhile; read the head again.
-        FormatError: it is damaged or missing.
+        BadVersionError: the chunk was removed meanwhile; read the head again.
+        FormatError: the chunk is damaged or missing.
     """
     chunk = await client.logs.read_chunk(partition, number)
     if chunk is not None:

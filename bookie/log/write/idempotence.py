@@ -23,7 +23,7 @@ Records = Sequence[Payload | NewRecord]
 
 
 class IdempotentAppends:
-    """The appends of producers to one partition: producers number their records."""
+    """The appends of idempotent producers, which number their records, to one partition."""
 
     def __init__(
         self, writer: PartitionWriter, windows: ProducerWindows, pool: BookiePool, partition: int
@@ -37,7 +37,8 @@ class IdempotentAppends:
     async def append(self, records: Records, producer: Producer) -> LogPositions:
         """Append those `records` that are new; return the positions of all `records`.
 
-        `producer` gives the number of the first record. The other records have the next numbers.
+        `producer` gives the number of the first record. The other records have the numbers that
+        follow.
         """
         await self._writer.admit()
         known = self._known(producer, len(records))
@@ -46,7 +47,8 @@ class IdempotentAppends:
         if known < len(records):
             first = Producer(producer.producer_id, producer.sequence + known)
             appended = self._writer.submit(records[known:], first)
-            # Its own task: the outcome has to be known even if this caller is cancelled.
+            # The task is separate, because the outcome must be known even if this caller is
+            # cancelled.
             task = self._pool.spawn(self._conclude(appended), name="append of a producer")
             self._under_way[task] = None
             task.add_done_callback(self._under_way.pop)

@@ -17,7 +17,7 @@ from bookie.log.record.log_record import (
 from bookie.log.record.producers import ProducerWindows, decode_producers
 
 READ_BACK_ENTRIES = 4096
-"""The entries that are read in one step backwards, in search of a snapshot of producers."""
+"""The number of entries per backward step of the search for a snapshot of producers."""
 
 
 async def end_of(ledgers: LedgerClient, metadata: LedgerMetadata, password: bytes) -> LedgerEnd:
@@ -46,8 +46,8 @@ async def check_last_record(
     """Decode the last known entry of a ledger without fencing; False if it has no entry.
 
     Raises:
-        FormatError: it is no record, or one of a newer version.
-        NoSuchLedgerError, UnavailableError, CorruptionError: it could not be read.
+        FormatError: the entry is no record, or a record of a newer version.
+        NoSuchLedgerError, UnavailableError, CorruptionError: the entry could not be read.
     """
     reader = await ledgers.open(ledger_id, password)
     last = reader.last_entry_id

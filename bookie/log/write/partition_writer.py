@@ -72,10 +72,10 @@ T = TypeVar("T")
 _log = event_log(__name__)
 
 FRUITLESS_PAUSE_SECONDS = 1.0
-"""The pause before a new ledger, if bookies answer but the last ledger confirmed no entry."""
+"""The pause before another ledger is created, if bookies answer but confirmed no entry."""
 
 HOUSEKEEPING_SECONDS = 60.0
-"""The time between two applications of the retention. Each roll also causes one."""
+"""Seconds between two applications of the retention. Each roll also applies it."""
 
 ROLL_RETRY_SECONDS = 5.0
 """The pause after a roll that failed, for example because no ledger could be created."""
@@ -122,14 +122,15 @@ class PartitionWriter:
         self._mended: asyncio.Future[None] | None = None
         """Set when the writer of `_segment` has ended; resolved when a new ledger is in use."""
         self._created: WriterHandle | None = None
-        """The writer of a new ledger that the head may name: the store did not answer."""
+        """The writer of a new ledger. The head may name the ledger: the store did not answer."""
         self._retired: Segment | None = None
         """The ledger before the present one; None when its range has been closed."""
         self._rollers: list[asyncio.Future[None]] = []
         self._retiring: list[asyncio.Future[None]] = []
         """The callers that wait for the roll that is under way."""
         self._silent_since: float | None = None
-        """The time since which entries wait and no ledger confirms one; None if none waits so."""
+        """The time since which entries wait while no ledger confirms any; None if no entry waits.
+        """
         self._retry_at: float | None = None
         """The time at which a failed step will be tried again."""
         self._next_housekeeping = self._loop.time() + HOUSEKEEPING_SECONDS
@@ -151,7 +152,7 @@ class PartitionWriter:
 
     @property
     def next_offset(self) -> int:
-        """The offset that the next record gets, if the present ledger does not fail before."""
+        """The offset that the next record gets, unless the present ledger fails before."""
         return self._segment.base_offset + self._segment.writer.last_entry_id + 1
 
     @property
@@ -202,7 +203,8 @@ class PartitionWriter:
 
         Raises:
             LogTakenOverError: another process owns the partition; nothing is left to close.
-            UnavailableError, MetadataError: unknown whether it is closed; the next owner closes it.
+            UnavailableError, MetadataError: unknown whether the ledger is closed; the next owner
+                closes it.
         """
         self._require_here()
         if self._closing is None:
@@ -229,7 +231,10 @@ class PartitionWriter:
             raise BadRequestError(f"{self.partition} belongs to another event loop; call it there")
 
     async def admit(self, turn: Turn | None = None) -> None:
-        """Wait for room, in the order of calls; then call `submit` or `turn_away` at once."""
+        """Wait for room, in the order of calls.
+
+        Then the caller must call `submit` or `turn_away` at once.
+        """
         self._require_here()
         if turn is not None or self._window.is_blocked:
             await self._window.wait(turn)
@@ -240,7 +245,7 @@ class PartitionWriter:
             raise
 
     def turn_away(self) -> None:
-        """Append nothing after `admit`; this admits the next caller."""
+        """Append nothing after `admit`, and admit the next caller."""
         self._window.take(0, 0)
 
     def _require_open(self) -> None:
@@ -283,7 +288,7 @@ class PartitionWriter:
         return appended
 
     def _send(self, appended: Unconfirmed) -> None:
-        """Append the remaining entries of `appended`. With an ended writer, the future fails."""
+        """Append the remaining entries of `appended`. If the writer has ended, the future fails."""
         segment = appended.segment = self._segment
         try:
             if self._encoder.is_snapshot_due:
@@ -291,7 +296,7 @@ class PartitionWriter:
             appended.first_entry_id = segment.writer.last_entry_id + 1
             appended.future = segment.writer.submit(appended.entries)
         except BookieError as error:
-            # The mended chain will take it; a duplicate of it waits, too.
+            # The mended chain will take the entries; a duplicate of them waits, too.
             appended.first_entry_id = segment.writer.last_entry_id + 1
             appended.future = self._loop.create_future()
             appended.future.set_exception(error)
@@ -407,7 +412,7 @@ class PartitionWriter:
         """Log `error`, and plan another attempt of the step that failed.
 
         Raises:
-            BookieError: `error`, if a later attempt would fail, too.
+            BookieError: `error` itself, if a later attempt would fail, too.
         """
         if not isinstance(error, UnavailableError | MetadataError):
             raise error
@@ -457,7 +462,8 @@ class PartitionWriter:
             self._created = await self._create()
         created = self._created
         try:
-            # A sweep deletes a ledger that no head names for a day, and rewrites the head with it.
+            # A sweep deletes a ledger that no head has named for a day, and rewrites the head in
+            # the same step.
             await self._keeper.change(
                 adding(created.ledger_id),
                 check=lambda: self._client.ledgers.ledgers.read(created.ledger_id),
@@ -473,7 +479,8 @@ class PartitionWriter:
         self._created, self._next = None, created
 
     async def _create(self) -> WriterHandle:
-        # A deletion closes the ledgers that the head names; no new ones may follow for ever.
+        # A deletion of the log closes the ledgers that the head names. New ledgers must not follow
+        # for ever.
         await self._client.logs.require(self.partition.name, self._keeper.log_id)
         shape = self._client.shape(self._policy, self._options.password)
         tags = self._client.tags(self.partition, self._keeper.log_id)
@@ -502,7 +509,7 @@ class PartitionWriter:
         broken = self._segment
         await self._until_answers(broken)
         if self._next is None:
-            # Only one range is open, so the next one can be added before it is closed.
+            # Only one range is open, so the next one can be added before the open one is closed.
             await self._patiently(self._add_next)
         end = await self._patiently(lambda: self._close_range(broken))
         self._switch(broken.base_offset + end.last_entry_id + 1)
@@ -531,7 +538,7 @@ class PartitionWriter:
         for one in waiting:
             if one.entries.payloads:
                 self._send(one)
-                one.future.add_done_callback(ignore_error)  # its caller may have been cancelled
+                one.future.add_done_callback(ignore_error)  # the caller may have been cancelled
             else:
                 one.future = self._loop.create_future()
                 one.future.set_result(range(0))
@@ -558,7 +565,7 @@ class PartitionWriter:
         try:
             return await segment.writer.close()
         except (LedgerFencedError, LedgerClosedError):
-            # Another owner writes the head before it fences.
+            # Another owner writes the head before fencing.
             await self._keeper.refresh()
             return await self._client.ledgers.recover(ledger_id, self._options.password)
 
@@ -583,7 +590,7 @@ class PartitionWriter:
         """Check that some ledger confirms entries while appended entries wait.
 
         Raises:
-            NotEnoughBookiesError: none was confirmed during the whole patience.
+            NotEnoughBookiesError: no entry was confirmed during the whole patience.
         """
         if not self._unconfirmed or self._segment.writer.last_add_confirmed != NO_ENTRY:
             self._silent_since = None
@@ -596,7 +603,7 @@ class PartitionWriter:
                 )
 
     async def _until_answers(self, broken: Segment) -> None:
-        """If the last ledger confirmed no entry, wait until enough bookies for a new one answer.
+        """If the last ledger confirmed no entry, wait until enough bookies for a new ledger answer.
 
         Raises:
             NotEnoughBookiesError: too few bookies answered during the whole patience.

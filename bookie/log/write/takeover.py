@@ -1,8 +1,8 @@
 """Become the owner of a partition: claim it, fence and close its open ledgers, add a ledger.
 
 If several processes open a partition at once, each takes it from the process before. A process that
-lost the partition pauses and tries again. Pauses double and vary, so that finally one process
-succeeds.
+lost the partition pauses and tries again. The pauses double and have jitter, so that finally one
+process succeeds.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class WriterOptions:
 
     password: bytes = b""
     name: str = ""
-    """The owner's name in the head; if it is empty, host and process."""
+    """The owner's name in the head. If the name is empty, host and process are used."""
     patience_seconds: float = 30.0
     """The longest time that an operation waits for the store, bookies or another owner."""
 
@@ -72,10 +72,11 @@ async def take_over(
     The call waits for bookies within the patience. Meanwhile the present owner continues.
 
     Raises:
-        LogTakenOverError: other processes took it again and again, during the whole patience.
-        NoSuchLogError: it was deleted.
-        NoSuchLedgerError: one of its last ledgers is gone.
-        NotEnoughBookiesError: too few bookies for a new ledger, during the whole patience.
+        LogTakenOverError: other processes took the partition again and again, during the whole
+            patience.
+        NoSuchLogError: the log was deleted.
+        NoSuchLedgerError: one of the partition's last ledgers is gone.
+        NotEnoughBookiesError: too few bookies for a new ledger answered, during the whole patience.
         LedgerRecoveryError: too few bookies told where a ledger ends, during the whole patience.
         ClockError: the clock of this machine contradicts all bookies.
         MetadataError: the metadata store failed.
@@ -116,7 +117,8 @@ class _Takeover:
         for one in found.value.ranges[-1:]:
             await self._check_password(found, one)
         await self._check_records(found.value)
-        # Disturb the owner only with enough bookies for a new ledger and for the last one.
+        # The owner is disturbed only if enough bookies answer for a new ledger and for the last
+        # one.
         writer = await self._patiently(lambda: self._prepare(found.value), UnavailableError)
         keeper: HeadKeeper | None = None
         try:
@@ -139,11 +141,12 @@ class _Takeover:
         return ownership
 
     async def _check_password(self, found: Versioned[LogHead], last: LogRange) -> None:
-        """Check the password first: a wrong one must not disturb the present owner."""
+        """Check the password first, because a wrong password must not disturb the present owner."""
         try:
             await self._client.ledgers.check_password(last.ledger_id, self._options.password)
         except NoSuchLedgerError:
-            # An owner may have removed it because it was empty. A closed range is not read.
+            # The owner may have removed the ledger because it was empty. A closed range is not
+            # read.
             latest = await self._client.logs.read_latest_head(self._partition, self._log_id)
             if latest.version != found.version:
                 raise taken_over_error(self._partition, latest.value) from None
@@ -151,9 +154,9 @@ class _Takeover:
                 raise
 
     async def _check_records(self, head: LogHead) -> None:
-        """Check that this program can read the newest records, before it disturbs the owner."""
+        """Check that this program can read the newest records, before the owner is disturbed."""
         for one in reversed(head.ranges[-2:]):
-            # If bookies do not answer, the takeover decides.
+            # If bookies do not answer, later steps of the takeover decide.
             with suppress(UnavailableError, LedgerError):
                 base = (one.base_offset or 0) - one.first_entry_id
                 password = self._options.password
@@ -165,14 +168,15 @@ class _Takeover:
         try:
             ends = [await self._close(one) for one in before.open_ranges]
         except NoSuchLedgerError as error:
-            # Another owner may have removed it because it was empty.
+            # Another owner may have removed the ledger because it was empty.
             await keeper.refresh()
             raise NoSuchLedgerError(f"the last ledgers of {self._partition}: {error}") from error
         windows = await self._windows(before, ends)
         add, close = adding(writer.ledger_id), closing(ends)
         head = await keeper.change(
             lambda head: add(close(head)),
-            # A sweep deletes a ledger that no head names for a day, and rewrites the head with it.
+            # A sweep deletes a ledger that no head has named for a day, and rewrites the head in
+            # the same step.
             check=lambda: self._client.ledgers.ledgers.read(writer.ledger_id),
         )
         await remove_empty(self._client, ends)
@@ -183,7 +187,7 @@ class _Takeover:
         logs, partition = self._client.logs, self._partition
         clock = self._client.clock
         name = self._options.name or self._client.identity
-        # If the reply is lost, the claim in the head tells that this process wrote it.
+        # If the reply is lost, the claim in the head shows that this process wrote the head.
         owner = LogOwner(name, clock.now_ms(), clock.nonce().hex())
         # A deleted log of this name may have had epochs. Each epoch takes a write, so none is
         # greater than the revision of the write that made the new log.
@@ -217,7 +221,7 @@ class _Takeover:
 
         async def tell(error: BookieError) -> None:
             if isinstance(error, ClockError):
-                raise error  # no patience sets a clock
+                raise error  # patience does not set a clock right
             if not self._is_waiting:
                 self._is_waiting = True
                 _log.warning("log_waits_for_bookies", log=str(self._partition), reason=str(error))
@@ -259,8 +263,8 @@ class _Takeover:
 async def discard(client: LogClient, writer: WriterHandle, keeper: HeadKeeper | None) -> None:
     """Delete a ledger that was created for a log before another process took the log over.
 
-    The ledger stays if the head names it. The new owner closes a ledger that the head names. If the
-    deletion fails, a sweep of logs finds the ledger by its tags.
+    If the head names the ledger, the ledger stays, and the new owner closes it. If the deletion
+    fails, a sweep of logs finds the ledger by its tags.
     """
     writer.abandon()
     if keeper is not None and keeper.may_name(writer.ledger_id):

@@ -54,7 +54,9 @@ class Unconfirmed:
     ) -> None:
         """`producer` gives the first record's number; the other records have the next numbers."""
         self.count = len(entries.payloads)
-        """The number of all records; `entries` may have fewer. `size_bytes` counts all, too."""
+        """The number of all records. `entries` may hold fewer; `size_bytes` also counts all
+        records.
+        """
         self.size_bytes = entries.total_bytes
         self.entries = entries
         """The records that are not in a closed ledger."""
@@ -83,7 +85,7 @@ class Unconfirmed:
         return Producer(producer_id, sequence + sum(run.entries for run in self.runs))
 
     def keep(self, last_entry_id: int) -> None:
-        """Move the records up to `last_entry_id` to `runs`, because the ledger was closed there."""
+        """Move the records up to `last_entry_id`, where the ledger was closed, to `runs`."""
         payloads, _, _, prefix = self.entries
         written = min(max(0, last_entry_id - self.first_entry_id + 1), len(payloads))
         if written:

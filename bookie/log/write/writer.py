@@ -26,14 +26,13 @@ _NO_HEADERS: Mapping[str, bytes] = {}
 class LogWriter:
     """Appends to a log as the log's only writer. `BookKeeper.open_log` makes a writer.
 
-    When an append returns, its record is durable on the ack quorum. A moment later others can read
-    the record. If the process is killed in between, the next owner that opens the log makes the
-    record readable. Appends may be concurrent. Within a partition, the order of the calls is the
-    order of the records. The writer continues in another ledger when bookies fail or when a ledger
-    is large.
+    When an append returns, its record is durable on the ack quorum. Readers see the record a moment
+    later. If the process is killed before that, the next owner of the log makes the record
+    readable. Appends may be concurrent. Within a partition, the order of the calls is the order of
+    the records. The writer continues in another ledger when bookies fail or when a ledger is large.
 
     The writer ends when another process opens the log. Appends of a writer that has ended in this
-    way raise LogTakenOverError. A writer that is dropped without `close` gives a ResourceWarning,
+    way raise LogTakenOverError. A writer that is dropped without `close` causes a ResourceWarning,
     and owns the log until the client is closed.
     """
 
@@ -62,7 +61,6 @@ class LogWriter:
 
     @property
     def name(self) -> str:
-        """The name of the log."""
         return str(self._name)
 
     @property
@@ -72,7 +70,7 @@ class LogWriter:
 
     @property
     def error(self) -> BookieError | None:
-        """The reason why a partition takes no more records; None while all partitions do."""
+        """The reason why a partition refuses records; None while all partitions accept them."""
         errors = [one.error for one in self._partitions.values()]
         return next((error for error in errors if error is not None), None)
 
@@ -96,27 +94,29 @@ class LogWriter:
     ) -> LogPosition:
         """Append one record; return its position when it is durable on the ack quorum.
 
-        If the caller is cancelled, it stops waiting; the record may still be written.
+        A cancelled caller stops waiting, but the record may still be written.
 
         Args:
             value: the record's bytes.
-            key: its key. In a log of several partitions, equal keys go to the same partition.
+            key: the record's key. In a log of several partitions, equal keys go to the same
+                partition.
             headers: names and values.
             timestamp: a time with a zone, or ms since 1970; now if None.
-            producer: an id, and the number of this record, greater than those of all records of
-                that id before in its partition. If the record was appended before, its first
-                position is returned. In a log of several partitions it needs `key` or `partition`.
+            producer: a producer's id, and this record's number. The number is greater than those of
+                the producer's earlier records in the partition. If the record was appended before,
+                its first position is returned. In a log of several partitions, `producer` needs
+                `key` or `partition`.
             partition: append to this partition; None chooses by the key, or in turn.
 
         Raises:
             BadRequestError: an argument is wrong; nothing was appended.
-            LogFullError: the quota is used up; nothing was appended.
+            LogFullError: the log's quota is used up; nothing was appended.
             DuplicateRecordError: the number is too old; nothing was appended.
             LogTakenOverError: another process owns the partition. With this and every error below,
                 the outcome is unknown.
             LogClosedError, ClientClosedError: the writer or the client was closed.
-            UnavailableError, MetadataError: bookies or the metadata store did not answer for
-                longer than the patience; the writer has ended.
+            UnavailableError, MetadataError: bookies or the metadata store did not answer for longer
+                than the patience; the writer has ended.
         """
         value = checked_bytes(value, "a record's value")
         record = NewRecord(value, key, headers, None if timestamp is None else moment_ms(timestamp))
@@ -142,8 +142,8 @@ class LogWriter:
 
         Args:
             records: values, or a `NewRecord` for a record with more than a value.
-            producer: the id and number of the first record; the others have the numbers that
-                follow. It needs one partition.
+            producer: the producer's id, and the first record's number; the others have the numbers
+                that follow. `producer` needs a single partition.
             partition: append all to this partition. If it is None and the log has several, each
                 record with a key goes to the key's partition, and the others together in turn.
         """
@@ -178,18 +178,18 @@ class LogWriter:
         """Continue in a new ledger in each partition. Appends are accepted meanwhile.
 
         Raises:
-            NotEnoughBookiesError: too few for a new ledger; the writer keeps the old one.
+            NotEnoughBookiesError: too few bookies for a new ledger; the writer keeps the old one.
             LogTakenOverError, LogClosedError: the writer has ended.
         """
         await gather(one.roll() for one in self._partitions.values())
 
     async def close(self) -> None:
-        """Confirm pending appends, close the ledgers, and give the log up. May be called twice.
+        """Confirm pending appends, close the ledgers, and give the log up. Twice is no error.
 
         Raises:
             LogTakenOverError: another process owns a partition.
-            UnavailableError, MetadataError: unknown whether all is closed; the next owner closes
-                the rest.
+            UnavailableError, MetadataError: unknown whether all ledgers are closed; the next owner
+                closes the rest.
         """
         await gather(one.close() for one in self._partitions.values())
 
@@ -200,7 +200,7 @@ class LogWriter:
         try:
             await self.close()
         except BookieError:
-            # The error of the block tells more, and a writer logs its own end.
+            # The error of the block says more, and a writer logs its own end.
             if exc is None:
                 raise
 
