@@ -42,7 +42,7 @@ def open_store(
 
     Raises:
         ConfigurationError: the URI or the timeout is wrong, or this build lacks the backend.
-        NoSuchKeyError: (on entering) the directory holds no store, and `create` is False.
+        NoSuchKeyError: (on entering) the directory holds no store, and `create` is false.
         FormatError: (on entering) the directory holds something else, or a newer format.
         MetadataUnavailableError: (on entering) the store does not answer.
     """
@@ -64,7 +64,7 @@ def open_store(
         _require_security(security)
     if parts.scheme == "memory":
         return MemoryStore(parts.authority, session_timeout_seconds=session_timeout_seconds)
-    # Lazy: loading the library of an unused backend would cost time.
+    # The import is lazy: loading the library of an unused backend would cost time.
     if parts.scheme == "local":
         from bookie.metadata.local.backend import LocalStore
 

@@ -65,7 +65,7 @@ class StoredRecord(Stored):
 
 
 class Tree(Protocol):
-    """The state of all records before a transaction, as `evaluate` reads it."""
+    """The records before a transaction, as `evaluate` reads them."""
 
     def find(self, key: str) -> Stored | None:
         """Return the record of `key`, or None if there is no record."""
@@ -76,7 +76,7 @@ class Tree(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """An effect: store `value` under `key` for `owner`, as a new record or in place of one."""
+    """An effect: store `value` under `key` for `owner`, as a new record or over the old one."""
 
     key: str
     value: bytes
@@ -161,7 +161,7 @@ def _require_room(put: Put, tree: Tree) -> None:
     for ancestor in ancestors(put.key):
         above = tree.find(ancestor)
         if above is not None:
-            # Ephemeral records have no children, so the nearest record decides.
+            # An ephemeral record has no children, so the nearest existing ancestor decides.
             if above.owner != NO_OWNER:
                 raise InvalidKeyError(f"{put.key} cannot be created below ephemeral {ancestor}")
             return

@@ -1,6 +1,6 @@
 """Copy a whole store into a file of lines and back, or into another store.
 
-A copy leaves out records that belong to a session (registrations, locks), because they would
+A copy leaves out records that belong to a session (registrations, locks), because the copies would
 outlive their owner. A copy writes the records of the top level last. These records contain the
 cluster's identity, so an incomplete copy does not look like a cluster. Repeat a copy that was
 interrupted: a record that exists in the target with the same value stays. A record that exists with
@@ -20,7 +20,8 @@ A file has one JSON object a line::
     …
     {"records": 1, "sha256": "<of all lines before this one>"}
 
-An export file was cut off or changed if its last line is missing or does not fit the other lines.
+An export file without a last line, or with one that does not match the other lines, was cut off or
+changed.
 """
 
 from __future__ import annotations
@@ -61,14 +62,14 @@ FORMAT = "bookie metadata"
 FORMAT_VERSION = 1
 
 NARROW_CHILDREN_MAX = 20_000
-"""The most children (with long names) of one key that every kind of store lists in one answer."""
+"""The most children (with long names) of one key that every kind of store lists at once."""
 
 _HOST_AND_PID = re.compile(rb"[\w.-]+:\d+").fullmatch
 _QUEUED = re.compile(rf"(.*)/items/item-\d{{{SEQUENCE_DIGITS_MIN},}}").fullmatch
 """Matches the key of an item that waits in a queue (`bookie.coordination.queues`)."""
 
 AccessList: TypeAlias = tuple[Acl, ...]
-"""The access control list of a record; None in its place lets the target decide."""
+"""The access control list of a record. If None is given instead, the target decides."""
 
 Count = Callable[[int], None]
 """A callback that gets the number of records copied since the last call."""
@@ -111,7 +112,7 @@ def parse_export(lines: Iterable[str]) -> list[tuple[str, bytes]]:
     """Return the keys and values of an export file, after its last line was verified.
 
     Raises:
-        FormatError: the file is not ours, cut off or changed; the message says which line.
+        FormatError: the file is no export, was cut off, or was changed; the message names the line.
         NewerFormatError: a newer version wrote it.
     """
     seal = _Seal()
@@ -147,7 +148,7 @@ async def import_records(
     """Write the records of an export file, those of the top level last.
 
     Raises:
-        MetadataError: an item of a queue is among them; nothing was written.
+        MetadataError: an item of a queue is among the records; nothing was written.
         KeyExistsError: a record has another value and `overwrite` is false. The message names it.
             Earlier writes stay.
     """
@@ -176,7 +177,7 @@ async def migrate(
     Raises:
         MetadataError: a session uses the source and `live` is false. Or an item is queued. Or one
             key has more children than the target can list. In these cases nothing was written. Or
-            the two differ after the copy, because another process wrote to one.
+            the two stores differ after the copy, because another process wrote to one of them.
         UnsupportedError: a record is restricted, and the target lacks access control by record. In
             this case nothing was written.
         KeyExistsError: see `import_records`; or a restricted record has another access control
@@ -237,7 +238,7 @@ async def _restriction(store: MetadataStore, key: str) -> AccessList | None:
     try:
         acl = await store.get_acl(key)
     except NoSuchKeyError:
-        return None  # deleted meanwhile; the comparison finds out
+        return None  # the record was deleted meanwhile; the comparison of the stores shows this
     if any(one.scheme == "digest" and one.id.endswith(":x") for one in acl):
         raise MetadataError(
             f"the access control list of {key} is hidden from this user; "
@@ -282,7 +283,7 @@ async def _require_movable(
 
 
 def _process(record: Record) -> str:
-    """Name the process of a record whose value is ``HOST:PID``, as a client's is."""
+    """Name the process whose ``HOST:PID`` is the value of a record; empty for other values."""
     return f" of the process {record.value.decode()}" if _HOST_AND_PID(record.value) else ""
 
 
@@ -363,7 +364,7 @@ class _Writer:
         found = await self._store.get_acl(key)
         if set(found) == set(acl):
             return
-        # A copy that was interrupted leaves an open record: see `_create`.
+        # An interrupted copy leaves a record that is open to all; see `_create`.
         if not any(one.is_open for one in found):
             self._require_overwrite(f"{key} has another access control list in the target")
         await self._store.set_acl(key, acl)
@@ -376,7 +377,8 @@ class _Writer:
         try:
             await self._store.put(put.key, put.value, version=NOT_EXISTS, acl=put.acl)
         except UnsupportedError:
-            # A parent of records that were written before cannot be created with a list.
+            # The record is a parent of records that were written before, so no list can be set at
+            # its creation.
             if put.acl is None:
                 raise
             await self._store.put(put.key, put.value, version=NOT_EXISTS)
@@ -423,7 +425,7 @@ WINDOW = 64
 
 
 async def walk(store: MetadataStore, key: str = ROOT) -> AsyncIterator[Record]:
-    """Yield the record of `key` and all below it: parents before children, names ascending.
+    """Yield the record of `key` and all records below it: parents first, names ascending.
 
     Records that exist during the whole walk appear exactly once; records that are created or
     deleted meanwhile may appear. An error is raised if the walk cannot be completed.
@@ -455,7 +457,7 @@ async def _walk_below(store: MetadataStore, key: str, names: list[str]) -> Async
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A key whose value differs between two stores; None stands for a missing record."""
+    """A key whose value differs between two stores; None means that a store lacks the record."""
 
     key: str
     left: bytes | None
@@ -463,7 +465,10 @@ class Difference:
 
 
 async def differences(left: MetadataStore, right: MetadataStore) -> AsyncIterator[Difference]:
-    """Yield the differences between two stores in the order of `walk`, without session records."""
+    """Yield the differences between two stores in the order of `walk`.
+
+    Session records do not count.
+    """
     ours, theirs = _persistent(left), _persistent(right)
     one, other = await anext(ours, None), await anext(theirs, None)
     while one is not None or other is not None:

@@ -4,7 +4,7 @@
 
     {"format":"bookie-…","version":1,…}
 
-Equal values are encoded to equal bytes. A reader ignores unknown keys. So a field that older
+Equal values are encoded to equal bytes. A reader ignores unknown keys, so a new field that older
 readers may ignore needs no new version. Any other change raises the version number, and older
 readers refuse the record.
 
@@ -38,7 +38,7 @@ def decode(format_name: str, newest_version: int, data: bytes) -> JsonFields:
     """Return the fields of a `format_name` record whose version is at most `newest_version`.
 
     Raises:
-        FormatError: not JSON, another format, or a newer version.
+        FormatError: the bytes are not JSON, or have another format or a newer version.
     """
     try:
         record = json.loads(data.decode("utf-8"), parse_constant=_refuse_constant)

@@ -1,8 +1,8 @@
 """Views that follow part of a store: `Mirror` updates single records, `follow` reads all again.
 
-A view is the result of the last complete listing and of the changes since that listing. A listing
-that fails leaves the view as it was, because a silent store does not mean that records are gone.
-After the store is closed, the view keeps its last state.
+A view is the result of the last complete listing and of the changes since that listing. A failed
+listing does not change the view, because records may exist although the store is silent. After the
+store is closed, the view keeps its last state.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class Mirror(Generic[T]):
     """The decoded records right below some keys, kept current while the async context is open.
 
     Args:
-        store: has to stay open for longer.
+        store: must stay open until the mirror is closed.
         prefix: the key at or above all of `parents`; one watch follows it.
         parents: the keys whose children are mirrored. They are listed in this order, so a record
             that moves to an earlier key meanwhile is seen twice and never missed.
-        decode: a record's value. A record that raises `FormatError` is logged and left out.
+        decode: decodes a record's value. A record that raises `FormatError` is logged and left out.
         on_change: called with all values, by key, after each change.
     """
 
@@ -93,7 +93,7 @@ class Mirror(Generic[T]):
         assert self._follower is not None
         self._follower.cancel()
         try:
-            # The body's own error passes by the group, which would wrap it.
+            # The task group would wrap the body's own error, so the error is not passed to it.
             await self._tasks.__aexit__(None, None, None)
         finally:
             await self._watch.aclose()
@@ -104,7 +104,7 @@ class Mirror(Generic[T]):
                 due, pauses = change, backoff()
                 while not await self._try_apply(due):
                     await asyncio.sleep(pauses.next())
-                    due = Resync()  # the changes meanwhile are unknown
+                    due = Resync()  # the changes during the pause are unknown
         except MetadataClosedError:
             return
 
@@ -176,5 +176,5 @@ async def follow(
         except MetadataClosedError:
             return
         except (MetadataError, RequestError):
-            # The next watch begins with a read, which shows what changed meanwhile.
+            # The next watch begins with a read, which shows the changes during the pause.
             await asyncio.sleep(pauses.next())

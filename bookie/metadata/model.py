@@ -17,7 +17,7 @@ from bookie.errors import BadRequestError, InvalidKeyError
 # ---- keys
 
 KEY_SIZE_BYTES_MAX = 480
-"""The longest key, in bytes of UTF-8."""
+"""The greatest size of a key, in bytes of UTF-8."""
 
 ROOT = "/"
 """The parent of all keys; it has no record of its own."""
@@ -30,10 +30,10 @@ def check_key(key: str) -> str:
     """Return `key` if it may name a record.
 
     Raises:
-        InvalidKeyError: it lacks the "/" at the start, or has one at the end. Or it has an empty,
-            "." or ".." segment or a NUL character. Or it is longer than `KEY_SIZE_BYTES_MAX`, or
-            not valid Unicode.
-        BadRequestError: it is no string.
+        InvalidKeyError: the key lacks the "/" at the start, or has one at the end. Or the key has
+            an empty, "." or ".." segment or a NUL character. Or the key is longer than
+            `KEY_SIZE_BYTES_MAX`, or not valid Unicode.
+        BadRequestError: the key is no string.
     """
     try:
         if len(key) <= KEY_SIZE_BYTES_MAX and key.isascii() and _PLAIN(key):
@@ -61,7 +61,7 @@ def check_prefix(key: str) -> str:
 
 
 def check_listing(key: str, after: str) -> None:
-    """Refuse a listing below an invalid key, or one that starts after a name that is no string."""
+    """Refuse a listing below an invalid key, or one whose start name is no string."""
     check_prefix(key)
     if not isinstance(after, str):
         raise BadRequestError(f"a name must be a string, not {type(after).__name__}")
@@ -90,7 +90,7 @@ def ancestors(key: str) -> list[str]:
 # ---- records and operations
 
 NOT_EXISTS = -1
-"""An expected version that demands that the record does not exist."""
+"""The expected version of a record that must not exist."""
 
 VALUE_SIZE_BYTES_MAX = 512 * 1024
 """The largest value of a record, in bytes."""
@@ -115,7 +115,10 @@ class Stat:
     """An opaque token for compare-and-set; it grows over the life of one record."""
 
     revision: int | None
-    """Store-wide, ascending number of the last commit; a lock's fencing token; None if unknown."""
+    """The number of the last commit in the whole store; numbers ascend. None if unknown.
+
+    A lock uses it as its fencing token.
+    """
 
     created_ms: int | None
     """Creation time by the server's clock, informational; None if the backend has no times."""
@@ -127,10 +130,10 @@ class Stat:
     """True if the record ends with the session of its owner."""
 
     created_by_self: bool
-    """True if the record is ephemeral and belongs to the session that asks."""
+    """True if the record is ephemeral and belongs to the session that reads it."""
 
     first_version: bool
-    """True until the record's second write; after a take-over the value depends on the backend."""
+    """True until the record's second write. After a take-over the value depends on the backend."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +172,7 @@ ACL_SCHEMES = frozenset({"digest", "sasl", "ip", "world", "auth"})
 class Acl:
     """An entry of a record's access control list; only ZooKeeper has such lists.
 
-    `scheme` is one of `ACL_SCHEMES`. `id` is what that scheme takes (``user:base64 digest``, a
+    `scheme` is one of `ACL_SCHEMES`. `id` has the form of that scheme (``user:base64 digest``, a
     name, an address or network, ``anyone``). `permissions` is a subset of `ACL_PERMISSIONS`.
     """
 
@@ -198,7 +201,7 @@ def check_access(acl: Sequence[Acl]) -> tuple[Acl, ...]:
     """Check an access control list and return its entries as a tuple.
 
     Raises:
-        BadRequestError: it is none.
+        BadRequestError: the value is no access control list.
     """
     if not isinstance(acl, Sequence) or not all(isinstance(one, Acl) for one in acl):
         raise BadRequestError("an access control list is a list of Acl")
@@ -207,7 +210,7 @@ def check_access(acl: Sequence[Acl]) -> tuple[Acl, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Write a record. `version` None: create or replace; `NOT_EXISTS`: create; else replace it.
+    """Write a record: create it (`version` `NOT_EXISTS`), replace it, or either (`version` None).
 
     With `ephemeral`, the record belongs to the lease of the writing store afterwards. Without
     `version`, the put creates the record, or replaces a record that belongs to this store already.
@@ -229,7 +232,7 @@ class Put:
     ephemeral: bool = False
     sequential: bool = False
     acl: tuple[Acl, ...] | None = None
-    """The access control list for a record that the put creates; None: the backend decides."""
+    """The access control list for a record that the put creates. None lets the backend decide."""
 
     def __post_init__(self) -> None:
         check_key(self.key)
@@ -277,7 +280,7 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Require that the record has `version`, or with `NOT_EXISTS` that there is no record."""
+    """Require that the record has `version`; `NOT_EXISTS` requires that there is no record."""
 
     key: str
     version: int
@@ -304,9 +307,9 @@ def check_transaction(operations: Sequence[Operation]) -> None:
     """Refuse a transaction that some backend cannot do in one step.
 
     Raises:
-        BadRequestError: no list of operations, or too many of them. Or a key named twice, or a key
-            below another one that the transaction deletes or makes ephemeral.
-        InvalidKeyError: more than `TRANSACTION_SIZE_BYTES_MAX` of keys and values.
+        BadRequestError: the value is no list of operations, or has too many of them. Or a key is
+            named twice, or lies below a key that the transaction deletes or makes ephemeral.
+        InvalidKeyError: keys and values have more than `TRANSACTION_SIZE_BYTES_MAX`.
     """
     if not isinstance(operations, Sequence) or not all(
         isinstance(operation, Operation) for operation in operations
@@ -318,7 +321,7 @@ def check_transaction(operations: Sequence[Operation]) -> None:
             f"{TRANSACTION_OPERATIONS_MAX}"
         )
     if len(operations) == 1:
-        return  # the rest is about several; one alone is never too large
+        return  # the other checks concern several operations; one operation is never too large
     keys = {operation.key for operation in operations}
     if len(keys) != len(operations):
         raise BadRequestError("a transaction names a key more than once")
@@ -358,8 +361,8 @@ class ChangeKind(enum.Enum):
 class WatchEvent:
     """One changed record. The end of a session shows as deletions of its ephemeral records.
 
-    `revision` is the revision of the commit, or None if the backend cannot tell. To learn the new
-    value, read the record; the read may find a later state.
+    `revision` is the revision of the commit, or None if the backend does not know it. To learn the
+    new value, read the record; the read may find a later state.
     """
 
     kind: ChangeKind
@@ -369,7 +372,7 @@ class WatchEvent:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """The changes of one transaction under a watched prefix, in their order; at least one change.
+    """The changes of one transaction under a watched prefix, in order; at least one change.
 
     A backend that cannot tell where a transaction ends (ZooKeeper) may deliver the transaction as
     several commits of one revision, one after the other.
@@ -381,7 +384,10 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Resync:
-    """Changes may be missing at this point: the consumer must list again; later commits follow."""
+    """Changes may be missing here, so the consumer must list the records again.
+
+    Later commits follow.
+    """
 
 
 Change: TypeAlias = Commit | Resync

@@ -10,11 +10,13 @@ from bookie.config import MetadataSettings
 from bookie.errors import ConfigurationError
 
 SaslMechanism: TypeAlias = Literal["none", "digest", "digest-md5"]
-"""Authentication at ZooKeeper by user and password: none, its scheme ``digest``, or SASL with
-DIGEST-MD5. etcd ignores this setting."""
+"""Authentication at ZooKeeper: none, ZooKeeper's scheme ``digest``, or SASL DIGEST-MD5.
+
+etcd ignores this setting.
+"""
 
 Access: TypeAlias = Literal["open", "user"]
-"""Access to ZooKeeper records put without an access control list: everybody, or the user alone."""
+"""Access to ZooKeeper records without an access control list: for everybody, or for the user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +24,14 @@ class MetadataSecurity:
     """TLS files and credentials for ``zk://`` and ``etcd://``; by default there are none.
 
     Raises:
-        ConfigurationError: half of a pair was given.
+        ConfigurationError: a setting needs another one, which is missing; the message names both.
     """
 
     tls_ca_file: Path | None = None
-    """Certificates that sign the servers' certificates; if given, the connection uses TLS."""
+    """Certificates of the authorities that sign the servers' certificates.
+
+    If given, TLS is used.
+    """
 
     tls_certificate_file: Path | None = None
     """Our own certificate, with its chain."""
@@ -66,7 +71,7 @@ def security_of(settings: MetadataSettings) -> MetadataSecurity:
     """Return the security that the section ``[metadata]`` of the settings describes.
 
     Raises:
-        ConfigurationError: half of a pair was given.
+        ConfigurationError: a setting needs another one, which is missing; the message names both.
     """
     return MetadataSecurity(
         tls_ca_file=_path(settings.tls_ca_file),

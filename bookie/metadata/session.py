@@ -1,10 +1,10 @@
 """A session with a metadata store as its owner sees it: alive, in doubt, or lost.
 
 A session keeps ephemeral records alive. The server ends a session after a timeout without a sign of
-life. The owner of the session must know that earlier, even if the network is cut. So the owner
-measures the timeout itself, from the moment at which it *sent* the last request that proved the
-session. The server's timeout began later, so the server cannot end the session before the owner's
-timeout has passed.
+life. The owner of the session must know the end before the server does, even if the network is cut.
+So the owner measures the timeout itself, from the moment at which it *sent* the last request that
+proved the session. The server's timeout began later, so the server cannot end the session before
+the owner's timeout has passed.
 
 =========== ==================================================== ===============================
 state       meaning                                              leaves it
@@ -20,12 +20,12 @@ CLOSED      the owner ended it                                   nothing
 
 An answer to a request that was sent before the doubt began proves nothing about the time since
 then. A session that is lost by the owner's clock may still be alive at the server and come back.
-Even then, consumers get SESSION_LOST and SESSION_REESTABLISHED.
+Even if it comes back, consumers get SESSION_LOST and SESSION_REESTABLISHED.
 
 A process may pause: by a signal, when the machine is suspended, or in a long call that blocks its
 event loop. The session machine measures time by the clock. So it notices a pause at the first step
-after the pause, before it handles the event of that step. The clock must run on while the computer
-is suspended.
+after the pause, before it handles the event of that step. The clock must not stop while the
+computer is suspended.
 
 Source: PIP-45's session events and the session watcher of Apache Pulsar.
 """
@@ -41,10 +41,10 @@ from typing import TypeAlias, assert_never
 from bookie.env.backoff import Backoff
 
 PROBE_FRACTION = 15
-"""Without other proof, a session is probed at intervals of its timeout divided by this number."""
+"""A session without other proof is probed at intervals of its timeout divided by this number."""
 
 PATIENCE_FRACTION = 6
-"""A connection is in doubt when a probe is unanswered for the timeout divided by this number."""
+"""A connection is in doubt after a probe is unanswered for the timeout divided by this number."""
 
 ATTEMPT_FRACTION = 3
 """The timeout divided by this number limits the wait for a probe and the pause between two."""
@@ -53,7 +53,7 @@ LOST_SHARE = 5 / 6
 """After this share of the timeout without proof, a session is lost, before the server ends it."""
 
 PAUSE_FRACTION = 2
-"""A step late by the timeout divided by this number was held up by a pause of the process."""
+"""A step is late because of a pause if it is late by the timeout divided by this number."""
 
 RETRY_SECONDS = 0.5
 """The longest first pause between a failed probe and the next probe, in seconds."""
@@ -105,7 +105,7 @@ class Tick:
 class Answered:
     """A request that keeps the session alive, for example a probe, was answered.
 
-    A read on etcd does not count, because etcd answers reads even if the session has ended.
+    A read on etcd is no such request, because etcd answers reads even after the session's end.
     """
 
     sent_at: float
@@ -113,7 +113,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Renewed:
-    """A renewal succeeded: there is a session, the old one or a new one."""
+    """A renewal succeeded, so there is a session: the old one or a new one."""
 
     sent_at: float
 
@@ -145,7 +145,7 @@ class Expired:
     """The server says that the session ended.
 
     `sent_at` is the time when the answered request was sent, or None if the server reported the end
-    unasked. If the request was sent before the present session began, the answer is about an older
+    unasked. If the request was sent before the present session began, the answer concerns an older
     session.
     """
 
@@ -189,7 +189,7 @@ class Announce:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Send a request that proves the session (or with `renew` begins one); drop an earlier probe.
+    """Send a request that proves the session, or with `renew` begins one; drop earlier probes.
 
     One event follows, or none: `Answered` (with `renew`: `Renewed`), `ProbeFailed`, `Expired` or
     `AuthFailed`.
@@ -206,9 +206,9 @@ class SessionMachine:
     """The state machine of one session, from the moment at which the session began.
 
     Args:
-        timeout_seconds: after so long without a sign of life the server may end the session.
-        now: when the request that began the session was sent.
-        jitter: gives numbers in [0, 1); they keep many clients from coming back at once.
+        timeout_seconds: after this time without a sign of life the server may end the session.
+        now: the time when the request that began the session was sent.
+        jitter: returns numbers in [0, 1), which keep many clients from coming back at once.
     """
 
     def __init__(self, timeout_seconds: float, now: float, jitter: Callable[[], float]) -> None:
@@ -235,7 +235,7 @@ class SessionMachine:
 
     @property
     def deadline(self) -> float | None:
-        """Latest time for the next `Tick`; None if the passing of time changes nothing."""
+        """Latest time for the next `Tick`; None if time changes nothing."""
         if self._state in (SessionState.CLOSED, SessionState.READ_ONLY):
             return None
         due = self._probe_at
@@ -275,7 +275,7 @@ class SessionMachine:
             self._doubt_since = self._probe_at = now
             self._probe_sent_at = None
         elif late > self._timeout / PATIENCE_FRACTION / 2:
-            # The silence was ours: an answer may lie here and was not looked at yet.
+            # This process was silent itself: an answer may have arrived and not been read yet.
             self._patience_until = max(self._patience_until, now + self._timeout / PROBE_FRACTION)
 
     def _pass_time(self, now: float) -> None:
@@ -283,7 +283,8 @@ class SessionMachine:
             return
         asked_at = self._probe_sent_at if now >= self._patience_until else None
         if asked_at is not None and self._state is SessionState.CONNECTED:
-            # The probe stays under way: its answer, however late, is to a question asked since.
+            # The probe stays under way. Its answer counts even if late, because the probe was sent
+            # after `since`.
             self._doubt(asked_at, keep_probe=True)
         if self._state is not SessionState.LOST and now >= self._lost_at:
             self._lose(now)
@@ -362,17 +363,18 @@ class SessionMachine:
         if self._state is SessionState.CONNECTED:
             return
         if self._state is SessionState.LOST:
-            # A renewal under way goes on: if each connection restarted it, a flapping link would
-            # never let one end. A waiting renewal may come sooner, but not at once: all clients of
-            # a server that is back notice it in the same moment.
+            # A renewal under way continues. If each connection restarted it, no renewal would end
+            # on a flapping link. A waiting renewal may come sooner, but not at once, because all
+            # clients of a server that is back notice this in the same moment.
             self._probe_at = min(self._probe_at, now + self._backoff.after(0))
             return
         if self._state is SessionState.READ_ONLY:
-            # While it was read-only nothing could be proven; now it has an attempt's time for it.
+            # Nothing could be proven in read-only mode. From now on, an attempt's time is left for
+            # a proof.
             self._state = SessionState.DOUBTFUL
             grace = self._timeout * LOST_SHARE - self._timeout / ATTEMPT_FRACTION
             self._proven_at = max(self._proven_at, now - grace)
-        # Requests over the former connection are given up.
+        # Requests over the former connection are lost.
         self._probe_sent_at = None
         self._probe_at = now
 
@@ -390,8 +392,8 @@ class SessionMachine:
         if self._state is not SessionState.LOST:
             self._lose(now)
         elif asked_at is not None and asked_at == self._probe_sent_at:
-            # Only the renewal's own answer counts. Each of many writes under way would count as one
-            # more failure, and double the pause.
+            # Only the renewal's own answer counts. Otherwise each of many writes under way would
+            # count as one more failure, and double the pause.
             self._retry(now)
 
     # ---- transitions, each announced once
@@ -416,7 +418,7 @@ class SessionMachine:
         self._effects.append(Announce(SessionEvent.RECONNECTED))
 
 
-# -- what the process does about it ----------------------------------------------------------------
+# -- the reaction of the process -------------------------------------------------------------------
 
 
 class SessionPolicy:
@@ -426,9 +428,8 @@ class SessionPolicy:
 
     Args:
         timeout_seconds: the session timeout.
-        give_up_after_timeouts: an outage that lasts longer, in session timeouts, is final; 0 = none
-            is.
-        shutdown_when_lost: do not wait: the first lost session is final.
+        give_up_after_timeouts: an outage of more session timeouts is final; 0: no outage is.
+        shutdown_when_lost: if true, the first lost session is final.
     """
 
     def __init__(
@@ -447,7 +448,7 @@ class SessionPolicy:
 
     @property
     def deadline(self) -> float | None:
-        """Call `step` at this time at the latest, to give up; None if no time limit runs."""
+        """The latest time for a call of `step` that gives up; None if no time limit runs."""
         if self._since is None or math.isinf(self._patience_seconds):
             return None
         return self._since + self._patience_seconds
@@ -458,13 +459,13 @@ class SessionPolicy:
         return self._since is not None
 
     def away_seconds(self, now: float) -> float:
-        """Return the seconds since the store fell silent, or 0 while the store answers."""
+        """Return the seconds since the store stopped answering; 0 while the store answers."""
         return 0.0 if self._since is None else now - self._since
 
     def step(self, event: SessionEvent | None, now: float) -> str:
-        """Take an event (None: only time passed); return the reason to give up, or an empty string.
+        """Take an event (None: only time passed); return the reason to give up, or an empty text.
 
-        Once a reason was returned, every later call returns the same reason.
+        After a first reason, every later call returns that reason.
         """
         if self._verdict:
             return self._verdict

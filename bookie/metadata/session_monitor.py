@@ -1,8 +1,8 @@
 """The session monitor: it runs the session machine with a clock in the store's event loop.
 
-Each session of a backend has one monitor. The backend tells the monitor how to prove and renew the
-session, and passes on what its connection reports. The monitor hands the session's events to the
-backend in order. `tell` announces events at once, before it returns. So the event of a lost session
+Each session of a backend has one monitor. The backend supplies the functions that prove and renew
+the session, and forwards the reports of its connection. The monitor hands the session's events to
+the backend in order. `tell` announces events before it returns, so the event of a lost session
 comes before any effect of the loss.
 """
 
@@ -32,21 +32,22 @@ from bookie.metadata.session import (
 
 
 class SessionMonitor:
-    """Watches one session from the entry of the context to its exit; the exit announces nothing.
+    """Watches one session while the context is open. Leaving the context announces nothing.
 
     Args:
         timeout_seconds: the session timeout that the server granted.
-        probe: returns when the session is proven and the store is usable; watches that a new
-            connection needs are set by then. Raises SessionLostError if the session ended,
-            UnauthorizedError if the server refuses our credentials, and any other BookieError if
-            the server does not answer. Cancelled when it takes a third of the timeout.
-        renew: returns when there is a session, the old one or a new one, and the store is usable;
-            raises as `probe` does. Called only while the session is lost. After a cancellation its
-            partial effects may stay.
+        probe: returns when the session is proven, the watches of a new connection are set, and the
+            store is usable. Raises SessionLostError if the session ended, UnauthorizedError if the
+            server refuses our credentials, and any other BookieError if the server does not answer.
+            A call is cancelled after a third of the timeout.
+        renew: returns when there is a session, the old one or a new one, and the store is usable.
+            Raises the errors of `probe`. Called only while the session is lost. After a
+            cancellation its partial effects may stay.
         announce: takes each event of the session. It must not raise or call `tell`.
-        begun_at: by `clock`, when the request that began the session was sent; None is now.
-        clock: seconds that run on while the machine is suspended.
-        jitter: numbers in [0, 1).
+        begun_at: the time by `clock` when the request that began the session was sent; None means
+            now.
+        clock: returns seconds, which also pass while the machine is suspended.
+        jitter: returns numbers in [0, 1).
     """
 
     def __init__(
@@ -76,7 +77,8 @@ class SessionMonitor:
     def state(self) -> SessionState:
         """The state of the session now; reading it also notices a pause of the process."""
         if self._deadline is not None and self._clock() >= self._deadline:
-            # Only after the deadline: before it a tick changes nothing and wakes the keeper.
+            # A tick is told only after the deadline. Before the deadline, a tick would only wake
+            # the keeper.
             self.tell(Tick())
         return self._machine.state
 
@@ -85,7 +87,7 @@ class SessionMonitor:
         return self._clock()
 
     def tell(self, event: MonitorEvent) -> None:
-        """Give the session machine an event of the connection, or the answer to a request."""
+        """Hand the session machine an event of the connection, or the answer to a request."""
         effects = self._machine.step(event, self._clock())
         self._deadline = self._machine.deadline
         for effect in effects:
@@ -107,7 +109,7 @@ class SessionMonitor:
         for task in (self._keeper, self._asking):
             if task is not None:
                 task.cancel()
-        # Not the body's error: the group would wrap it.
+        # The body's error is not passed on, because the task group would wrap it.
         await self._tasks.__aexit__(None, None, None)
 
     async def _keep(self) -> None:

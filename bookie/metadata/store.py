@@ -13,10 +13,11 @@ and etcd.
 - **An ephemeral record** lives until its session ends, and has no children. A plain put changes its
   value and keeps its owner. An ephemeral put with the right version takes over a record of another
   session. A persistent record never turns ephemeral.
-- **A transaction** is all or nothing. Its conditions are checked against the state before it. So it
-  names each key once. Below a key that it deletes or makes ephemeral, it names no other key.
-- **Watches** deliver every commit under a prefix once, in commit order, each commit whole. If
-  they cannot prove that, they deliver `Resync`, and the consumer lists again.
+- **A transaction** is all or nothing. Its conditions are checked against the state before the
+  transaction. So a transaction names each key once. Below a key that the transaction deletes or
+  makes ephemeral, it names no other key.
+- **Watches** deliver every commit under a prefix once, in commit order, each commit whole. If a
+  watch cannot prove that, it delivers `Resync`, and the consumer lists the records again.
 - **A listing** is complete or raises.
 """
 
@@ -46,7 +47,7 @@ from bookie.metadata.model import (
 from bookie.metadata.session import SessionEvent
 
 DELETIONS_MAX = TRANSACTION_OPERATIONS_MAX - 1
-"""The most keys that `delete_recursive` deletes in one transaction, beside a condition."""
+"""The most keys that `delete_recursive` deletes in one transaction, which also has a condition."""
 
 _RECURSION_ROUNDS = 10
 """The most rounds of `delete_recursive` while other processes create keys."""
@@ -63,7 +64,7 @@ class MetadataStore(ABC):
     """
 
     backend: ClassVar[str]
-    """The name of this kind of store in error messages."""
+    """The name of this kind of store, for error messages."""
 
     lists_wide_directories: ClassVar[bool] = True
     """True if this kind of store can list a hundred thousand children of one key."""
@@ -93,7 +94,10 @@ class MetadataStore(ABC):
 
     @abstractmethod
     async def get_children(self, key: str) -> list[str]:
-        """Return all names one level below `key`, sorted, also of keys that only have children."""
+        """Return all names one level below `key`, sorted.
+
+        A name may have no record, only children.
+        """
 
     @abstractmethod
     def scan_children(self, key: str, *, after: str = "") -> AsyncIterator[Record]:
@@ -116,11 +120,11 @@ class MetadataStore(ABC):
         """Write one record and return its new state; see `Put`.
 
         Raises:
-            BadVersionError: the record has another version, or is foreign and ephemeral and no
-                version was given to take it over.
-            KeyExistsError: `version` is `NOT_EXISTS` and it exists, or a persistent record is in
-                the way of an ephemeral one.
-            KeyHasChildrenError: an ephemeral record cannot have the children that `key` has.
+            BadVersionError: the record has another version. Or the record is ephemeral, belongs to
+                another session, and no version was given to take it over.
+            KeyExistsError: `version` is `NOT_EXISTS` and the record exists, or a persistent record
+                exists where the put would create an ephemeral one.
+            KeyHasChildrenError: `key` has children, and an ephemeral record cannot have any.
             InvalidKeyError: an ancestor is ephemeral.
             UnsupportedError: this kind of store has no access control, and `acl` was given.
             SessionLostError: the session ended before the write; nothing was written.
@@ -135,24 +139,24 @@ class MetadataStore(ABC):
 
         Raises:
             NoSuchKeyError: there is no record.
-            BadVersionError: it has another version.
+            BadVersionError: the record has another version.
             KeyHasChildrenError: there are keys below it.
             SessionLostError: the session ended before the write; nothing was deleted.
         """
         await self.transaction([Delete(key, version)])
 
     async def delete_recursive(self, key: str, *, condition: Check | None = None) -> None:
-        """Delete everything below `key`, then the record of `key`; no error if nothing exists.
+        """Delete all keys below `key`, then the record of `key`. Missing keys are no error.
 
-        Children are deleted before their parents, in several steps. Other processes can see the
-        steps between. A failure may leave a part of the keys; call the method again to continue. If
-        `key` is the root, everything is deleted.
+        Children are deleted before their parents, in several steps, which other processes can see.
+        A failure may leave a part of the keys; call the method again to continue. If `key` is the
+        root, everything is deleted.
 
         `condition` is checked in every step, in the transaction of that step.
 
         Raises:
-            KeyHasChildrenError: others kept creating keys below `key`.
-            BadVersionError: the condition failed; nothing was deleted from then on.
+            KeyHasChildrenError: other processes kept creating keys below `key`.
+            BadVersionError: the condition failed; nothing was deleted after that.
         """
         check_prefix(key)
         if not isinstance(condition, Check | None):
@@ -188,7 +192,7 @@ class MetadataStore(ABC):
             try:
                 await self._delete_if(condition, some)
             except (NoSuchKeyError, KeyHasChildrenError):
-                # Some are gone or have children: delete them one by one.
+                # Some keys are gone or have children, so the keys are deleted one by one.
                 for one in some:
                     await self._delete_tree(one, condition)
 
@@ -197,7 +201,7 @@ class MetadataStore(ABC):
         try:
             await self._delete_if(condition, [key])
         except (NoSuchKeyError, KeyHasChildrenError):
-            return  # without a record, or the next round finds it again
+            return  # the key has no record, or the next round finds it again
 
     @abstractmethod
     async def transaction(self, operations: Sequence[Operation]) -> list[Stat | None]:
@@ -209,7 +213,7 @@ class MetadataStore(ABC):
         """
 
     async def foreign_keys(self) -> list[bytes]:
-        """Return the keys in the scope that can name no record; another program wrote them.
+        """Return the keys in the scope that can name no record, because another program wrote them.
 
         Listings and watches skip foreign keys, and only `delete_foreign` deletes them. A key with a
         foreign key below it is not empty. Only some servers can hold foreign keys.
@@ -257,7 +261,7 @@ class MetadataStore(ABC):
 
     @abstractmethod
     def watch(self, prefix: str) -> AbstractAsyncContextManager[AsyncIterator[Change]]:
-        """Deliver every commit at or below `prefix`, own ones too, once the context is entered.
+        """Deliver every commit at or below `prefix`, also those of this session, from the entry on.
 
         To mirror a prefix, enter the context, list the records, then apply the changes. A consumer
         that falls far behind gets one `Resync` instead of the backlog. The iterator raises

@@ -7,7 +7,7 @@
 ``etcd://HOST:2379,HOST:2379/scope``            etcd; keys begin with ``/scope``
 =============================================== ==================================================
 
-An IPv6 address stands in brackets, as in ``zk://[::1]:2181,[::1]:2182/scope``. A host without a
+An IPv6 address is written in brackets, as in ``zk://[::1]:2181,[::1]:2182/scope``. A host without a
 port has the backend's usual port. The scope may have several segments. Credentials and TLS come as
 `MetadataSecurity`, never in the URI.
 """
@@ -42,7 +42,7 @@ class MetadataUri(NamedTuple):
 
 
 class Host(NamedTuple):
-    """One server: a host name or IP address, and a port; as text, IPv6 gets brackets again."""
+    """One server: a host name or IP address, and a port. `str` puts IPv6 addresses in brackets."""
 
     name: str
     port: int
@@ -57,14 +57,14 @@ class Servers:
 
     hosts: tuple[Host, ...]
     scope: str
-    """The key above all keys of the store; it starts with a slash and ends without one."""
+    """The prefix of all keys of the store, which starts with a slash and ends without one."""
 
 
 def parse_servers(uri: str, parts: MetadataUri) -> Servers:
     """Return the servers and the scope of a ``zk://`` or ``etcd://`` URI.
 
     Raises:
-        ConfigurationError: one sentence that says what is wrong with it.
+        ConfigurationError: the URI is wrong; the message is one sentence with the reason.
     """
     hosts = tuple(_host(uri, text, _PORTS[parts.scheme]) for text in parts.authority.split(","))
     if len(set(hosts)) != len(hosts):
@@ -93,7 +93,7 @@ def require_shared(uri: str) -> None:
     """Refuse a store that only this process can see.
 
     Raises:
-        ConfigurationError: it is one, or `split_uri` refuses the URI.
+        ConfigurationError: the store is in memory, or `split_uri` refuses the URI.
     """
     if split_uri(uri).scheme == "memory":
         raise ConfigurationError(
@@ -102,10 +102,10 @@ def require_shared(uri: str) -> None:
 
 
 def split_uri(uri: str) -> MetadataUri:
-    """Split a metadata URI into its parts, and check what can be checked without opening it.
+    """Split a metadata URI into its parts, and check the parts without opening the store.
 
     Raises:
-        ConfigurationError: one sentence that says what is wrong with it.
+        ConfigurationError: the URI is wrong; the message is one sentence with the reason.
     """
     if not isinstance(uri, str):
         raise ConfigurationError(f"the metadata URI must be a string, not {uri!r}")
@@ -117,7 +117,7 @@ def split_uri(uri: str) -> MetadataUri:
             f"the metadata URI {uri!r} must begin with local:///, memory://, zk:// or etcd://"
         )
     if "@" in parts.authority:
-        # The message leaves the URI out: it may hold a password.
+        # The message leaves the URI out, because the URI may hold a password.
         raise ConfigurationError("the metadata URI must not contain credentials")
     if rest:
         raise ConfigurationError(f"the metadata URI {uri!r} must not have a query or fragment")

@@ -41,7 +41,7 @@ class Subscription(Generic[T]):
         self._arrived.set()
 
     def end(self, error: BookieError) -> None:
-        """Let the consumer take what is queued, then raise `error` at each further call."""
+        """Let the consumer take the queued items; after that, each call raises `error`."""
         self._end = error
         self._arrived.set()
 
@@ -62,7 +62,7 @@ class Watches:
 
     def __init__(self) -> None:
         self._watches: dict[Subscription[Change], tuple[str, int]] = {}
-        """Watch → its prefix, and the revision after which commits are delivered to it."""
+        """For each watch: its prefix, and the revision after which commits are delivered to it."""
 
     def __bool__(self) -> bool:
         return bool(self._watches)
@@ -87,7 +87,10 @@ class Watches:
                 subscription.push(Commit(revision, concerned))
 
     def resync(self, revision: int | None = None) -> None:
-        """Say that commits may be missing; if given, `revision` comes before the next commit."""
+        """Tell the watches that commits may be missing.
+
+        If given, `revision` is the last revision before the next commit.
+        """
         for subscription, (prefix, since) in self._watches.items():
             if revision is not None:
                 self._watches[subscription] = (prefix, min(since, revision))

@@ -2,14 +2,15 @@
 
 etcd offers most of what the store's contract demands. The etcd revision is the version of a record,
 an etcd Txn is a transaction, and a lease is a session. An etcd watch delivers the changes of one
-range of keys. Two things need work: lost replies, and watches that must deliver every commit.
+range of keys. Two things need code of our own: lost replies, and watches that must deliver every
+commit.
 
 | module | what it holds |
 |---|---|
 | `backend` | `EtcdStore`: session, reads, retries of writes, watches; differences from memory |
 | `client` | calls and streams on one endpoint at a time; TLS, the user's token, errors as ours |
 | `key_layout` | keys of records: from ``/scope/`` to ``/scope0``, the store's own keys first |
-| `transactions` | operations as one Txn, and its response as results or as the error that is due |
+| `transactions` | operations as one Txn, and its response as results or as an error |
 | `messages` | compares, writes and reads; a large transaction as a Txn of Txns |
 | `lease` | the lease of a session, and receipts: the outcome of a write whose reply was lost |
 | `watch` | a watch on one range: commits whole and in order, resumed without a gap |

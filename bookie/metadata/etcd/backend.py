@@ -7,9 +7,9 @@ session ends meanwhile. In both cases the write raises `MetadataUnavailableError
 This store differs from the store in memory:
 
 - Records have no times: etcd lacks them.
-- A take-over by another session counts as a change of the record: its first version is over.
-- A session lasts whole seconds, and at least what the servers' election timeout allows. This
-  process gives it up earlier, after the timeout that was asked for.
+- A take-over by another session counts as a change of the record, so `first_version` is False.
+- The servers round a session's timeout up to whole seconds, and to their election timeout. This
+  process gives the session up earlier, after the requested timeout.
 - There is no access control by record: etcd's users have rights on ranges of keys.
 """
 
@@ -57,18 +57,24 @@ from bookie.metadata.watches import SessionWatches, Watches
 
 OPERATION_SECONDS_MIN = 2.0
 OPERATION_SECONDS_MAX = 10.0
-"""Retries end after half a session timeout, within these bounds, before the session is lost."""
+"""The bounds of the time for retries, in seconds.
+
+Within the bounds, retries end after half a session timeout, before the session is lost.
+"""
 
 ATTEMPTS = 3
-"""The number of endpoints that one operation has time to try if none of them answers."""
+"""The number of endpoints that one operation has time to try if none answers."""
 
 _DELETIONS_MAX = 100
 """The most foreign keys that one Txn deletes; etcd allows 128 operations in a Txn."""
 
 PROBE_FRACTION = 4
 RENEWAL_FRACTION = 7
-"""Share of the session timeout in which an endpoint proves a lease, or takes one of the two steps
-of a new one. The monitor waits for a third; another endpoint must have its turn before."""
+"""Divisors of the session timeout: limits for a lease's proof, and for each renewal step.
+
+The monitor cancels an attempt after a third of the timeout, so another endpoint can be tried
+before.
+"""
 
 
 class EtcdStore(MetadataStore):
@@ -141,10 +147,11 @@ class EtcdStore(MetadataStore):
         try:
             for followed in self._followed.values():
                 followed.task.cancel()
-            # The body's own error passes by the group, which would wrap it.
+            # The task group would wrap the body's own error, so the error is not passed to it.
             await self._tasks.__aexit__(None, None, None)
             await self._monitor.__aexit__(None, None, None)
-            with suppress(BookieError):  # else the lease ends by itself: no task keeps it alive
+            # After a failure the lease ends by itself, because no task keeps it alive.
+            with suppress(BookieError):
                 await self._lease.revoke(self._client.attempt_seconds)
         finally:
             await self._client.close()
@@ -248,7 +255,7 @@ class EtcdStore(MetadataStore):
             return []
         transaction = Transaction(self._scope, tuple(operations), self._counters)
         if transaction.is_sequential:
-            # Two at once would compete for the same number.
+            # Two sequential writes at once would compete for the same number.
             async with self._sequential:
                 return await self._transact(transaction)
         return await self._transact(transaction)

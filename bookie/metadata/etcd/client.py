@@ -45,7 +45,7 @@ _METADATA: Final = aio.Metadata(_NEEDS_LEADER)
 """gRPC metadata of a call without a token, in the type that gRPC takes without conversion."""
 
 _OPTIONS: Final = (
-    ("grpc.max_receive_message_length", -1),  # pages are bounded by us, records by the store
+    ("grpc.max_receive_message_length", -1),  # we bound pages, and the store bounds records
     ("grpc.max_send_message_length", -1),
     # A server with default settings disconnects clients that ping more often than every 5 seconds.
     ("grpc.keepalive_time_ms", 10_000),
@@ -139,13 +139,13 @@ class EtcdClient:
     """A client of an etcd cluster, for use in one event loop.
 
     Args:
-        addresses: ``HOST:PORT`` of its members, at least one.
+        addresses: ``HOST:PORT`` of the cluster's members, at least one.
         security: TLS files, user and password.
-        scope: what all keys begin with, for messages.
-        attempt_seconds: how long one endpoint may take to answer.
-        operation_seconds: how long a read is tried.
-        on_connected: is called at the first answer of a watch, read or Txn after an unanswered
-            call. Answers about leases do not count: the session monitor takes them.
+        scope: the prefix of all keys, shown in messages.
+        attempt_seconds: the longest time for one endpoint to answer.
+        operation_seconds: the longest time for all attempts of a read.
+        on_connected: called at the first answer of a watch, read or Txn after an unanswered call.
+            Answers about leases do not count: the session monitor takes them.
     """
 
     def __init__(
@@ -208,7 +208,7 @@ class EtcdClient:
         `seconds` is the longest time that the endpoint may take; the default is `attempt_seconds`.
 
         Raises:
-            LostReplyError: no answer; the request may have been carried out, or may be later.
+            LostReplyError: no answer; etcd may have carried out the request, or may do so later.
             SessionLostError, CompactedError, UnauthorizedError, ConfigurationError,
             InvalidKeyError, MetadataUnavailableError: etcd refused; nothing was done.
             MetadataClosedError: the client is closed.
@@ -225,7 +225,7 @@ class EtcdClient:
 
         Raises:
             MetadataUnavailableError: all endpoints stayed silent, or etcd has no room.
-            BookieError: as `call`.
+            BookieError: for the reasons that `call` names.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self.operation_seconds
@@ -254,12 +254,12 @@ class EtcdClient:
     async def authenticate(self, refused: int = 0) -> None:
         """Get a token for the configured user and password, if any; later calls carry the token.
 
-        `refused` is the number of the token that etcd refused; 0 stands for no token. If calls
-        already carry another token, this method does nothing.
+        `refused` is the number of the token that etcd refused; 0 means no token. If calls already
+        carry another token, this method does nothing.
 
         Raises:
-            UnauthorizedError: etcd does not know them.
-            BookieError: as `call`.
+            UnauthorizedError: etcd does not accept the user and password.
+            BookieError: for the reasons that `call` names.
         """
         if not self._security.user:
             return
@@ -297,7 +297,7 @@ class EtcdClient:
         self._require_open()
         self.calls[method.name] += 1
         endpoint = self.endpoint()
-        # An expired token would spoil the request for a new one.
+        # An expired token would make etcd refuse the request for a new one.
         metadata = _METADATA if method is _AUTHENTICATE else self._metadata
         timeout = seconds or self.attempt_seconds
         call = endpoint.unary(method)(request, timeout=timeout, metadata=metadata)

@@ -49,7 +49,10 @@ class KeyLayout:
         return base + b"/", base + b"0"
 
     def watched(self, prefix: str) -> tuple[bytes, bytes]:
-        """Return a range with `prefix`, all keys below it, and also siblings such as ``/a-b``."""
+        """Return a range that covers `prefix` and all keys below it.
+
+        The range also covers siblings such as ``/a-b``.
+        """
         return self.below(ROOT) if prefix == ROOT else (self.key(prefix), self.below(prefix)[1])
 
     def children(self, key: str) -> bytes:

@@ -2,7 +2,7 @@
 
 Ephemeral records and receipts live as long as the lease. The session monitor calls `prove` to
 extend the lease; the extension counts from the moment at which the request was sent. A lost lease
-is revoked, so that its records go at once, and a new lease replaces it.
+is revoked, which deletes its records at once, and a new lease replaces it.
 
 **Receipts** show the outcome of a write after its reply was lost. A receipt is a key that belongs
 to the lease. Each Txn that writes also compares and replaces a receipt, which no other write uses
@@ -38,7 +38,7 @@ class EtcdLease:
     ) -> None:
         self.id = lease_id
         self.asked_at = asked_at
-        """The time at which the granted request was sent, by `boot_time_seconds`."""
+        """The time at which the request for the lease was sent, by `boot_time_seconds`."""
         self._client = client
         self._scope = scope
         self._free: list[Receipt] = []
@@ -75,7 +75,7 @@ class EtcdLease:
         """Ask etcd to keep the lease alive for another session timeout.
 
         Raises:
-            SessionLostError: it ended.
+            SessionLostError: the lease ended.
             MetadataUnavailableError: no answer within `seconds`.
         """
         request = pb.LeaseKeepAliveRequest(id=self.id)
@@ -88,7 +88,7 @@ class EtcdLease:
         try:
             await self._client.call(REVOKE, pb.LeaseRevokeRequest(id=self.id), seconds=seconds)
         except SessionLostError:
-            return  # it ended by itself
+            return  # the lease ended by itself
 
     async def take_receipt(self) -> Receipt:
         """Return a receipt for one write; the caller must hand it to `give_back` afterwards."""
@@ -99,7 +99,7 @@ class EtcdLease:
         return Receipt(self._scope.receipt(self.id, self._receipts), self.id)
 
     def give_back(self, receipt: Receipt) -> None:
-        """End a write; its receipt is used again unless the write may still happen."""
+        """End a write. Its receipt is reused unless the write may still happen."""
         if not receipt.is_doubtful:
             self._free.append(receipt)
         self._writes.release()
@@ -114,7 +114,7 @@ async def replace(
     answer_seconds: float,
 ) -> EtcdLease:
     """Revoke the lost lease if etcd answers, and return a new lease."""
-    # If the revocation fails, the lease ends by itself: it gets no more proofs.
+    # If the revocation fails, the lease ends by itself, because nothing proves it any more.
     with suppress(BookieError):
         await lost.revoke(answer_seconds)
     return await EtcdLease.grant(client, scope, timeout_seconds, answer_seconds=answer_seconds)
@@ -145,7 +145,10 @@ def mark(receipt: Receipt) -> Part:
 
 
 def settlement(receipt: Receipt) -> pb.TxnRequest:
-    """Make a Txn that replaces the receipt unless the unanswered write did: `settled_revision`."""
+    """Make a Txn that replaces the receipt unless the unanswered write has replaced it.
+
+    `settled_revision` reads the response.
+    """
     return pb.TxnRequest(
         compare=[mod(receipt.key, receipt.revision)],
         success=[put(receipt.key, _VOID, receipt.lease)],
@@ -168,5 +171,5 @@ def settled_revision(receipt: Receipt, response: pb.TxnResponse) -> int:
             "the session with etcd ended before it answered; whether it wrote is unknown"
         )
     receipt.revision = kvs[0].mod_revision
-    # The void may be of an earlier settlement, whose reply was lost too.
+    # An earlier settlement, whose reply was lost too, may have written the void.
     return 0 if kvs[0].value == _VOID else receipt.revision

@@ -29,7 +29,7 @@ from bookie.metadata.model import ROOT
 KEYS_PER_PAGE_MAX = 10_000
 KEYS_PER_FIRST_PAGE = 1000
 RECORDS_PER_PAGE_MAX = 256
-"""A page has fewer records than a page of keys, because a record may have half a megabyte."""
+"""The most records in a page: fewer than keys, because a record may have half a megabyte."""
 
 PAGE_SIZE_BYTES = 1024 * 1024
 """The intended size of a page of records; after a larger page, the next page is shorter."""
@@ -40,11 +40,11 @@ WIDE_KEYS_MIN = 4096
 _ENTRIES_PER_PAGE_MIN = 8
 _RECORDS_PER_FIRST_PAGE = 32
 _PRESENTS_MAX = 10
-"""The most moves of one listing to the newest revision, because etcd compacted its revision."""
+"""The most restarts of one listing at the newest revision, after etcd compacted its revision."""
 
 
 class _ChildPages:
-    """Pages of a key's children that skip the children's subtrees; `records` adds the values."""
+    """Pages of a key's children without the children's subtrees. `records` adds the values."""
 
     def __init__(
         self, client: EtcdClient, scope: KeyLayout, key: str, after: str, *, records: bool
@@ -87,7 +87,8 @@ class _ChildPages:
         last = response.kvs[-1].key
         child, slash, _ = last[len(self._base) :].partition(b"/")
         if slash and self._scope.name(last) is not None:
-            # "0" comes right after the slash: behind everything below this child.
+            # "0" is the byte after the slash, so the next page starts after everything below this
+            # child.
             self._start = self._base + child + b"0"
         else:
             self._start = last + b"\0"
@@ -144,7 +145,7 @@ class _ChildPages:
 
 
 async def child_names(client: EtcdClient, scope: KeyLayout, key: str) -> list[str]:
-    """Return all names one level below `key`, sorted, also of keys that only have children."""
+    """Return all names one level below `key`, sorted. A name may have no record, only children."""
     pages = _ChildPages(client, scope, key, "", records=False)
     names: set[str] = set()
     while (page := await pages.next()) is not None:

@@ -25,7 +25,7 @@ OPERATIONS_MAX = 100
 _GROUP_OPERATIONS = 50
 _GROUPS_MAX = 70
 
-# As plain numbers: a lookup in the enumeration takes as long as the rest of a compare.
+# Plain numbers, because a lookup in the enumeration takes as long as the rest of a compare.
 _CREATE: Final = int(pb.Compare.CREATE)
 _MOD: Final = int(pb.Compare.MOD)
 _LEASE: Final = int(pb.Compare.LEASE)
@@ -54,7 +54,10 @@ def present(key: bytes) -> Part:
 
 
 def lease(key: bytes, owner: int) -> Part:
-    """Return a compare that holds if a record's lease is `owner`; a missing record's is 0."""
+    """Return a compare that holds if a record's lease is `owner`.
+
+    A missing record has the lease 0.
+    """
     return {"target": _LEASE, "key": key, "lease": owner}
 
 
@@ -65,7 +68,8 @@ def leased(key: bytes) -> Part:
 
 def none_below(scope: KeyLayout, key: str) -> Part:
     """Return a compare that holds if there is no key below `key`."""
-    # A compare of a range holds when it does for every key in it; no key has create_revision 0.
+    # A compare of a range holds if it holds for each key in the range. No key has create_revision
+    # 0.
     start, end = scope.below(key)
     return {**absent(start), "range_end": end}
 

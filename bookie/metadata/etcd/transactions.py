@@ -14,8 +14,8 @@ delete                   present or mod_revision = v, nothing below   delete
 check                    mod_revision = v, or absent                  nothing
 ======================== ============================================ ===========================
 
-The Txn is built on guesses: whether a record is ephemeral, whether our own ephemeral record exists,
-and the last number of a sequence. If a guess is wrong, reads show the truth, and the Txn is built
+The Txn is built on guesses: is a record ephemeral, does our own ephemeral record exist, which
+number of a sequence was the last? If a guess is wrong, reads show the truth, and the Txn is built
 again.
 """
 
@@ -144,7 +144,8 @@ class Transaction:
                 last, _ = self._counters.last(sequence)
                 number = max(last, self._skipped.get(sequence, 0)) + 1
                 while sequential_key(operation.key, number) in named:
-                    # This record exists, so the counter, which is yet to be read, is beyond it.
+                    # This record exists, so the counter, which will be read later, has passed its
+                    # number.
                     number += 1
                 self._numbers[sequence] = number
                 numbered[index] = replace(
@@ -214,7 +215,7 @@ class Transaction:
         self._is_large = max(len(compares), len(writes), len(reads)) > messages.OPERATIONS_MAX
         own = messages.mod(receipt.key, receipt.revision)
         if self._is_large:
-            # A separate read must find the failure; see `reads`.
+            # A separate read must find the reason of the failure; see `reads`.
             then = messages.conjunction(self._scope, compares, writes)
             otherwise = [messages.stat(receipt.key)]
             return pb.TxnRequest(compare=[own], success=then, failure=otherwise)
@@ -227,7 +228,8 @@ class Transaction:
 
         Raises:
             SessionLostError: the session ended; nothing was written.
-            MetadataUnavailableError: others keep changing what this depends on.
+            MetadataUnavailableError: other sessions keep changing the records that this Txn depends
+                on.
             BookieError: `evaluate` raised it for the first operation; nothing was written.
         """
         responses: Iterable[Any] = response.responses
@@ -238,7 +240,7 @@ class Transaction:
             if self._is_large:
                 responses = messages.ungrouped(responses)
             written = iter(responses)
-            next(written)  # the receipt's
+            next(written)  # the receipt's response
             return self._results(revision, written)
         if self._is_large:
             raise session_lost()
@@ -306,7 +308,7 @@ class Transaction:
             if not isinstance(given, Put) or not given.sequential:
                 continue
             if self._reads.find(operation.key) is not None:
-                # Another put wrote this very key: the next number is tried.
+                # Another put of this transaction wrote this key, so the next number is tried.
                 sequence = _sequence_of(given)
                 self._skipped[sequence] = self._numbers[sequence]
                 return

@@ -54,7 +54,7 @@ class Position:
         return cls(header.cluster_id, header.revision, header.raft_term)
 
     def is_behind(self, other: Position) -> bool:
-        """True if this position is before `other` in the same history."""
+        """True if this position is before `other` in the history of the same cluster."""
         return self.revision < other.revision or self.term < other.term
 
 
@@ -68,13 +68,14 @@ class EtcdWatch:
     """A watch on the record of `prefix` and all records below it; `run` runs until cancelled.
 
     Args:
-        client: the way to etcd.
-        scope: the keys.
+        client: sends the requests to etcd.
+        scope: the layout of keys in etcd.
         prefix: a key, or the root.
-        tasks: where tasks beside `run` are born.
-        watches: get every commit there, once and in order; it may hold siblings of `prefix`. If
-            commits may be missing, they get a resync with the revision before the next commit.
-            Another cluster may have a lower revision than what was delivered.
+        tasks: the group that runs further tasks beside `run`.
+        watches: get every commit at or below `prefix`, once and in order; a commit may also hold
+            siblings of `prefix`. If commits may be missing, the watches get a resync with the
+            revision before the next commit. Another cluster may have a lower revision than the last
+            delivered commit.
     """
 
     def __init__(
@@ -112,8 +113,8 @@ class EtcdWatch:
             except CompactedError:
                 self._next = 0
             except BookieError:
-                # No answer, or a refusal. The next stream has a new token, and our user may get its
-                # rights back.
+                # etcd did not answer, or refused. The next stream has a new token, and our user may
+                # get its rights back.
                 await asyncio.sleep(retries.pause())
             else:
                 retries = self._client.retries()
@@ -126,7 +127,7 @@ class EtcdWatch:
         """Run one stream until it breaks.
 
         Raises:
-            CompactedError: continuity is lost.
+            CompactedError: commits may be missing.
             MetadataUnavailableError: the stream broke before it delivered anything.
         """
         if self._refused_token >= 0:
@@ -167,12 +168,12 @@ class EtcdWatch:
         except aio.AioRpcError as error:
             raise self._client.explain(error, endpoint) from None
         except (asyncio.InvalidStateError, aio.InternalError, TimeoutError):
-            pass  # it ended before the request was written
+            pass  # the stream ended before the request was written
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            # Only the guard cancelled it.
+            # Only `_guard` cancelled the call.
         raise LostReplyError(f"etcd at {endpoint.address} ended a watch or fell silent")
 
     async def _guard(self, call: Any) -> None:
@@ -210,7 +211,7 @@ class EtcdWatch:
         if response.canceled:
             if response.compact_revision:
                 raise CompactedError(f"etcd at {endpoint.address} has forgotten {self._next}")
-            # Probably because of our token; some servers name no reason.
+            # etcd probably refused our token; some servers name no reason.
             raise StaleTokenError(
                 f"etcd at {endpoint.address} ended a watch: {response.cancel_reason}"
             )
@@ -219,9 +220,9 @@ class EtcdWatch:
         if response.fragment or response.created:
             return
         if not self._parts and response.watch_id == 0:
-            # Progress: everything up to this revision was delivered. Answers to our own question
-            # do not count. They lack a watch id, and servers before 3.4.25 and 3.5.8 send them too
-            # early.
+            # Progress: everything up to this revision was delivered. Answers to our own progress
+            # request do not count: they lack a watch id, and servers before 3.4.25 and 3.5.8 send
+            # them too early.
             self._next = max(self._next, response.header.revision + 1)
         events, self._parts = self._parts, []
         for revision, together in groupby(events, key=lambda event: event.kv.mod_revision):

@@ -1,9 +1,9 @@
 """`LocalStore`: one session with a metadata store in a directory.
 
-This module runs in the event loop: it does the reads, which are short, and runs one task per store.
-The task ends dead sessions of other processes, and polls for commits in case a notification was
-lost. The thread of `environment` does the writes. `session_monitor` probes the session: a probe
-succeeds while the session's row exists and no write is stuck.
+This module runs in the event loop. It does the short reads, and runs one task per store. The task
+ends dead sessions of other processes, and polls for commits, because a notification may be lost.
+The thread of `environment` does the writes. `session_monitor` probes the session: a probe succeeds
+while the session's row exists and no write is stuck.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _PAGE_NAMES = 256
 _PAGE_BYTES = 1024 * 1024
 _PUMP_COMMITS = 256
 _STUCK_FRACTION = 3
-"""A write counts as a lost connection after the session timeout divided by this number."""
+"""A write that takes the session timeout divided by this number counts as a lost connection."""
 
 
 class LocalStore(MetadataStore):
@@ -107,10 +107,10 @@ class LocalStore(MetadataStore):
         assert self._keeper is not None
         self._keeper.cancel()
         try:
-            async with AsyncExitStack() as steps:  # runs all, also when one is cancelled
+            async with AsyncExitStack() as steps:  # runs all steps, even if one is cancelled
                 steps.push_async_callback(self._end_session, environment)
                 steps.push_async_callback(self._monitor.__aexit__, None, None, None)
-                # Not the body's error: the group would wrap it.
+                # The body's error is not passed on, because the task group would wrap it.
                 steps.push_async_callback(self._tasks.__aexit__, None, None, None)
         finally:
             self._drop_session()
@@ -139,7 +139,7 @@ class LocalStore(MetadataStore):
                 for file in files:
                     file.close()
             else:
-                environment.submit(undo)  # the session may still begin later
+                environment.submit(undo)  # the session may still begin after this
             raise
         file = self._session_file = files[0]
         self._session = session
@@ -153,14 +153,14 @@ class LocalStore(MetadataStore):
         try:
             await self._wait(environment.submit(lambda tree: tree.end_session(session)))
         except MetadataUnavailableError:
-            # A stopped process holds the write lock, or the disk failed. Our file's lock is freed
-            # next, so the others end the session as soon as they can write.
+            # A stopped process holds the write lock, or the disk failed. The lock of our file is
+            # freed next, so other processes end the session as soon as they can write.
             return
 
     async def _wait(self, outcome: asyncio.Future[T]) -> T:
         """Return a write's outcome; raise MetadataUnavailableError after one session timeout.
 
-        The write itself goes on after that error, so its outcome is unknown.
+        The write itself continues after that error, so its outcome is unknown.
         """
         try:
             async with asyncio.timeout(self.session_timeout_seconds):
@@ -181,7 +181,7 @@ class LocalStore(MetadataStore):
             self._session_file = None
 
     async def _prove(self) -> None:
-        """Raise an error unless the session exists, the heartbeat is written, and writes end."""
+        """Raise an error if the session or its heartbeat is missing, or if a write is stuck."""
         environment = self._require_open()
         with environment.read() as tree:
             alive = tree.has_session(self._session)
@@ -254,7 +254,7 @@ class LocalStore(MetadataStore):
     def _look_after_own(self, environment: LocalEnvironment) -> None:
         """Show other processes that this process runs, and notice if they ended our session.
 
-        The heartbeat goes on while writes are stuck. A stopped process can hold up the writes of
+        The heartbeat continues while writes are stuck. A stopped process can hold up the writes of
         all other processes. When the stopped process continues, it must find the heartbeats of the
         others, or it would end their sessions.
         """
@@ -274,7 +274,7 @@ class LocalStore(MetadataStore):
         if not dead:
             return None
         environment.forget_dead_readers()
-        # Not awaited, so that the heartbeat is independent of the write lock.
+        # The outcome is not awaited, so that the heartbeat does not depend on the write lock.
         return environment.submit(lambda tree: reaper.reap(tree, dead))
 
     @property
@@ -308,7 +308,8 @@ class LocalStore(MetadataStore):
             names += page
             if len(page) < _PAGE_NAMES:
                 return names
-            await asyncio.sleep(0)  # a page takes a fraction of a millisecond; then others run
+            # A page takes a fraction of a millisecond. After each page, other tasks run.
+            await asyncio.sleep(0)
 
     async def scan_children(self, key: str, *, after: str = "") -> AsyncIterator[Record]:
         check_listing(key, after)
@@ -333,7 +334,7 @@ class LocalStore(MetadataStore):
                 environment.submit(lambda tree: tree.transact(operations, session))
             )
         except SessionLostError:
-            # Consumers of the session's events hear of it before the caller.
+            # Consumers of the session's events get the event before the caller gets the error.
             if self._session == session:
                 self._monitor.tell(Expired())
             raise

@@ -7,8 +7,8 @@ and hands each result to its event loop. A job that raises a `BookieError` has w
 the other jobs of its group are unharmed.
 
 A process that is stopped (SIGSTOP) inside a write transaction holds LMDB's lock. All writers on the
-machine wait until that process continues. So the environment tells for how long its writer has been
-busy.
+machine wait until that process continues. So the environment measures for how long its writer has
+been busy.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class _Job(Generic[T]):
 
 
 class LocalEnvironment:
-    """An open store directory; get it with `acquire`, give it back with `release`."""
+    """An open store directory. `acquire` returns it, and `release` gives it back."""
 
     def __init__(self, directory: Path, map_size_bytes: int = MAP_SIZE_BYTES) -> None:
         self.directory = directory
@@ -88,7 +88,7 @@ class LocalEnvironment:
         self._unfinished = 0
         self._unfinished_lock = threading.Lock()
         self._has_ended = False
-        # A daemon: our process can end although its writer waits for a stopped process.
+        # A daemon thread: our process can end even if the writer waits for a stopped process.
         self._thread = threading.Thread(target=self._work, name="metadata-writer", daemon=True)
         self._thread.start()
 
@@ -108,7 +108,7 @@ class LocalEnvironment:
     def submit(self, run: Callable[[TreeWriter], T]) -> asyncio.Future[T]:
         """Let the writer run a job; the future resolves when the job's commit is durable.
 
-        Cancelling the future drops the answer, not the job. The future raises the job's error, or
+        If the future is cancelled, the job still runs. The future raises the job's error, or
         MetadataUnavailableError if the commit failed.
         """
         loop = asyncio.get_running_loop()
@@ -162,7 +162,7 @@ class LocalEnvironment:
                 self._notifier.notify(waiting)
                 _hand_back(group)
         finally:
-            # Jobs are left only if the thread dies of a bug. Their callers get an error.
+            # Jobs are left only if a bug ends the thread. Their callers get an error.
             self._has_ended = True
             _refuse(group)
             self._refuse_queued()
@@ -195,7 +195,7 @@ class LocalEnvironment:
     def _do(self, group: list[_Job[Any]]) -> list[bytes]:
         """Run the jobs and commit them together; return the sessions to notify."""
         try:
-            # Here, because opening tables waits for LMDB's write lock.
+            # The tables are opened here, because opening them waits for LMDB's write lock.
             self._tables = self._tables or _open_tables(self._lmdb, self.directory)
             return self._commit(group)
         except lmdb.Error as error:
@@ -231,7 +231,7 @@ def _hand_back(group: list[_Job[Any]]) -> None:
         try:
             loop.call_soon_threadsafe(_resolve, jobs)
         except RuntimeError:
-            # The loop was closed before its store: its callers are gone.
+            # The loop was closed before its store, so its callers are gone.
             continue
 
 
@@ -249,9 +249,9 @@ def acquire(directory: Path, *, create: bool = True) -> LocalEnvironment:
 
     Raises:
         ConfigurationError: the directory cannot be used, or belongs to the parent of this process.
-        NoSuchKeyError: it holds no store, and `create` is False.
-        FormatError: it holds something else. The first job checks what kind of LMDB environment it
-            is, and whether its format is newer.
+        NoSuchKeyError: the directory holds no store, and `create` is false.
+        FormatError: the directory holds something else. The first job checks the kind and the
+            format of an LMDB environment.
         MetadataUnavailableError: LMDB cannot open it now.
     """
     directory = Path(os.path.realpath(directory))
@@ -277,8 +277,8 @@ def acquire(directory: Path, *, create: bool = True) -> LocalEnvironment:
 def release(environment: LocalEnvironment) -> None:
     """Give back an environment that `acquire` returned; the last `release` closes it.
 
-    An environment whose writer still has work stays open for the next store: waiting for a stopped
-    process would block the event loop.
+    An environment whose writer still has work stays open for the next store. Waiting for the writer
+    could block the event loop, if a stopped process holds the lock.
     """
     with _environments_lock:
         environment.references -= 1

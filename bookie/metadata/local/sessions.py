@@ -34,7 +34,7 @@ from bookie.metadata.local.tree import SessionRow, TreeWriter
 
 _DEADLINE = struct.Struct(">Q")
 _GRACE_FRACTION = 3
-"""A session may be ended (its timeout / _GRACE_FRACTION) seconds after its deadline."""
+"""Other processes may end a session (its timeout / this number) seconds after its deadline."""
 
 
 class SessionFile:
@@ -55,7 +55,7 @@ class SessionFile:
         """Write a new deadline into the file: one session timeout from now.
 
         Raises:
-            MetadataUnavailableError: the file system does not take it.
+            MetadataUnavailableError: the file cannot be written.
         """
         self.beaten_at = boot_time_seconds()
         deadline = self.beaten_at + self._timeout_seconds
@@ -77,8 +77,8 @@ def begin_session(
 ) -> SessionFile:
     """Create the file and the row of a session, inside a write transaction.
 
-    The write transaction keeps other processes from deleting the new file (in `_sweep`) before the
-    file has its row and its lock.
+    The write transaction keeps other processes from deleting the new file (in `_sweep`) before its
+    row and its lock exist.
     """
     try:
         _sweep(directory, tree.sessions())
@@ -122,7 +122,8 @@ class SessionReaper:
                 continue
             grace_seconds = row.timeout_seconds / _GRACE_FRACTION
             if late_seconds > grace_seconds:
-                # We were paused, so others may have been, too: their time starts again.
+                # This process was paused, so the owners may have been paused, too. Their time
+                # starts again.
                 self._overdue.pop(session, None)
             if self.is_dead(session, row):
                 dead.append(session)
@@ -171,7 +172,7 @@ def _path(directory: Path, session: bytes) -> Path:
 
 
 def _remove(path: Path) -> None:
-    # A file that stays is harmless: the row decides.
+    # A file that cannot be removed is harmless, because the row decides.
     with suppress(OSError):
         path.unlink(missing_ok=True)
 
@@ -184,7 +185,8 @@ def _is_unlocked(path: Path) -> bool:
     except OSError:
         return False
     try:
-        # Shared: two inspectors at once would take each other's exclusive lock for the owner's.
+        # The lock is shared: two inspectors at once would mistake each other's exclusive lock for
+        # the owner's.
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
         return False
@@ -230,8 +232,8 @@ class CommitNotifier:
             try:
                 self._socket.sendto(b"\0", _address(session))
             except OSError:
-                # Full: earlier notifications wait there. Refused: the owner is gone, or is in
-                # another network namespace.
+                # A full socket still holds earlier notifications. A refusal means that the owner is
+                # gone, or is in another network namespace.
                 continue
 
     def close(self) -> None:

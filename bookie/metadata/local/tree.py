@@ -43,7 +43,7 @@ from bookie.metadata.model import (
 )
 
 LOG_COMMITS_MAX = 65_536
-"""The number of commits that the log keeps; a watcher further behind must resync."""
+"""The number of commits that the log keeps. A watcher that lacks older ones gets `Resync`."""
 
 TABLES = ("records", "children", "ephemerals", "sessions", "log", "meta")
 
@@ -70,7 +70,7 @@ class SessionRow:
 
 
 class TreeReader:
-    """The state that an LMDB transaction sees: that at its begin, and what it has written since."""
+    """The state at the begin of an LMDB transaction, with the transaction's own writes."""
 
     def __init__(self, transaction: lmdb.Transaction, tables: dict[str, lmdb._Database]) -> None:
         self._transaction = transaction
@@ -123,7 +123,7 @@ class TreeReader:
         """Return up to `limit` names below `key`, sorted, that are greater than `after`."""
         prefix = key.encode() + b"\0"
         floor = prefix + after.encode("utf-8", "surrogatepass")
-        # LMDB refuses longer keys. Names are shorter, so the scan is complete.
+        # LMDB refuses longer keys. All names are shorter, so the scan is complete.
         start = floor[: KEY_SIZE_BYTES_MAX + 1]
         names = []
         for child in self._keys("children", prefix, start):
@@ -138,8 +138,8 @@ class TreeReader:
     ) -> tuple[list[Record], str | None]:
         """Return some records below `key` with names greater than `after`, in order.
 
-        Returns the records, and the name after which to go on or None at the end. There are at most
-        `names_max` records, with few more than `bytes_max` bytes of values.
+        Returns the records, and the name after which the next call continues; None at the end.
+        There are at most `names_max` records, with few more than `bytes_max` bytes of values.
         """
         parent = key.rstrip("/")
         names = self.child_names(key, after, names_max)
@@ -187,7 +187,7 @@ class TreeReader:
 
 
 class TreeWriter(TreeReader):
-    """A write transaction of LMDB; it may contain several commits, each of them whole."""
+    """A write transaction of LMDB, which may contain several complete commits."""
 
     def __init__(
         self, transaction: lmdb.Transaction, tables: dict[str, lmdb._Database], now_ms: int
@@ -228,7 +228,10 @@ class TreeWriter(TreeReader):
         self._put("sessions", session, json.dumps(data).encode())
 
     def end_session(self, session: bytes) -> None:
-        """Remove a session and its ephemeral records in one commit, unless the session is gone."""
+        """Remove a session and its ephemeral records in one commit.
+
+        If the session is gone, do nothing.
+        """
         prefix = len(session)
         owned = [key[prefix:].decode() for key in self._keys("ephemerals", session, session)]
         self._commit([Deletion(key, session) for key in owned])
@@ -254,7 +257,7 @@ class TreeWriter(TreeReader):
         self._put("log", packed, _encode_changes(changes))
         self._put("meta", b"version", packed)
         if version > LOG_COMMITS_MAX:
-            # Versions have no gaps, so one in and one out keeps the length.
+            # Versions have no gaps, so removing one commit for each new one keeps the log's length.
             self._delete("log", _VERSION.pack(version - LOG_COMMITS_MAX))
         self.has_committed = True
         return written
@@ -329,7 +332,7 @@ def check_format(text: bytes | None, expected: bytes, directory: str) -> None:
     """Compare the format of a store's directory with the format of this program.
 
     Raises:
-        FormatError: it is none of ours, newer, or older.
+        FormatError: the format is not that of a store, or is newer or older.
     """
     if text == expected:
         return

@@ -28,7 +28,7 @@ from bookie.metadata.watches import SessionWatches, Watches
 class MemoryStore(MetadataStore):
     """A session with the memory store `name`; all sessions with one name share one store.
 
-    There is no connection that could break: the session lasts as long as the context.
+    No connection can break, so the session lasts as long as the context.
     """
 
     backend = "the metadata store in memory"

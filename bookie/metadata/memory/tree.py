@@ -19,7 +19,7 @@ _trees_lock = threading.Lock()
 
 
 class MemoryTree:
-    """The records of one store name; the caller of every method holds `lock`."""
+    """The records of one store name. The caller of each method must hold `lock`."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()

@@ -2,28 +2,28 @@
 
 ZooKeeper has sessions and a tree. It lacks three things: parents that exist only while they have
 children, versions that never repeat, and known outcomes after a lost reply. This package adds the
-first two as far as clients can, and adds the third in full.
+first two as far as a client can, and the third in full.
 
 | module | what it holds |
 |---|---|
 | `backend` | `ZooKeeperStore`: reads, watches, access control; differences from the contract |
-| `writer` | transactions: tried with what is known, else read and evaluated first |
+| `writer` | transactions: tried with cached facts, else read and evaluated first |
 | `parents` | parents: made when a create misses them, removed with their last child |
 | `tree` | records, parents and access control as nodes, transactions as operations on nodes |
 | `nodes`, `cached` | nodes read before a write, and records known from answers and events |
-| `outcome` | receipts: after a lost reply they tell whether a write was done |
+| `outcome` | receipts: after a lost reply they show if a write was done |
 | `changes` | events about nodes as events about records |
 | `session` | the connection, made again after each break; its watch is set first |
 | `client`, `requests` | kazoo's asynchronous calls from the loop, in the order of the socket |
 | `kazoo_parts`, `sasl` | the few inner parts of kazoo that the store needs; DIGEST-MD5 |
 
 **A write** is one multi transaction with a receipt (`outcome`): a mark in a small ephemeral node of
-the session. After a lost reply, the mark in that node tells whether the write was done.
+the session. After a lost reply, the mark in that node shows if the write was done.
 
 **Parents.** ZooKeeper refuses to create a node without its parents; the store then makes the
 parents and tries again. A delete also removes the parents that it leaves empty. The end of a
-session does not remove empty parents. Such parents are listed, and go with the next delete below
-them or with a recursive delete.
+session does not remove empty parents. Such parents are listed. The next delete below them, or a
+recursive delete, removes them.
 
 **Versions.** ZooKeeper's version of a node begins at 0 again after a deletion. The store's version
 also names the write that created the node. A write is refused if this store has received an event

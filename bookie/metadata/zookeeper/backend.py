@@ -6,15 +6,15 @@ sent without a wait for earlier answers, and the server answers them in order.
 This store differs from the contract of `MetadataStore`:
 
 - A transaction may be seen as several commits of one revision, because events do not mark its end.
-- A record may be deleted and created within the moment that an event takes to arrive. If the new
-  life has as many writes, a version of the old life fits it.
-- The times are those of the node. A record that was put on a parent is as old as the parent, and
-  its `first_version` is False.
-- A parent whose last child went with its session stays, and is listed, until a delete below it or
-  a recursive one. The same happens if its removal met too many others. Meanwhile a record above it
-  cannot be deleted.
-- Sequential numbers begin anew below a record that was itself deleted with all its children. Those
-  of ephemeral records also begin anew below a parent that became empty.
+- A record may be deleted and created again before the event of the deletion arrives. If the new
+  record has as many writes as the old one, an old version fits the new record.
+- The times are those of the node. A record that was put on an existing parent node has the parent's
+  creation time, and its `first_version` is False.
+- A parent whose last child ended with its session stays, and is listed, until a delete below it or
+  a recursive delete. The same happens if the removal of the parent conflicts with too many other
+  removals. Meanwhile a record above the parent cannot be deleted.
+- Sequential numbers begin anew below a record that was itself deleted with all its children.
+  Numbers of ephemeral records also begin anew below a parent that became empty.
 - Keys with control characters, or characters beyond Unicode's basic plane, are refused.
 
 Source: PIP-45 for the interface; the recipes and pitfalls of Curator and kazoo for the rest.
@@ -190,7 +190,7 @@ class ZooKeeperStore(MetadataStore):
     async def _read(
         self, request: type[GetData | GetChildren], key: str
     ) -> tuple[ZooKeeperLink, Any]:
-        """Ask for the node of `key`; return the link and the answer, or None without a node."""
+        """Read the node of `key`; return the link, and the answer or None if there is no node."""
         require_representable_key(key)
         link = self._require_open().link
         try:
@@ -231,7 +231,7 @@ class ZooKeeperStore(MetadataStore):
         link = self._require_open().link
         path = self._scope.path(key)
         stat = await link.read(Exists(path), link.deadline())
-        # A parent without children counts, too: a session or a failed delete may leave one.
+        # A parent without children also counts, because a session or a failed delete may leave one.
         return stat is not None and (key != ROOT or stat.numChildren > 0)
 
     async def _delete_if(self, condition: Check | None, some: Sequence[str]) -> None:
@@ -256,8 +256,8 @@ class ZooKeeperStore(MetadataStore):
     async def sync(self) -> None:
         """Commit an empty write and wait for it; the write needs a quorum of servers.
 
-        ZooKeeper's own sync is not used: it asks a leader, which may have lost its office without
-        knowing it.
+        ZooKeeper's own sync is not used, because the leader that answers it may have been deposed
+        without knowing that.
         """
         link = self._require_open().link
         await self._require_open().receipts.commit([], link.deadline(), link.losses)
@@ -283,7 +283,8 @@ class ZooKeeperStore(MetadataStore):
     async def watch(self, prefix: str) -> AsyncIterator[AsyncIterator[Change]]:
         check_prefix(prefix)
         link = self._require_open().link
-        # After this round trip, events of earlier commits have arrived. They are not reported.
+        # After this round trip, the events of earlier commits have arrived. This watch does not
+        # report them.
         await link.read(Exists(self._scope.root), link.deadline())
         with self._watches.open(prefix) as changes:
             yield changes
@@ -324,7 +325,7 @@ class ZooKeeperStore(MetadataStore):
 
     def _missed_events(self) -> None:
         if (opened := self._open) is None:
-            return  # it is being closed
+            return  # the store is being closed
         self._known.clear()
         opened.parents.clear()
         opened.reader.begin()

@@ -1,7 +1,7 @@
 """A cache of records, from the answers and events of one connection.
 
-The cache saves the read before a write that expects a version. A version names one life of a record
-(from creation to deletion), and this cache tells whether the record is still in that life.
+The cache saves the read before a write that expects a version. A version belongs to one life of a
+record (from creation to deletion), and the cache knows if that life has ended.
 
 A coroutine that waits for an answer may run after later events were delivered. So the cache
 remembers deletions, and ignores an answer from before a deletion.
@@ -35,7 +35,7 @@ class KnownRecords:
         """Note a record that was read or written."""
         for some in self._deletions:
             if stat.czxid < some.get(key, 0):
-                return  # an event has overtaken the answer
+                return  # an event that arrived before this answer is newer
         nodes = self._nodes
         if key not in nodes and len(nodes) >= self.SIZE_MAX:
             del nodes[next(iter(nodes))]
@@ -71,7 +71,7 @@ class KnownRecords:
         self._nodes.clear()
 
     def view(self, operations: Sequence[Operation], session: int) -> View | None:
-        """Return a view that suffices to try the operations; None if nodes must be read first."""
+        """Return a view that suffices to try the operations; None if nodes must be read before."""
         view = View()
         for operation in operations:
             node = self._nodes.get(operation.key)
@@ -86,7 +86,7 @@ class KnownRecords:
             elif node is None or (version is not None and birth_of(version) != node.birth):
                 return None
             elif isinstance(operation, Put) and operation.ephemeral and node.owner != session:
-                return None  # a refusal, or a take-over, which reads the access control first
+                return None  # refused, or a take-over, which must read the access control first
             else:
                 view.nodes[operation.key] = _expected(node, version)
         return view

@@ -2,8 +2,8 @@
 
 Events about nodes and events about records differ when a parent is made or removed, when a record
 is put on a parent, and when absence is checked. They also differ when one session takes over a
-record of another session. The writer marks these operations: in the transaction, they stand between
-two writes of the scope's own node. Events of such operations are *inside brackets*.
+record of another session. The writer marks these operations: in the transaction, it writes the
+scope's own node before and after them. Events of such operations are *inside brackets*.
 
 =============== ==================================== =============================================
 event           outside of brackets                  inside
@@ -43,7 +43,7 @@ class ChangeReader:
         self._converting: set[str] = set()
 
     def begin(self) -> None:
-        """Begin with a new connection: drop what is left of the former connection's events."""
+        """Begin with a new connection, and drop the rest of the former connection's events."""
         self._enter(0)
 
     def read(self, event: NodeEvent) -> WatchEvent | None:

@@ -49,11 +49,11 @@ class LostError(Exception):
 
 
 class SessionEndedError(LostError):
-    """The connection broke, and the session of the request is over."""
+    """The connection broke, and the session of the request has ended."""
 
 
 class NoAnswerError(Exception):
-    """The server was silent for too long; a write may have been done, or may be done later."""
+    """The server was silent for too long. A write may have been done, or may still be done."""
 
 
 class Pending:
@@ -69,7 +69,7 @@ class Pending:
 
 
 Answered: TypeAlias = tuple[Pending, object, BaseException | None]
-"""A request that is done, with its value or its error."""
+"""A finished request, with its value or its error."""
 
 
 class _Result:
@@ -122,7 +122,7 @@ class _Result:
 
 
 class _Waker:
-    """Wakes kazoo's thread, as both ends of kazoo's pipe; sending a byte never blocks."""
+    """Wakes kazoo's thread. A waker is both ends of kazoo's pipe; sending a byte never blocks."""
 
     def __init__(self) -> None:
         self._descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_SEMAPHORE | os.EFD_CLOEXEC)
@@ -198,7 +198,8 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
         for ready_for, some in ((select.POLLIN, readers), (select.POLLOUT, writers)):
             for one in some:
                 waiting.register(one, ready_for)
-        # Rounded up, or kazoo would poll in a loop during the last part of a millisecond.
+        # The time is rounded up. Otherwise kazoo would poll in a loop during the last part of a
+        # millisecond.
         ready = dict(waiting.poll(None if timeout is None else math.ceil(timeout * 1000)))
         return (
             [one for one in readers if one.fileno() in ready],
@@ -209,7 +210,10 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
     def create_connection(
         self, address: tuple[str, int], *, hostname: str, timeout: float, **options: Any
     ) -> socket.socket:
-        """Connect within the time limit; kazoo's own method leaves a socket open if TLS fails."""
+        """Connect within the time limit.
+
+        kazoo's own method leaves a socket open if TLS fails.
+        """
         bounded = min(timeout, self._connect_seconds_max)
         made = socket.create_connection(address, bounded)
         try:
@@ -227,14 +231,14 @@ class Bridge:
     """A connection to a ZooKeeper ensemble, used from one event loop.
 
     Args:
-        hosts: as kazoo takes them, ``host:port,host:port``.
-        session_timeout_seconds: the timeout to ask for.
+        hosts: the servers in kazoo's form, ``host:port,host:port``.
+        session_timeout_seconds: the timeout to request.
         security: TLS files and credentials.
-        on_notice: called in the loop, in the order of the socket.
-        on_quiet: called when all notices that came together were delivered.
+        on_notice: called in the loop with each notice, in the socket's order.
+        on_quiet: called after all notices that came together were delivered.
 
     Raises:
-        ConfigurationError: a file of TLS cannot be read, or holds something else.
+        ConfigurationError: a TLS file cannot be read, or has the wrong content.
     """
 
     def __init__(
@@ -252,7 +256,7 @@ class Bridge:
         self._is_draining = False
         self._waiting: dict[Pending, None] = {}
         self.silent_since: float | None = None
-        """Time since when requests wait and no answer arrives, by the loop's clock; else None."""
+        """The loop's time since which requests wait without an answer; None if no request waits."""
         attempt = max(session_timeout_seconds / 3 / (hosts.count(",") + 1), 0.5)
         retry = KazooRetry(
             max_tries=-1,
@@ -303,8 +307,9 @@ class Bridge:
     def cut(self) -> None:
         """Break the connection, as a network failure would."""
         if (connection := self._handler.latest) is not None:
-            with suppress(OSError):  # it may be broken already
-                # Not the method of TLS, which would treat later bytes as plain text.
+            with suppress(OSError):  # the connection may be broken already
+                # TLS's own shutdown method is not used: after it, later bytes would count as plain
+                # text.
                 socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
     def send(
@@ -333,7 +338,7 @@ class Bridge:
         return pending
 
     def give_up(self, begun_before: float) -> None:
-        """Stop waiting for answers to requests older than `begun_before`; outcomes stay unknown."""
+        """Await no answers to requests sent before `begun_before`; their outcomes stay unknown."""
         for pending in list(self._waiting):
             if pending.begun_at >= begun_before:
                 return
@@ -361,14 +366,15 @@ class Bridge:
             pending.answer.set_result(answer_of(pending.request, value))
         except Exception as failure:  # noqa: BLE001  (the future's own)
             pending.answer.set_exception(failure)
-            pending.answer.exception()  # a cancelled caller never takes it
+            pending.answer.exception()  # a cancelled caller never takes the error
 
     # ---- from any thread
 
     def _post(self, item: Answered | Notice) -> None:
         self._inbox.append(item)
         if not self._is_draining:
-            # Set before the loop is woken: a drain that begins now takes this item, too.
+            # The flag is set before the loop is woken, so that a drain that begins now takes this
+            # item, too.
             self._is_draining = True
             self._call_in_loop(self._drain)
 
@@ -405,7 +411,7 @@ def _tls(security: MetadataSecurity) -> ssl.SSLContext | None:
     """Return a TLS context with the certificates that we trust and our own; None without TLS.
 
     Raises:
-        ConfigurationError: a file cannot be read, or holds something else.
+        ConfigurationError: a file cannot be read, or has the wrong content.
     """
     if security.tls_ca_file is None:
         return None

@@ -127,7 +127,7 @@ class AttemptFailed:
 Notice: TypeAlias = (
     NodeEvent | KazooConnected | KazooDisconnected | KazooExpired | Refused | AttemptFailed
 )
-"""A message that is no answer; notices are delivered in one order with the answers."""
+"""A message that is no answer. Notices and answers are delivered in one order."""
 
 
 class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no types
@@ -151,7 +151,7 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
         except Exception as error:
             client.post(AttemptFailed(error.__context__ or error))
             raise
-        # kazoo waits for two thirds of what the server granted.
+        # kazoo's read time-out is two thirds of the timeout that the server granted.
         client.open_way(read_timeout * 1.5 / 1000)
         return read_timeout, connect_timeout
 
@@ -160,13 +160,13 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
         header = found[0]
         if header.xid == WATCH_XID:
             self._event_zxid = header.zxid
-            # After this event, kazoo refuses servers that are behind it.
+            # After this event, kazoo refuses servers that have not seen the event's write yet.
             self.client.last_zxid = max(header.zxid, self.client.last_zxid)
         return found
 
     def _read_response(self, header: Any, buffer: bytes, offset: int) -> Any:
         # If the session has moved to another connection, a server drops a request without an answer
-        # and ends this connection. Before it does, it may answer the next request.
+        # and ends this connection. Before that, the server may answer the next request.
         waiting = self.client._pending
         if not waiting or waiting[0][2] != header.xid:
             raise ConnectionDropped(f"answer {header.xid} came out of order")
@@ -178,7 +178,7 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
 
 
 class Client(KazooClient):  # type: ignore[misc]  # kazoo has no types
-    """kazoo's client; it hands each notice to `post`, in the connection thread.
+    """kazoo's client, which passes each notice to `post`, in the connection thread.
 
     Requests may be made between `open_way` and `close_way`. The event loop makes requests while it
     holds `guard`, so that no request is made for one connection and sent through another.
@@ -207,7 +207,7 @@ class Client(KazooClient):  # type: ignore[misc]  # kazoo has no types
             self.session = None
 
     def drop_waiting(self) -> None:
-        """Fail the requests for the former connection that kazoo has not failed itself."""
+        """Fail the former connection's requests, except those that kazoo has failed itself."""
         for _ in range(len(self._queue)):
             request, result = self._queue.popleft()
             if result is None:
@@ -217,7 +217,7 @@ class Client(KazooClient):  # type: ignore[misc]  # kazoo has no types
 
     def _take_state(self, state: str) -> None:
         if state == KazooState.CONNECTED:
-            return  # `_connect` reports it after the authentication
+            return  # `_connect` reports the connection after the authentication
         self.close_way()
         if self.client_state == KeeperState.EXPIRED_SESSION:
             self.post(KazooExpired())

@@ -53,8 +53,10 @@ from bookie.metadata.zookeeper.tree import (
 )
 
 SEQUENCE_MAX = 2**31 - 2**20
-"""From this number on a put is refused. At 2^31 numbers turn negative. The margin is for puts that
-go out without a read."""
+"""From this number on, a sequential put is refused.
+
+At 2^31 numbers turn negative. The margin is for puts that are sent without a read.
+"""
 
 
 class NodeReader:
@@ -67,7 +69,7 @@ class NodeReader:
     # ---- before a write
 
     async def view(self, operations: Sequence[Operation], deadline: float) -> View:
-        """Read the nodes that decide a transaction, each as it was at some moment since the call.
+        """Read the nodes that decide a transaction, each as of some moment after the call began.
 
         Raises:
             InvalidKeyError: ZooKeeper's numbers for a sequential record are used up.
@@ -75,7 +77,8 @@ class NodeReader:
         keys = _keys_of(operations)
         stats = await self.ask([Exists(self._scope.path(key)) for key in keys], deadline)
         doubtful = [key for key, stat in zip(keys, stats, strict=True) if may_have_no_record(stat)]
-        # The guard first: a parent that is read after it ends only with a write of it.
+        # The guard is read first: a parent that is read later can end only with a write of the
+        # guard.
         guard = [Exists(REMOVALS)] if doubtful else []
         asked = await self.ask(
             [*guard, *(GetData(self._scope.path(k)) for k in doubtful)], deadline
@@ -112,7 +115,7 @@ class NodeReader:
         answers = await self.ask([GetACL(self._scope.path(key)) for key in keys], deadline)
         for key, answer in zip(keys, answers, strict=True):
             if answer is None:
-                continue  # it is gone, and the write will be refused
+                continue  # the record is gone, and the write will be refused
             acl = from_node_acl(answer[0])
             if any(one.scheme == "digest" and one.id.endswith(":x") for one in acl):
                 raise UnauthorizedError(
@@ -132,7 +135,7 @@ class NodeReader:
         node_acl = to_node_acl(acl)
         await self._require_record(key, deadline)
         try:
-            # Like a read, it may be repeated: the second time changes nothing.
+            # The request may be repeated like a read, because a second one changes nothing.
             await self._link.read(SetACL(self._scope.path(key), node_acl), deadline)
         except NodeError as error:
             raise refusal(error, key) from error
@@ -149,7 +152,8 @@ class NodeReader:
         """Return key and stat of what the write `zxid` put; None if that is gone or overwritten.
 
         Raises:
-            MetadataUnavailableError: we may not read it, or its number is lost with the record.
+            MetadataUnavailableError: this user may not read the record, or the record is gone and
+                with it its number.
         """
         try:
             if put.sequential:
@@ -201,7 +205,7 @@ class NodeReader:
 
 
 def _keys_of(operations: Sequence[Operation]) -> list[str]:
-    """Return the keys whose nodes decide a transaction, also those above new records."""
+    """Return the keys whose nodes decide a transaction, including the keys above new records."""
     keys: dict[str, None] = {}
     for operation in operations:
         if not (isinstance(operation, Put) and operation.sequential):
@@ -223,7 +227,7 @@ def _require_numbers(operations: Sequence[Operation], stats: dict[str, ZnodeStat
 
 
 def numbers_used(stat: ZnodeStat) -> int:
-    """Return how many children a node has had; the next sequential child gets this number.
+    """Return the number that the next sequential child gets: how many children the node has had.
 
     Source: DataNode.copyStat: `cversion` is twice that number less the children, in 32 bits.
     """
@@ -243,7 +247,7 @@ def _is_numbered(name: str, stem: str) -> bool:
 
 
 def refusal(error: NodeError, key: str) -> BookieError:
-    """Return our error for a refusal of the server that does not depend on the records."""
+    """Return our error for a refusal of the server that has nothing to do with the records."""
     if error.code == NO_AUTH:
         return UnauthorizedError(f"ZooKeeper denies us access to {key}")
     if error.code == INVALID_ACL:

@@ -5,8 +5,8 @@ the record does not help: another client may have written the same value, or a l
 write carries a *receipt*: one more operation in its transaction. The receipt writes a mark, which
 is used only once, into a small ephemeral node of the store. After a reconnection the store reads
 that node. If the node has the mark, the write was done, and the node's zxid is that of the write.
-If the node lacks the mark, the write will never be done: a server refuses what a session sent
-before the session moved to another connection.
+If the node lacks the mark, the write will never be done: a server refuses requests that a session
+sent before it moved to another connection.
 
 A store has a few receipts. Each receipt belongs to one write until the outcome of the write is
 known; this also limits the number of writes under way. A refused or cancelled write gives its
@@ -60,10 +60,10 @@ RECEIPTS_MAX = 128
 """The most writes under way at once; further writes wait."""
 
 CONFLICTS = {BAD_VERSION, NO_NODE, NODE_EXISTS, NOT_EMPTY, NO_CHILDREN_FOR_EPHEMERALS}
-"""Codes of refusals that show that the view of the tree is out of date."""
+"""Codes of refusals that show an outdated view of the tree."""
 
 LASTING_ACL = [ACL(Permissions.READ | Permissions.CREATE, Id("world", "anyone"))]
-"""Access control of a node below which all clients may create nodes, but which none may delete."""
+"""Access control of a node below which every client may create nodes, and that none may delete."""
 
 RECEIPTS = f"{HOME}/receipts"
 """The node below which the receipts of all sessions lie."""
@@ -72,7 +72,7 @@ _BARRIER = "barrier"
 
 
 class OutdatedError(Exception):
-    """Nothing was done, because the write rests on a view that is out of date."""
+    """Nothing was done, because the write is based on an outdated view."""
 
 
 class Committed(NamedTuple):
@@ -82,7 +82,7 @@ class Committed(NamedTuple):
     """The answer to the `Multi` request; None if the answer was lost."""
 
     stat: ZnodeStat
-    """The stat of the receipt: it shows the write's place among all commits and its time."""
+    """The stat of the receipt, which shows the write's place among all commits and its time."""
 
     session: int
 
@@ -107,7 +107,7 @@ class Receipts:
         self._writes = asyncio.Semaphore(RECEIPTS_MAX)
         self._session = 0
         self._written: dict[str, str] = {}
-        """Receipt name → path of its node, which exists as an ephemeral node of `_session`."""
+        """Receipt name → path of its node, which exists and is an ephemeral node of `_session`."""
         self._marks = 0
 
     async def commit(
@@ -121,17 +121,18 @@ class Receipts:
         """Do all operations at once; return when it is certain that they were done.
 
         `losses` is `ZooKeeperLink.losses` at the time when the caller began; if a session was lost
-        since then, the caller's knowledge is out of date. If the operations depend on what one
-        connection told, `connection` is the number of that connection, and the operations are sent
-        through no other. `may_hold` is called right before the operations are sent. It returns
-        False if an event has refuted what the operations depend on.
+        since then, the caller's facts are out of date. If the operations depend on facts from one
+        connection, `connection` is its number, and only that connection may carry them. `may_hold`
+        is called right before the operations are sent, and returns False if an event has refuted
+        those facts.
 
         Raises:
-            OutdatedError: there is another connection now, or an event came; nothing was done.
+            OutdatedError: the connection is another one now, or an event refuted the facts; nothing
+                was done.
             MultiRefusedError: nothing was done, because of the operation at its index.
-            SessionLostError: the session ended; nothing was done, or what was done went with it.
-            MetadataUnavailableError: no answer until `deadline`. Either its text says that
-                the outcome is unknown, or nothing was done.
+            SessionLostError: the session ended; nothing was done, or the session's end undid it.
+            MetadataUnavailableError: no answer until `deadline`. Either its text says that the
+                outcome is unknown, or nothing was done.
         """
         name = await self._take(deadline)
         self.commits += 1
@@ -235,7 +236,7 @@ class Receipts:
 
     def _note(self, session: int, name: str, *, exists: bool = True) -> None:
         if session != self._session:
-            # The receipts of an older session went with it.
+            # The receipts of an older session ended with that session.
             self._session, self._written = session, {}
         if not exists:
             self._written.pop(name, None)
@@ -249,7 +250,7 @@ class Receipts:
         """Correct our knowledge of a receipt after the server refused to write it."""
         if code == NO_NODE:
             self._note(session, name, exists=False)
-            self._link.send(CreateNode(HOME, b""))  # the next answer tells whether it exists
+            self._link.send(CreateNode(HOME, b""))  # the next answer shows if it exists
             try:
                 await self._link.send(CreateNode(RECEIPTS, b"", LASTING_ACL)).answer
             except NodeError as error:
@@ -279,7 +280,7 @@ class Receipts:
 
 
 def _require_time(deadline: float) -> None:
-    """Raise `MetadataUnavailableError` if it is too late, by the loop's clock, to try again."""
+    """Raise `MetadataUnavailableError` if the loop's time is too late for another attempt."""
     if asyncio.get_running_loop().time() >= deadline:
         raise MetadataUnavailableError("the metadata store did not do the write in time")
 
@@ -293,7 +294,7 @@ def _refusal(code: int) -> BookieError:
 def _ended(operations: Sequence[NodeOperation]) -> Exception:
     """Return the error of a write that may have been the last write of its session."""
     if operations and all(isinstance(o, CreateNode) and o.ephemeral for o in operations):
-        # If it was done, the records went with their session.
+        # If the write was done, its records ended with their session.
         return SessionLostError("the session with the metadata store ended; nothing was written")
     return MetadataUnavailableError(
         "the session with the metadata store ended before the answer to a write came"

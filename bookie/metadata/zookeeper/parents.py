@@ -52,7 +52,7 @@ class Parents:
         self._kept: dict[str, None] = {}
         """Parents that stay even without children, as far as this connection knows."""
         self._making: dict[tuple[tuple[str, bool], ...], asyncio.Event] = {}
-        """The parents that are being made and whether each stays → an event, set at the end."""
+        """The parents that are being made, and whether each stays → an event, set at the end."""
         self._removing = asyncio.Lock()
         """A lock for removals, because two removals at once would conflict."""
 
@@ -64,7 +64,7 @@ class Parents:
         self._kept.pop(key, None)
 
     def all_kept(self, keys: Iterable[str]) -> bool:
-        """True if all these parents are known to stay, so that sequential children can be made."""
+        """True if all these parents are known to stay, as sequential children need it."""
         return all(key in self._kept for key in keys)
 
     # ---- making
@@ -76,8 +76,8 @@ class Parents:
 
         Raises:
             InvalidKeyError: a parent would lie below an ephemeral record.
-            UnauthorizedError: the server denies it.
-            MetadataUnavailableError: there is no answer, or another refusal.
+            UnauthorizedError: the server denies the creation.
+            MetadataUnavailableError: the server does not answer, or refuses for another reason.
         """
         made = {create.path for create in creates}
         wanted: dict[str, bool] = {}
@@ -95,7 +95,7 @@ class Parents:
         try:
             await self._make(wanted)
         except (LostError, NotSentError):
-            return  # the next attempt finds what is still missing
+            return  # the next attempt finds the parents that are still missing
         except NoAnswerError as error:
             raise MetadataUnavailableError("the metadata store does not answer") from error
         finally:
@@ -114,7 +114,7 @@ class Parents:
                 for key, path, stat in zip(keys, paths, stats, strict=True)
                 if stat is None
             ]
-            # In order, so that each finds the one above it.
+            # The creates are sent in order, so that each finds the parent above it.
             sent = [self._link.send(Multi([mark, create, mark])).answer for create in creates]
             for answer in sent:
                 try:
@@ -128,7 +128,8 @@ class Parents:
         except NodeError as error:
             if error.code == NO_CHILDREN_FOR_EPHEMERALS:
                 raise InvalidKeyError(f"{keys[-1]} is below an ephemeral record") from error
-            if error.code != NO_NODE:  # else another client deleted what was just made
+            # With NO_NODE, another client deleted a parent that was just made.
+            if error.code != NO_NODE:
                 raise refusal(error, keys[-1] if keys else ROOT) from error
 
     async def _keep(self, key: str, path: str) -> None:

@@ -180,11 +180,11 @@ def answer_of(request: Request, value: Any) -> Any:
     """Return the answer that kazoo's value contains.
 
     Raises:
-        MultiRefusedError: it says that a transaction was refused.
+        MultiRefusedError: the value says that a transaction was refused.
     """
     if isinstance(request, Multi):
         for index, result in enumerate(value):
-            # The operations before the failed one have the code 0, those after it -2.
+            # The operations before the failed one have the code 0, and those after it -2.
             if isinstance(result, KazooException) and (
                 result.code not in (OK, RUNTIME_INCONSISTENCY)
             ):

@@ -24,7 +24,7 @@ class DigestMd5:
 
     Args:
         user: the name of the user.
-        password: it is not sent; only digests of it are.
+        password: the user's password; only digests of it are sent.
         nonce: text that was never used before.
     """
 

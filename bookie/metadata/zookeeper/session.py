@@ -4,9 +4,9 @@ ZooKeeper forgets a watch when the connection ends, even within one session. So 
 connection the link first sets the watch on the scope again. Only then is the link usable. The
 store's watches are told that changes may have been missed.
 
-`SessionMonitor` decides whether the session lives. Its probe is a sync request, which only the
-leader can answer, because the leader decides about sessions. A follower that has lost its leader
-still answers reads.
+`SessionMonitor` decides if the session is alive. Its probe is a sync request, which only the leader
+can answer, because the leader decides about sessions. A read is no probe: a follower that has lost
+its leader still answers reads.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ from bookie.metadata.zookeeper.tree import PARENT
 
 PATIENCE_SHARE = 1 / 3
 PATIENCE_SECONDS_MIN = 2.0
-"""Share of the session timeout, and least seconds, to wait for a connection and an answer."""
+"""The share of the session timeout, and the fewest seconds, to wait for a connection or answer."""
 
 CONNECT_SECONDS_MAX = 15.0
 """The longest wait for the first connection."""
 
 _DROPS_MAX = 3
-"""After so many connections in a row that ended during authentication, the user is refused."""
+"""After this many connections in a row that ended during authentication, the user is refused."""
 
 
 class ZooKeeperLink:
@@ -81,12 +81,12 @@ class ZooKeeperLink:
 
     Args:
         hosts: ``host:port,host:port``.
-        root: the path to watch; made if it does not exist.
-        acl: with which it is made; what lies above it is open.
-        session_timeout_seconds: the timeout to ask for; `timeout_seconds` is the granted one.
+        root: the path to watch, which is created if it does not exist.
+        acl: the access control list of a new `root`; new nodes above `root` are open to all.
+        session_timeout_seconds: the timeout to request; `timeout_seconds` is the granted one.
         security: TLS files and credentials.
         on_event: takes each event of a node below `root`.
-        on_quiet: called when all events that came together were taken.
+        on_quiet: called after all events that came together were taken.
         on_missed: called when events may have been missed: after each connection but the first.
         announce: takes each event of the session.
     """
@@ -109,7 +109,10 @@ class ZooKeeperLink:
         self.losses = 0
         """The number of sessions lost so far."""
         self.connection = 0
-        """Number of the latest connection; facts from an older connection may be out of date."""
+        """The number of the latest connection.
+
+        Facts from an older connection may be out of date.
+        """
         self._hosts = hosts
         self._root = root
         self._acl = acl
@@ -183,7 +186,7 @@ class ZooKeeperLink:
         """Wait for a usable connection and return the number of its session.
 
         Raises:
-            MetadataUnavailableError: there is none until `deadline`, by the loop's clock.
+            MetadataUnavailableError: no connection is usable until `deadline`, by the loop's clock.
         """
         if not self._up.is_set():
             if self._final is not None:
@@ -202,7 +205,7 @@ class ZooKeeperLink:
     ) -> Pending:
         if self._bridge is None:
             raise MetadataClosedError("the metadata store is closed")
-        # A connection that we have yet to hear of has no watch.
+        # A connection whose notice has not arrived here yet has no watch.
         if connection is None:
             connection = self.connection
         return self._bridge.send(request, session, connection)
@@ -212,7 +215,7 @@ class ZooKeeperLink:
 
         Raises:
             NodeError: the server's answer is an error.
-            MetadataUnavailableError: there is none until `deadline`.
+            MetadataUnavailableError: no answer comes until `deadline`.
         """
         while True:
             if not self._up.is_set():
@@ -228,7 +231,7 @@ class ZooKeeperLink:
                 raise self._unreachable() from None
 
     def tell_written(self, begun_at: float) -> None:
-        """Tell the monitor that a write begun at `begun_at` was answered: the session lives."""
+        """Report the answer to a write sent at `begun_at`, which proves the session."""
         if self._monitor is not None and begun_at - self._told_at > self.timeout_seconds / 30:
             self._told_at = begun_at
             self._monitor.tell(Answered(begun_at))
@@ -285,8 +288,8 @@ class ZooKeeperLink:
 
     async def _prepare(self) -> None:
         if self._has_been_up:
-            # Before the watch is set, so before its first event. A consumer that lists again waits
-            # until the link is usable, which is after the watch was set.
+            # This is done before the watch is set, and so before its first event. A consumer that
+            # lists again waits until the link is usable, which is after the watch was set.
             self._on_missed()
         try:
             if not await self._authenticate():
@@ -306,7 +309,7 @@ class ZooKeeperLink:
             if not self._has_been_up:
                 self._end(self._explain(error))
                 return
-            # Something that worked before may work again.
+            # A step that worked before may work again.
             self._failure = self._explain(error)
             await asyncio.sleep(self.patience_seconds / 4)
             self._cut()
@@ -361,7 +364,7 @@ class ZooKeeperLink:
 
         Raises:
             NodeError: the server refuses.
-            UnauthorizedError: it denies us the create.
+            UnauthorizedError: the server denies us the create.
         """
         is_hidden = False
         try:
@@ -370,7 +373,7 @@ class ZooKeeperLink:
         except NodeError as error:
             if error.code != NO_AUTH:
                 raise
-            is_hidden = True  # it may exist, and we may not see it
+            is_hidden = True  # the node may exist, and we may not see it
         try:
             await self.send(create).answer
         except NodeError as refused:
@@ -409,7 +412,7 @@ class ZooKeeperLink:
                 continue
             now = loop.time()
             bridge.give_up(now - patience)
-            # kazoo counts every request as a ping, but waits only for answers to its own pings.
+            # kazoo counts every request as a ping, but waits only for the answers to its own pings.
             if bridge.silent_since is not None and now - bridge.silent_since > 2 * patience:
                 bridge.cut()
 

@@ -2,7 +2,7 @@
 
 A record is a node with the record's value as its data. The node's path is the scope's path and the
 record's key, where other tools expect it. ZooKeeper has no virtual parents. The data of a node
-tells whether the node is a record:
+shows if the node is a record:
 
 ================= ================================================================================
 data              meaning
@@ -56,12 +56,14 @@ KEPT = b"\0bookie: parent of sequential records\0"
 """Data of nodes that hold no record; no record may have one of these values."""
 
 HOME = "/.bookie"
-"""All nodes that lie outside of scopes lie below this node."""
+"""The node above all nodes that lie outside of scopes."""
 
 REMOVALS = f"{HOME}/removals"
-"""Every transaction that ends a parent writes this node: it removes the parent, or puts a record on
-it. It requires the version that this node had before the parent was read. The parent's own version
-does not suffice: it begins anew with each life of a node."""
+"""The node that every transaction writes when it removes a parent or puts a record on it.
+
+The write requires the version that this node had before the parent was read. The parent's own
+version does not suffice, because it begins anew with each life of a node.
+"""
 
 ANY = -1
 """The expected version that ZooKeeper accepts for every node."""
@@ -79,8 +81,8 @@ _DATA_VERSION_MAX = 2**31 - 1
 def version_of(stat: ZnodeStat) -> int:
     """Return a record's version: the write that created its node, and ZooKeeper's node version.
 
-    ZooKeeper compares only its own version. The write that created the node tells which life of the
-    record was seen.
+    ZooKeeper compares only its own version. The write that created the node identifies the life of
+    the record.
     """
     version: int = (stat.czxid << _DATA_VERSION_BITS) | stat.version
     return version
@@ -115,7 +117,7 @@ def overtaken_stat(put: Put, operation: NodeOperation, zxid: int) -> Stat:
     """Return the result of a put whose answer was lost and whose record was overwritten since.
 
     The version follows from the expected version, or from the creation of the node. If both are
-    unknown, the version is 0, which no record has: a comparison with it fails.
+    unknown, the version is 0, which no record has: a compare-and-set with it fails.
     """
     if isinstance(operation, CreateNode):
         version = zxid << _DATA_VERSION_BITS
@@ -144,8 +146,8 @@ class Scope:
     """Converts keys of a store to paths of nodes (`path`) and back (`key`).
 
     Args:
-        path: of the scope's own node.
-        access: to whom nodes in the scope are open, unless a put says otherwise.
+        path: the path of the scope's own node.
+        access: the users to whom new nodes are open, unless a put has a list of its own.
     """
 
     def __init__(self, path: str, access: Access = "open") -> None:
@@ -154,7 +156,7 @@ class Scope:
         self.acl: Sequence[ACL] = CREATOR_ALL_ACL if access == "user" else OPEN_ACL_UNSAFE
         """The access control list of new nodes."""
         self.mark = SetData(path, PARENT, ANY)
-        """The operation that stands before and after internal writes."""
+        """The operation before and after internal writes, which marks them."""
 
     def path(self, key: str) -> str:
         return self.root if key == ROOT else self.root + key
@@ -176,13 +178,16 @@ def require_representable(operation: Operation) -> None:
 
 
 def require_representable_key(key: str) -> None:
-    """Refuse a key that ZooKeeper cannot store. Source: PathUtils.validatePath."""
+    """Refuse a key that ZooKeeper cannot store.
+
+    Source: PathUtils.validatePath.
+    """
     if key.isascii() and key.isprintable():
         return
     for character in key:
         code = ord(character)
         if code <= 0x1F or 0x7F <= code <= 0x9F or 0xD800 < code < 0xF8FF or code > 0xFFF0:
-            # Beyond the basic plane Java sees surrogates, which are refused as well.
+            # Java sees characters beyond the basic plane as surrogates, which are refused as well.
             raise InvalidKeyError(
                 f"the key {key!r} has the character {character!r}, which ZooKeeper refuses"
             )
@@ -241,13 +246,13 @@ class Node(NamedTuple):
 
 @dataclass(slots=True)
 class View:
-    """Nodes by key; None stands for a missing node, and a key that was not read has no entry."""
+    """Nodes by key. A missing node is None, and a key that was not read has no entry."""
 
     nodes: dict[str, Node | None] = field(default_factory=dict)
     acls: dict[str, tuple[Acl, ...]] = field(default_factory=dict)
     """Access control lists of records that may be taken over; a take-over keeps the list."""
     guard: int = 0
-    """The version of `REMOVALS`, read before the parents; 0 also if there is no such node."""
+    """The version of `REMOVALS`, read before the parents; 0 if there is no such node."""
 
     def find(self, key: str) -> Stored | None:
         node = self.nodes.get(key)
@@ -281,7 +286,7 @@ class Planner:
     """Turns one transaction, evaluated against `view`, into operations on nodes.
 
     The operations fail if the view is out of date. A record of the transaction comes before the
-    records below it. A create fails if its parents are missing; the caller then makes the parents
+    records below it. A create fails if its parents are missing; then the caller makes the parents
     and tries again.
     """
 
@@ -300,7 +305,7 @@ class Planner:
         """Return the plan, with the operations in an order that ZooKeeper can follow.
 
         Raises:
-            InvalidKeyError: they are too large for one request.
+            InvalidKeyError: the operations are too large for one request.
             UnsupportedError: ZooKeeper cannot do a put with its access control.
         """
         keys = [operation.key for operation in self._operations]
@@ -388,7 +393,8 @@ class Planner:
                 self._add(CheckVersion(REMOVALS, self._view.guard))
             self._add(CheckVersion(path, node.data_version))
         else:
-            # ZooKeeper has no check for absence. A create that is deleted at once fails like one.
+            # ZooKeeper has no check for absence. A create with an immediate delete fails in the
+            # same cases.
             paths = [path, *map(self._scope.path, self._missing_above(check.key))]
             self._silently(
                 *(CreateNode(one, PARENT, self._scope.acl) for one in reversed(paths)),

@@ -37,7 +37,7 @@ from bookie.metadata.zookeeper.tree import (
 )
 
 _NO_NUMBER = 10**19
-"""A stand-in for the number that the server will choose, greater than all such numbers."""
+"""A stand-in for the number that the server will choose; greater than each such number."""
 
 _FULL_PARENTS_MAX = 1000
 """The number of parents that are remembered because they have nearly used up their numbers."""
@@ -129,7 +129,7 @@ class Writer:
         return view
 
     async def _take_refusal(self, refused: MultiRefusedError | OutdatedError, plan: Plan) -> bool:
-        """Prepare another attempt; return True if it only had to make missing nodes."""
+        """Prepare another attempt; return True if only missing nodes had to be made."""
         if isinstance(refused, OutdatedError):
             return False
         operation = plan.operations[refused.index]
@@ -149,7 +149,7 @@ class Writer:
         try:
             await self._parents.make_guard()
         except (LostError, NotSentError):
-            return  # the next attempt finds it missing
+            return  # the next attempt finds the guard missing
         except NoAnswerError as error:
             raise MetadataUnavailableError("the metadata store does not answer") from error
         except NodeError as error:
@@ -165,7 +165,7 @@ class Writer:
             if not isinstance(operation, Put):
                 stats.append(None)
                 if isinstance(operation, Delete):
-                    self._known.forget(operation.key)  # the event may come later
+                    self._known.forget(operation.key)  # the event of the deletion may come later
                 continue
             assert index is not None, "every put has a result"
             stat = await self._written(operation, index, plan, committed)
@@ -176,7 +176,7 @@ class Writer:
 
     def _note_number(self, put: Put, key: str) -> None:
         if int(key[len(put.key) :]) >= SEQUENCE_MAX:
-            self._full[parent_of(put.key)] = None  # the next one reads, and is refused
+            self._full[parent_of(put.key)] = None  # the next put reads the parent, and is refused
             if len(self._full) > _FULL_PARENTS_MAX:
                 del self._full[next(iter(self._full))]
 
