@@ -6,7 +6,7 @@ modules work through the `Participant`.
 | module | what it is |
 |---|---|
 | `participant` | a process's part: its session, and work that outlives a cancelled caller |
-| `wait_queue` | claims in a queue, each of which waits for one other |
+| `wait_queue` | claims in a queue; each claim waits for one other claim |
 | `lock`, `locks` | locks with fencing tokens, exclusive or shared by readers |
 | `election` | one leader among candidates |
 | `queues` | items that one consumer at a time works on |
@@ -21,7 +21,7 @@ modules work through the `Participant`.
 was paused may still act on a lock that it has already lost. So guard every effect that a lock
 protects in one of three ways:
 
-- by the lock's token, if the receiver remembers the greatest one that it has seen;
-- by `Lock.check` in the same transaction, if the effect lies in the same store;
-- by the version of what is written.
+- by the lock's token, if the receiver remembers the greatest token that it has seen;
+- by `Lock.check` in the same transaction, if the effect is a write to the same store;
+- by the version of the record that is written.
 """

@@ -9,8 +9,8 @@ key               meaning
 
 The last process to arrive opens the barrier for all processes. At the end, the process with the
 first name waits for the other processes, one after another, and closes the barrier. Every other
-process deletes its record and waits for that first process. A process that dies inside counts as
-having left.
+process deletes its record and waits for that first process. If a process dies inside, the others go
+on as if it had left.
 
 Source: the double barrier recipe of ZooKeeper.
 """
@@ -34,10 +34,10 @@ class DoubleBarrier:
 
     Args:
         participant: the process that passes.
-        path: the key that stands for the barrier.
-        name: of this process, unique among those that pass.
-        count: how many must come before any begins.
-        timeout_seconds: for each of the two waits; None waits for ever.
+        path: the key of the barrier.
+        name: the name of this process; no other process at the barrier has it.
+        count: the number of processes that must arrive before any begins.
+        timeout_seconds: the limit for each of the two waits; None waits for ever.
     """
 
     @checked
@@ -64,7 +64,7 @@ class DoubleBarrier:
         async with AsyncExitStack() as stack:
             opening = await stack.enter_async_context(self._store.watch(self._ready))
             if not await self._store.get_children(self._members):
-                # Processes that passed before may all have died inside and left it open.
+                # All processes that passed before may have died inside and left the barrier open.
                 with suppress(NoSuchKeyError):
                     await self._store.delete(self._ready)
             inside = AsyncExitStack()
@@ -99,7 +99,7 @@ class DoubleBarrier:
         while True:
             members = await self._store.get_children(self._members)
             if len(members) >= self._count:
-                with suppress(BadVersionError):  # another one opened it
+                with suppress(BadVersionError):  # another process opened the barrier
                     await self._store.put(self._ready, b"", ephemeral=True)
                 return
             if await self._store.exists(self._ready):
@@ -114,7 +114,7 @@ class DoubleBarrier:
         before = await self._inside()
         while True:
             now = await self._inside()
-            # A process that comes again at once has the same name and another record.
+            # A process that comes back at once has the same name and another record.
             members = sorted(name for name in before if now.get(name) == before[name])
             if not members or members == [self._name]:
                 with suppress(NoSuchKeyError):

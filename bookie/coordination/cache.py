@@ -56,7 +56,7 @@ ENTRIES_MAX = 10_000
 """The most values that are kept. The least recently used value is dropped first."""
 
 UPDATE_SECONDS_MAX = 30.0
-"""The longest time for which an update is repeated while other writers are faster."""
+"""The longest time for which an update is repeated because other writers are faster."""
 
 _log = event_log(__name__)
 
@@ -102,19 +102,22 @@ class _Write:
 
     key: str
     newest: float = -1
-    """The greatest revision of the key that an event or an answer told meanwhile. It may be that of
-    a later write. Infinite if it is unknown."""
+    """The greatest revision of the key seen in an event or answer since the write began.
+
+    The revision may belong to a later write. It is infinite if it is unknown.
+    """
 
 
 class MetadataCache(Generic[T]):
     """A cache of the values below `prefix`; an async context manager that keeps them current.
 
     Args:
-        participant: on whose store, which has to stay open for longer.
-        prefix: where the values stand; other keys are refused.
+        participant: the participant whose store has the values; the store must stay open until the
+            cache is closed.
+        prefix: the key at or above all values; other keys are refused.
         codec: converts values to bytes and back.
         on_change: called with each change of a key under the prefix. The cache has dropped the old
-            value before, so a read of the cache gives the new one.
+            value before, so a read of the cache returns the new value.
         on_reload: if given, changed values that were cached are loaded again at once. Then
             `on_reload` is called with the key and the new value.
     """
@@ -151,10 +154,10 @@ class MetadataCache(Generic[T]):
         return None if found is None else found.value
 
     async def get_with_stat(self, key: str) -> Cached[T] | None:
-        """Return the value of `key` and its record's state; only one load of it runs at a time.
+        """Return the value of `key` and its record's state. Each key has one load at a time.
 
         Raises:
-            FormatError: the record cannot be decoded; the cache stays as it is.
+            FormatError: the record cannot be decoded; the cache does not change.
             MetadataUnavailableError: the value must be loaded, and the store does not answer.
         """
         self._check(key)
@@ -186,7 +189,7 @@ class MetadataCache(Generic[T]):
         """Create a record.
 
         Raises:
-            KeyExistsError: there is one.
+            KeyExistsError: the record exists.
         """
         return await self._write(key, value, NOT_EXISTS, ephemeral=ephemeral)
 
@@ -195,8 +198,8 @@ class MetadataCache(Generic[T]):
         """Create or replace a record. An ephemeral record then belongs to the store's session.
 
         Raises:
-            KeyExistsError: the record is persistent, and the put is not.
-            OperationTimeoutError: others kept writing it.
+            KeyExistsError: a persistent record exists, and the put is ephemeral.
+            OperationTimeoutError: other writers kept changing the record.
         """
         if not ephemeral:
             return await self._write(key, value, None, ephemeral=False)
@@ -234,7 +237,7 @@ class MetadataCache(Generic[T]):
 
         Raises:
             NoSuchKeyError: there is no record.
-            OperationTimeoutError: others were faster for `UPDATE_SECONDS_MAX`.
+            OperationTimeoutError: other writers were faster for `UPDATE_SECONDS_MAX`.
         """
 
         def refuse() -> T:
@@ -244,7 +247,7 @@ class MetadataCache(Generic[T]):
 
     @checked
     async def read_modify_update_or_create(self, key: str, modify: Callable[[T | None], T]) -> T:
-        """Do `read_modify_update`; if there is no record, create it by `modify(None)`."""
+        """Do `read_modify_update`; if there is no record, create the record by `modify(None)`."""
         return await self._read_modify_update(key, modify, lambda: modify(None))
 
     async def _read_modify_update(
@@ -266,7 +269,7 @@ class MetadataCache(Generic[T]):
     # ---- dropping
 
     def invalidate(self, key: str) -> None:
-        """Drop the value of `key`, even if a load of it is under way."""
+        """Drop the value of `key`. A load under way will not be cached."""
         self._check(key)
         self._entries.pop(key, None)
         self._loads.pop(key, None)
@@ -324,13 +327,13 @@ class MetadataCache(Generic[T]):
         """Drop the value that `event` replaces. True if the value should be loaded again."""
         self._supersede(event.key, event.revision)
         if event.key not in self._entries:
-            # The answer may be older than the event. Its caller asked to be kept up to date.
+            # The loaded answer may be older than the event, and its caller wants the newest value.
             was_loading = self._loads.pop(event.key, None) is not None
             return was_loading and self._on_reload is not None
         found = self._entries[event.key]
         known = None if found is None else found.stat.revision
         if event.revision is not None and known is not None and known >= event.revision:
-            return False  # our own write, or loaded after the commit
+            return False  # our own write made this change, or the value was loaded after the commit
         self.invalidate(event.key)
         return event.kind is not ChangeKind.DELETED or self._on_reload is not None
 
@@ -373,7 +376,7 @@ class MetadataCache(Generic[T]):
             if self._loads.get(key) is load:
                 del self._loads[key]
             load.set_exception(error)
-            load.exception()  # retrieved here: the callers of `get` may have gone
+            load.exception()  # the callers of `get` may have gone
             return
         except asyncio.CancelledError:
             load.cancel()
@@ -404,11 +407,11 @@ class MetadataCache(Generic[T]):
             stat = await self._store.put(key, data, version=version, ephemeral=ephemeral)
         finally:
             self._writes.discard(write)
-            # The cached value is old, also if the write failed.
+            # The cached value is outdated, even if the write failed.
             self.invalidate(key)
         self._supersede(key, stat.revision)
         if stat.revision is not None and stat.revision >= write.newest:
-            # A copy, because the caller may change `value` later.
+            # The cache gets a copy, because the caller may change `value` later.
             self._keep(key, Cached(self._codec.decode(key, data, stat), stat))
         return stat
 

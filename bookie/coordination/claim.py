@@ -11,7 +11,7 @@ the rest                  the content, for the users of the lock
 ========================= ========================================================================
 
 The first two lines are ASCII. The guid lets a process recognise its own claim after a lost reply.
-The guid also tells this claim from a claim of the process's earlier run.
+By the guid, the process also distinguishes this claim from a claim of its earlier run.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def decode_claim(data: bytes) -> Claim:
     """Decode the claim in `data`.
 
     Raises:
-        FormatError: it is something else, or of a newer version.
+        FormatError: the bytes are no claim, or a claim of a newer version.
     """
     if data.startswith(b"claim ") and not data.startswith(b"claim 1 "):
         version = data[6:16].partition(b" ")[0]

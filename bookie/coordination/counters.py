@@ -4,8 +4,8 @@ The counter is one record, which contains the next free number as decimal text. 
 block of numbers by compare-and-set, so numbers are always unique. Numbers are skipped if the
 reservation was not answered, or if the process ended before it used its block.
 
-Source: BookKeeper's ledger ids and Pulsar's counters. Numbers in the names of records do not serve:
-they overflow, begin anew, or are shared with others.
+Source: BookKeeper's ledger ids and Pulsar's counters. The store's own numbers in the names of
+records are unsuitable: they overflow, begin anew, or are shared with other records.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class Counter:
     """The counter at the key `path`. The first number is 0.
 
     Args:
-        participant: on whose store it is.
+        participant: the participant whose store has the counter.
         path: the key of the counter.
-        block: how many numbers `next` reserves at once. Numbers that are unused at the end are
-            skipped.
+        block: the count of numbers that `next` reserves at once. Numbers that are unused at the end
+            are skipped.
     """
 
     @checked
@@ -40,7 +40,7 @@ class Counter:
         self._serial = asyncio.Lock()
 
     async def next(self) -> int:
-        """Return a number that is given only once; raises what `reserve` raises."""
+        """Return a number that nobody gets again; raises what `reserve` raises."""
         async with self._serial:
             if not self._left:
                 self._left = await self.reserve(self._block)
@@ -53,9 +53,9 @@ class Counter:
 
         Raises:
             BadRequestError: `count` is less than 1.
-            MetadataUnavailableError: the store did not answer, or others were faster every time;
-                numbers may have been skipped.
-            FormatError: the record is not a counter; it stays as it is.
+            MetadataUnavailableError: the store did not answer, or other processes were faster every
+                time; numbers may have been skipped.
+            FormatError: the record is not a counter; the record does not change.
         """
         if count < 1:
             raise BadRequestError(f"{count} numbers cannot be reserved; the least is 1")

@@ -6,15 +6,15 @@ token, or by the version of the record that it writes (see `lock`).
 ========= ======================================================================================
 state     meaning
 ========= ======================================================================================
-NO_LEADER this candidate takes no part in the election
+NO_LEADER this candidate is not in the election
 FOLLOWING another candidate is before it
 LEADING   it is first in the queue, and its session is certain
 UNKNOWN   the session is in doubt: it may lead, or another candidate may already
 ========= ======================================================================================
 
 The state becomes UNKNOWN at the first doubt about the session, before the session is lost. A leader
-that has lost its claim makes a new claim: it is first if no other candidate waits, otherwise last.
-A candidate that closes late deletes only its own claim.
+that has lost its claim makes a new claim. The new claim is first if no other candidate waits,
+otherwise last. A candidate that closes late deletes only its own claim.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Election:
 
     Args:
         participant: the candidate; it resigns when the participant closes.
-        path: the key that stands for the election.
-        owner: the name of the candidate that others read.
+        path: the key of the election.
+        owner: the candidate's name, which other processes can read.
         on_change: called with each new state, in order; it must not raise.
     """
 
@@ -86,7 +86,10 @@ class Election:
 
     @property
     def state(self) -> LeaderState:
-        """The state by events and the clock: the clock may make it UNKNOWN before any event."""
+        """The state by events and the clock.
+
+        The clock may make the state UNKNOWN before any event.
+        """
         is_known = self._state in (LeaderState.FOLLOWING, LeaderState.LEADING)
         if is_known and not self._participant.is_certain:
             return LeaderState.UNKNOWN
@@ -97,7 +100,7 @@ class Election:
         """The leader's fencing token; see `Lock.token`.
 
         Raises:
-            LockLostError: this candidate does not lead, as far as it knows.
+            LockLostError: this candidate does not know itself to be the leader.
         """
         return self.lock.token
 
@@ -106,7 +109,7 @@ class Election:
         """The lock that the leader holds, which guards its writes to the store (`Lock.check`).
 
         Raises:
-            LockLostError: this candidate does not lead, as far as it knows.
+            LockLostError: this candidate does not know itself to be the leader.
         """
         if self._lock is None or self.state is not LeaderState.LEADING:
             raise LockLostError(f"not the leader of {self._queue.path}")
@@ -114,7 +117,7 @@ class Election:
 
     @checked
     async def elect(self, value: bytes = b"", *, take_over: bool = False) -> LeaderState:
-        """Take part in the election until `close`; return the state when it is decided.
+        """Join the election until `close`; return the candidate's state when it is known.
 
         The call returns when the candidate leads or follows, which needs an answer of the store.
         With `take_over`, a present leader with the same owner name (not empty) is replaced.
@@ -130,7 +133,10 @@ class Election:
         return self._state
 
     async def leader(self) -> Holder | None:
-        """Read the leader from the store; None if there is none. Raises what a read raises."""
+        """Read the leader from the store; None if there is no leader.
+
+        Raises the errors of a read.
+        """
         return await LockManager(self._participant).read(self._queue.path)
 
     async def wait_for_change(self) -> None:
@@ -148,7 +154,7 @@ class Election:
         lock, self._lock = self._lock, None
         if standing is not None:
             standing.cancel()
-        # First of all the state changes, also if the caller is cancelled now.
+        # The state changes before everything else, even if the caller is cancelled now.
         self._turn(LeaderState.NO_LEADER)
         if lock is not None:
             await lock.release()
@@ -244,5 +250,5 @@ class Election:
             and self._participant.is_certain_by_events
             and is_waiting
         ):
-            # After a lost session the claim is made again first, which sets the state.
+            # After a lost session, the claim is first made again; that sets the state.
             self._turn(LeaderState.FOLLOWING)

@@ -1,16 +1,16 @@
 """A lock that was acquired: its state, and a fencing token to guard what it protects.
 
 **A lock is advisory.** A holder that was paused learns late that its session ended and that another
-process holds the lock. Packets of the old holder may still be on their way. So guard what the lock
-protects: send `Lock.token` with every effect. The receiver must refuse a token that is lower than
-one it has seen. If the effect is a write to the same store, put `Lock.check` into the transaction
-of that write.
+process holds the lock. Packets of the old holder may still be on their way. So guard the protected
+data: send `Lock.token` with every effect. The receiver must refuse every token that is lower than
+an earlier one. If the effect is a write to the same store, put `Lock.check` into the transaction of
+that write.
 
 ============ =====================================================================================
 state        meaning
 ============ =====================================================================================
 HELD         the claim is first in the queue, and the session is certain
-UNCERTAIN    the session is in doubt, or the claim is: begin nothing that relies on the lock
+UNCERTAIN the session or the claim is in doubt: begin nothing that relies on the lock
 RELEASED     its holder released it
 LOST         another process holds it or may have; final, and `lost` is set
 ============ =====================================================================================
@@ -82,7 +82,7 @@ class Lock:
         self._doubt = asyncio.Event()
         """Set when the claim must be checked or, while it waits, the queue must be read again."""
         self._serial = asyncio.Lock()
-        """Permits one operation on the claim at a time, so that an ended claim stays ended."""
+        """Permits one operation on the claim at a time, so that no task revives an ended claim."""
         self._watch = AsyncExitStack()
         self._follower: asyncio.Task[None] | None = None
         self.lost = asyncio.Event()
@@ -90,7 +90,7 @@ class Lock:
 
     @property
     def path(self) -> str:
-        """The key that stands for the lock."""
+        """The key of the lock."""
         return self._queue.path
 
     @property
@@ -100,7 +100,10 @@ class Lock:
 
     @property
     def state(self) -> LockState:
-        """The state by events and the clock: the clock may make it UNCERTAIN before any event."""
+        """The state by events and the clock.
+
+        The clock may make the state UNCERTAIN before any event.
+        """
         if self._state is LockState.HELD and not self._participant.is_certain:
             return LockState.UNCERTAIN
         return self._state
@@ -119,7 +122,7 @@ class Lock:
         return self._token
 
     def check(self) -> Check:
-        """Return a condition for a transaction of the same store: the claim has not changed.
+        """Return a condition for a transaction of the same store: the claim is unchanged.
 
         Raises:
             LockLostError: the lock was released or lost.
@@ -128,11 +131,12 @@ class Lock:
 
     @checked
     async def update(self, content: bytes) -> None:
-        """Replace the content of the claim. The token stays, unless the claim had been deleted.
+        """Replace the content of the claim. The token stays, unless the claim was deleted before.
 
         Raises:
-            LockLostError: the lock is not held any more.
-            MetadataUnavailableError: the outcome is unknown.
+            LockLostError: this lock is no longer held.
+            MetadataUnavailableError: the store did not answer; unknown whether the content was
+                replaced.
         """
         async with self._serial:
             self._current()
@@ -144,7 +148,7 @@ class Lock:
                         ticket.key, encode_claim(self._claim), version=ticket.version
                     )
                 except (BadVersionError, NoSuchKeyError):
-                    # Another process changed it, or a write of ours that was not answered.
+                    # Another process changed the claim, or an unanswered write of ours did.
                     await self._revalidate()
                     if self._is_written(await self._store.get(self._current().key)):
                         return
@@ -161,13 +165,14 @@ class Lock:
         if self._state in (LockState.RELEASED, LockState.LOST):
             return
         self._turn(LockState.RELEASED)
-        # A second call does nothing, so the rest must be done although the caller is cancelled.
+        # A second call does nothing. So this call must finish the release, even if its caller is
+        # cancelled.
         await self._participant.finish(self._let_go())
 
     async def _let_go(self) -> None:
         self._doubt.set()
         async with self._serial:
-            # From here on other tasks leave the claim alone.
+            # After this, no other task touches the claim.
             await self._stop()
             ticket, self._ticket = self._ticket, None
             if ticket is not None:
@@ -182,7 +187,10 @@ class Lock:
     # ---- acquiring
 
     async def try_to_hold(self, instead_of: Record | None = None) -> bool:
-        """Claim the lock. If other claims were first, give the claim up and return False."""
+        """Claim the lock.
+
+        If another claim is before this one, give the claim up and return False.
+        """
         await self._enter(instead_of)
         try:
             if await self._queue.blocker(self._ticket, self._claim.mode) is not None:
@@ -197,7 +205,7 @@ class Lock:
     async def wait_to_hold(self, in_line: Callable[[], object] = lambda: None) -> None:
         """Wait in the queue until this claim is first, through outages and lost sessions.
 
-        `in_line` is called whenever another claim is found before this claim.
+        `in_line` is called each time that another claim is found before this claim.
         """
         self._participant.on_session(self._wake)
         self.is_waiting = True
@@ -248,7 +256,7 @@ class Lock:
         try:
             await self._watch_claim(ticket.key)
         except BaseException:
-            # Without a watch the holder would miss the end of its claim.
+            # Without a watch, the holder would not notice the end of its claim.
             self._participant.spawn_if_open(self._queue.leave(ticket))
             raise
         if self._ticket is not None:
@@ -274,7 +282,7 @@ class Lock:
         self._participant.spawn(self._keep())
 
     def _settle(self) -> None:
-        """Set the state after the claim was seen to exist: HELD if the session is certain."""
+        """Set the state after a read has shown the claim: HELD if the session is certain."""
         certain = self._participant.is_certain_by_events
         self._turn(LockState.HELD if certain else LockState.UNCERTAIN)
 
@@ -314,7 +322,10 @@ class Lock:
             self._doubt.set()
 
     async def _keep(self) -> None:
-        """Check the claim after each doubt: one task for each lock, one check at a time."""
+        """Check the claim after each doubt.
+
+        Each lock has one task, and one check runs at a time.
+        """
         attempt = 0
         while True:
             await self._doubt.wait()
@@ -338,7 +349,7 @@ class Lock:
         """Check that the claim exists. If it is gone, claim the lock again unless others wait.
 
         Raises:
-            LockLostError: another claim is in the queue; the lock is LOST.
+            LockLostError: another claim is in the queue, so the lock is LOST.
         """
         ticket = self._current()
         await self._store.sync()
@@ -348,7 +359,8 @@ class Lock:
         elif record.created_by_self:
             self._ticket = with_stat(ticket, record.stat)
         else:
-            # It belongs to the store's former session, which ends. Taken over, it keeps its place.
+            # The record belongs to the store's former session, which ends. A take-over keeps its
+            # place.
             try:
                 stat = await self._store.put(
                     ticket.key, encode_claim(self._claim), version=record.version, ephemeral=True
@@ -367,13 +379,13 @@ class Lock:
                 if await self._queue.blocker(self._ticket, self._claim.mode) is None:
                     return
         except ClaimLostError:
-            pass  # deleted again at once, so somebody did it on purpose
+            pass  # the new claim was deleted at once, so somebody did it on purpose
         self._lose()
         raise LockLostError(f"the lock {self.path} is not held any more")
 
     def _lose(self) -> None:
         if self._state is LockState.RELEASED:
-            return  # its release waits for us and leaves the queue
+            return  # the release waits for this task, and then leaves the queue
         self._turn(LockState.LOST)
         _log.warning("lock_lost", path=self.path)
         self.lost.set()

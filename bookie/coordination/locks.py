@@ -1,6 +1,6 @@
 """Exclusive locks and locks that readers share, each with a queue of waiting claims.
 
-The docstring of `lock` describes what a lock protects and what it does not.
+The docstring of `lock` describes the limits of a lock's protection.
 
 Source: the distributed locks of Apache Pulsar's coordination service, except the queue.
 """
@@ -31,7 +31,7 @@ class LockManager:
 
     Args:
         participant: holds the locks.
-        owner: the name of the holder that others read.
+        owner: the holder's name, which other processes can read.
     """
 
     @checked
@@ -52,12 +52,12 @@ class LockManager:
         """Acquire the lock `path` if it is free now.
 
         With `take_over`, a holder with the same owner name (not empty) loses the lock to this
-        caller. Use `take_over` only if the owner name stands for one process. In this case a holder
-        with that name is an earlier life of that process.
+        caller. Use `take_over` only if each process has an owner name of its own. Then a holder
+        with that name is an earlier run of the same process.
 
         Raises:
-            LockBusyError: another process holds it, or waits for it.
-            MetadataUnavailableError: the store did not answer; the lock is free or another's.
+            LockBusyError: another process holds the lock, or waits for it.
+            MetadataUnavailableError: the store did not answer; this process does not hold the lock.
             SessionLostError: the session ended.
         """
         queue, lock = self._new_lock(path, content, mode)
@@ -89,8 +89,8 @@ class LockManager:
     ) -> Lock:
         """Acquire the lock `path`; wait in the queue up to the timeout, or for ever if it is None.
 
-        Outages of the store do not end the wait. If the session is lost, the place in the queue is
-        lost, too.
+        Outages of the store do not end the wait. A lost session also loses the place in the queue;
+        the wait continues at the end.
 
         Raises:
             OperationTimeoutError: the turn did not come in time.
@@ -111,7 +111,10 @@ class LockManager:
 
     @checked
     async def read(self, path: str) -> Holder | None:
-        """Read the holder of a lock, or None. If a lock is shared, read the first holder."""
+        """Read the holder of a lock, or None.
+
+        If several readers share the lock, the first reader is returned.
+        """
         first = await WaitQueue(self._participant, path).first()
         if first is None:
             return None
@@ -128,7 +131,7 @@ class LockManager:
 
     @property
     def held(self) -> tuple[Lock, ...]:
-        """The locks that are held for certain, and those whose state is UNCERTAIN."""
+        """The locks whose state is HELD or UNCERTAIN."""
         self._locks = [
             lock for lock in self._locks if lock.state in (LockState.HELD, LockState.UNCERTAIN)
         ]
@@ -155,13 +158,13 @@ class LockManager:
 
 
 class ReadWriteLocks:
-    """Locks of one participant that many readers may share, or that one writer has alone.
+    """Locks of one participant that many readers can share, or one writer can hold alone.
 
-    Readers and writers wait in one queue, so neither waits for ever. A reader waits for the last
-    writer before it. A writer waits for the claim directly before it. When a writer is done, the
-    readers behind it enter together, up to the next writer. These locks are advisory, too: guard
-    effects by the writer's token, which is greater than the tokens of all earlier claims. The locks
-    are released when the participant closes.
+    Readers and writers wait in one queue, so neither kind can starve the other. A reader waits for
+    the last writer before it. A writer waits for the claim directly before it. When a writer is
+    done, the readers behind it enter together, up to the next writer. These locks are advisory,
+    too: guard effects by the writer's token, which is greater than the tokens of all earlier
+    claims. The locks are released when the participant closes.
     """
 
     @checked
@@ -171,7 +174,10 @@ class ReadWriteLocks:
     async def read(
         self, path: str, content: bytes = b"", *, timeout_seconds: float | None = None
     ) -> Lock:
-        """Share the lock `path` with other readers; raises what `LockManager.acquire` raises."""
+        """Share the lock `path` with other readers.
+
+        Raises what `LockManager.acquire` raises.
+        """
         return await self._locks.acquire(
             path, content, mode=ClaimMode.SHARED, timeout_seconds=timeout_seconds
         )
@@ -179,13 +185,22 @@ class ReadWriteLocks:
     async def write(
         self, path: str, content: bytes = b"", *, timeout_seconds: float | None = None
     ) -> Lock:
-        """Get the lock `path` alone; raises what `LockManager.acquire` raises."""
+        """Hold the lock `path` alone.
+
+        Raises what `LockManager.acquire` raises.
+        """
         return await self._locks.acquire(path, content, timeout_seconds=timeout_seconds)
 
     async def try_read(self, path: str, content: bytes = b"") -> Lock:
-        """Share the lock if no writer is in the queue; raises what `try_acquire` raises."""
+        """Share the lock if no writer is in the queue.
+
+        Raises what `LockManager.try_acquire` raises.
+        """
         return await self._locks.try_acquire(path, content, mode=ClaimMode.SHARED)
 
     async def try_write(self, path: str, content: bytes = b"") -> Lock:
-        """Get the lock alone if the queue is empty; raises what `try_acquire` raises."""
+        """Hold the lock alone if the queue is empty.
+
+        Raises what `LockManager.try_acquire` raises.
+        """
         return await self._locks.try_acquire(path, content)

@@ -2,8 +2,8 @@
 
 A member's record ``PATH/NAME`` exists while the member's context is open. After a lost session or a
 deletion, the record is written again. A record of the same name may belong to another session, for
-instance to the session of an earlier life of this process. In this case the member waits until that
-session ends. If the record stays, the name is taken.
+instance to the session of an earlier run of this process. In this case the member waits until that
+session ends. If the record stays, another process has the name.
 
 Source: the group membership recipe of ZooKeeper; PIP-57 for the wait.
 """
@@ -35,7 +35,7 @@ from bookie.metadata.session import SessionEvent
 from bookie.telemetry import event_log
 
 WAIT_TIMEOUTS = 1.5
-"""The time to wait until another session's record is gone, in session timeouts."""
+"""The longest wait for the end of another session's record, in session timeouts."""
 
 _log = event_log(__name__)
 
@@ -46,7 +46,7 @@ class Member:
     Entering the context waits until the record is written. Leaving the context deletes the record.
 
     Raises:
-        LockBusyError: (on entering) another session has the name and keeps it.
+        LockBusyError: (on entering) another session has the name and does not end.
         MetadataUnavailableError: (on entering) the store does not answer.
     """
 
@@ -60,11 +60,14 @@ class Member:
         self._watch = AsyncExitStack()
         self._follower: asyncio.Task[None] | None = None
         self._is_over = False
-        """Set when the membership ends. From then on only the deletion is sent."""
+        """True when the membership has ended.
+
+        After that, only the deletion of the record is sent.
+        """
         self._in_doubt = False
-        """True if a write was not answered. That write may still happen."""
+        """True if a write was not answered, so that it may still happen."""
         self.is_member = False
-        """False from a noticed loss of the session or the record until the next write."""
+        """True from a write until a loss of the session or the record is noticed."""
 
     @property
     def key(self) -> str:
@@ -94,7 +97,7 @@ class Member:
                 raise self._taken()
         except BaseException:
             await self._watch.aclose()
-            # The last write may still happen.
+            # The last write may still happen, so the record must be deleted.
             self._is_over = self._in_doubt = True
             self._participant.sweep(self._delete)
             raise
@@ -112,7 +115,8 @@ class Member:
         try:
             await self._participant.finish(self._leave())
         except MetadataClosedError:
-            await self._leave()  # the participant was closed before, so nothing runs in background
+            # The participant was closed before, so background work is impossible.
+            await self._leave()
 
     async def _leave(self) -> None:
         """Delete the record. If the store does not answer, continue in the background."""
@@ -122,7 +126,7 @@ class Member:
             try:
                 await self._delete()
             except MetadataClosedError:
-                return  # it ended with the session
+                return  # the record ended with the session
             except BookieError:
                 self._in_doubt = True
         if self._in_doubt:
@@ -164,14 +168,15 @@ class Member:
             if written:
                 attempt = 0
                 continue
-            # Another session has the record, or the store does not answer: try again later.
+            # Another session has the record, or the store does not answer, so the write is tried
+            # again later.
             self.is_member = False
             await self._participant.pause(attempt)
             attempt += 1
             self._doubt.set()
 
     async def _try_write(self) -> bool:
-        """Write the record if necessary; False if a record of another session is in the way.
+        """Write the record if necessary; return False if another session's record is in the way.
 
         Raises:
             MetadataClosedError: the membership is over.
@@ -189,7 +194,7 @@ class Member:
                     try:
                         await self._store.put(self._key, value, version=version, ephemeral=True)
                     except (BadVersionError, NoSuchKeyError):
-                        continue  # another write was faster, or an unanswered one of ours
+                        continue  # another write was faster, perhaps one of ours
                     except (MetadataUnavailableError, asyncio.CancelledError):
                         self._in_doubt = True
                         raise

@@ -1,7 +1,7 @@
-"""The part of one process in the coordination on a store: its session and background work.
+"""A process's access to the coordination on a store: its session and its background work.
 
 The recipes ask the participant if the session is certain, and get the session's events in order.
-The recipes also give the participant work that must be finished even if its caller is cancelled.
+The recipes also hand over work that the participant must finish even if the caller is cancelled.
 For instance, a write that may still happen must be undone.
 """
 
@@ -25,18 +25,22 @@ PAUSE_SECONDS_MAX = 5.0
 """The longest pause between attempts. Pauses begin at `PAUSE_SECONDS_MIN`, and double."""
 
 LATE_FRACTION = 3
-"""A sweep looks for a late write once more, after the session timeout divided by this."""
+"""The divisor of the session timeout that gives the pause before a sweep's second run.
+
+The second run finds a write that arrived late.
+"""
 
 _log = event_log(__name__)
 
 
 class Participant:
-    """An async context manager. Leaving the context gives up all that recipes hold through it.
+    """An async context manager. Leaving it gives up everything that recipes hold through it.
 
     Args:
-        store: its session is the participant's; it must stay open for longer.
-        nonce: 16 bytes that no other participant has; random ones if empty.
-        jitter: numbers in [0, 1).
+        store: the participant uses the session of this store, which must stay open until the
+            participant is closed.
+        nonce: 16 bytes that no other participant has; if empty, random bytes are used.
+        jitter: returns numbers in [0, 1).
     """
 
     def __init__(
@@ -54,7 +58,10 @@ class Participant:
         self._live: set[str] = set()
         self._is_closed = False
         self._sweeping: set[asyncio.Event] = set()
-        """One event for each sweep in the background; set when the store has answered."""
+        """One event for each sweep in the background.
+
+        An event is set when the store has answered.
+        """
         self._tasks = asyncio.TaskGroup()
         self._background: set[asyncio.Task[None]] = set()
         self._events = AsyncExitStack()
@@ -68,27 +75,30 @@ class Participant:
 
     @property
     def is_certain_by_events(self) -> bool:
-        """False from an event that puts the session in doubt until an event that ends the doubt."""
+        """False from an event that puts the session in doubt until an event ends the doubt."""
         return self._is_connected and self._has_session
 
     @property
     def session_epoch(self) -> int:
         """A number that changes when a session is lost and when a new session begins.
 
-        If the number is the same at two moments, no leased record ended with its session between
-        them.
+        If the number is equal at two moments, the session was not lost between them, and neither
+        were its leased records.
         """
         return self._epoch
 
     def on_session(self, listener: Callable[[SessionEvent], None]) -> None:
-        """Call `listener` with each event of the session, in order, until `forget` is called."""
+        """Call `listener` with each event of the session, in order, until `forget`."""
         self._listeners[listener] = None
 
     def forget(self, listener: Callable[[SessionEvent], None]) -> None:
         self._listeners.pop(listener, None)
 
     def on_close(self, closer: Callable[[], Awaitable[object]]) -> None:
-        """Await `closer` when the context is left, newest first, until `forget_closer`."""
+        """Await `closer` when the context is left, unless `forget_closer` is called before.
+
+        The newest closer is awaited first.
+        """
         self._closers[closer] = None
 
     def forget_closer(self, closer: Callable[[], Awaitable[object]]) -> None:
@@ -102,7 +112,7 @@ class Participant:
         return f"{self._name}{self._claims:016x}"
 
     def new_guid(self) -> str:
-        """Return a name for one claim in a queue. The claim counts as wanted until `abandon`."""
+        """Return a name for one claim in a queue. The claim is in use until `abandon`."""
         guid = self.new_name()
         self._live.add(guid)
         return guid
@@ -121,7 +131,7 @@ class Participant:
         """Do `work` in the background; `work` is cancelled when the context is left.
 
         Raises:
-            MetadataClosedError: it was left.
+            MetadataClosedError: the context was left.
         """
         if self._is_closed:
             work.close()
@@ -139,7 +149,7 @@ class Participant:
     async def insist(self, work: Callable[[], Awaitable[object]]) -> None:
         """Repeat `work` until the store answers, or until the store is closed.
 
-        `SessionLostError` does not count as an answer: a session that is lost by the clock may come
+        `SessionLostError` is no answer: a session that is lost by this process's clock may come
         back with all its records.
         """
         attempt = 0
@@ -158,8 +168,8 @@ class Participant:
         """Undo, by `work` in the background, an unanswered write that may have taken effect.
 
         `work` is repeated until the store answers. Later `work` runs once more, because the write
-        may arrive late. Leaving the context waits for the first answer, while the session is
-        certain.
+        may arrive late. Leaving the context waits for the store's first answer, but only while the
+        session is certain.
         """
         self.spawn_if_open(self._sweep(work))
 
@@ -183,7 +193,7 @@ class Participant:
         """Do `work` to its end. If the caller is cancelled, call `undo` with the result of `work`.
 
         Raises:
-            MetadataClosedError: the context was left; nothing was begun.
+            MetadataClosedError: the context was left; `work` was not begun.
         """
         outcome: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
@@ -207,12 +217,13 @@ class Participant:
         except MetadataClosedError:
             work.close()
             raise
-        # For a task that is cancelled before its first turn.
+        # The task may be cancelled before its first turn; then this closes `work`.
         task.add_done_callback(lambda _: (work.close(), outcome.cancel()))
         try:
             return await outcome
         except asyncio.CancelledError:
-            # Cancelled in the turn in which the work ended: the caller never gets the result.
+            # The caller was cancelled in the turn in which the work ended, so it never gets the
+            # result.
             is_given = outcome.done() and not outcome.cancelled() and outcome.exception() is None
             if is_given and undo is not None:
                 self.spawn_if_open(undo(outcome.result()))
@@ -232,11 +243,11 @@ class Participant:
 
     async def __aexit__(self, *_: object) -> None:
         try:
-            # The rest ends with the session.
+            # Everything that is not given up in this time ends with the session.
             async with asyncio.timeout(self.store.session_timeout_seconds):
                 while self._closers:
                     await self._closers.popitem()[0]()
-                await asyncio.sleep(0)  # their background work begins
+                await asyncio.sleep(0)  # the background work of the closers begins
                 for answered in list(self._sweeping):
                     if self.is_certain:
                         await answered.wait()
@@ -247,10 +258,10 @@ class Participant:
             for task in self._background:
                 task.cancel()
             try:
-                # Not the body's error: the group would wrap it.
+                # The body's error is not passed on, because the task group would wrap it.
                 await self._tasks.__aexit__(None, None, None)
             except* MetadataClosedError:
-                pass  # of background work that noticed the end itself
+                pass  # background work noticed the closed store itself
             finally:
                 await self._events.aclose()
 

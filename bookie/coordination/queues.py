@@ -5,7 +5,7 @@ key                         meaning
 =========================== ======================================================================
 ``items/item-<number>``     an item; the oldest has the smallest number
 ``taken/item-<number>``     leased: a consumer works on it
-``receipts/<guid>``         leased, short-lived: the item is yet to be put
+``receipts/<guid>`` leased, short-lived: its item was not put yet
 ``turn/…``                  the queue of consumers that wait for an item
 =========================== ======================================================================
 
@@ -13,9 +13,9 @@ An item is put exactly once: the same transaction puts the item and deletes a re
 created before. A late or repeated attempt finds no receipt, so it fails.
 
 An item is taken **at least once**. If a consumer's session ends before the item is done, another
-consumer gets the item, although the first consumer may still work on it. So working on an item
-twice must be harmless, or guarded by a version. A claim to an item contains a guid. If the creation
-of a claim was not answered, the consumer looks for the guid and deletes the claim. Only the first
+consumer gets the item, although the first consumer may still work on it. So the work on an item
+must be idempotent, or guarded by a version. A claim to an item contains a guid. If the creation of
+a claim was not answered, the consumer looks for the guid and deletes the claim. Only the first
 consumer in the queue watches the items, so a new item wakes only that consumer.
 """
 
@@ -53,10 +53,10 @@ ATTEMPTS_MAX = 5
 
 
 class Taken:
-    """An item that a consumer has taken; an async context manager.
+    """An item that a consumer has taken: an async context manager.
 
-    Leaving the context without an error means that the item is done. Leaving the context with an
-    error gives the item to another consumer.
+    If the context is left without an error, the item is done and deleted. If the context is left
+    with an error, another consumer gets the item.
     """
 
     def __init__(self, participant: Participant, item: Record, claim: str, version: int) -> None:
@@ -83,15 +83,17 @@ class Taken:
         """Delete the item, because the work on it is done.
 
         Raises:
-            LockLostError: the session ended meanwhile, and another consumer may work on it.
-            MetadataUnavailableError: whether it was deleted is unknown; `done` may be called again.
+            LockLostError: the session ended meanwhile, so another consumer may work on the item.
+            MetadataUnavailableError: unknown whether the item was deleted; `done` may be called
+                again.
         """
         for attempt in range(ATTEMPTS_MAX):
             try:
                 await self._store.transaction(
                     [
                         Delete(self._claim, self._version),
-                        # After others deleted all items, a new one may have the same name.
+                        # After other consumers deleted all items, a new item may have the same
+                        # name.
                         Delete(self._item.key, self._item.version),
                     ]
                 )
@@ -102,7 +104,7 @@ class Taken:
                 await self._participant.pause(attempt)
             except (NoSuchKeyError, BadVersionError, SessionLostError) as error:
                 if self._in_doubt and not await self._is_there():
-                    break  # an earlier attempt did it
+                    break  # an earlier attempt deleted the item
                 await self.give_back()
                 raise LockLostError(
                     f"the item {self._item.key} was given back when the session ended"
@@ -154,7 +156,7 @@ class Queue:
         """Put an item, exactly once.
 
         Raises:
-            MetadataUnavailableError: the outcome is unknown.
+            MetadataUnavailableError: the store did not answer; unknown whether the item was put.
             SessionLostError: the session ended; the message says whether the outcome is unknown.
         """
         await self._participant.finish(self._put(value))
@@ -172,7 +174,8 @@ class Queue:
             except MetadataUnavailableError:
                 in_doubt = True
             except NoSuchKeyError as error:
-                # In the same session the receipt goes only with the item.
+                # In the same session, the receipt disappears only together with the put of the
+                # item.
                 if in_doubt and epoch == self._participant.session_epoch:
                     return
                 raise SessionLostError(
@@ -181,14 +184,17 @@ class Queue:
                 ) from error
             else:
                 return
-        # Without the receipt, an attempt that is still under way fails.
+        # After the receipt is deleted, an attempt that is still under way fails.
         self._participant.sweep(partial(self._delete_receipt, receipt))
         raise MetadataUnavailableError(
             f"the metadata store did not answer when an item was put into {self._path}"
         )
 
     async def _make_receipt(self) -> str:
-        """Create a receipt. Each name is tried once, so a receipt that appears late is unused."""
+        """Create a receipt.
+
+        Each name is tried only once, so a receipt that appears late is never used.
+        """
         attempt = 0
         while True:
             receipt = f"{self._path}/receipts/{self._participant.new_name()}"
@@ -213,10 +219,10 @@ class Queue:
 
     @checked
     async def take(self, *, timeout_seconds: float | None = None) -> Taken:
-        """Take the oldest free item; wait for one up to the timeout, or for ever if it is None.
+        """Take the oldest free item; wait for one until the timeout, or for ever if it is None.
 
         Raises:
-            OperationTimeoutError: there was none, or other consumers were before.
+            OperationTimeoutError: no item was free, or other consumers were first in the queue.
             MetadataUnavailableError: the store did not answer.
         """
         loop = asyncio.get_running_loop()
@@ -227,7 +233,8 @@ class Queue:
             async with turn:
                 await self._wait_for_item(given, until)
         except BaseException as error:
-            # Also while leaving the watch or the turn: the caller never gets the item.
+            # This also covers errors while leaving the watch or the turn: the caller never gets the
+            # item.
             for taken in given:
                 self._participant.spawn_if_open(taken.give_back())
             if isinstance(error, TimeoutError):
@@ -271,7 +278,7 @@ class Queue:
     async def _try_to_claim(self, item: Record) -> Taken | None:
         claim = f"{self._path}/taken/{item.name}"
         guid = self._participant.new_name().encode()
-        # The check refuses an item that was done a moment ago; its claim would stay for ever.
+        # The check refuses an item that was just done. Without it, the claim would stay for ever.
         operations: list[Operation] = [
             Put(claim, guid, NOT_EXISTS, ephemeral=True),
             Check(item.key, item.version),
@@ -281,7 +288,7 @@ class Queue:
         except BadVersionError:
             return None
         except BaseException:
-            # The claim may exist, or appear later. Then it must be deleted.
+            # The claim may exist, or appear later, so it must be deleted.
             self._participant.sweep(partial(self._delete_claim, claim, guid))
             raise
         assert stat is not None

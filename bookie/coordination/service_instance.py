@@ -43,7 +43,7 @@ def decode_service_instance(data: bytes) -> ServiceInstance:
     """Decode the instance in `data`.
 
     Raises:
-        FormatError: it is something else, or of a newer version.
+        FormatError: the record is no instance, or an instance of a newer version.
     """
     fields = json_record.decode(_FORMAT, _VERSION, data)
     labels = fields.inner("labels")

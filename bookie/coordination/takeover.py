@@ -1,8 +1,8 @@
 """Take over a record if its owner's session is about to end, but no other record.
 
-A record of the same name may come from an earlier life of this process. The session of such a
-record ends soon, and the record with it; the record of a living owner stays. Only an answer of the
-store tells the two kinds of record apart: a slow or silent store proves nothing.
+A record of the same name may come from an earlier run of this process. Such a record ends soon,
+with its session; the record of a living owner stays. Only an answer of the store shows which kind a
+record is: a slow or silent store proves nothing.
 
 Source: PIP-57.
 """
@@ -20,11 +20,11 @@ async def take_over(
 ) -> bool:
     """Write when no other owner has the record; False if the record stays for `wait_seconds`.
 
-    `try_write` reads and writes, or returns False if another owner has the record. Errors of
-    `try_write` are passed on. A call of `try_write` may take as long as the store needs:
-    `wait_seconds` limits only the wait for `changes`. After the wait, `try_write` is called once
-    more, so a result of False always comes from an answer of the store. `changes` is a watch on the
-    record that was opened before the call. The watch cannot be used again afterwards.
+    `try_write` writes the record, or returns False if another owner has it. Errors of `try_write`
+    are raised. A call of `try_write` may take as long as the store needs: `wait_seconds` limits
+    only the wait for `changes`. After the wait, `try_write` is called once more, so a result of
+    False always comes from an answer of the store. `changes` is a watch on the record that was
+    opened before the call. The watch cannot be used again afterwards.
     """
     now = asyncio.get_running_loop().time
     deadline, is_over = float("inf"), False

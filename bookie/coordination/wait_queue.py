@@ -3,7 +3,7 @@
 A claim is an ephemeral record ``PATH/claim-<guid>-0000000042``. The number of a new claim is
 greater than the numbers of all claims in the queue; the numbers give the order. Numbers may begin
 again when the queue is empty, but the guid makes each name unique. So a read, check or delete by
-name never meets another claim.
+name never hits another claim.
 
 An exclusive claim waits for the claim directly before it. A shared claim waits for the last
 exclusive claim before it. So the end of a claim wakes only the next claim, or the readers behind a
@@ -11,8 +11,8 @@ writer.
 
 If the creation of a claim was not answered, the claim may exist, or may appear later. So the
 process lists the queue and looks for the guid before it tries again. When the process has found or
-made one record of the guid, other records of the guid are deleted in the background, and block
-nothing. Records of claims that were given up are deleted in the same way.
+made one record of the guid, it deletes other records of the guid in the background; these block no
+claim. The process deletes the records of claims that it gave up in the same way.
 
 Source: the lock recipe of ZooKeeper, with the protection by a GUID of Apache Curator.
 """
@@ -59,10 +59,10 @@ class Ticket:
     guid: str
     number: int
     token: int
-    """The number of the write that made the claim: greater than that of all earlier claims."""
+    """The number of the write that made the claim. All earlier claims have smaller numbers."""
     version: int
     in_doubt: bool = False
-    """True if an unanswered write may have made, or may make, another record of the claim."""
+    """True if an unanswered write has made, or may still make, another record of the claim."""
 
     @property
     def name(self) -> str:
@@ -115,7 +115,9 @@ class WaitQueue:
                 return Contender(record, read_claim(record))
 
     async def blocker(self, ticket: Ticket | None, mode: ClaimMode) -> str | None:
-        """Return the name of the claim that `ticket` must wait for. None stands for a new claim.
+        """Return the name of the claim for which `ticket` must wait, or None.
+
+        If `ticket` is None, the question is about a new claim with this `mode`.
 
         Raises:
             ClaimLostError: `ticket` is not in the queue.
@@ -126,7 +128,7 @@ class WaitQueue:
                 raise ClaimLostError(f"the claim {ticket.key} is gone")
             names = names[: names.index(ticket.name)]
             if ticket.in_doubt and names:
-                # Other records of the claim, and records that went meanwhile, block nothing.
+                # Other records of the claim, and records that disappeared meanwhile, block nothing.
                 others = {
                     one.record.name
                     for one in await self.contenders()
@@ -161,7 +163,7 @@ class WaitQueue:
 
         Raises:
             MetadataUnavailableError: the store did not answer.
-            SessionLostError: the session ended; there is no such claim.
+            SessionLostError: the session ended; the claim does not exist.
             BadVersionError, NoSuchKeyError: `instead_of` was changed or deleted.
         """
 
@@ -201,7 +203,7 @@ class WaitQueue:
         )
 
     async def _try_to_enter(self, operations: list[Operation], guid: str, *, again: bool) -> Ticket:
-        """Make the claim; with `again`, only if a listing of the queue does not show the claim."""
+        """Make the claim. With `again`, look first if the queue already has the claim."""
         if again:
             await self._store.sync()
             for record in await self._find(guid):
@@ -219,7 +221,7 @@ class WaitQueue:
 
     async def _leave(self, ticket: Ticket) -> None:
         try:
-            # The name contains our guid, so every version of it is ours.
+            # The name contains our guid, so each version of the record is ours.
             await self._store.delete(ticket.key)
         except (NoSuchKeyError, MetadataClosedError):
             pass
@@ -237,7 +239,10 @@ class WaitQueue:
         ]
 
     def _sweep_soon(self, guid: str, but: Ticket | None = None) -> None:
-        """Delete a claim's records in the background, except `but`; None gives up the claim."""
+        """Delete a claim's records in the background, except `but`.
+
+        If `but` is None, the claim is given up.
+        """
         if but is None:
             self._participant.abandon(guid)
         keep = None if but is None else but.key
@@ -259,9 +264,9 @@ class WaitQueue:
         wake: asyncio.Event,
         in_line: Callable[[], object] = lambda: None,
     ) -> None:
-        """Return when the claim of `ticket` is first. `wake` causes another look at the queue.
+        """Return when the claim of `ticket` is first. Each `wake` causes another look at the queue.
 
-        `in_line` is called whenever another claim is found before the claim.
+        `in_line` is called each time that another claim is found before this one.
 
         Raises:
             ClaimLostError: the claim has left the queue.
@@ -308,12 +313,12 @@ def with_stat(ticket: Ticket, stat: Stat) -> Ticket:
 
 def _ticket(stat: Stat, guid: str, *, in_doubt: bool) -> Ticket:
     number = _number(stat.key.rpartition("/")[2])
-    # A backend without revisions still orders the claims of one queue.
+    # A backend without revisions uses the number, which also orders the claims of one queue.
     return Ticket(stat.key, guid, number, stat.revision or number, stat.version, in_doubt)
 
 
 def _number(name: str) -> int:
-    """Return the number in the name of a claim; -1 if it is not the name of a claim."""
+    """Return the number in the name of a claim; -1 if the name is not that of a claim."""
     digits = name.rpartition("-")[2]
     is_claim = name.startswith(PREFIX) and digits.isascii() and digits.isdecimal()
     return int(digits) if is_claim else -1
