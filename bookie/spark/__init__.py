@@ -15,7 +15,7 @@ process makes one client (`bookie.sync.shared_client`) at first use.
 | `connecting` | the client of this process |
 | `source_options`, `selection`, `places` | the options of a read: its logs, its begin and end |
 | `columns` | the columns of a read; records → Arrow |
-| `splits`, `stream_offsets` | cutting the work; offsets in one form |
+| `splits`, `stream_offsets` | parts of a read for tasks; offsets in one form |
 | `batch_source`, `stream_source` | readers that Spark calls to plan and to read |
 | `sink_options`, `sink_rows` | the options of a write; rows → records |
 | `sink_task`, `task_writers` | one attempt of a task; ledgers that stay open between tasks |

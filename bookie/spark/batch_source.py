@@ -1,7 +1,7 @@
 """The batch source: logs between two places, or ledgers.
 
-The range of a read is decided once, when Spark plans the frame. This range stays the same for each
-action on that frame. Load the frame again to see later records.
+The range of a read is decided once, when Spark plans the frame. All actions on that frame read the
+same range. Load the frame again to see later records.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class LogSplit(InputPartition):
 
     slice: LogSlice
     log_id: str
-    """The id of the log that was planned; a later log of the same name has other records."""
+    """The id of the log that was planned. A later log of the same name has other records."""
 
 
 @dataclass
@@ -70,10 +70,10 @@ class LogBatchReader(DataSourceReader):
 
 
 def plan(source: LogSource, surveys: Surveys, start: LogOffsets, end: LogOffsets) -> list[LogSplit]:
-    """Cut the records between two offsets into tasks; a partition not in `start` begins at 0.
+    """Cut the records between two offsets into tasks. A partition missing in `start` begins at 0.
 
     Raises:
-        LogTruncatedError: some of them were truncated, and `failOnDataLoss` is set.
+        LogTruncatedError: some of the records were truncated, and `failOnDataLoss` is set.
     """
     spans = {}
     for (log, partition), last in sorted(end.items()):
@@ -96,12 +96,12 @@ def read_split(source: LogSource, partition: InputPartition) -> Iterator[pa.Reco
     """Yield the records of a split, in Arrow batches.
 
     Raises:
-        LogTruncatedError: they were truncated meanwhile, or their log was deleted, and
+        LogTruncatedError: the records were truncated meanwhile, or their log was deleted, and
             `failOnDataLoss` is set.
         BookieError: a read failed; Spark tries the task again.
     """
     if not isinstance(partition, LogSplit):
-        return  # Spark makes one task although there is nothing to read
+        return  # Spark makes one task even if there is nothing to read
     reader = _open_reader(source, partition)
     if reader is None:
         return
@@ -114,7 +114,7 @@ def _open_reader(source: LogSource, split: LogSplit) -> SyncLogReader | None:
     """Open a reader of the planned log; None if the log is gone and `failOnDataLoss` is not set.
 
     Raises:
-        LogTruncatedError: it is gone.
+        LogTruncatedError: the log is gone, and `failOnDataLoss` is set.
     """
     client, part = source.connection.client(), split.slice
     password = source.connection.password()
@@ -126,8 +126,8 @@ def _open_reader(source: LogSource, split: LogSplit) -> SyncLogReader | None:
                 partition=part.partition,
                 start=part.start,
                 end=part.end,
-                # The planner knew these to be confirmed. A bookie that this task asks may learn it
-                # later.
+                # The planner knew that these records are confirmed. The bookie that this task asks
+                # may learn it later.
                 follow=True,
                 password=password,
                 on_truncated="raise" if source.fail_on_data_loss else "skip",
@@ -144,7 +144,10 @@ def _open_reader(source: LogSource, split: LogSplit) -> SyncLogReader | None:
 
 
 class LedgerBatchReader(DataSourceReader):
-    """Reads ledgers; an open ledger up to the entry that was confirmed last at the planning."""
+    """Reads ledgers.
+
+    An open ledger is read up to the last entry that was confirmed at the planning.
+    """
 
     def __init__(self, source: LedgerSource) -> None:
         self.source = source
@@ -174,7 +177,7 @@ class LedgerBatchReader(DataSourceReader):
         ledger_id = partition.ledger_id
         ledger = connection.client().open_ledger(ledger_id, password=connection.password())
         batches = LedgerBatches(self.source.columns, ledger_id)
-        # The planner knew these to be confirmed. A bookie may learn it later.
+        # The planner knew that these entries are confirmed. A bookie may learn it later.
         found = ledger.read_acknowledged(
             partition.first_entry_id, partition.last_entry_id, timeout=READ_SECONDS_MAX
         )
@@ -185,12 +188,11 @@ class LedgerBatchReader(DataSourceReader):
 def check_exists(source: LogSource | LedgerSource) -> None:
     """Refuse logs and ledgers that do not exist.
 
-    A stream without `failOnDataLoss` may go on without a log that was deleted. So without this
-    option, an error about a missing log comes later. In a batch it comes from the first action, in
-    a new stream at the start.
+    A stream without `failOnDataLoss` may continue without a deleted log, so its missing logs are
+    not refused here. Then a batch fails at its first action, and a new stream at its start.
 
     Raises:
-        NoSuchLogError, NoSuchLedgerError: it does not exist.
+        NoSuchLogError, NoSuchLedgerError: a log or ledger does not exist.
         BadRequestError: a log has no such partition.
     """
     client = source.connection.client()

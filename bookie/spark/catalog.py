@@ -1,10 +1,10 @@
 """Tables of a catalog: ``CREATE TABLE t USING bookkeeper OPTIONS (…)``.
 
-While a table is made, Spark gives the table's options to the source. Later Spark passes the columns
-alone. So the columns carry the options, as metadata that queries neither show nor use.
+Spark passes a table's options to the source only while the table is created. Later Spark passes
+only the columns. So the columns carry the options, as metadata that queries ignore.
 
-While the table is made, Spark passes each option twice: under its name, and under its name with
-``option.`` before it. Spark also passes its own properties, such as ``owner``, and those of
+While the table is created, Spark passes each option twice: under its name, and under ``option.``
+plus its name. Spark also passes its own properties, such as ``owner``, and those of
 ``TBLPROPERTIES``.
 """
 
@@ -37,7 +37,7 @@ _ALTERNATIVES = (
 
 
 def options_at_creation(given: Mapping[str, str]) -> dict[str, str] | None:
-    """Return the options of a table that Spark is making; None if it is making no table.
+    """Return the options of a table that Spark is creating; None if it is creating no table.
 
     Raises:
         BadRequestError: the table has a LOCATION.
@@ -65,7 +65,7 @@ def carrying(schema: StructType, options: Mapping[str, str]) -> StructType:
 
 
 def _carried(schema: StructType) -> dict[str, str]:
-    """Return the options that the columns carry; none unless they are all columns of one table.
+    """Return the options that the columns carry; none unless these are all columns of one table.
 
     A query over a table may return only some of the table's columns, and may be written elsewhere.
     The options of these columns are not used, because the columns are not the whole table.
@@ -103,7 +103,7 @@ def options_of_write(given: Mapping[str, str], schema: StructType) -> tuple[dict
     The result omits those options of the table that concern only reads.
 
     Raises:
-        BadRequestError: nothing is ever written to that table.
+        BadRequestError: the table cannot be written to.
     """
     lower = {name.lower(): text for name, text in given.items()}
     kept = _carried(schema)

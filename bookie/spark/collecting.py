@@ -17,7 +17,7 @@ _log = event_log(__name__)
 
 
 def collected(frame: DataFrame) -> list[Row]:
-    """Return all rows of a frame; run the frame's tasks again if the driver got no connection.
+    """Return all rows of a frame. If the driver got no connection, run the frame's tasks again.
 
     Raises:
         Exception: an error of Spark.

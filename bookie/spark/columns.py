@@ -1,7 +1,7 @@
 """The columns of a read, and Arrow batches of them.
 
-Spark does not tell a Python source which columns a query uses. So the options ``columns`` and
-``includeValue`` tell it.
+Spark does not tell a Python source which columns a query uses. So the user names them by the
+options ``columns`` and ``includeValue``.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ BATCH_ROWS, BATCH_BYTES = 16384, 4 << 20
 """The most rows and bytes of an Arrow batch; larger batches are slower."""
 
 LARGE_BYTES = BATCH_BYTES // 4
-"""A batch of so many bytes is not joined with others, because joining would copy its bytes."""
+"""The bytes from which a batch is not joined with others, because joining copies its bytes."""
 
 HEADERS = ArrayType(
     StructType([StructField("key", StringType()), StructField("value", BinaryType())])
@@ -258,7 +258,9 @@ def _keys_and_values(columns: RecordColumns) -> tuple[pa.Array | None, pa.Array]
 
 
 def _strings(data: BytesLike, *ends: NDArray[np.int64]) -> pa.Array:
-    """Return an Arrow array of strings in `data`, without a copy; an item has `len(ends)` strings.
+    """Return an Arrow array of the strings in `data`, without a copy.
+
+    Each item has `len(ends)` strings.
 
     Each string begins where the string before it ends.
     """

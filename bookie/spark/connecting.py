@@ -19,7 +19,7 @@ FILE_OPTIONS = {"caFile": "ca_file", "certificateFile": "certificate_file", "key
 
 @dataclass(frozen=True, slots=True)
 class SparkConnection:
-    """The cluster's URI and the secrets that open its ledgers; Spark sends it to the executors.
+    """The cluster's URI and the secrets that open its ledgers. Spark sends them to the executors.
 
     Secrets are sent as paths of files, and each machine reads its own file.
     """
@@ -29,13 +29,13 @@ class SparkConnection:
     security: tuple[tuple[str, str], ...] = ()
     """Settings of the section ``[security]`` that are paths of files: name, path."""
     version: str = bookie.__version__
-    """The version of bookie that planned the query; a task with another version refuses to run."""
+    """The version of bookie that planned the query. A task with another version refuses to run."""
 
     def client(self) -> SyncBookKeeper:
         """Return the client that all users in this process share.
 
         Raises:
-            ConfigurationError: the package here has another version than the one that planned.
+            ConfigurationError: this process has another version of the package than the planner.
         """
         if self.version != bookie.__version__:
             host = socket.gethostname()
@@ -63,10 +63,10 @@ class SparkConnection:
 
 
 def take_connection(options: SparkOptions) -> SparkConnection:
-    """Take from the options how to connect; each read and each write has these options.
+    """Take the connection from the options, which each read and each write has.
 
     Raises:
-        BadRequestError, ConfigurationError: one is missing or wrong.
+        BadRequestError, ConfigurationError: an option is missing or wrong.
     """
     uri = options.take("metadata", "metadataServiceUri")
     if uri is None:

@@ -15,7 +15,7 @@ from bookie.spark.connecting import package_differs
 
 
 def cores(spark: SparkSession) -> int:
-    """Return how many tasks Spark runs at the same time; 2 if it does not say, as with Connect."""
+    """Return how many tasks Spark runs at the same time; 2 if Spark does not say, as in Connect."""
     try:
         return spark.sparkContext.defaultParallelism
     except Exception:  # noqa: BLE001  (Connect raises one of several kinds)
@@ -23,7 +23,7 @@ def cores(spark: SparkSession) -> int:
 
 
 def check_executors(spark: SparkSession) -> None:
-    """Check which version of the package each executor has, by one task for each core.
+    """Check the version of the package on each executor, by one task for each core.
 
     The check starts a Spark job, which takes about a second. The check does not ask an executor
     that joins later. If such an executor lacks the package, its first task raises the same error.
@@ -33,12 +33,12 @@ def check_executors(spark: SparkSession) -> None:
             library; the message names the executor.
     """
     tasks = cores(spark)
-    # Without Arrow, so that an executor without pyarrow can say so.
+    # The function runs without Arrow, so that an executor without pyarrow can report that.
     asked = F.udf(_look(), "string", useArrow=False)
     frame = spark.range(0, tasks, 1, tasks).select(asked("id").alias("found")).distinct()
     rows = collected(frame)
     for host, version, problem in sorted((json.loads(row["found"]) for row in rows), key=repr):
-        # Another version may need other libraries, so the version is told first.
+        # Another version may need other libraries, so the version is reported first.
         if version not in (None, bookie.__version__):
             raise ConfigurationError(
                 package_differs(f"executor {host}", version, bookie.__version__)
@@ -59,7 +59,7 @@ def package_problem(where: str, problem: str) -> str:
 
 def _look() -> Callable[[int], str]:
     def look(_number: int) -> str:
-        # A function inside a function travels as a whole: it needs nothing of this package.
+        # Spark sends an inner function as a whole, so it needs nothing of this package.
         import json
         import socket
 

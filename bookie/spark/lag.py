@@ -1,4 +1,4 @@
-"""The progress of a stream and its lag behind the logs, from Spark's report of the query."""
+"""A stream's progress and its lag behind the logs, from Spark's report of the query."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bookie.spark.stream_offsets import LogOffsets, from_json
 
 @dataclass(frozen=True, slots=True)
 class StreamLag:
-    """The numbers of records that a query has yet to read before the ends of its partitions."""
+    """The numbers of records between a query's offsets and the ends of its partitions."""
 
     min_offsets_behind_latest: int
     max_offsets_behind_latest: int
@@ -24,7 +24,7 @@ def stream_lag(progress: Any, source: int = 0) -> StreamLag | None:
     """Return the lag of a query: ``stream_lag(query.lastProgress)``; None if it is not known yet.
 
     `progress` is a ``StreamingQueryProgress`` or its dict; `source` is the number of the source in
-    the query. The figures have the same meaning as those of Spark's source for Kafka.
+    the query. The figures mean the same as those of Spark's source for Kafka.
     """
     given = json.loads(progress.json) if hasattr(progress, "json") else progress
     if not given:
@@ -40,7 +40,7 @@ def stream_lag(progress: Any, source: int = 0) -> StreamLag | None:
 
 def rows_read(query: Any) -> int:
     """Return how many rows a query has read, over the batches that Spark remembers."""
-    # The item of the same name is empty in Spark Connect; the property is not.
+    # In Spark Connect, the item of the same name is empty, but the property is not.
     return sum(int(one.numInputRows) for one in query.recentProgress)
 
 

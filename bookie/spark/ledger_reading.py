@@ -10,7 +10,7 @@ from bookie.spark.selection import CALLS_AT_A_TIME, LedgerSelection
 from bookie.sync import SyncBookKeeper, SyncReader
 
 SAMPLE_ENTRIES = 64
-"""The number of entries from which the mean entry size of an open ledger is estimated."""
+"""The number of entries used to estimate the mean entry size of an open ledger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +26,12 @@ class FoundLedger:
 def find_ledgers(
     client: SyncBookKeeper, selection: LedgerSelection, password: bytes
 ) -> list[FoundLedger]:
-    """Return the ledgers of a selection in the order of their ids, without empty ones; fence none.
+    """Return the ledgers of a selection in the order of ids, without empty ones.
+
+    No ledger is fenced.
 
     Raises:
-        NoSuchLedgerError: one that is named alone does not exist.
+        NoSuchLedgerError: a ledger that is named by its single id does not exist.
         BookieError: a ledger cannot be opened.
     """
     named = _named(selection)
@@ -40,7 +42,7 @@ def find_ledgers(
         except NoSuchLedgerError:
             if ledger_id in named:
                 raise
-            return None  # deleted since it was listed
+            return None  # the ledger was deleted after it was listed
         last = ledger.last_entry_id
         return FoundLedger(ledger_id, last, _size_of(ledger)) if last >= 0 else None
 
@@ -53,19 +55,19 @@ def require_named(client: SyncBookKeeper, selection: LedgerSelection) -> None:
     """Refuse a ledger that the selection names by its single id and that does not exist.
 
     Raises:
-        NoSuchLedgerError: there is one.
+        NoSuchLedgerError: the selection names a ledger that does not exist.
     """
     with ThreadPoolExecutor(CALLS_AT_A_TIME) as threads:
         list(threads.map(client.ledger_metadata, sorted(_named(selection))))
 
 
 def _named(selection: LedgerSelection) -> set[int]:
-    """Return the ids that are named singly; the ledgers of wider ranges need not exist."""
+    """Return the ids that are named singly. The ledgers of wider ranges need not exist."""
     return {first for first, last in selection.ranges if first == last}
 
 
 def _ids(client: SyncBookKeeper, selection: LedgerSelection, named: set[int]) -> list[int]:
-    """Return the ids of a selection; one listing of the cluster serves all ranges."""
+    """Return the ids of a selection. One listing of the cluster serves all ranges."""
     wide = [one for one in selection.ranges if one[0] < one[1]]
     found = set(named)
     if wide:

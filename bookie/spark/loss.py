@@ -1,7 +1,7 @@
-"""Report that records are lost which a query was to read: raise an error, or log a line.
+"""Report lost records that a query should have read: raise an error, or log a line.
 
-The option ``failOnDataLoss`` decides between error and log line. The error messages say how to go
-on.
+The option ``failOnDataLoss`` decides between error and log line. The error message says how the
+query can continue.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _log = event_log(__name__)
 
 
 def lose(source: LogSource, what: str, remedy: str = "go on without it") -> None:
-    """Report a loss; `remedy` says what ``failOnDataLoss=false`` does about it.
+    """Report a loss. `remedy` says what the query does if ``failOnDataLoss`` is false.
 
     Raises:
         LogTruncatedError: ``failOnDataLoss`` is set.
@@ -37,7 +37,7 @@ def lose_deleted(source: LogSource, log: str) -> None:
 
 
 def lose_made_anew(source: LogSource, what: str) -> None:
-    """Report a log that was replaced by another log of the same name; `what` says so.
+    """Report that a log was replaced by another log of the same name; `what` is the message.
 
     Raises:
         LogTruncatedError: ``failOnDataLoss`` is set.
@@ -54,7 +54,7 @@ def lose_made_anew(source: LogSource, what: str) -> None:
 
 @contextmanager
 def telling_of_loss() -> Iterator[None]:
-    """Add to an error about lost records how the query can go on without these records."""
+    """Add to an error about lost records the way to continue the query without them."""
     try:
         yield
     except LogTruncatedError as error:

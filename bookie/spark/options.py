@@ -1,8 +1,8 @@
-"""Check options that Spark passes as text; their names may be in any case.
+"""Check options that Spark passes as text. The case of their names does not matter.
 
-Spark lowers the case of option names. Errors come when the frame is made, and name the option as
-the documentation spells it. An unknown option is an error, which names the most similar known
-option.
+Spark converts option names to lower case. Errors are raised when the frame is made, and spell the
+option as the documentation does. An unknown option is an error, whose message names the most
+similar known option.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _SECOND_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d"
 
 
 class SparkOptions:
-    """Options by name; each `take` method also notes the name that it asks for as known.
+    """Options by name. Each `take` method also marks its option as known.
 
-    A name may have aliases, which are Kafka's names where the meaning is the same. An option that
-    is given under two of its names is an error.
+    A name may have aliases: Kafka's names for the same option. It is an error to give one option
+    under two names.
     """
 
     def __init__(self, given: Mapping[str, str]) -> None:
@@ -46,7 +46,7 @@ class SparkOptions:
         return self._given[found[0].lower()] if found else None
 
     def take_choice(self, name: str, choices: Sequence[str], default: str) -> str:
-        """Return the option's value, which is one of `choices`, in any case."""
+        """Return the option's value, one of `choices`; case does not matter."""
         text = self.take(name)
         if text is None:
             return default
@@ -90,7 +90,7 @@ class SparkOptions:
         return int(number) * unit
 
     def take_names(self, name: str, *aliases: str) -> list[str] | None:
-        """Return the names in an option, which have commas between them."""
+        """Return the names in an option, which are separated by commas."""
         text = self.take(name, *aliases)
         if text is None:
             return None
@@ -103,7 +103,7 @@ class SparkOptions:
         """Return the one option of `names` that is given; None if none is given.
 
         Raises:
-            BadRequestError: two are.
+            BadRequestError: two of the options are given.
         """
         given = [name for name in names if name.lower() in self._given]
         if len(given) > 1:
@@ -114,7 +114,7 @@ class SparkOptions:
         """Refuse options for which no `take` method has asked.
 
         Raises:
-            BadRequestError: there is such an option.
+            BadRequestError: there is an unknown option.
         """
         known = {name.lower(): name for name in self._known}
         for name in sorted(self._given.keys() - known.keys() - {*SPARKS_OWN}):

@@ -10,7 +10,7 @@ import bookie
 import pyspark_bookkeeper
 
 MOMENT = (1980, 1, 1, 0, 0, 0)
-"""The time of all files in the zip, so that equal packages are equal zips."""
+"""The time of all files in the zip. With a fixed time, equal packages make equal zips."""
 
 
 def write_package(directory: Path) -> Path:
@@ -30,6 +30,6 @@ def write_package(directory: Path) -> Path:
 
 
 def requirements() -> list[str]:
-    """Return the libraries that executors must install by pip: a zip holds no compiled ones."""
+    """Return the libraries that executors must install by pip; a zip cannot hold compiled code."""
     declared = [one for one in requires("bookie") or () if "extra ==" not in one]
     return sorted([*declared, "pyarrow>=18"])

@@ -1,4 +1,4 @@
-"""Wait until temporary errors are over, because one error of a source ends Spark's query."""
+"""Retry after temporary errors, because one error of a source ends Spark's query."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bookie.telemetry import event_log
 T = TypeVar("T")
 
 OUTAGE_SECONDS_MAX = 300.0
-"""A stream survives outages of bookies and of the metadata store that last so many seconds."""
+"""The longest outage, in seconds, of bookies or the metadata store that a stream survives."""
 
 PAUSE_SECONDS = 1.0
 """The pause between two tries, in seconds."""
@@ -32,10 +32,10 @@ def patiently(
     sleep: Callable[[float], object] = pause,
     now: Callable[[], float] = SystemClock.monotonic,
 ) -> T:
-    """Return the result of `look`; log its temporary errors and call it again.
+    """Return the result of `look`. After a temporary error, log it and call `look` again.
 
     Raises:
-        BookieError: an error of `look` that cannot pass, or that lasts too long.
+        BookieError: an error of `look` that is not temporary, or that lasts too long.
     """
     give_up_at = now() + OUTAGE_SECONDS_MAX
     while True:

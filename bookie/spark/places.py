@@ -13,7 +13,8 @@ option                  values                           meaning
                                                          are not read, up to the first of them
 ======================= ================================ ===========================================
 
-``startingOffsetsByTimestamp`` and ``endingOffsetsByTimestamp`` are Kafka's names for times as JSON.
+``startingOffsetsByTimestamp`` and ``endingOffsetsByTimestamp`` are Kafka's names of the options for
+times as JSON.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ ENDING_BY_TIME = "endingOffsetsByTimestamp"
 
 @dataclass(frozen=True, slots=True)
 class ReadPlace:
-    """A place in every partition, given by exactly one of the fields."""
+    """A place in every partition, which exactly one of the fields gives."""
 
     option: str
     everywhere: int | None = None
@@ -49,7 +50,7 @@ def take_start(options: SparkOptions, default: int) -> ReadPlace:
     """Take from the options the place where a read begins.
 
     Raises:
-        BadRequestError: that is no place.
+        BadRequestError: an option does not name a place.
     """
     by_time = ("startingTimestamp", STARTING_BY_TIME)
     return _take(options, "startingOffsets", by_time, default)
@@ -59,7 +60,7 @@ def take_end(options: SparkOptions) -> ReadPlace:
     """Take from the options the place where a batch read ends.
 
     Raises:
-        BadRequestError: that is no place, or a batch cannot end there.
+        BadRequestError: an option does not name a place, or a batch cannot end there.
     """
     end = _take(options, "endingOffsets", ("endingTimestamp", ENDING_BY_TIME), LATEST)
     offsets = {} if end.offsets is None else end.offsets.offsets
@@ -74,7 +75,7 @@ def refuse_end(options: SparkOptions) -> None:
     """Refuse options for an end, because a stream has no end.
 
     Raises:
-        BadRequestError: one is given.
+        BadRequestError: an option for an end is given.
     """
     given = [options.take("endingOffsets"), options.take("endingTimestamp", ENDING_BY_TIME)]
     if any(one is not None for one in given):
@@ -138,8 +139,8 @@ def resolve(place: ReadPlace, surveys: Surveys) -> LogOffsets:
     """Return the offset of a place in every selected partition.
 
     Raises:
-        BadRequestError: the option leaves a partition out, or names one that is not read. Or it has
-            offsets of another log of the name.
+        BadRequestError: the option omits a partition, or names one that is not read. Or its offsets
+            belong to another log of the same name.
         LogTruncatedError: an offset was truncated.
     """
     _require_all(place, surveys)
@@ -172,7 +173,7 @@ def _require_all(place: ReadPlace, surveys: Surveys) -> None:
     """Refuse offsets or times unless they name exactly the partitions that are read.
 
     Raises:
-        BadRequestError: one is missing, or one is too many.
+        BadRequestError: a partition is missing, or a named partition is not read.
     """
     if place.times is not None:
         given = set(place.times)

@@ -10,7 +10,7 @@ option                 Kafka's name               what it selects
 ``ledgers``                                       ledgers by id: ``1,2,10-20``
 ====================== ========================== ==================================================
 
-If a name of Kafka's is used, the column with the name of the log is called ``topic``.
+If a Kafka option is used, the column with the name of the log is called ``topic``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from bookie.sync import SyncBookKeeper, SyncLogSurvey
 
 LOG_OPTIONS = ("log", "logs", "subscribe", "logPattern", "subscribePattern", "partitions", "assign")
 CALLS_AT_A_TIME = 16
-"""The number of logs or ledgers that a planner looks at concurrently."""
+"""The number of logs or ledgers that a planner reads concurrently."""
 
 KAFKAS = ("subscribe", "subscribePattern", "assign")
 
@@ -43,10 +43,10 @@ class LogSelection:
     partitions: Mapping[str, tuple[int, ...]] | None = None
     """The partitions to read, by log; None for all partitions of all logs."""
     is_kafkas: bool = False
-    """True if one of Kafka's options selected them."""
+    """True if a Kafka option selected the logs."""
 
     def has(self, log: str) -> bool:
-        """True if a log of this name is selected, or would be if it existed."""
+        """True if a log of this name is selected, even if the log does not exist."""
         if self.pattern:
             return re.fullmatch(self.pattern, log) is not None
         return log in self.names
@@ -64,19 +64,21 @@ class LedgerSelection:
 
 @dataclass(frozen=True, slots=True)
 class Surveys:
-    """The state of the selected logs when they were looked at."""
+    """The state of the selected logs at the moment when they were read."""
 
     by_log: Mapping[str, SyncLogSurvey]
     selection: LogSelection
     missing: Mapping[str, NoSuchLogError] = field(default_factory=dict)
-    """The error of each log that does not exist, by log; with a pattern, of logs just deleted."""
+    """The error of each missing log, by name. With a pattern, these logs were just deleted."""
     _bounds: dict[str, Sequence[tuple[int, int]]] = field(default_factory=dict)
 
     def bounds(self) -> Mapping[tuple[str, int], tuple[int, int]]:
-        """Return the earliest offset and the end by log and partition; ask for them only once.
+        """Return each partition's earliest offset and end, by log and partition.
+
+        The bookies are asked once.
 
         Raises:
-            BadRequestError: a partition that is named does not exist.
+            BadRequestError: a named partition does not exist.
             BookieError: an error of `SyncLogSurvey.bounds`.
         """
         self.check_partitions()
@@ -95,7 +97,7 @@ class Surveys:
         return {log: one.definition.log_id for log, one in self.by_log.items()}
 
     def require_named(self) -> None:
-        """Refuse a log or a partition that the options name but that does not exist.
+        """Refuse missing logs and partitions that the options name.
 
         Raises:
             NoSuchLogError: a log does not exist.
@@ -107,10 +109,10 @@ class Surveys:
         self.check_partitions()
 
     def check_partitions(self) -> None:
-        """Refuse partition numbers that the options name but that do not exist.
+        """Refuse missing partitions that the options name.
 
         Raises:
-            BadRequestError: there is one.
+            BadRequestError: a named partition does not exist.
         """
         for name, numbers in (self.selection.partitions or {}).items():
             if name not in self.by_log:
@@ -131,7 +133,7 @@ def take_selection(options: SparkOptions) -> LogSelection | LedgerSelection:
     """Take from the options the selection of logs or ledgers.
 
     Raises:
-        BadRequestError: nothing, or not one thing.
+        BadRequestError: the options select nothing, or select in more than one way.
     """
     given = options.take_one((*LOG_OPTIONS, "path", "ledgers"))
     log = options.take("log", "path")
@@ -163,7 +165,10 @@ def take_selection(options: SparkOptions) -> LogSelection | LedgerSelection:
 
 
 def survey(client: SyncBookKeeper, selection: LogSelection, password: bytes) -> Surveys:
-    """Look at the selected logs that exist now; `Surveys.require_named` refuses missing ones."""
+    """Read the state of the selected logs that exist now.
+
+    `Surveys.require_named` refuses missing ones.
+    """
     names = selection.names
     if selection.pattern:
         names = tuple(filter(selection.has, client.list_logs()))
@@ -189,7 +194,7 @@ def parse_ledgers(text: str) -> tuple[tuple[int, int], ...]:
     """Parse ranges of ids, such as ``1,2,10-20``, in ascending order.
 
     Raises:
-        BadRequestError: it is no such list.
+        BadRequestError: the text is no list of ids and ranges.
     """
     ranges: list[tuple[int, int]] = []
     for part in text.split(","):
@@ -225,7 +230,7 @@ def _checked(log: str) -> str:
     """Return the name of a log in the form in which the cluster lists it.
 
     Raises:
-        BadRequestError: it is no name of a log.
+        BadRequestError: `log` is no name of a log.
     """
     LogPartition(LogName.parse(log))
     return str(LogName.parse(log))

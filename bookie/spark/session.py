@@ -1,4 +1,4 @@
-"""Open sessions of Spark for jobs that the command line starts."""
+"""Open Spark sessions for jobs that the command line starts."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ Session = SparkSession
 
 RECOMMENDED = {
     "spark.python.unix.domain.socket.enabled": "true",
-    # On a busy machine a process may need more than the 15 s that are Spark's default.
+    # On a busy machine, a process may need more than Spark's default of 15 s.
     "spark.python.authenticate.socketTimeout": "120s",
     "spark.speculation": "false",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "4096",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    # An error is told in one sentence at the end.
+    # The job reports an error in one sentence at the end.
     "spark.log.level": "FATAL",
-    # Jobs count the rows of all their batches; by default only the last 100 are remembered.
+    # Jobs count the rows of all their batches. By default Spark remembers only the last 100.
     "spark.sql.streaming.numRecentProgressUpdates": "100000",
 }
 """Spark's settings for jobs; ``--conf`` overrides them."""
 
 LOCAL = {
-    # Nothing listens for others.
+    # Spark must not listen on other addresses.
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    # Half of what a short job costs is Java's optimizing compiler. A job of 1.5 million records,
-    # whose work is mostly Python's, took as long without it.
+    # Java's optimizing compiler takes half the time of a short job. A job of 1.5 million records,
+    # which mostly runs Python, took as long without it.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
-    # A shuffle of a job has a row for each bookie, log or damaged ledger.
+    # A shuffle of a job has one row for each bookie, log or damaged ledger.
     "spark.sql.shuffle.partitions": "8",
 }
 """Spark's settings for a session in this process; ``--conf`` overrides them."""
@@ -50,13 +50,13 @@ JAVA_LEAST = 17
 
 
 def open_session(name: str, master: str, conf: Mapping[str, str]) -> SparkSession:
-    """Open a session on `master` that knows the format ``bookkeeper``; the caller stops it.
+    """Open a session on `master` that knows the format ``bookkeeper``. The caller must stop it.
 
     A master ``sc://HOST:PORT`` is a Spark Connect server. Unless the master is ``local``, the
     session checks that its executors have this package.
 
     Raises:
-        CannotStartError: Spark does not start; most often Java is missing.
+        CannotStartError: Spark does not start, usually because Java is missing.
         BadRequestError: a Connect server does not let its clients change a setting.
         ConfigurationError: executors have no package bookie, or another version of it.
     """
@@ -73,7 +73,7 @@ def open_session(name: str, master: str, conf: Mapping[str, str]) -> SparkSessio
 
 
 def _open_here(name: str, master: str, conf: Mapping[str, str]) -> SparkSession:
-    # Spark would start the first python3 of the path.
+    # By default Spark starts the first python3 of the path.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     settings = {**RECOMMENDED, **(LOCAL if master.startswith("local") else {}), **conf}
     builder = SparkSession.builder.master(master).appName(f"bookie {name}")
@@ -105,7 +105,7 @@ def _open_remote(url: str, conf: Mapping[str, str]) -> SparkSession:
 
 
 def java_problem(reason: str) -> str:
-    """Return, in one sentence, why Spark did not start; `reason` is Spark's error."""
+    """Return the reason why Spark did not start, in one sentence. `reason` is Spark's error."""
     needed = f"it needs Java {JAVA_LEAST} or newer, found by JAVA_HOME or the path"
     home = os.environ.get("JAVA_HOME")
     java = os.path.join(home, "bin", "java") if home else "java"
@@ -126,7 +126,7 @@ _MISSING = re.compile(r"ModuleNotFoundError: (No module named .+)")
 def plain_error(error: Exception) -> BookieError | None:
     """Return an error of Spark as a one-sentence error; None if the error is not Spark's.
 
-    An error of bookie in another process arrives as the last line of a traceback.
+    Spark passes an error of bookie in another process as the last line of a traceback.
     """
     if is_socket_error(error):
         return BookieError("Spark's driver got no connection: the machine is busy; run it again")

@@ -26,7 +26,7 @@ from bookie.spark.connecting import SparkConnection, take_connection
 from bookie.spark.options import SparkOptions
 
 Column = tuple[str, str]
-"""The name of a column, and its type as Spark writes it."""
+"""The name of a column, and its type in Spark's spelling."""
 
 _BYTES = ("binary", "string")
 
@@ -41,7 +41,7 @@ COLUMN_TYPES = {
 """The columns that the sink takes; any other column is an error."""
 
 ALIASES = {"topic": "log"}
-"""Kafka's names of columns, with the sink's own names for them."""
+"""Kafka's names of columns → the sink's names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +55,12 @@ class SinkColumns:
     log: int | None = None
     partition: int | None = None
     filled_by_log: tuple[tuple[str, int], ...] = ()
-    """The names and indices of columns that must be empty, because the log fills them."""
+    """The names and indices of columns that must be empty, because only the log sets them."""
 
 
 @dataclass(frozen=True, slots=True)
 class SinkSettings:
-    """The settings that a task or a commit needs; they are sent to both."""
+    """The settings that tasks and commits need, and that are sent to both."""
 
     connection: SparkConnection
     columns: SinkColumns
@@ -68,11 +68,14 @@ class SinkSettings:
     """The log of all rows; None if each row names its log in the column ``log``."""
     creates_logs: bool = False
     partitions: int | None = None
-    """The number of partitions of a log that is made; None leaves it to the log's policy."""
+    """The number of partitions of a created log. None leaves the number to the log's policy."""
     application: str | None = None
-    """The id under which each batch is published once; None means the query's or a new id."""
+    """The application id, under which each batch is published once.
+
+    None means the query's or a new id.
+    """
     version: int | None = None
-    """The number of the batch; None means the number that the query gives."""
+    """The number of the batch; None means the query's number."""
 
 
 def take_sink(
@@ -89,7 +92,8 @@ def take_sink(
     empty.
 
     Raises:
-        BadRequestError, ConfigurationError: something is wrong; the message says what to write.
+        BadRequestError, ConfigurationError: an option or column is wrong; the message says what to
+            write.
     """
     connection = take_connection(options)
     log = options.take("log", "topic", "path")
@@ -115,7 +119,7 @@ def check_log(name: str, definition: LogDefinition) -> None:
     """Refuse a log that has more partitions than a batch can publish.
 
     Raises:
-        BadRequestError: it has.
+        BadRequestError: the log has too many partitions.
     """
     if definition.partitions > PARTITIONS_TOUCHED_MAX:
         raise BadRequestError(

@@ -1,8 +1,7 @@
 """The driver's part of a write: publish the ranges of all tasks, or delete their ledgers.
 
-Each log is published by a transaction of its own, under the same batch number. If the driver dies
-between two logs, Spark repeats the batch: the first log drops the batch, and the second log
-publishes it.
+Each log has a transaction of its own, with the same batch number. If the driver dies between two
+logs, Spark repeats the batch. Then the first log drops the batch, and the second log publishes it.
 """
 
 from __future__ import annotations
@@ -24,23 +23,23 @@ _log = event_log(__name__)
 
 @dataclass(frozen=True)
 class WrittenRanges(WriterCommitMessage):
-    """The ranges that a task has written, as numbers and names only."""
+    """The ranges that a task has written, as numbers and names."""
 
     application: str
     ranges: LogRanges
 
 
 Messages = Iterable[WriterCommitMessage | None]
-"""The messages of the tasks, in the order of Spark's partitions; None for a failed task."""
+"""The messages of the tasks, in the order of Spark's partitions. A failed task has None."""
 
 
 def publish_batch(settings: SinkSettings, batch: int, messages: Messages) -> list[str]:
-    """Publish the ranges of all tasks, once; a log drops a batch that it already has.
+    """Publish the ranges of all tasks once. A log drops a batch that was published before.
 
-    The function returns the logs that were written to.
+    The result is the list of logs to which the tasks have written.
 
     Raises:
-        BookieError: some log has not published its part. Publish the same batch again.
+        BookieError: a log has not published its part. Publish the same batch again.
     """
     client = settings.connection.client()
     found = sorted(_by_log(messages).items())
@@ -50,15 +49,15 @@ def publish_batch(settings: SinkSettings, batch: int, messages: Messages) -> lis
             _log.info("spark_batch_published", log=log, application=application, batch=batch)
             continue
         _log.info("spark_batch_dropped", log=log, application=application, batch=batch)
-        with suppress(BookieError):  # a sweep deletes them later
+        with suppress(BookieError):  # a sweep deletes the ledgers later
             publisher.abort(ranges)
     return [log for (log, _), _ in found]
 
 
 def forget_application(settings: SinkSettings, application: str, logs: Iterable[str]) -> None:
-    """Delete an application's records in logs, when it publishes nothing more.
+    """Delete an application's records in logs, because it publishes nothing more.
 
-    A record that is left over does no harm, so an error is only logged.
+    A remaining record does no harm, so an error is only logged.
     """
     client = settings.connection.client()
     for log in logs:

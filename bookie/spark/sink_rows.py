@@ -1,7 +1,7 @@
 """Convert Arrow batches to payloads of log records, mostly without Python work per row.
 
-Arrow joins the parts of all records in C. Rows with headers need Python code. So do keys in logs of
-several partitions, because the CRC32C of each key is computed one by one.
+Arrow joins the parts of all records in C. Two cases need Python code for each row: headers, and
+keys in logs of several partitions, because each key needs its CRC32C.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class SinkRows:
     log: pa.Array | None = None
     partition: pa.Array | None = None
     place: pa.Array | None = None
-    """The number of each row in its batch, for errors."""
+    """The number of each row in its batch, for error messages."""
 
     def take(self, places: NDArray[np.int64]) -> SinkRows:
         """Return the rows at these places, in the order of `places`."""
@@ -57,7 +57,10 @@ class SinkRows:
         return (*known, self.place)
 
     def groups(self, codes: NDArray[np.int64]) -> Iterator[tuple[int, SinkRows]]:
-        """Yield the rows grouped by `codes`, one code per row; a group keeps the rows' order."""
+        """Yield the rows grouped by `codes`, one code for each row.
+
+        A group keeps the rows' order.
+        """
         first = int(codes[0])
         if (codes == first).all():
             yield first, self
@@ -72,7 +75,7 @@ def read_rows(batch: pa.RecordBatch, columns: SinkColumns) -> SinkRows:
     """Take the columns of the sink from an Arrow batch.
 
     Raises:
-        BadRequestError: a value is null, or a column that the log fills is not.
+        BadRequestError: a value is null, or a column that only the log sets is not empty.
     """
 
     def column(place: int | None) -> pa.Array | None:
@@ -102,10 +105,10 @@ def read_rows(batch: pa.RecordBatch, columns: SinkColumns) -> SinkRows:
 
 
 def by_log(rows: SinkRows) -> Iterator[tuple[str, SinkRows]]:
-    """Yield the rows grouped by the column log.
+    """Yield the rows, grouped by the column ``log``.
 
     Raises:
-        BadRequestError: it is null in a row.
+        BadRequestError: the column is null in a row.
     """
     assert rows.log is not None
     if rows.log.null_count:
@@ -172,7 +175,10 @@ def encode_rows(rows: SinkRows, now_ms: int, greatest_ms: int) -> tuple[list[byt
 
 
 def _nothing() -> pa.Scalar:
-    """Return an empty bytes scalar, made on use: Arrow imports pandas for its first value."""
+    """Return an empty bytes scalar.
+
+    It is made at use, because Arrow imports pandas for its first value.
+    """
     return pa.scalar(b"", pa.binary())
 
 
@@ -185,7 +191,7 @@ def _join(*parts: Any) -> list[bytes]:
 
 
 def _as_binary(column: pa.Array) -> pa.Array:
-    """Return text as its UTF-8 bytes; Arrow need not copy the text for this."""
+    """Return text as its UTF-8 bytes, for which Arrow need not copy the text."""
     return column if column.type == pa.binary() else column.cast(pa.binary())
 
 

@@ -1,7 +1,7 @@
 """One attempt of a sink's task: it writes rows into ranges that no reader sees yet.
 
-An attempt writes only into ranges of its own. An attempt that fails leaves records that no
-published range names, so a second attempt duplicates no record.
+An attempt writes only into its own ranges. No published range names the records of a failed
+attempt, so a second attempt duplicates no record.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from bookie.spark.task_writers import TaskWriters, WriterKey, close_quietly
 from bookie.sync import SyncBookKeeper, SyncRangeWriter
 
 UNDER_WAY_BYTES_MAX = 16 << 20
-"""The most unconfirmed bytes of a task; so many keep all bookies busy."""
+"""The most unconfirmed bytes of a task, enough to keep all bookies busy."""
 
 PIECE_ROWS = 4096
 """The most rows that are encoded and sent at once, so that encoding and sending overlap."""
@@ -44,7 +44,7 @@ PIECE_BYTES = 900 << 10
 """The most value bytes of a piece of rows; with headers it fits into one batch of a ledger."""
 
 TASK_RANGES_MAX = 256
-"""The most ranges that a task writes at the same time; each has an open ledger."""
+"""The most ranges that a task writes at the same time. Each range has an open ledger."""
 
 LogRanges = dict[str, list[PendingRange]]
 """The ranges that were written, by the name of the log."""
@@ -53,14 +53,14 @@ LogRanges = dict[str, list[PendingRange]]
 def find_log(
     client: SyncBookKeeper, name: str, *, creates: bool, partitions: int | None = None
 ) -> LogDefinition:
-    """Return the definition of a transactional log; make a missing log if `creates` is set.
+    """Return the definition of a transactional log; create a missing log if `creates` is set.
 
-    `partitions` is the number of partitions of a log that is made; None leaves it to the log's
+    `partitions` is the number of partitions of a created log; None leaves the number to the log's
     policy.
 
     Raises:
         NoSuchLogError: there is no such log.
-        BadRequestError: it is not transactional, or has too many partitions.
+        BadRequestError: the log is not transactional, or has too many partitions.
     """
     publisher = client.publisher(name)
     try:
@@ -88,7 +88,7 @@ class _OpenRange:
 
 
 class SinkTask:
-    """Writes the rows of one attempt; call `finish` at the end, or `fail` after an error."""
+    """Writes the rows of one attempt. Call `finish` at the end, or `fail` after an error."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class SinkTask:
         client: SyncBookKeeper,
         turn: int,
     ) -> None:
-        """`turn` is the partition of the first row without a key; it differs by task and batch."""
+        """`turn` is the partition of the first row without a key. It differs by task and batch."""
         self._settings = settings
         self._application = application
         self._writers = writers
@@ -113,7 +113,7 @@ class SinkTask:
         self._under_way_bytes = 0
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Write the rows of a batch; some may still be unconfirmed when the method returns."""
+        """Write the rows of a batch. Some may still be unconfirmed when the method returns."""
         if not batch.num_rows:
             return
         rows = read_rows(batch, self._settings.columns)
@@ -123,7 +123,7 @@ class SinkTask:
             turn = self._turn % partitions
             for partition, those in some.groups(choose_partitions(some, partitions, turn)):
                 self._append(self._open(log, partition), those, log)
-        # A batch stays together, so that ranges are few and long.
+        # All rows of a batch without a key go to one partition, so that ranges are few and long.
         self._turn += 1
         self._rows += batch.num_rows
 
@@ -141,7 +141,7 @@ class SinkTask:
         return cut
 
     def fail(self) -> None:
-        """Drop the records and close their ledgers, so that no later range begins behind them."""
+        """Drop the records and close their ledgers, so that no later range begins there."""
         for one in self._ranges.values():
             close_quietly(one.writer)
         self._ranges.clear()
@@ -193,7 +193,7 @@ class SinkTask:
         """Refuse a row that no record can hold, and name the row's place.
 
         Raises:
-            BadRequestError: it is too large, or its time is too far ahead.
+            BadRequestError: the row is too large, or its time is too far ahead.
         """
         bounds = self._bounds[log]
         sizes = list(map(len, payloads))
@@ -216,7 +216,7 @@ class SinkTask:
             )
 
     def _named(self, rows: SinkRows, place: int, to: _OpenRange, log: str) -> str:
-        """Return the place of a row as error messages name it; a task counts its rows from 1."""
+        """Return the place of a row for error messages. A task counts its rows from 1."""
         assert rows.place is not None
         number = self._rows + rows.place[place].as_py() + 1
         key = None if rows.key is None else rows.key[place].as_py()
@@ -231,7 +231,7 @@ class SinkTask:
 
 
 def write_rows(task: SinkTask, batches: Iterator[Any]) -> LogRanges:
-    """Write all rows of an attempt and return the ranges; on an error drop the records."""
+    """Write all rows of an attempt and return the ranges. After an error, drop the records."""
     try:
         for batch in batches:
             task.add(batch)

@@ -1,9 +1,9 @@
 """The sinks of plain writes and of streams.
 
-With `txnAppId` and `txnVersion` a plain write happens once, however often it is repeated. The
-options `txnAppId` and `txnVersion` are for `foreachBatch` and for jobs that may run again. A stream
-publishes each micro-batch once, under the id of the query. Spark does not pass the batch number to
-`write`; the task's properties hold it.
+With the options `txnAppId` and `txnVersion`, a repeated plain write is published only once. The two
+options are for `foreachBatch` and for jobs that may run again. A stream publishes each micro-batch
+once, under the id of the query. Spark does not pass the batch number to `write`, so it is read from
+the task's properties.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class StreamSink(DataSourceStreamArrowWriter):
         return WrittenRanges(application, write_rows(task, iterator))
 
     def commit(self, messages: Messages, batchId: int) -> None:
-        """Publish a batch, in a process of the driver; after a crash Spark calls this again."""
+        """Publish a batch, in a process of the driver. After a crash, Spark calls this again."""
         publish_batch(self.settings, batchId, messages)
 
     def abort(self, messages: Messages, batchId: int) -> None:

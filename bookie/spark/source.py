@@ -24,17 +24,20 @@ from bookie.spark.tables.reading import TableReader, take_table
 
 
 class BookKeeperSource(DataSource):
-    """The source ``format("bookkeeper")``. Making one does nothing; Spark makes several."""
+    """The source ``format("bookkeeper")``.
+
+    Creating an object does nothing; Spark creates several.
+    """
 
     @classmethod
     def name(cls) -> str:
         return "bookkeeper"
 
     def schema(self) -> StructType:
-        """Return the columns that the options ask for.
+        """Return the columns that the options name.
 
-        Spark asks for the columns when the frame is made. If a log or ledger is missing, the error
-        comes then.
+        Spark asks for the columns when the frame is made. A missing log or ledger raises the error
+        at that time.
         """
         kept = options_at_creation(self.options)
         options = self.options if kept is None else kept

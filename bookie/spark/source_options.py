@@ -16,7 +16,7 @@ SPLIT_BYTES = 64 << 20
 """The most bytes that a task reads, by default."""
 
 READ_SECONDS_MAX = 120.0
-"""A task that gets no record for so many seconds fails, and Spark runs it again."""
+"""After this time without a record, in seconds, a task fails, and Spark runs it again."""
 
 
 DELAY_SECONDS = 900.0
@@ -25,14 +25,14 @@ DELAY_SECONDS = 900.0
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """The bounds of a stream's batches; None is no limit."""
+    """The bounds of a stream's batches; None means no limit."""
 
     rows_max: int | None = None
     bytes_max: int | None = None
     rows_min: int | None = None
-    """A batch waits until at least so many records are there."""
+    """A batch waits until at least this number of records exists."""
     delay_seconds: float = DELAY_SECONDS
-    """A batch waits no longer than so many seconds, even with fewer than `rows_min` records."""
+    """The longest time, in seconds, that a batch waits for `rows_min` records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def take_source(options: SparkOptions, *, is_stream: bool) -> LogSource | Ledger
     """Take from the options the query that reads logs or ledgers.
 
     Raises:
-        BadRequestError, ConfigurationError: something is wrong; the message says what to write.
+        BadRequestError, ConfigurationError: an option is wrong; the message says what to write.
     """
     connection = take_connection(options)
     selection = take_selection(options)

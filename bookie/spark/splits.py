@@ -1,7 +1,7 @@
 """Cut a read into few large tasks of about the same size.
 
-A task costs Spark some 50 ms, so a task should have at least a second of work. But with too few
-tasks, cores are idle.
+Spark needs some 50 ms for each task, so a task should have at least a second of work. But if there
+are too few tasks, cores are idle.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ class LogSlice:
     partition: int
     start: int
     end: int
-    """The offset behind the last record of the slice."""
+    """The offset after the last record of the slice."""
 
 
 def task_bytes(total_bytes: int, bytes_max: int, tasks_min: int | None) -> int:
     """Return the bytes that one task reads; at most `bytes_max`.
 
-    With `tasks_min` there are at least so many tasks, however little they read. Without `tasks_min`
+    With `tasks_min`, there are at least that many tasks, even small ones. Without `tasks_min`,
     there are as few tasks as possible, all of about the same size.
     """
     tasks = tasks_min or -(-total_bytes // bytes_max)
     share = -(-total_bytes // max(1, tasks))
     if tasks_min is None:
-        share += share // 64  # else the remainder would be one more task
+        share += share // 64  # otherwise the remainder would be one more task
     return max(1, min(bytes_max, share))
 
 

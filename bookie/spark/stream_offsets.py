@@ -1,8 +1,8 @@
 """Offsets in one textual form: ``{"orders": {"0": 17, "1": 4, "id": "…"}}``.
 
-An offset in this form is the offset of the next record to read. The id is the log's id, which
-differs from that of a later log with the same name. Spark compares offsets as text. So the same
-offsets always have the same order: logs by name, partitions by number, the id last.
+An offset in this form is the offset of the next record to read. The id is the log's id; a later log
+with the same name has another id. Spark compares offsets as text. So the same offsets always have
+the same order: logs by name, partitions by number, the id last.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ EARLIEST, LATEST = -2, -1
 
 
 ID = "id"
-"""The key of a log's id in Spark's form; it stands beside the keys of the partitions."""
+"""The key of a log's id in Spark's form, beside the keys of the partitions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class StreamOffset:
 
     offsets: LogOffsets
     log_ids: Mapping[str, str] = field(default_factory=dict)
-    """The `LogDefinition.log_id` of each log, by name; offsets of older versions have none."""
+    """The `LogDefinition.log_id` of each log, by name. Offsets of older versions have no ids."""
 
     def logs(self) -> list[str]:
         """Return the names of the logs, sorted."""
@@ -41,7 +41,7 @@ class StreamOffset:
     def is_other(self, log: str, definition: LogDefinition) -> bool:
         """True if `definition` belongs to another log with the same name.
 
-        If the log's id is not known, only a missing partition proves this: a log keeps its
+        If the id is unknown, only a missing partition proves this, because a log keeps its
         partitions.
         """
         known = self.log_ids.get(log)
@@ -65,7 +65,7 @@ def from_json(given: Any) -> StreamOffset:
     """Parse offsets in the JSON form that Spark keeps.
 
     Raises:
-        BadRequestError: they are none.
+        BadRequestError: `given` is not in that form.
     """
     wrong = BadRequestError(
         f'offsets are JSON such as {{"orders": {{"0": 17}}}}, not {json.dumps(given)[:200]}'
@@ -90,7 +90,7 @@ def parse_offsets(option: str, text: str) -> StreamOffset:
     """Parse offsets that a user gave as an option.
 
     Raises:
-        BadRequestError: they are none.
+        BadRequestError: the text has no offsets.
     """
     try:
         return from_json(json.loads(text))
@@ -101,10 +101,12 @@ def parse_offsets(option: str, text: str) -> StreamOffset:
 
 
 def begins_of(start: StreamOffset, end: StreamOffset) -> LogOffsets:
-    """Return the offsets where a batch goes on; other partitions begin at their earliest record.
+    """Return the offsets at which a batch continues.
 
-    The other partitions were not known at `start`, or their log was deleted and made anew before
-    `end`. If `start` has no id of a log, its partitions prove that the log is new. One of them is
+    Other partitions begin at their earliest record.
+
+    The other partitions were not known at `start`, or their log was deleted and created again
+    before `end`. If `start` has no id of a log, a partition proves that the log is new: it is
     missing from `end`, or ends before the records that were read.
     """
     return {
@@ -128,13 +130,13 @@ def limited(
 ) -> LogOffsets:
     """Return an end with about `rows` records before it, in proportion to the waiting records.
 
-    Each partition with waiting records advances by at least one record, so a long backlog elsewhere
-    starves no partition. So a batch has at most `rows` records, or one record for each such
-    partition if there are more such partitions.
+    Each partition with waiting records advances by at least one record, so no backlog of another
+    partition starves it. If there are more such partitions than `rows`, the batch has one record
+    for each.
 
     The shares are in proportion, so all partitions reach their ends together. Equal shares would
-    read a short partition far ahead of a long one. In that case the watermark of a query would drop
-    records of the long partition.
+    read a short partition far ahead of a long one. Then the watermark of a query would drop records
+    of the long partition.
     """
     waiting = {key: max(0, last - start.get(key, 0)) for key, last in end.items()}
     busy = sum(1 for count in waiting.values() if count)
@@ -148,5 +150,5 @@ def limited(
 
 
 def rows_between(start: Mapping[tuple[str, int], int], end: Mapping[tuple[str, int], int]) -> int:
-    """Count the records between two offsets; a partition not in `start` begins at 0."""
+    """Count the records between two offsets. A partition missing in `start` begins at 0."""
     return sum(max(0, last - start.get(key, 0)) for key, last in end.items())

@@ -2,16 +2,18 @@
 
 One process of the driver has one `LogStreamReader` for as long as the query runs.
 
-**The first batch is pinned.** Spark does not keep the start of a new query. If its first batch
-failed, the query would start again at another ``latest``, and records between the two would be
-lost. So the first offset that this source reports is the start itself. Spark keeps this offset with
-an empty batch, and all records come in later batches.
+**The first batch is pinned.** Spark does not keep the start of a new query. If the first batch
+failed, the query would start again at a later ``latest``, and the records between would be lost. So
+the first offset that this source reports is the start itself. Spark keeps this offset with an empty
+batch, and all records come in later batches.
 
-**Which log.** An offset has the id of its log. A log that was deleted and made anew is another log
-with the same name. If a batch ends in the new log, it begins at the new log's earliest record.
+**Which log.** An offset has the id of its log. A log that was deleted and created again is another
+log with the same name. If a batch ends in the new log, the batch begins at the new log's earliest
+record.
 
-**Waiting.** Spark asks for the latest offset again and again. If there is no new record, the answer
-waits for one, for two seconds at most. The bookies or the metadata store tell of the record.
+**Waiting.** Spark asks for the latest offset again and again. If there is no new record, the source
+waits for one before it answers, for two seconds at most. The bookies or the metadata store report
+the new record.
 """
 
 from __future__ import annotations
@@ -62,24 +64,24 @@ GATHER_SECONDS = 0.2
 """The pause between two looks while a batch waits for more records, in seconds."""
 
 PATTERN_SECONDS = 1.0
-"""The pause between two looks while no log matches the pattern, in seconds."""
+"""The pause between two listings while no log matches the pattern, in seconds."""
 
 BEHIND_SECONDS = 60.0
-"""A partition whose end is below the offset read so far for so many seconds has lost records."""
+"""After this time with its end below the read offset, a partition has lost records."""
 
 BEHIND_PAUSE_SECONDS = 1.0
-"""The pause between two looks at a partition that lost its end, if the query would end else."""
+"""The pause between two looks at a partition that lost its end, before the query could end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The state of the logs at one moment, as a batch of a stream sees it."""
+    """The state of the logs at one moment, for one batch of a stream."""
 
     surveys: Surveys
     begins: LogOffsets
-    """The offsets where the batch begins, without new partitions and without logs made anew."""
+    """The offsets where the batch begins, without new partitions and re-created logs."""
     end: StreamOffset
-    """The offsets where the batch ends if there is no limit."""
+    """The offsets where the batch ends, if there is no limit."""
 
 
 class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -90,36 +92,39 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._initial: StreamOffset | None = None
         self._is_pinned = False
         self._behind_since: dict[tuple[str, int], float] = {}
-        """When each partition's end was first seen below the offset read so far, by partition."""
+        """The time when each partition's end was first seen below the read offset, by partition."""
         self._target: StreamOffset | None = None
         """The end of a query with the trigger ``availableNow``."""
         self._ends: StreamOffset | None = None
-        """The ends of the partitions when they were last looked at."""
+        """The last known ends of the partitions."""
         self._due_at: float | None = SystemClock.monotonic()
-        """The time at which waiting records become a batch, however few; None while none waits.
+        """The time at which waiting records become a batch, even if they are few.
 
-        Records that wait at the start of the query may have waited for long, so they become a batch
-        at once.
+        None while no record waits.
+
+        Records that wait when the query starts may be old, so they become a batch at once.
         """
 
     # ---- in the driver
 
     def initialOffset(self) -> Kept:
-        """Return the offsets where a new query begins; the same at each call of one run.
+        """Return the offsets where a new query begins.
+
+        All calls of one run return the same offsets.
 
         Raises:
-            NoSuchLogError: a log that is named does not exist.
+            NoSuchLogError: a named log does not exist.
         """
         if self._initial is None:
             self._initial = _patiently(self._find_start)
         return as_json(self._initial)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Make the query end with the records that are there now."""
+        """Make the query end after the records that exist now."""
         self._target = _patiently(lambda: self._look_at_ends(self._survey()))
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return the one limit that Spark applies; this source applies the other limits itself."""
+        """Return the one limit that Spark applies. This source applies the other limits itself."""
         limits = self.source.batch_limits
         if limits.rows_max is not None:
             return ReadMaxRows(limits.rows_max)
@@ -131,7 +136,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the offsets where the next batch ends.
 
         Raises:
-            LogTruncatedError: a log was deleted, perhaps made anew, and `failOnDataLoss` is set.
+            LogTruncatedError: a log was deleted, or created again, and `failOnDataLoss` is set.
         """
         begin = from_json(start)
         if begin == self._initial and not self._is_pinned:
@@ -140,17 +145,17 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return as_json(_patiently(lambda: self._end_of_batch(begin, limit)))
 
     def reportLatestOffset(self) -> Kept | None:
-        """Return the ends of the logs at the last look; Spark shows the query's lag from them."""
+        """Return the last known ends of the logs, from which Spark shows the query's lag."""
         return None if self._ends is None else as_json(self._ends)
 
     def partitions(self, start: Given, end: Given) -> Sequence[InputPartition]:
-        """Return the tasks of a batch; a batch that is repeated has the same records.
+        """Return the tasks of a batch. A repeated batch has the same records.
 
-        Only the two offsets decide what is read. So a batch also reads logs that the options do not
-        name any more.
+        Only the two offsets decide which records are read. So a batch also reads logs that the
+        options no longer name.
 
         Raises:
-            LogTruncatedError: some of them are lost, and `failOnDataLoss` is set.
+            LogTruncatedError: some records are lost, and `failOnDataLoss` is set.
         """
         last = from_json(end)
         begins = begins_of(from_json(start), last)
@@ -171,7 +176,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_split(self.source, partition)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"source": self.source}  # tasks need no more
+        return {"source": self.source}  # tasks need nothing else
 
     # ---- inside
 
@@ -188,7 +193,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _tasks(self, begins: LogOffsets, end: StreamOffset) -> list[LogSplit]:
         surveys = self._survey(LogSelection(tuple(end.logs())))
         ends = self._still_there(end, surveys)
-        # Partitions that Spark saw for the first time in this batch are read from their beginning.
+        # Partitions that are new in this batch are read from their beginning.
         new = {key: surveys.bounds()[key][0] for key in ends.keys() - begins.keys()}
         return plan(self.source, surveys, begins | new, ends)
 
@@ -200,14 +205,14 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if self._is_too_little(begin, look):
                 return begin
         while look.end == begin and self._target is not None and self._behind_since:
-            # The query would end without an error.
+            # Without this pause, the query would end without an error.
             pause(BEHIND_PAUSE_SECONDS)
             look = self._look(begin)
         self._due_at = None
         return self._within(look, limit)
 
     def _is_too_little(self, begin: StreamOffset, look: Look) -> bool:
-        """True if a batch must wait: it has too few records, and none of them is due."""
+        """True if a batch must wait, because its records are too few and none of them is due."""
         limits, now = self.source.batch_limits, SystemClock.monotonic()
         end = look.end.offsets
         rows = rows_between(_starts(look), end)
@@ -217,7 +222,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._due_at = now + limits.delay_seconds
         if limits.rows_min is None or self._due_at is None or now >= self._due_at:
             return False
-        # A loss since then is told at once.
+        # A loss since then is reported at once.
         is_whole = all(
             key in look.begins and offset <= end.get(key, -1)
             for key, offset in begin.offsets.items()
@@ -225,7 +230,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return is_whole and rows < limits.rows_min
 
     def _await_records(self, look: Look) -> None:
-        """Wait for a new record, or until a waiting one is due. Only a new look sees new logs."""
+        """Wait for a new record, or until a waiting record is due. Only `_look` finds new logs."""
         known = look.surveys.bounds()
         begin = {key: at for key, at in look.end.offsets.items() if key in known}
         if not begin:
@@ -235,11 +240,12 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         seconds = POLL_SECONDS
         if self._due_at is not None:
             seconds = min(seconds, max(0.0, self._due_at - SystemClock.monotonic()))
-        with suppress(NoSuchLogError):  # the next look tells
+        with suppress(NoSuchLogError):  # the next look reports the missing log
             connection.client().await_records(
                 begin, password=connection.password(), timeout_seconds=seconds
             )
-        if self._due_at is not None:  # further records come; each look costs a call to the bookies
+        # More records come soon, and each look costs a call to the bookies.
+        if self._due_at is not None:
             pause(min(seconds, GATHER_SECONDS))
 
     def _look(self, begin: StreamOffset) -> Look:
@@ -260,7 +266,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ids = dict(begin.log_ids) | surveys.log_ids()
         for log, _ in self._behind_since.keys() - lost:
             if log not in begin.log_ids:
-                ids.pop(log, None)  # it may be another log
+                ids.pop(log, None)  # the log may be another one of the same name
         logs = {log for log, _ in end}
         return Look(
             surveys, begins, StreamOffset(end, {log: ids[log] for log in logs & ids.keys()})
@@ -272,10 +278,10 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._ends
 
     def _still_there(self, at: StreamOffset, surveys: Surveys) -> LogOffsets:
-        """Return the offsets without those of logs that were deleted, or deleted and made anew.
+        """Return the offsets, without those of logs that were deleted or created again.
 
-        Offsets of logs that the options leave out stay. If such a log is selected again, reading
-        goes on at its offset.
+        Offsets of logs that the options do not select stay. If such a log is selected again,
+        reading continues at its offset.
         """
         lost = set()
         for log in filter(surveys.selection.has, at.logs()):
@@ -291,11 +297,11 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _lost_ends(
         self, begin: StreamOffset, begins: LogOffsets, ends: LogOffsets
     ) -> set[tuple[str, int]]:
-        """Return the partitions whose end has been below the offset read so far for long.
+        """Return the partitions whose end has been below the read offset for too long.
 
-        The bookies that know the end of a partition may be away. If the end stays too low, the last
-        records are lost. If the id of the log that was read is unknown, the log counts as a new
-        one.
+        The bookies that know the end of a partition may be unavailable for a time. If the end stays
+        too low, the last records are lost. If the id of the read log is unknown, the log counts as
+        a new one.
         """
         now, since = SystemClock.monotonic(), self._behind_since
         behind = {key for key, offset in begins.items() if ends.get(key, offset) < offset}
@@ -329,14 +335,14 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _starts(look: Look) -> LogOffsets:
-    """Return the offsets where a batch begins; new partitions begin at their earliest record."""
+    """Return the offsets where a batch begins. New partitions begin at their earliest record."""
     return {key: earliest for key, (earliest, _) in look.surveys.bounds().items()} | look.begins
 
 
 def _bytes_between(start: LogOffsets, end: LogOffsets, surveys: Surveys) -> int:
     total = 0
     for (log, partition), last in end.items():
-        if start[log, partition] < last:  # so the options select it
+        if start[log, partition] < last:  # the options select the log, because the batch reads it
             first = max(start[log, partition], surveys.bounds()[log, partition][0])
             spans = surveys.by_log[log].spans(partition, first, last)
             total += sum(one.size_bytes for one in spans)
@@ -344,13 +350,13 @@ def _bytes_between(start: LogOffsets, end: LogOffsets, surveys: Surveys) -> int:
 
 
 def _patiently(look: Callable[[], T]) -> T:
-    """Return the result of `look`; repeat `look` after errors that may pass.
+    """Return the result of `look`. Repeat `look` after temporary errors.
 
     A log may be deleted while `look` runs. The next run of `look` sees the deletion at its
     beginning.
 
     Raises:
-        BookieError: an error of `look` that does not pass.
+        BookieError: an error of `look` that is not temporary.
     """
 
     def twice() -> T:

@@ -1,9 +1,8 @@
 """Keep the range writers of a worker process open from one micro-batch to the next.
 
-Without open writers each task of each batch would make a ledger. A worker runs one task after the
-other. A task takes the writers that it needs and gives them back. Unused writers are closed after a
-while. Spark ends idle workers after a minute, without telling them. So the writers are closed
-before that.
+Without open writers, each task of each batch would create a ledger. A worker runs one task after
+the other. A task takes the writers that it needs, and gives them back. Spark ends an idle worker
+after a minute without a warning, so unused writers are closed before that.
 """
 
 from __future__ import annotations
@@ -20,22 +19,25 @@ from bookie.errors import BookieError
 from bookie.sync import SyncRangeWriter
 
 IDLE_SECONDS_MAX = 40.0
-"""A writer that no task takes for so many seconds is closed."""
+"""A writer that no task takes for this many seconds is closed."""
 
 IDLE_WRITERS_MAX = 256
-"""The most idle writers of a process; those that were given back first are closed."""
+"""The most idle writers of a process. Beyond this number, the longest idle writers are closed."""
 
 CLOSE_SECONDS_MAX = 10.0
-"""A ledger that is not closed after so many seconds stays open; its cut ranges can be published."""
+"""The longest time to close a ledger, in seconds.
+
+After that the ledger stays open, and its cut ranges can still be published.
+"""
 
 
 class WriterKey(NamedTuple):
-    """The key of a writer; tasks with the same key may use the same writer."""
+    """The key of a writer. Tasks with the same key may use the same writer."""
 
     metadata_uri: str
     application: str
     log_id: str
-    """The id of the log; a log that was deleted and made again has another id."""
+    """The id of the log. A log that was deleted and created again has another id."""
     partition: int
 
 
@@ -43,7 +45,7 @@ class ClosesItsLedger(Protocol):
     """The part of a writer that this module needs."""
 
     def close(self, *, timeout: float | None = None) -> None:
-        """Close the writer's ledger; records after the last cut are dropped."""
+        """Close the writer's ledger, and drop the records after the last cut."""
 
 
 @dataclass(slots=True)
@@ -53,7 +55,7 @@ class _Idle:
 
 
 class TaskWriters:
-    """The open writers of a process that no task uses now; thread safe."""
+    """The open writers of a process that no task uses now. The class is thread-safe."""
 
     def __init__(
         self,
@@ -74,13 +76,13 @@ class TaskWriters:
         self._timer: threading.Thread | None = None
 
     def take(self, key: WriterKey) -> SyncRangeWriter | None:
-        """Hand an open writer over to the caller, until `give_back`; None if there is no writer."""
+        """Hand an open writer to the caller, until `give_back`; None if there is no writer."""
         with self._lock:
             found = self._idle.pop(key, None)
         return found.writer if found else None
 
     def give_back(self, key: WriterKey, writer: SyncRangeWriter) -> None:
-        """Keep a writer whose range has been cut, for a later task."""
+        """Keep a writer for a later task. Its range must have been cut."""
         with self._lock:
             former = self._idle.pop(key, None)
             self._idle[key] = _Idle(writer, self._monotonic())
@@ -92,7 +94,7 @@ class TaskWriters:
             close_quietly(one.writer)
 
     def close_idle(self) -> None:
-        """Close writers that were unused for too long."""
+        """Close writers that no task has taken for too long."""
         due: list[_Idle] = []
         with self._lock:
             self._timer = None
@@ -113,7 +115,7 @@ class TaskWriters:
 
 
 def close_quietly(writer: ClosesItsLedger) -> None:
-    """Close a writer. If this fails, its ledger stays open until a sweep deletes or keeps it."""
+    """Close a writer. After a failure, its ledger stays open until a sweep handles it."""
     with suppress(BookieError):
         writer.close(timeout=CLOSE_SECONDS_MAX)
 

@@ -6,10 +6,10 @@
 | `repair` | copies entries that an audit found missing or corrupt |
 | `export` | new records of a log as Parquet |
 | `ingest` | files into a transactional log |
-| `ingest_plan` | the files that it reads, and the options for them |
-| `file_rows` | their rows, each file by its own header or schema |
+| `ingest_plan` | the files that `ingest` reads, and the options for them |
+| `file_rows` | the rows of these files, each file by its own header or schema |
 | `migrate` | topics of Kafka into transactional logs |
-| `moving` | their common part: batches, the quarantine, counts |
+| `moving` | the common part of `ingest` and `migrate`: batches, the quarantine, counts |
 | `reasons` | reasons why a text does not fit a schema |
 | `compact` | joins many small ledgers of a log into few |
 | `stats` | sizes, rates and skew |

@@ -24,7 +24,7 @@ VERDICTS = "verdicts"
 """The name of the verdicts' directory, below the report's directory."""
 
 DAMAGED_ROWS_SHOWN = 50
-"""The most verdicts other than ``ok`` that the page lists; the Parquet files have them all."""
+"""The most verdicts other than ``ok`` on the page; the Parquet files have all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class VerdictCount:
 
 @dataclass(frozen=True, slots=True)
 class DamagedCopy:
-    """A copy whose verdict is not ``ok``, as it is shown to people."""
+    """A copy whose verdict is not ``ok``, in the form that people see."""
 
     ledger_id: int
     bookie: str
@@ -114,17 +114,17 @@ def audit(
     ledgers: str | None = None,
     bytes_of_a_task: str | None = None,
 ) -> AuditSummary:
-    """Audit a cluster and write the report, in place of a former report in the directory.
+    """Audit a cluster and write the report, which replaces a former report in the directory.
 
     Args:
         spark: the session.
         metadata: the URI of the metadata store, as the executors reach it.
         report: a directory of any file system that Spark knows.
         ledgers: ids and ranges, such as ``1,2,10-20``; None for all.
-        bytes_of_a_task: how much one task reads, such as ``256m``.
+        bytes_of_a_task: the bytes that one task reads, such as ``256m``.
 
     Raises:
-        BadRequestError: there is a report of another cluster; it stays.
+        BadRequestError: the directory has a report of another cluster, which stays.
     """
     claim_report(spark, metadata, report, writes=True)
     verdicts(spark, metadata, ledgers=ledgers, bytes_of_a_task=bytes_of_a_task).write.mode(
@@ -140,7 +140,7 @@ def verdicts(
     ledgers: str | None = None,
     bytes_of_a_task: str | None = None,
 ) -> DataFrame:
-    """Return the verdicts as a frame. Each action on the frame audits again, so write it first."""
+    """Return the verdicts as a frame. Each action on it audits again, so write it first."""
     reader = spark.read.format("bookkeeper").option("metadata", metadata).option("table", "audit")
     if ledgers is not None:
         reader = reader.option("ledgers", ledgers)
@@ -222,7 +222,10 @@ def audit_page(summary: AuditSummary) -> str:
 
 
 def write_page(page: str, report: str, name: str, path: str | None) -> str | None:
-    """Write a page to `path`, or into its report if that is a local directory; return where."""
+    """Write a page to `path`, or into its report's directory; return the path.
+
+    If the report is not in a local directory and `path` is None, write nothing and return None.
+    """
     if path is None and "://" in report:
         return None
     target = Path(path) if path is not None else Path(report) / name

@@ -1,9 +1,9 @@
-"""Compact: many small ledgers of a log into few, without a change of any record or offset.
+"""Compact: join many small ledgers of a log into few. No record and no offset changes.
 
 The driver chooses runs of small ranges. Each task copies one run into a new ledger. Then the driver
 publishes all copies of a partition in one step and deletes the old ledgers. The driver works on a
-few partitions at a time, so that their old ledgers are deleted before the next ones are copied. A
-run of the job that was cut off is simply repeated: see `bookie.log.compact.compaction`.
+few partitions at a time, so that their old ledgers are deleted before the next ones are copied.
+Repeat a run of the job that was interrupted; see `bookie.log.compact.compaction`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class CompactionSummary:
     ledgers_before: int
     ledgers_after: int
     joined: int
-    """The number of runs of ranges that are one range now."""
+    """The number of runs of ranges that were joined to one range each."""
     copied_bytes: int
     """The payload bytes of the ranges that were joined."""
     overtaken: int
@@ -50,7 +50,7 @@ def compact(
     *,
     password_file: str | None = None,
 ) -> CompactionSummary:
-    """Compact each partition of a log by itself.
+    """Compact each partition of a log separately.
 
     Args:
         spark: the session.
@@ -60,7 +60,7 @@ def compact(
         password_file: a file on every machine that holds the password of the log's ledgers.
 
     Raises:
-        BadRequestError: the limits are none.
+        BadRequestError: the limits are not valid.
         NoSuchLogError: there is no such log.
         MetadataError: the metadata store failed; compact again.
     """

@@ -1,13 +1,13 @@
 """Export the records of a log as Parquet, each record once; a run exports only new records.
 
-A checkpoint keeps the progress of the export. Each run reads the records that the log got since the
-last run, as batches, and ends. A batch is written below ``data/batch=N``. If a batch is repeated,
-it replaces its own directory. So a run that was cut off neither repeats nor omits a record. This
-guarantee holds for one log, one checkpoint and one target: see `bookie.spark.jobs.export_target`.
+A checkpoint keeps the progress of the export. Each run reads, in batches, the records that were
+appended since the last run, and ends. A batch is written below ``data/batch=N``. A repeated batch
+replaces its own directory, so an interrupted run neither repeats nor omits a record. This guarantee
+holds for one log, one checkpoint and one target: see `bookie.spark.jobs.export_target`.
 
 Values become columns in one of three ways. Rows whose value does not fit the schema go to
-``quarantine``, with all columns of the log and the original bytes. The column ``reason`` says why a
-row is there.
+``quarantine``, with all columns of the log and the original bytes. The column ``reason`` gives the
+reason for each row.
 
 ====== ====================================================================================
 format columns
@@ -46,7 +46,7 @@ from bookie.spark.lag import rows_read
 VALUE_FORMATS = ("bytes", "json", "csv")
 
 ORIGIN = ("log", "partition", "offset", "timestamp", "key")
-"""Columns of the source that are written beside parsed columns, with an underscore before them."""
+"""Columns of the source that are written beside the parsed columns, with a leading underscore."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class ExportPlan:
         """Check the plan before anything is read.
 
         Raises:
-            BadRequestError: something is missing or contradictory.
+            BadRequestError: a part of the plan is missing or contradicts another part.
         """
         if self.value_format not in VALUE_FORMATS:
             raise BadRequestError(f"values are {', '.join(VALUE_FORMATS)}, not {self.value_format}")
@@ -86,7 +86,7 @@ def export_log(
 ) -> int:
     """Export the new records of a log; return the number of rows that were read.
 
-    From the first run on, the target and the checkpoint belong to each other and to the log.
+    The first run binds the target, the checkpoint and the log to each other.
 
     Args:
         spark: the session.
@@ -95,7 +95,7 @@ def export_log(
         plan: the columns, format and target.
         checkpoint: a directory that belongs to this export alone.
         password_file: a file on every machine that holds the password of the log's ledgers.
-        takes_over: let a target without a mark belong to a checkpoint that was used before.
+        takes_over: bind a target without a mark to a checkpoint that was used before.
 
     Raises:
         BadRequestError: the target or the checkpoint belongs to another export; nothing was
@@ -123,15 +123,15 @@ def export_log(
 
 
 def quarantined_rows(spark: SparkSession, target: str) -> int:
-    """Return the number of rows that the exports into a directory have set aside so far."""
+    """Return the number of rows that exports into a directory have put into quarantine so far."""
     try:
         return spark.read.parquet(quarantine_of(target)).count()
     except AnalysisException:
-        return 0  # nothing was ever set aside there
+        return 0  # no row was ever put into quarantine there
 
 
 def quarantine_of(target: str) -> str:
-    """Return the directory of the rows that exports into `target` have set aside."""
+    """Return the quarantine directory of the exports into `target`."""
     return f"{target}/quarantine"
 
 
@@ -139,7 +139,7 @@ def parse_schema(text: str) -> StructType:
     """Parse a schema from text such as ``id BIGINT, name STRING``; this needs a Spark session.
 
     Raises:
-        BadRequestError: Spark does not understand it.
+        BadRequestError: Spark cannot parse the text.
     """
     try:
         schema = StructType.fromDDL(text)
@@ -151,7 +151,7 @@ def parse_schema(text: str) -> StructType:
 
 
 def write_batch(frame: DataFrame, batch: int, plan: ExportPlan) -> None:
-    """Write one batch; a batch that is written again replaces its older files."""
+    """Write one batch. A repeated batch replaces the files of the earlier attempt."""
     if plan.value_format == "bytes":
         _write(frame, f"{plan.target}/data/batch={batch}", plan.partition_by)
         return
@@ -161,7 +161,7 @@ def write_batch(frame: DataFrame, batch: int, plan: ExportPlan) -> None:
     good = parsed.where(~bad).select("_parsed.*", *origin).drop(CORRUPT)
     _write(good, f"{plan.target}/data/batch={batch}", plan.partition_by)
     aside = _with_reasons(parsed.where(bad), plan).drop("_parsed", "_texts")
-    # An empty quarantine replaces the rows that a repeated batch has left.
+    # An empty quarantine replaces the rows that an earlier attempt of the batch has left.
     _write(aside, f"{quarantine_of(plan.target)}/batch={batch}", ())
     parsed.unpersist()
 

@@ -1,9 +1,9 @@
 """The directory of an export, which belongs to one log and to one checkpoint.
 
 A batch replaces the directory with its number. So an export of another log, or with another
-checkpoint, would replace batches of the first export. And a checkpoint that is used for another
-directory would omit the records that it has already read. The marks in a directory and in a
-checkpoint say whether they belong together.
+checkpoint, would replace batches of the first export. A checkpoint that is used for another
+directory would omit the records that were read before. Marks in a directory and in a checkpoint
+show if the two belong together.
 
 Older versions wrote no marks. A directory and a checkpoint without marks belong together if each
 batch holds the records that the checkpoint says it has read.
@@ -57,15 +57,16 @@ class WrittenOffsets:
 def claim_target(spark: SparkSession, mark: JobMark, *, takes_over: bool = False) -> None:
     """Mark the target and the checkpoint of an export, or check that they have the export's marks.
 
-    The checkpoint is marked first. So if a target has a mark, its checkpoint has had one, too.
+    The checkpoint is marked first. So if a target has a mark, its checkpoint got one before.
 
     Args:
         spark: the session.
-        mark: of the export; its id counts only if there is none yet.
-        takes_over: let a target without a mark belong to a checkpoint that was used before.
+        mark: the mark of the export; its id is used only if there is no mark yet.
+        takes_over: bind a target without a mark to a checkpoint that was used before.
 
     Raises:
-        BadRequestError: they belong to another export, or nothing proves that they belong together.
+        BadRequestError: the two belong to another export, or nothing proves that they belong
+            together.
     """
     files = small_files(spark)
     target, checkpoint = read_mark(files, mark.target), read_mark(files, mark.checkpoint)
@@ -98,7 +99,7 @@ def is_written_by(progress: Progress, log: str, written: list[WrittenOffsets]) -
         if one.log != log or one.batch > max(progress.offsets, default=-1):
             return False
         if one.batch not in progress.offsets:
-            continue  # forgotten
+            continue  # Spark has forgotten the offsets of this batch
         if end is None or one.last >= end or one.first < (begin or 0):
             return False
         known += 1
@@ -153,7 +154,7 @@ def _check_new(files: SmallFiles, mark: JobMark) -> None:
 def _check_used(
     spark: SparkSession, mark: JobMark, checkpoint: JobMark | None, progress: Progress
 ) -> None:
-    """Refuse an unmarked target if the checkpoint was used, unless that use wrote the target."""
+    """Refuse an unmarked target if the checkpoint was used for another target."""
     if checkpoint is not None:
         raise BadRequestError(
             f"the checkpoint {mark.checkpoint} belongs to {checkpoint.target}, and {mark.target} "
@@ -175,7 +176,7 @@ def _check_used(
 
 
 def _written(spark: SparkSession, target: str) -> list[WrittenOffsets]:
-    """Return the offsets that each batch of a target holds, by the columns of a row's origin."""
+    """Return the offsets in each batch of a target, by the columns of each row's origin."""
     found: list[WrittenOffsets] = []
     for directory in DIRECTORIES:
         frame = load_if_there(spark, f"{target}/{directory}", "parquet", ENDING)

@@ -1,4 +1,4 @@
-"""The rows of files, each file read by its own header or schema, and why a row may not go.
+"""The rows of files, each file read by its own header or schema, with reasons for refused rows.
 
 ========== ======================================================================================
 format     value
@@ -37,12 +37,12 @@ from bookie.spark.jobs.reasons import (
 )
 
 ROW = "row"
-"""The kind of bad rows whose content does not fit: no JSON object, a text instead of a number."""
+"""The kind of bad rows whose content does not fit, such as no JSON object, or text for a number."""
 
 _PATH = "_metadata.file_path"
 
 _AS_JSON = {
-    # Spark would leave out columns that are null, and cut times after their milliseconds.
+    # Otherwise Spark would omit columns that are null, and cut times after their milliseconds.
     "ignoreNullFields": "false",
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
     "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
@@ -51,7 +51,7 @@ _AS_JSON = {
 _NOT_BLANK = r"[^\x00-\x20]"
 
 _MANY_DIGITS = r"[0-9][0-9.]{38,}|[0-9][0-9.]{15,}[eE]"
-"""A number that may lose digits when it is parsed and written as text again."""
+"""Matches a number that may lose digits when it is parsed and written as text again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +61,17 @@ class _Source:
     spark: SparkSession
     plan: IngestPlan
     partitions: tuple[str, ...]
-    """The names of columns whose values stand in the files' paths."""
+    """The names of columns whose values are in the files' paths."""
     size_bytes_max: int
 
     def reader(self, **options: str) -> DataFrameReader:
-        """Return a reader that takes paths as they are, without patterns."""
+        """Return a reader that takes paths literally, not as patterns."""
         reader = self.spark.read.options(**options).option("__globPaths__", "false")
         root = root_of(self.plan.files)
         return reader.option("basePath", root) if self.partitions else reader
 
     def schema(self, fields: Iterable[StructField]) -> StructType:
-        """Return the files' fields, and the paths' columns as text; Spark would guess types."""
+        """Return the files' fields, and the paths' columns as text, because Spark guesses types."""
         return StructType([*fields, *(StructField(one, StringType()) for one in self.partitions)])
 
     def judged(
@@ -82,7 +82,10 @@ class _Source:
         verdicts: Mapping[str, Column],
         key: Column | None = None,
     ) -> DataFrame:
-        """Return rows as `moving.judged` does; a bad row is set aside with its content `raw`."""
+        """Return rows as `moving.judged` does.
+
+        A bad row goes to quarantine with its content `raw`.
+        """
         row = {"value": value.cast("binary")}
         if key is not None:
             row["key"] = key.cast("string").cast("binary")
@@ -127,7 +130,7 @@ def root_of(files: str) -> str:
 def _partition_columns(
     spark: SparkSession, paths: Sequence[str], plan: IngestPlan
 ) -> tuple[str, ...]:
-    """Return the columns that stand in the paths, such as ``day`` in ``root/day=1/file``."""
+    """Return the columns in the paths, such as ``day`` in ``root/day=1/file``."""
     is_flat = plan.finding().get("recursiveFileLookup", "false").lower() == "true"
     if is_flat or not any("=" in path for path in paths):
         return ()
@@ -167,7 +170,7 @@ def _list(names: Sequence[str]) -> str:
 
 
 def _csv_headers(source: _Source, paths: Sequence[str]) -> dict[tuple[str, ...], list[str]]:
-    """Return the files grouped by header. Files without any line have no rows, and are left out."""
+    """Return the files grouped by header. Files without a line have no rows, and are left out."""
     found: dict[tuple[str, ...], list[str]] = {}
     options = {**source.plan.reading(), "header": "false"}
     for some in _alike(source, paths):
@@ -180,7 +183,7 @@ def _csv_headers(source: _Source, paths: Sequence[str]) -> dict[tuple[str, ...],
 
 
 def _alike(source: _Source, paths: Sequence[str]) -> list[list[str]]:
-    """Group files with the same first line, so that only one header of a group is parsed."""
+    """Group files with the same first line, so that only one header of each group is parsed."""
     plan = source.plan
     options = plan.reading()
     if len(paths) == 1 or plan.is_multiline or {"encoding", "charset"} & options.keys():
@@ -202,7 +205,8 @@ def _alike(source: _Source, paths: Sequence[str]) -> list[list[str]]:
     first_lines = {unquote(row["file"]): row["first"] for row in firsts}
     groups: dict[str, list[str]] = {}
     for path in paths:
-        # An empty file has no line. Such files, and unexpected spellings of paths, stay alone.
+        # An empty file has no line. Such a file, or a path in an unexpected spelling, is a group of
+        # its own.
         groups.setdefault(first_lines.get(path, f"\n{path}"), []).append(path)
     return list(groups.values())
 
@@ -237,8 +241,8 @@ def _csv_reader(source: _Source) -> DataFrameReader:
 
 
 def _refused_csv(source: _Source, paths: Sequence[str], problem: str) -> DataFrame:
-    """Return the rows of files with a wrong header, each with its text as it stands in the file."""
-    # A row of several columns does not fit into one. So Spark tells its text.
+    """Return the rows of files with a wrong header, each with its text as in the file."""
+    # A row of several columns does not fit into one column, so Spark reports its text as corrupt.
     fields = [StructField("__bookie_only", StringType()), StructField(CORRUPT, StringType())]
     frame = _csv_reader(source).schema(source.schema(fields)).csv(list(paths))
     raw = F.coalesce(quoted(CORRUPT), F.col("__bookie_only"), F.lit(""))

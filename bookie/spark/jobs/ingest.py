@@ -1,8 +1,8 @@
 """Ingest files into a transactional log, each row once.
 
-Spark's stream of files only finds the files; its checkpoint keeps which files were taken. Each
-batch reads its files by itself (`bookie.spark.jobs.file_rows`), so each file is read by its own
-header or schema.
+Spark's stream of files only finds the files, and its checkpoint records which files were taken.
+Each batch reads its files itself (`bookie.spark.jobs.file_rows`), each file by its own header or
+schema.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bookie.spark.jobs.moving import (
 )
 
 FOUND = "path STRING, modificationTime TIMESTAMP, length BIGINT, content BINARY"
-"""The columns of Spark's source of files. The job uses only the path, so no content is read."""
+"""The columns of Spark's source of files. The job selects only the path, so no content is read."""
 
 
 def ingest_files(spark: SparkSession, plan: IngestPlan, target: MoveTarget) -> Moved:
@@ -40,7 +40,7 @@ def ingest_files(spark: SparkSession, plan: IngestPlan, target: MoveTarget) -> M
     target.validate()
     assert target.log is not None, "all rows go to one log"
     claim_moves(spark, "ingest", [target.log], target)
-    # The session of a batch may be in another process than this one.
+    # The function of a batch may run in another process than this one.
     found = spark.readStream.format("binaryFile").schema(FOUND).options(**plan.finding())
     frame = found.load(plan.files).select("path")
     return run_moves(frame, lambda rows, batch: ingest_batch(rows, batch, plan, target), target)
@@ -50,8 +50,8 @@ def ingest_batch(found: DataFrame, batch: int, plan: IngestPlan, target: MoveTar
     """Ingest the files of a batch, whose paths are in the column ``path``.
 
     Raises:
-        BadRequestError: a file has other columns than it should, or a row is too large, and the
-            plan says that this fails.
+        BadRequestError: a file has wrong columns, or a row is too large, and the plan lets this
+            fail the run.
     """
     paths = [row["path"] for row in found.select("path").collect()]
     assert target.log is not None, "all rows go to one log"

@@ -17,7 +17,7 @@ FILE_FORMATS = ("text", "json", "csv", "parquet", "binaryFile")
 HEADER_CHECKS = (*ON_BAD, "any")
 
 HEADER = "header"
-"""The kind of bad rows whose file, or JSON object, has other columns than it should."""
+"""The kind of bad rows whose file, or JSON object, has wrong columns."""
 
 BATCH_BYTES = 1 << 30
 """The bytes that a batch reads by default; a larger file is a batch of its own."""
@@ -34,7 +34,7 @@ _FINDING = [
     "pathGlobFilter",
     "recursiveFileLookup",
 ]
-"""Spark's options that say which files are taken, for all formats."""
+"""Spark's options that choose the files, for all formats."""
 
 _TIMES = ["dateFormat", "timestampFormat", "timestampNTZFormat", "locale", "timeZone"]
 
@@ -53,7 +53,7 @@ _READING: dict[str, list[str]] = {
     "parquet": ["datetimeRebaseMode", "int96RebaseMode"],
     "binaryFile": [],
 }
-"""Spark's options that say how a file is read, without those that drop or guess data."""
+"""Spark's options for reading a file, without those that drop or guess data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class IngestPlan:
     schema: StructType | None = None
     """The columns that all files must have, by name; None takes each file's own columns."""
     header_check: str = "fail"
-    """One of `HEADER_CHECKS`: what happens to files that have other columns."""
+    """One of `HEADER_CHECKS`: the treatment of files that have other columns."""
     options: Mapping[str, str] = field(default_factory=dict)
     """Spark's options for files of this format."""
     max_bytes: int | None = None
@@ -79,7 +79,7 @@ class IngestPlan:
         """Check the plan before anything is read.
 
         Raises:
-            BadRequestError: something is wrong.
+            BadRequestError: a part of the plan is wrong.
         """
         if self.file_format not in FILE_FORMATS:
             raise BadRequestError(f"files are {', '.join(FILE_FORMATS)}, not {self.file_format}")
@@ -120,7 +120,7 @@ class IngestPlan:
     def finding(self) -> dict[str, str]:
         """Return the options for the stream that finds files."""
         given = self._given(_FINDING)
-        # Spark takes no file that is older than the newest one by a week, and says nothing.
+        # By default Spark silently takes no file that is a week older than the newest file.
         found = {"maxFileAge": "36500d"}
         if "maxFilesPerTrigger" not in given:
             found["maxBytesPerTrigger"] = str(self.max_bytes or BATCH_BYTES)

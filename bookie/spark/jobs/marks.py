@@ -1,11 +1,12 @@
-"""Mark which job a directory belongs to, by a small file in a job's target and checkpoint.
+"""Mark the job that a directory belongs to, by a small file in a job's target and checkpoint.
 
 Spark binds neither a target nor a checkpoint to a job. A job with another job's target directory
 would replace the other job's batches. A job with another job's checkpoint would omit the rows that
 the other job has read. So a job marks its directories before it writes a row, and refuses
 directories with another job's mark.
 
-A mark is one line of JSON in a file below ``_bookie``. Readers of data ignore such names.
+A mark is one line of JSON in a file below ``_bookie``. Spark's readers ignore names that begin with
+an underscore.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class JobMark:
     id: str
     """A random id, the same in the checkpoint and in the target of one job."""
     target: str = ""
-    """The job's target, for people: a directory or a log; empty if each topic has its own log."""
+    """The job's target, for people: a directory or a log. Empty if each topic has its own log."""
     checkpoint: str = ""
     """The job's checkpoint directory, for people."""
     logs: Mapping[str, str] = field(default_factory=dict)
@@ -44,7 +45,7 @@ class JobMark:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The progress of a query, as Spark's files in a checkpoint tell it."""
+    """The progress of a query, according to Spark's files in a checkpoint."""
 
     query_id: str | None
     """The id of the query; None before its first start."""
@@ -81,7 +82,7 @@ def write_mark(files: SmallFiles, directory: str, mark: JobMark, *, replaces: bo
     """Mark a directory; make the directory if it does not exist.
 
     Raises:
-        BadRequestError: another job has marked it at the same time.
+        BadRequestError: another job has marked the directory at the same time.
     """
     try:
         files.write(f"{directory}/{MARK}", json.dumps(asdict(mark)), replaces=replaces)
@@ -112,10 +113,12 @@ def claim_checkpoint(
     """Mark a checkpoint for a job that writes to logs, or check that it has the job's mark.
 
     Args:
-        files: of the session.
-        mark: of the job; its id counts only if the checkpoint has none.
-        is_proven: whether a checkpoint without a mark is this job's. Older versions wrote none.
-        takes_over: let it be this job's, also for a log that was made anew.
+        files: the small files of the session.
+        mark: the mark of the job; its id is used only if the checkpoint has no mark.
+        is_proven: True if a checkpoint without a mark is known to be this job's. Older versions
+            wrote no marks.
+        takes_over: give the checkpoint to this job, even for a log that was deleted and created
+            again.
 
     Raises:
         BadRequestError: the checkpoint belongs to another job, or to a log that was deleted.
@@ -153,7 +156,7 @@ def claim_report(spark: SparkSession, metadata: str, report: str, *, writes: boo
     Reports of older versions have no marks.
 
     Raises:
-        BadRequestError: it is the report of another cluster.
+        BadRequestError: the report belongs to another cluster.
     """
     files, cluster = small_files(spark), SparkConnection(metadata).client().instance_id
     found = read_mark(files, report)
@@ -169,7 +172,7 @@ def require_same_job(found: JobMark, mark: JobMark) -> None:
     """Refuse a checkpoint that another command has marked.
 
     Raises:
-        BadRequestError: it is one.
+        BadRequestError: another command has marked the checkpoint.
     """
     if found.job != mark.job:
         raise BadRequestError(
@@ -183,7 +186,10 @@ def _target_of(mark: JobMark) -> str:
 
 
 def _only_offset(text: str) -> Any:
-    """Return the offset in a file of Spark: a version, a line about the batch, and the offset."""
+    """Return the offset in a file of Spark.
+
+    The lines of the file are a version, the batch, and the offset.
+    """
     lines = text.splitlines()
     try:
         return json.loads(lines[2]) if len(lines) == 3 else None

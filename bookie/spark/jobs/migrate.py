@@ -1,6 +1,6 @@
 """Migrate topics of Kafka into transactional logs, each record once.
 
-Keys, values, headers and timestamps are kept. Three things that Kafka has are not in a log:
+Keys, values, headers and timestamps are kept. A log lacks three things that Kafka has:
 
 =================== ===========================================================================
 in Kafka            in the log
@@ -66,9 +66,9 @@ class MigratePlan:
     keeps_partitions: bool = False
     """True if each record keeps the number of its partition; the log must have this partition."""
     tombstones: str = "fail"
-    """One of `TOMBSTONES`: what happens to records whose value is null."""
+    """One of `TOMBSTONES`: the treatment of records whose value is null."""
     times_ahead: str = "fail"
-    """One of `ON_BAD`: what happens to records whose time is further ahead than the log allows."""
+    """One of `ON_BAD`: the treatment of records whose time is further ahead than the log allows."""
     options: Mapping[str, str] = field(default_factory=dict)
     """Options of Spark's source for Kafka, such as ``kafka.security.protocol``."""
 
@@ -76,7 +76,7 @@ class MigratePlan:
         """Check the plan before anything is read.
 
         Raises:
-            BadRequestError: something is wrong.
+            BadRequestError: a part of the plan is wrong.
         """
         check_choice("--tombstones", self.tombstones, TOMBSTONES)
         check_choice("--times-ahead", self.times_ahead, ON_BAD)
@@ -109,7 +109,7 @@ def migrate_from_kafka(spark: SparkSession, plan: MigratePlan, target: MoveTarge
     )
     try:
         frame = reader.load()
-        _ = frame.schema  # Connect looks for the source only now
+        _ = frame.schema  # Spark Connect looks for the source only now
     except AnalysisException as error:
         if "kafka" not in str(error).lower():
             raise
@@ -131,7 +131,7 @@ def migrate_batch(records: DataFrame, batch: int, plan: MigratePlan, target: Mov
     """Migrate a batch of records with the columns of Spark's source for Kafka.
 
     Raises:
-        BadRequestError: a record cannot go, and the plan says that this fails.
+        BadRequestError: a record cannot be written, and the plan lets this fail the run.
     """
     move_batch(records_of(records, plan, target), batch, target, _fatal(plan, target))
 
@@ -192,7 +192,7 @@ def records_of(records: DataFrame, plan: MigratePlan, target: MoveTarget) -> Dat
 
 
 def _by_topic(values: Mapping[str, int | None]) -> Column:
-    """Return a column with the value in `values` for the topic of each row."""
+    """Return a column with the value that `values` has for the topic of each row."""
     if len(set(values.values())) == 1:
         return F.lit(next(iter(values.values()))).cast("bigint")
     found = [F.when(F.col("topic") == topic, F.lit(one)) for topic, one in values.items()]
@@ -200,7 +200,10 @@ def _by_topic(values: Mapping[str, int | None]) -> Column:
 
 
 def _ahead_verdict(latest_ms: Column) -> Column:
-    """Return why a record's time is refused, or null; a null `latest_ms` allows every time."""
+    """Return the reason why a record's time is refused, or null.
+
+    If `latest_ms` is null, every time is allowed.
+    """
     at_ms = F.unix_millis("timestamp")
     says = F.concat(
         F.lit("the time "),
@@ -211,7 +214,10 @@ def _ahead_verdict(latest_ms: Column) -> Column:
 
 
 def distinct_headers(headers: Column) -> Column:
-    """Return headers with distinct names and no nulls: a repeated name gets ``#2``, ``#3``, …."""
+    """Return headers with distinct names and no nulls.
+
+    A repeated name becomes ``NAME#2``, and so on.
+    """
 
     def renamed(header: Column, at: Column) -> Column:
         before = F.slice(headers, 1, at + 1)

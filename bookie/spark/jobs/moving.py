@@ -1,12 +1,12 @@
-"""Move rows into logs: publish each row once, or set it aside with a reason.
+"""Move rows into logs: publish each row once, or put it into quarantine with a reason.
 
-A job judges the rows of a batch: `judged` returns a frame of rows that may go, and of rows that may
-not. `run_moves` runs all batches that a stream has now. Each batch does this, in order:
+A job judges the rows of a batch: `judged` marks each row as good or bad. `run_moves` runs all
+batches that a stream has now. Each batch does this, in order:
 
-1. It counts the rows of each kind. A kind that is fatal fails the run, and nothing is written.
-2. It writes the bad rows below ``QUARANTINE/batch=N``. A batch that is repeated replaces them.
+1. It counts the rows of each kind. A row of a fatal kind fails the run before anything is written.
+2. It writes the bad rows below ``QUARANTINE/batch=N``. A repeated batch replaces these rows.
 3. It publishes the good rows under the id of the query and the number of the batch, so only once.
-4. It notes the counts below ``CHECKPOINT/moved/batch=N``.
+4. It writes the counts below ``CHECKPOINT/moved/batch=N``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from bookie.spark.jobs.small_files import small_files
 from bookie.spark.sink_task import find_log
 
 TASKS_MAX = 32
-"""The most tasks that write a batch. Each task makes a range in each partition it writes to."""
+"""The most tasks that write a batch. Each task makes one range in each partition it writes to."""
 
 PLAIN_HEADER_BYTES = 16
 LATE_BYTES = 8
@@ -37,10 +37,10 @@ HEADERS_BYTES, HEADER_BYTES = 4, 6
 """Bytes of a record besides its key, headers and value (`bookie.log.record.log_record`)."""
 
 OURS = "__bookie_"
-"""The prefix of temporary columns, which stand beside the columns of files."""
+"""The prefix of temporary columns, which are in one frame with the columns of files."""
 
 SKIPPED = "skipped"
-"""The kind of rows that are only counted, neither published nor set aside."""
+"""The kind of rows that are only counted: neither published nor put into quarantine."""
 TOO_LARGE = "too large"
 """The kind of rows that are larger than any record may be."""
 
@@ -50,7 +50,7 @@ ON_BAD = ("fail", "quarantine")
 
 @dataclass(frozen=True, slots=True)
 class MoveTarget:
-    """The logs that rows are written to, and the rules for this."""
+    """The logs to which rows are written, and the rules for this."""
 
     metadata: str
     """The URI of the metadata store, as the executors reach it."""
@@ -59,15 +59,15 @@ class MoveTarget:
     checkpoint: str
     """The checkpoint directory, which belongs to this job alone."""
     create: bool = False
-    """True to make logs that do not exist."""
+    """True if missing logs are created."""
     partitions: int | None = None
-    """The number of partitions of a log that is made; None leaves it to the log's policy."""
+    """The number of partitions of a created log. None leaves the number to the log's policy."""
     quarantine: str | None = None
     """The directory for bad rows; None means a directory below the checkpoint."""
     too_large: str = "fail"
-    """One of `ON_BAD`: what happens to rows that no record can hold."""
+    """One of `ON_BAD`: the treatment of rows that no record can hold."""
     takes_over: bool = False
-    """True to go on with a checkpoint of another log, or of a deleted log of the same name."""
+    """True to continue with a checkpoint of another log, or of a deleted log of the same name."""
 
     @property
     def aside(self) -> str:
@@ -78,7 +78,7 @@ class MoveTarget:
         """Check the target before anything is read.
 
         Raises:
-            BadRequestError: something is wrong.
+            BadRequestError: a part of the target is wrong.
         """
         check_choice("--too-large", self.too_large, ON_BAD)
         if self.partitions is not None and not self.create:
@@ -96,18 +96,18 @@ class Moved:
     rows: int
     """The number of rows that were published."""
     quarantined: int = 0
-    """The number of rows that were set aside."""
+    """The number of rows in the quarantine."""
     skipped: int = 0
-    """The number of rows that were neither published nor set aside, as the job was told."""
+    """The number of rows that were neither published nor put into quarantine, as the plan says."""
     quarantine: str = ""
-    """The directory of the rows that were set aside."""
+    """The quarantine directory."""
 
 
 def check_choice(option: str, given: str, choices: tuple[str, ...]) -> None:
     """Refuse a word that is not one of `choices`.
 
     Raises:
-        BadRequestError: it is not.
+        BadRequestError: `given` is none of the choices.
     """
     if given not in choices:
         raise BadRequestError(f"{option} is one of {', '.join(choices)}, not {given!r}")
@@ -130,14 +130,15 @@ def judged(
     place: Column,
     verdicts: Mapping[str, Column],
 ) -> DataFrame:
-    """Return the rows, each with a verdict that says whether it may go.
+    """Return the rows, each with a verdict: good, or bad with a reason.
 
     Args:
         frame: the rows.
-        row: the columns of the sink, for rows that may go.
-        aside: the columns of the quarantine, for those that may not.
+        row: the columns of the sink, for good rows.
+        aside: the columns of the quarantine, for bad rows.
         place: the place of a row, as errors name it.
-        verdicts: by kind, the reason why a row may not go; null if it may. The first one counts.
+        verdicts: for each kind of bad rows, the reason why a row is bad, or null. The first reason
+            counts.
     """
     kinds = [F.when(reason.isNotNull(), F.lit(kind)) for kind, reason in verdicts.items()]
     kind, reason = f"{OURS}kind", f"{OURS}reason"
@@ -155,12 +156,13 @@ def judged(
 
 
 def size_verdict(row: Mapping[str, Column], size_bytes_max: Column, *, may_be_late: bool) -> Column:
-    """Return the reason why a row is larger than a record may be; null if it is not.
+    """Return the reason why a row is larger than a record may be; null if the row is small enough.
 
     Args:
         row: the columns of the sink.
         size_bytes_max: the most bytes of a record.
-        may_be_late: rows have times of their own, so a record may take `LATE_BYTES` more.
+        may_be_late: True if rows have times of their own, so that a record may take `LATE_BYTES`
+            more.
     """
     fixed = PLAIN_HEADER_BYTES + (LATE_BYTES if may_be_late else 0)
     size = F.lit(fixed) + F.coalesce(F.length(row["value"]), F.lit(0))
@@ -187,10 +189,10 @@ def size_verdict(row: Mapping[str, Column], size_bytes_max: Column, *, may_be_la
 def claim_moves(spark: SparkSession, job: str, names: Sequence[str], target: MoveTarget) -> None:
     """Mark the checkpoint for a job that writes to these logs, or check that it has the job's mark.
 
-    A checkpoint belongs to the logs that it has written to. For another log, or a log that was made
-    anew, the checkpoint would omit rows (`bookie.spark.jobs.marks`). Older versions wrote no mark.
-    Without a mark, a log knows whether the checkpoint's query has published to it. Missing logs are
-    made, if the target says so.
+    A checkpoint belongs to the logs that it has written to. For another log, or a log that was
+    created again, the checkpoint would omit rows (`bookie.spark.jobs.marks`). Older versions wrote
+    no mark. Without a mark, the log shows if the checkpoint's query has published to it. Missing
+    logs are created if the target says so.
 
     Raises:
         NoSuchLogError, BadRequestError: a log is missing, or no job can write to it.
@@ -214,7 +216,7 @@ def claim_moves(spark: SparkSession, job: str, names: Sequence[str], target: Mov
 
 
 def bounds_of(target: MoveTarget, logs: list[str]) -> dict[str, RecordBounds]:
-    """Return the bounds of records of these logs; call it in a process of the driver."""
+    """Return the bounds of records of these logs. Call this in a process of the driver."""
     client = SparkConnection(target.metadata).client()
     return {log: client.publisher(log).bounds() for log in logs}
 
@@ -222,7 +224,10 @@ def bounds_of(target: MoveTarget, logs: list[str]) -> dict[str, RecordBounds]:
 def run_moves(
     frame: DataFrame, move: Callable[[DataFrame, int], None], target: MoveTarget
 ) -> Moved:
-    """Run all batches that a stream has now; call `move` with the rows and number of each batch."""
+    """Run all batches that a stream has now.
+
+    `move` is called with the rows and the number of each batch.
+    """
     query = (
         frame.writeStream.foreachBatch(move)
         .option("checkpointLocation", target.checkpoint)
@@ -250,13 +255,13 @@ def _notes(target: MoveTarget) -> str:
 
 
 def move_batch(rows: DataFrame, batch: int, target: MoveTarget, fatal: Mapping[str, str]) -> None:
-    """Publish or set aside the rows of a batch, as `judged` has decided.
+    """Publish the good rows of a batch, and put the bad rows into quarantine.
 
     Args:
         rows: the result of `judged`.
-        batch: its number.
-        target: where rows go.
-        fatal: kinds that fail the run, each with the advice to a user.
+        batch: the number of the batch.
+        target: the logs and the quarantine.
+        fatal: the kinds that fail the run, each with advice for a user.
 
     Raises:
         BadRequestError: there is a row of a fatal kind; nothing was written.
@@ -289,7 +294,7 @@ def note_batch(
     quarantined: int = 0,
     skipped: int = 0,
 ) -> None:
-    """Write down the counts of a batch, for the process that started the query."""
+    """Write the counts of a batch to a file, for the process that started the query."""
     counts = {"rows": rows, "quarantined": quarantined, "skipped": skipped}
     note = spark.range(1).select(*(F.lit(count).alias(name) for name, count in counts.items()))
     note.coalesce(1).write.mode("overwrite").json(f"{_notes(target)}/batch={batch}")
@@ -300,14 +305,14 @@ def _set_aside(rows: DataFrame, count: int, path: str) -> None:
         try:
             _ = rows.sparkSession.read.parquet(path).schema
         except AnalysisException:
-            return  # no attempt before this one has set rows aside
+            return  # no earlier attempt has put rows into quarantine
     is_bad = F.col("_kind").isNotNull() & (F.col("_kind") != SKIPPED)
     bad = rows.where(is_bad).select("_aside.*", F.col("_reason").alias("reason"))
     bad.write.mode("overwrite").parquet(path)
 
 
 def publish(rows: DataFrame, batch: int, target: MoveTarget) -> None:
-    """Publish rows under the query's id; the log drops a batch that it already has."""
+    """Publish rows under the query's id. The log drops a batch that was published before."""
     options = {
         "metadata": target.metadata,
         "txnAppId": query_id(rows.sparkSession, target.checkpoint),
@@ -322,7 +327,7 @@ def publish(rows: DataFrame, batch: int, target: MoveTarget) -> None:
 
 
 def query_id(spark: SparkSession, checkpoint: str) -> str:
-    """Return the id that Spark gave the query of a checkpoint; batches are published under it."""
+    """Return the id that Spark gave to a checkpoint's query, under which batches are published."""
     [row] = spark.read.text(f"{checkpoint.rstrip('/')}/metadata").collect()
     return str(json.loads(row["value"])["id"])
 

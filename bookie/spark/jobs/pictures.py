@@ -28,7 +28,7 @@ _STYLE = (
 
 
 def bars(rows: Sequence[Bar]) -> str:
-    """Draw bars below each other, as SVG; the longest bar fills the width."""
+    """Draw bars below each other, as SVG. The longest bar fills the width."""
     longest = max((sum(size for size, _ in parts) for _, parts, _ in rows), default=0) or 1
     height = (BAR_HEIGHT + 6) * len(rows) + 6
     width = LABEL_WIDTH + BARS_WIDTH + 160
@@ -42,7 +42,7 @@ def bars(rows: Sequence[Bar]) -> str:
             f"{escape(label)}</text>"
         )
         for size, colour in parts:
-            # A small part stays visible.
+            # A small part must stay visible.
             length = max(2.0, BARS_WIDTH * size / longest) if size else 0.0
             shapes.append(
                 f"<rect x='{left:.1f}' y='{top}' width='{length:.1f}' height='{BAR_HEIGHT}' "
@@ -58,7 +58,7 @@ def bars(rows: Sequence[Bar]) -> str:
 
 
 def table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Return an HTML table with numbers to the right."""
+    """Return an HTML table, with numbers aligned to the right."""
     head = "".join(f"<th>{escape(title)}</th>" for title in titles)
     body = "".join("<tr>" + "".join(map(_cell, row)) + "</tr>" for row in rows)
     return f"<table><tr>{head}</tr>{body}</table>"

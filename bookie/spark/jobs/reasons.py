@@ -25,7 +25,10 @@ def ddl(fields: Sequence[StructField]) -> str:
 
 
 def csv_texts(text: Column, fields: Sequence[StructField], options: Mapping[str, str]) -> Column:
-    """Parse a CSV text into text columns; store the result in a frame's column, as it is costly."""
+    """Parse a CSV text into text columns.
+
+    Parsing is costly, so store the result in a column of the frame.
+    """
     plain = {name: one for name, one in options.items() if name.lower() not in _OF_FILES}
     texts = [StructField(one.name, StringType()) for one in fields]
     columns = ddl([*texts, StructField(CORRUPT, StringType())])
@@ -38,9 +41,9 @@ def csv_misfit(
     """Return the reason why a CSV text does not fit the schema; null if the text is null.
 
     Args:
-        text: the text of a row that did not fit, else null.
-        texts: the result of `csv_texts` for it.
-        fields: the columns that it should have.
+        text: the text of a row that does not fit, else null.
+        texts: the result of `csv_texts` for this text.
+        fields: the columns that the row should have.
         value: the value that Spark has found for a column; null if it found none.
     """
     count = F.lit(f"the row does not have {len(fields)} columns")
@@ -60,7 +63,7 @@ _OF_FILES = ("header", "multiline", "encoding", "charset", "linesep")
 def json_parts(
     text: Column, schema: StructType, options: Mapping[str, str]
 ) -> tuple[Column, Column]:
-    """Parse a JSON text with the schema's types, and again with text columns; each is costly."""
+    """Parse a JSON text with the schema's types, and again with text columns. Each is costly."""
     plain = {name: one for name, one in options.items() if name.lower() not in _OF_FILES}
     corrupt = StructField(CORRUPT, StringType())
     found = F.from_json(text, StructType([*schema.fields, corrupt]), {**plain, **_OPTIONS})
@@ -70,7 +73,7 @@ def json_parts(
 
 def is_one_value(text: Column) -> Column:
     """True if a text is exactly one JSON value, with nothing after it."""
-    # Spark's parsers do not look behind the first value.
+    # Spark's parsers ignore everything after the first value.
     count = F.json_array_length(F.concat(F.lit("["), text, F.lit("]")))
     return F.coalesce(count == 1, F.lit(False))
 
@@ -95,7 +98,7 @@ def json_misfit(text: Column, found: Column, texts: Column, schema: StructType) 
 
 
 def decimal_misfit(text: Column, name: str, kind: DecimalType) -> Column:
-    """Return the reason why a text is no exact decimal of type `kind`; null if there is none."""
+    """Return the reason why a text is no exact decimal of type `kind`; null if it is one."""
     fraction = F.regexp_extract(text, r"\.([0-9]*?)0*\s*$", 1)
     says = F.lit(f"{name} has more digits than {kind.simpleString()}: ")
     shown = F.substr(text, F.lit(1), F.lit(_SHOWN))

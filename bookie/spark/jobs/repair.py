@@ -1,8 +1,8 @@
 """Repair: give bookies the entries that an audit found missing, misplaced or corrupt.
 
 Each task repairs some ledgers, one after the other, under the lock that all repair workers share. A
-task leaves copies alone that were mended meanwhile. So simply repeat a run that was cut off; two
-runs at once do no harm. Lost bookies are not replaced, because that would change ensembles.
+task skips copies that were repaired meanwhile. So an interrupted run may be repeated, and two runs
+at once do no harm. Lost bookies are not replaced, because that would change ensembles.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LEDGERS_OF_A_TASK = 100
 """The approximate number of damaged ledgers that one task repairs."""
 
 _DONE = frozenset({"repaired", "was-fine", "deleted"})
-"""Outcomes of a copy for which nothing is left to do."""
+"""Outcomes after which nothing remains to be done for a copy."""
 
 OUTCOMES = (
     "ledgerId BIGINT, bookie STRING, outcome STRING, entries BIGINT, bytes BIGINT, detail STRING"
@@ -47,16 +47,16 @@ class RepairSummary:
     entries: int
     packet_bytes: int
     left: Mapping[str, int] = field(default_factory=dict)
-    """The number of copies with each verdict that no repair mends, such as ``unreachable``."""
+    """The number of copies with each verdict that no repair can fix, such as ``unreachable``."""
 
     @property
     def is_whole(self) -> bool:
-        """True if every copy that the report names is whole now, and no copy is in doubt."""
+        """True if every copy in the report is whole now, and no copy is in doubt."""
         return not self.left and not self.copies.keys() - _DONE
 
     @property
     def sentence(self) -> str:
-        """Return the damage that is left, in one sentence; empty if none is left."""
+        """Return the remaining damage in one sentence; empty if none remains."""
         if self.is_whole:
             return ""
         unlike = {name: count for name, count in self.copies.items() if name not in _DONE}
@@ -65,10 +65,10 @@ class RepairSummary:
 
 
 def repair(spark: SparkSession, metadata: str, report: str) -> RepairSummary:
-    """Repair the damage that an audit reports; the outcomes replace those of a former run.
+    """Repair the damage that an audit reports. The outcomes replace those of a former run.
 
     Raises:
-        BadRequestError: an operator has disabled repairs, or the report is of another cluster.
+        BadRequestError: an operator has disabled repairs, or the report belongs to another cluster.
     """
     claim_report(spark, metadata, report, writes=False)
     connection = SparkConnection(metadata)

@@ -1,8 +1,8 @@
 """Small text files on Spark's file systems: `s3a:`, `hdfs:`, directories of this machine.
 
 A session in this process uses Hadoop's file system, which takes milliseconds. A client of Spark
-Connect cannot do so. A client of Spark Connect reads and writes the files as frames, which takes
-about a second each.
+Connect cannot use it. Instead the client reads and writes each file as a frame, which takes about a
+second.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class SmallFiles(ABC):
 
     @abstractmethod
     def texts(self, path: str) -> dict[str, str]:
-        """Return, by name, the texts of the files in a directory or of one file; {} without any."""
+        """Return the texts of the files in a directory, or of one file, by name; {} without any."""
 
     @abstractmethod
     def has_any(self, path: str, ending: str) -> bool:
@@ -35,7 +35,7 @@ class SmallFiles(ABC):
         """Write a directory with one file of one line.
 
         Raises:
-            FileExistsError: it is there already, and may not be replaced.
+            FileExistsError: the directory exists, and may not be replaced.
         """
 
 
@@ -51,7 +51,7 @@ def load_if_there(
     reader = spark.read.option("recursiveFileLookup", "true").option("pathGlobFilter", f"*{ending}")
     try:
         frame = reader.format(file_format).load(path)
-        _ = frame.schema  # Connect looks for it only now
+        _ = frame.schema  # Spark Connect looks for the files only now
     except AnalysisException as error:
         if error.getCondition() in _NOT_THERE:
             return None

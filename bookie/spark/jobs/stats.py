@@ -16,10 +16,10 @@ from bookie.spark.collecting import collected
 from bookie.spark.jobs import pictures
 
 DAYS_SHOWN = 30
-"""The number of the newest days for which rates are shown."""
+"""The number of days, newest first, for which rates are shown."""
 
 LOGS_SHOWN = 30
-"""The number of the largest logs that are shown."""
+"""The number of logs, largest first, that are shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class BookieShare:
 
 @dataclass(frozen=True, slots=True)
 class LogShare:
-    """The ledgers of one log; an empty log name stands for ledgers of no log."""
+    """The ledgers of one log. An empty log name means the ledgers of no log."""
 
     log: str
     ledgers: int
@@ -63,7 +63,7 @@ class ClusterStats:
     entries: int
     payload_bytes: int
     median_bytes: int
-    """The median size of closed ledgers; then their 95th percentile and greatest size."""
+    """The median size of closed ledgers; next their 95th percentile and greatest size."""
     p95_bytes: int
     largest_bytes: int
     bookies: tuple[BookieShare, ...]
@@ -129,7 +129,7 @@ def stats(spark: SparkSession, metadata: str) -> ClusterStats:
 
 
 def _shares(spark: SparkSession, metadata: str) -> tuple[BookieShare, ...]:
-    """Return a share for every bookie that is registered, or that a ledger names."""
+    """Return a share for each bookie that is registered or named by a ledger."""
     stored = (
         _table(spark, metadata, "replicas")
         .groupBy("bookie")

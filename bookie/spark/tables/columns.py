@@ -1,4 +1,4 @@
-"""The columns of each table, with their types in Spark's words.
+"""The columns of each table, with their types in Spark's spelling.
 
 Spark's own parser of column types needs a JVM, which a planner does not have. So this module parses
 the few types that the tables have.

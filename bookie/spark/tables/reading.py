@@ -21,13 +21,13 @@ from bookie.spark.tables.columns import TABLES, table_schema
 from bookie.spark.tables.rows import Row
 
 ROWS_OF_A_PARTITION = 20_000
-"""The rows that one task converts to Arrow; starting a task costs as much as so many rows."""
+"""The rows that one task converts to Arrow. Starting a task costs as much as this many rows."""
 
 BYTES_OF_A_PARTITION = 256 * 1024 * 1024
-"""The bytes that one task of an audit reads, all copies together."""
+"""The bytes that one task of an audit reads, in all copies together."""
 
 ITEMS_AT_ONCE = 512
-"""The most items of an audit whose verdicts go into one batch."""
+"""The most items of an audit whose verdicts are sent in one batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +43,14 @@ class TableOptions:
     partitions_min: int
 
     def wants(self, ledger_id: int) -> bool:
-        """True if the options ask for this ledger."""
+        """True if the options select this ledger."""
         if self.ledgers is None:
             return True
         return any(first <= ledger_id <= last for first, last in self.ledgers)
 
 
 def take_table(options: SparkOptions) -> TableOptions | None:
-    """Take from the options the table to read; None if they ask for entries or records.
+    """Take from the options the table to read; None if the options name no table.
 
     Raises:
         BadRequestError: an option is wrong.
@@ -84,7 +84,7 @@ def _ids(text: str) -> tuple[int, int]:
 
 @dataclass
 class RowsPartition(InputPartition):
-    """The rows that one task returns; the planner has listed them."""
+    """The rows that one task returns, which the planner has listed."""
 
     rows: list[Row]
 
@@ -99,7 +99,7 @@ class AuditPartition(InputPartition):
 
 
 class TableReader(DataSourceReader):
-    """Lists the rows in the planner; its tasks only convert the rows to Arrow, or audit copies."""
+    """Lists the rows in the planner. Its tasks only convert rows to Arrow, or audit copies."""
 
     def __init__(self, options: TableOptions) -> None:
         self._options = options

@@ -1,6 +1,6 @@
 """Make rows of the tables from records of the metadata store; a row is a tuple of columns.
 
-Moments are in microseconds since 1970, as Arrow takes them.
+Times are in microseconds since 1970, in Arrow's form.
 """
 
 from __future__ import annotations
@@ -59,20 +59,20 @@ def log_of(metadata: LedgerMetadata) -> str | None:
         return None
     text = tag.decode("utf-8", "replace").partition(" ")[0]
     try:
-        return str(LogName.parse(text))  # as all other tables call it
+        return str(LogName.parse(text))  # the form that all other tables use
     except BadRequestError:
         return text
 
 
 def fragment_rows(metadata: LedgerMetadata) -> Iterator[Row]:
-    """Yield the rows of ``fragments``, one per fragment that has entries or is being written."""
+    """Yield the rows of ``fragments``, one per fragment that has entries or is still written."""
     for first, bookies, last in fragment_ends(metadata):
         entries = None if last is None else last - first + 1
         yield (metadata.ledger_id, first, last, entries, list(bookies))
 
 
 def replica_rows(metadata: LedgerMetadata, states: Mapping[str, str]) -> Iterator[Row]:
-    """Yield the rows of ``replicas``, one per fragment and bookie; bytes are an estimate."""
+    """Yield the rows of ``replicas``, one per fragment and bookie. The bytes are an estimate."""
     quorum = quorum_of(metadata)
     mean = 0.0
     if metadata.is_closed and metadata.last_entry_id >= 0:
@@ -95,7 +95,7 @@ def stripe_count(stripe: Stripe, first: int, last: int) -> int:
 
 
 def _below(stripe: Stripe, end: int) -> int:
-    """Count the stripe's ids below `end`, from one `modulus` before `first_residue` on."""
+    """Count the stripe's ids below `end`. The count begins one `modulus` before `first_residue`."""
     whole, rest = divmod(end - stripe.first_residue + stripe.modulus, stripe.modulus)
     return whole * stripe.count + min(rest, stripe.count)
 
@@ -119,7 +119,7 @@ def bookie_row(registration: Registration, state: str) -> Row:
 
 
 def log_row(listed: ListedPartition) -> Row:
-    """Return a partition's row in ``logs``; its end is unknown while the last ledger is open."""
+    """Return a partition's row in ``logs``. Its end is unknown while the last ledger is open."""
     head, owner = listed.head, listed.head.owner
     end = head.ranges[-1].end_offset if head.ranges else head.start_offset
     return (
@@ -195,7 +195,7 @@ def verdict_row(verdict: ReplicaVerdict) -> Row:
 
 
 def in_parts(rows: Sequence[Row], size: int) -> list[list[Row]]:
-    """Divide the rows into parts of at most `size`; without rows return one empty part."""
+    """Divide the rows into parts of at most `size`. Without rows, return one empty part."""
     return [list(rows[start : start + size]) for start in range(0, max(len(rows), 1), size)]
 
 
