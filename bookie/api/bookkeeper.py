@@ -122,8 +122,8 @@ class BookKeeper(ClusterConnection):
 
         A ledger that can be claimed has the key `UNCLAIMED` in its custom metadata, and no entry.
         If several clients claim the ledger at once, only one succeeds, because a compare-and-set
-        removes the key. The same step gives slots that were left vacant (`allow_degraded`) to
-        bookies that have come since.
+        removes the key. The same step fills vacant slots (`allow_degraded`) with bookies that have
+        become available.
 
         Raises:
             NoSuchLedgerError: the ledger does not exist.

@@ -94,7 +94,6 @@ class ClusterConnection:
 
     @property
     def instance_id(self) -> str:
-        """The id of the cluster."""
         return self._connected.instance_id
 
     def bookies(self) -> Mapping[str, Registration]:

@@ -175,7 +175,7 @@ class Maintenance:
         """Raise an error if an operator has disabled repairs.
 
         Raises:
-            BadRequestError: they are disabled.
+            BadRequestError: repairs are disabled.
         """
         if not await self._repair().is_enabled():
             raise BadRequestError("repairs are disabled in this cluster; enable them first")

@@ -102,9 +102,9 @@ class _Write:
 
     key: str
     newest: float = -1
-    """The greatest revision of the key seen in an event or answer since the write began.
+    """The greatest revision of the key in the events and answers since the write began.
 
-    The revision may belong to a later write. It is infinite if it is unknown.
+    The revision may belong to a later write. If the revision is unknown, the value is infinite.
     """
 
 

@@ -90,7 +90,6 @@ class Lock:
 
     @property
     def path(self) -> str:
-        """The key of the lock."""
         return self._queue.path
 
     @property

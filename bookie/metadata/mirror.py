@@ -45,8 +45,8 @@ class Mirror(Generic[T]):
     Args:
         store: must stay open until the mirror is closed.
         prefix: the key at or above all of `parents`; one watch follows it.
-        parents: the keys whose children are mirrored. They are listed in this order, so a record
-            that moves to an earlier key meanwhile is seen twice and never missed.
+        parents: the keys whose children are mirrored. The keys are listed in this order. So a
+            record that moves to an earlier key meanwhile is seen twice, and never missed.
         decode: decodes a record's value. A record that raises `FormatError` is logged and left out.
         on_change: called with all values, by key, after each change.
     """

@@ -448,7 +448,7 @@ class SessionPolicy:
 
     @property
     def deadline(self) -> float | None:
-        """The latest time for a call of `step` that gives up; None if no time limit runs."""
+        """The time at which `step` must be called to give up; None if no time limit runs."""
         if self._since is None or math.isinf(self._patience_seconds):
             return None
         return self._since + self._patience_seconds

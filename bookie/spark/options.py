@@ -100,7 +100,7 @@ class SparkOptions:
         return names
 
     def take_one(self, names: Iterable[str]) -> str | None:
-        """Return the one option of `names` that is given; None if none is given.
+        """Return the one option of `names` that is given, or None.
 
         Raises:
             BadRequestError: two of the options are given.

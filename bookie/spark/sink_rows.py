@@ -177,7 +177,7 @@ def encode_rows(rows: SinkRows, now_ms: int, greatest_ms: int) -> tuple[list[byt
 def _nothing() -> pa.Scalar:
     """Return an empty bytes scalar.
 
-    It is made at use, because Arrow imports pandas for its first value.
+    The scalar is made at its use, because Arrow imports pandas for its first value.
     """
     return pa.scalar(b"", pa.binary())
 

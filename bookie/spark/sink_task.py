@@ -98,7 +98,7 @@ class SinkTask:
         client: SyncBookKeeper,
         turn: int,
     ) -> None:
-        """`turn` is the partition of the first row without a key. It differs by task and batch."""
+        """`turn` is the partition of the first row without a key, and differs by task and batch."""
         self._settings = settings
         self._application = application
         self._writers = writers

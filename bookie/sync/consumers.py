@@ -77,7 +77,7 @@ class _Consuming(SyncHandle, Closing, Generic[R]):
         return arrived
 
     async def _arrive(self) -> None:
-        # A wait that timed out may still have fetched records. Those come first.
+        # A wait that timed out may still have fetched records, which come first.
         if not self._arrived:
             self._arrived = (
                 [await self._next_record()] if self._by_record else await self._next_records()
@@ -95,7 +95,6 @@ class SyncLogConsumer(_Consuming[LogRecord]):
 
     @property
     def partition(self) -> LogPartition:
-        """The partition that this consumer consumes."""
         return self._handle.partition
 
     @property
@@ -155,7 +154,6 @@ class SyncGroupMember(_Consuming[GroupRecord]):
 
     @property
     def name(self) -> str:
-        """This member's name in the group."""
         return self._handle.name
 
     @property

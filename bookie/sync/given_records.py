@@ -47,7 +47,10 @@ class GivenRecords(Generic[R]):
         return self._batch[-left:] if left else ()
 
     def drop_rest(self) -> Sequence[R]:
-        """Drop the rest of the present batch and return it. A loop goes on with the next batch."""
+        """Drop the rest of the present batch and return it.
+
+        A loop continues with the next batch.
+        """
         self._last = self.last
         self._batch = ()
         return tuple(self._rest)

@@ -48,7 +48,7 @@ class Pump(Generic[T]):
         """Wait for the next item and return it.
 
         Raises:
-            OperationTimeoutError: none came within the timeout; a later call may get it.
+            OperationTimeoutError: no item came within the timeout; a later call may get it.
         """
         while True:
             try:

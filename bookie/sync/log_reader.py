@@ -47,7 +47,6 @@ class SyncLogReader(SyncHandle, Closing):
 
     @property
     def log_id(self) -> str:
-        """The id of the log that this reader reads."""
         return self._reader.log_id
 
     @property

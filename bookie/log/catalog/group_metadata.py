@@ -52,7 +52,7 @@ def decode_member_profile(data: bytes) -> MemberProfile:
     """Decode the profile in `data`.
 
     Raises:
-        FormatError: not a profile, damaged, or of a newer version.
+        FormatError: `data` is not a profile, is damaged, or has a newer version.
     """
     fields = json_record.decode(_MEMBER_FORMAT, _VERSION, data)
     return MemberProfile(fields.text("owner"), fields.texts("logs"), fields.text("pattern"))
@@ -76,7 +76,7 @@ def decode_group_assignment(data: bytes) -> GroupAssignment:
     """Decode the assignment in `data`.
 
     Raises:
-        FormatError: not an assignment, damaged, or of a newer version.
+        FormatError: `data` is not an assignment, is damaged, or has a newer version.
     """
     fields = json_record.decode(_ASSIGNMENT_FORMAT, _VERSION, data)
     return GroupAssignment(

@@ -48,7 +48,7 @@ def decode_log_cursor(data: bytes) -> LogCursor:
     """Decode the cursor in `data`.
 
     Raises:
-        FormatError: not a cursor, damaged, or of a newer version.
+        FormatError: `data` is not a cursor, is damaged, or has a newer version.
     """
     fields = json_record.decode(_FORMAT, _VERSION, data)
     return LogCursor(

@@ -214,7 +214,7 @@ def decode_log_definition(data: bytes) -> LogDefinition:
     """Decode the definition in `data`.
 
     Raises:
-        FormatError: not a definition, damaged, or of a newer version.
+        FormatError: `data` is not a definition, is damaged, or has a newer version.
     """
     fields = json_record.decode(_LOG_FORMAT, _VERSION, data)
     try:
@@ -262,7 +262,7 @@ def decode_log_head(data: bytes) -> LogHead:
     """Decode the head in `data`.
 
     Raises:
-        FormatError: not a head, damaged, of a newer version, or against the rules.
+        FormatError: `data` is not a head, is damaged, has a newer version, or breaks a rule.
     """
     fields = json_record.decode(_HEAD_FORMAT, _VERSION, data)
     owner = None
@@ -303,7 +303,7 @@ def decode_log_chunk(data: bytes) -> LogChunk:
     """Decode the chunk in `data`.
 
     Raises:
-        FormatError: not a chunk, damaged, of a newer version, or against the rules.
+        FormatError: `data` is not a chunk, is damaged, has a newer version, or breaks a rule.
     """
     fields = json_record.decode(_CHUNK_FORMAT, _VERSION, data)
     chunk = LogChunk(number=fields.integer("number"), ranges=_decode_ranges(fields))

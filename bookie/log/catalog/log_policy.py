@@ -137,7 +137,7 @@ def decode_policy(data: bytes) -> LogPolicy:
     """Decode the policy in `data`.
 
     Raises:
-        FormatError: not a policy, damaged, or of a newer version.
+        FormatError: `data` is not a policy, is damaged, or has a newer version.
     """
     found = json_record.decode(_FORMAT, _VERSION, data)
     digest = None if found.values.get("digest") is None else found.text("digest")

@@ -130,7 +130,7 @@ class LogPartition:
         """Parse the name of a partition, ``log#number``; without a number, the number is 0.
 
         Raises:
-            BadRequestError: it is not a valid name of a partition.
+            BadRequestError: `text` is not a valid name of a partition.
         """
         name, hash_sign, number = text.partition("#")
         if hash_sign and not (number.isascii() and number.isdecimal()):
@@ -343,7 +343,7 @@ class LogManager:
         """Replace the head whose version is `version`, and write the chunks `sealed`, in one step.
 
         Raises:
-            BadVersionError: it was changed meanwhile; read it again.
+            BadVersionError: the head was changed meanwhile; read it again.
             NoSuchLogError: the log was deleted.
             MetadataUnavailableError: unknown whether the change was made.
         """
@@ -358,7 +358,7 @@ class LogManager:
         """Replace several heads and perform `others` in one transaction; returns the new versions.
 
         Raises:
-            BadVersionError: one of them was changed meanwhile.
+            BadVersionError: one of the heads was changed meanwhile.
             NoSuchLogError: the log of a first head was deleted.
             BadRequestError: too many operations for one transaction. Each head, each sealed chunk,
                 each of the others, and each log with a first head takes one.
@@ -477,7 +477,7 @@ class LogManager:
         """Replace the cursor whose version is `version`; `NOT_EXISTS` creates the cursor.
 
         Raises:
-            BadVersionError: it was changed, deleted, or made meanwhile.
+            BadVersionError: the cursor was changed, deleted, or made meanwhile.
             NoSuchLogError: the cursor is new, and the log was deleted.
         """
         operations: list[Operation] = [

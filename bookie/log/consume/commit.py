@@ -63,8 +63,8 @@ class HeldCursor:
         Raises:
             CursorLostError: the cursor belongs to another consumer, was reset, or was deleted.
             NoSuchLogError: the log was deleted.
-            MetadataUnavailableError, SessionLostError: unknown whether the cursor moved. The next
-                commit decides it.
+            MetadataUnavailableError, SessionLostError: unknown whether the cursor was moved. The
+                next commit decides it.
         """
         async with self._serial:
             if self._lost is not None:
@@ -122,8 +122,8 @@ async def take_cursor(
                 raise
             new = LogCursor(await start(), owner=owner, committed_ms=client.clock.now_ms())
             found = await record.propose(new, NOT_EXISTS)
-        # A deleted cursor of this name may have had epochs. No epoch is greater than the
-        # revision of the write that began it.
+        # A deleted cursor of this name may have had epochs. No epoch exceeds the revision of the
+        # write that began the epoch, so a new cursor begins with its own revision.
         revision = await client.logs.cursor_revision(record.partition, record.name)
         taken = replace(
             found.value,

@@ -184,7 +184,6 @@ class LogConsumer:
 
     @property
     def partition(self) -> LogPartition:
-        """The partition that this consumer consumes."""
         return self._consumer.partition
 
     @property
@@ -221,7 +220,7 @@ class LogConsumer:
         Raises:
             CursorLostError: another consumer has the cursor, or it was reset or deleted.
             BadRequestError: the position was not given out yet.
-            MetadataUnavailableError, SessionLostError: unknown whether it was committed; commit
+            MetadataUnavailableError, SessionLostError: unknown whether the commit was made; commit
                 again.
         """
         self._client.require_here()

@@ -83,7 +83,7 @@ class PartitionConsumer:
         self.finished = 0
         """The offset after the last record that the application has finished."""
         self.error: BookieError | None = None
-        """The reason why this consumer gives out no more records."""
+        """The error that ended this consumer; None if the consumer has not failed."""
         self._is_stopped = self._is_closed = False
         self._client = client
         self._participant = participant

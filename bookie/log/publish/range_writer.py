@@ -266,7 +266,7 @@ class RangeWriter:
         if self._roll_limits.is_due(ledger.length, age_seconds) or ledger.failure is not None:
             return True
         try:
-            # An abort may have deleted the ledger. Its entries could then never be published.
+            # An abort may have deleted the ledger, so that its entries could never be published.
             found = await self._client.ledgers.ledgers.read(ledger.ledger_id)
         except NoSuchLedgerError:
             return True

@@ -76,7 +76,7 @@ async def read_runs(
 
     Raises:
         NoSuchLedgerError: a ledger was deleted; all runs before it were delivered.
-        NoSuchEntryError, UnavailableError, CorruptionError: as `ReaderHandle.read`.
+        NoSuchEntryError, UnavailableError, CorruptionError: see `ReaderHandle.read`.
     """
     waiting = deque(runs)
     ahead: deque[tuple[LedgerRun, Background[list[Sequence[Entry]]]]] = deque()

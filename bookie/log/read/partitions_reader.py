@@ -50,7 +50,6 @@ class PartitionsReader:
 
     @property
     def log_id(self) -> str:
-        """The id of the log that is read."""
         return next(iter(self._readers.values())).log_id
 
     @property

@@ -209,7 +209,7 @@ class LogReader:
             NoSuchLogError: the log was deleted.
             NoSuchLedgerError: a ledger that the log names does not exist.
             UnauthorizedError: the password is wrong.
-            NoSuchEntryError, UnavailableError, CorruptionError: as `ReaderHandle.read`.
+            NoSuchEntryError, UnavailableError, CorruptionError: see `ReaderHandle.read`.
             MetadataError: the metadata store failed. A reader that waits for the head keeps
                 waiting.
             BadRequestError: another task iterates the reader.

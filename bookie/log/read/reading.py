@@ -55,13 +55,13 @@ async def locate_cursor(reading: PartitionReading, partition: LogPartition, plac
     """Return the offset for a cursor at a place, which must not be beyond the end of the log.
 
     A cursor beyond the end would silently skip records that are appended later. The end that
-    bookies report may lack the newest records. So this call refuses an offset at once only if so
-    many bookies lack the record before the offset that no writer can have confirmed the record.
-    Otherwise this call reads the end several times.
+    bookies report may lack the newest records. So an offset is refused at once only if too many
+    bookies lack the record before it: then that record cannot be confirmed. Otherwise this call
+    reads the end several times.
 
     Raises:
         BadRequestError: the place is after the end.
-        NoSuchLogError, LogTruncatedError, UnavailableError, CorruptionError: as `locate`.
+        NoSuchLogError, LogTruncatedError, UnavailableError, CorruptionError: see `locate`.
     """
     offset = await reading.locate(partition, place)
     if not isinstance(place, int | AtEntry):
@@ -111,7 +111,7 @@ class LogReading:
             NoSuchLogError: there is no such log.
             LogTruncatedError: the position was truncated.
             BadRequestError: the position cannot be read yet.
-            UnavailableError, CorruptionError: as a read.
+            UnavailableError, CorruptionError: a read failed.
         """
         if isinstance(place, int):
             return place

@@ -145,7 +145,7 @@ async def confirmed_end(one: LogRange, ranges: LogRanges, readers: LedgerReaders
     The end of a CLOSED ledger is noted in `ranges`.
 
     Raises:
-        NoSuchLedgerError, NotEnoughBookiesError, MetadataError: as `find_end`.
+        NoSuchLedgerError, NotEnoughBookiesError, MetadataError: see `find_end`.
     """
     handle = await readers.open(one.ledger_id)
     last = await handle.refresh()
@@ -162,7 +162,7 @@ async def find_entry(
 
     Raises:
         LogTruncatedError: no range contains the entry: it was truncated, or copied by a compaction.
-        NoSuchLedgerError, NotEnoughBookiesError, MetadataError: as `find_end`.
+        NoSuchLedgerError, NotEnoughBookiesError, MetadataError: see `find_end`.
     """
     found = await ranges.of_entry(ledger_id, entry_id)
     if found.last_entry_id is not None and entry_id > found.last_entry_id:
@@ -196,7 +196,7 @@ async def find_time(ranges: LogRanges, readers: LedgerReaders, timestamp_ms: int
     cases. If no record has such a timestamp, the offset is the end of the log.
 
     Raises:
-        NoSuchLedgerError, NoSuchEntryError, UnavailableError, CorruptionError: as a read.
+        NoSuchLedgerError, NoSuchEntryError, UnavailableError, CorruptionError: a read failed.
     """
     while True:
         offset, vanished = await _find_time(ranges, readers, timestamp_ms)

@@ -63,7 +63,7 @@ async def unpublished_entries(
     next owner decides whether these entries stay.
 
     Raises:
-        NoSuchLogError, NotEnoughBookiesError, MetadataError: as `log_extent`.
+        NoSuchLogError, NotEnoughBookiesError, MetadataError: see `log_extent`.
     """
     ranges = LogRanges(client.logs, partition, definition.log_id)
     await ranges.refresh()

@@ -189,7 +189,7 @@ def greatest_timestamp_ms(data: BytesLike) -> int:
     """Return the greatest timestamp of all records up to and including the one in `data`.
 
     Raises:
-        FormatError: not a log record.
+        FormatError: `data` is not a log record.
     """
     data = _from_version_1(data)
     late = len(data) > 1 and data[1] & IS_LATE
@@ -204,7 +204,7 @@ def with_greatest(data: bytes, greatest_ms: int) -> bytes:
     """Raise the record's greatest timestamp to at least `greatest_ms`; add at most 8 bytes.
 
     Raises:
-        FormatError: not a log record.
+        FormatError: `data` is not a log record.
     """
     if greatest_timestamp_ms(data) >= greatest_ms:
         return data
@@ -225,7 +225,7 @@ def decode_log_record(
     """Decode `data`, the payload of the entry at the position that the other arguments give.
 
     Raises:
-        FormatError: not a log record, damaged, or of a newer version.
+        FormatError: `data` is not a log record, is damaged, or has a newer version.
     """
     if len(data) < _FIXED.size:
         raise FormatError(f"a log record of {len(data)} bytes is shorter than its header")

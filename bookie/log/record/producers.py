@@ -62,7 +62,7 @@ def decode_producers(data: bytes) -> dict[str, list[SequenceRun]]:
     """Decode the producers in a snapshot, least recent producer first.
 
     Raises:
-        FormatError: not a snapshot, damaged, or of a newer version.
+        FormatError: `data` is not a snapshot, is damaged, or has a newer version.
     """
     fields = json_record.decode(_FORMAT, _VERSION, data)
     names = fields.texts("names")

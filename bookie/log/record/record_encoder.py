@@ -108,7 +108,9 @@ class RecordEncoder:
     def encode_many(
         self, records: Sequence[Payload | NewRecord], producer: Producer | None = None
     ) -> NewEntries:
-        """Encode at least one record; `producer` gives the number of the first, the rest follow it.
+        """Encode at least one record.
+
+        `producer` has the first record's number; the other records have the numbers that follow.
 
         Raises:
             BadRequestError: a record does not fit into an entry, a field is of the wrong kind, or a

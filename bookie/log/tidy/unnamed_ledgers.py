@@ -4,8 +4,9 @@ The deletion of a ledger may race with a publication of a range in that ledger. 
 publication may take effect late, because a request can arrive after its caller gave up. Two rules
 ensure that no head names a deleted ledger:
 
-1. The deletion rewrites the unchanged head in the same transaction. It fails if the head has
-   changed since the search for the ledger. After it, a change proposed on the old version fails.
+1. The deletion rewrites the unchanged head in the same transaction. The deletion fails if the head
+   has changed since the search for the ledger. After the deletion, a change proposed on the old
+   version of the head fails.
 2. A publication reads the head first, and then checks that its ledgers exist.
 
 So a publication fails if it read the head before the deletion. A publication that read the head

@@ -268,7 +268,7 @@ class PartitionWriter:
         """Append records after `admit`. `producer` gives the number of the first record.
 
         Raises:
-            BadRequestError: they cannot be encoded; none was appended.
+            BadRequestError: a record cannot be encoded; no record was appended.
         """
         try:
             entries = self._encoder.encode_many(records, producer)

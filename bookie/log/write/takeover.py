@@ -189,8 +189,8 @@ class _Takeover:
         name = self._options.name or self._client.identity
         # If the reply is lost, the claim in the head shows that this process wrote the head.
         owner = LogOwner(name, clock.now_ms(), clock.nonce().hex())
-        # A deleted log of this name may have had epochs. Each epoch takes a write, so none is
-        # greater than the revision of the write that made the new log.
+        # A deleted log of this name may have had epochs. Each epoch began with a write, so no epoch
+        # exceeds the revision of the write that created the new log.
         first = 1 if found.value.epoch else max(1, await logs.revision(partition.name))
         claimed = taken_over(found.value, owner, first_epoch=first)
         try:

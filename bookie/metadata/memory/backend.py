@@ -97,7 +97,7 @@ class MemoryStore(MetadataStore):
             return self._tree.transact(operations, self._session)
 
     async def sync(self) -> None:
-        """Only require an open store: reads are always up to date here."""
+        """Do nothing but require an open store, because reads are always up to date here."""
         await self._reach()
 
     @asynccontextmanager

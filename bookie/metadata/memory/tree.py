@@ -39,7 +39,6 @@ class MemoryTree:
         return bool(self.children.get(key))
 
     def begin_session(self) -> bytes:
-        """Begin a session and return its id."""
         self._sessions_begun += 1
         session = self._sessions_begun.to_bytes(8, "big")
         self.alive.add(session)

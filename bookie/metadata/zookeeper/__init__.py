@@ -1,8 +1,8 @@
 """The metadata store on ZooKeeper 3.6 or newer, better 3.9: ``zk://HOST:2181,HOST:2181/scope``.
 
-ZooKeeper has sessions and a tree. It lacks three things: parents that exist only while they have
-children, versions that never repeat, and known outcomes after a lost reply. This package adds the
-first two as far as a client can, and the third in full.
+ZooKeeper has sessions and a tree. ZooKeeper lacks three things: parents that exist only while they
+have children, versions that never repeat, and known outcomes after a lost reply. This package adds
+the first two as far as a client can, and the third in full.
 
 | module | what it holds |
 |---|---|

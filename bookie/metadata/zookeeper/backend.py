@@ -283,8 +283,8 @@ class ZooKeeperStore(MetadataStore):
     async def watch(self, prefix: str) -> AsyncIterator[AsyncIterator[Change]]:
         check_prefix(prefix)
         link = self._require_open().link
-        # After this round trip, the events of earlier commits have arrived. This watch does not
-        # report them.
+        # After this round trip, the events of earlier commits have arrived, and this watch does not
+        # get them.
         await link.read(Exists(self._scope.root), link.deadline())
         with self._watches.open(prefix) as changes:
             yield changes

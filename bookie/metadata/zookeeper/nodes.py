@@ -181,7 +181,7 @@ class NodeReader:
     # ----
 
     async def ask(self, reads: Iterable[Request], deadline: float) -> list[Any]:
-        """Send reads together and return their answers; None stands for a missing node."""
+        """Send reads together and return their answers. The answer for a missing node is None."""
         if not (requests := list(reads)):
             return []
         while True:

@@ -288,7 +288,7 @@ class ZooKeeperLink:
 
     async def _prepare(self) -> None:
         if self._has_been_up:
-            # This is done before the watch is set, and so before its first event. A consumer that
+            # The call comes before the watch is set, and so before its first event. A consumer that
             # lists again waits until the link is usable, which is after the watch was set.
             self._on_missed()
         try:
