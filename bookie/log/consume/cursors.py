@@ -250,7 +250,7 @@ class Cursors:
 
     @checked
     async def protect(self, cursor: str, *, protected: bool = True) -> None:
-        """Let retention keep the records that the cursor has not consumed, or not keep them.
+        """Set if retention keeps records that the cursor has not consumed; consumers continue.
 
         Raises:
             NoSuchCursorError, NoSuchLogError: the cursor or the log does not exist.
