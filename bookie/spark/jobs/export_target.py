@@ -154,7 +154,7 @@ def _check_new(files: SmallFiles, mark: JobMark) -> None:
 def _check_used(
     spark: SparkSession, mark: JobMark, checkpoint: JobMark | None, progress: Progress
 ) -> None:
-    """Refuse an unmarked target if the checkpoint was used for another target."""
+    """Refuse an unmarked target of a used checkpoint, unless its runs wrote the target."""
     if checkpoint is not None:
         raise BadRequestError(
             f"the checkpoint {mark.checkpoint} belongs to {checkpoint.target}, and {mark.target} "
