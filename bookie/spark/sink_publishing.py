@@ -49,7 +49,7 @@ def publish_batch(settings: SinkSettings, batch: int, messages: Messages) -> lis
             _log.info("spark_batch_published", log=log, application=application, batch=batch)
             continue
         _log.info("spark_batch_dropped", log=log, application=application, batch=batch)
-        with suppress(BookieError):  # a sweep deletes the ledgers later
+        with suppress(BookieError):  # a sweep deletes them later
             publisher.abort(ranges)
     return [log for (log, _), _ in found]
 
