@@ -64,7 +64,7 @@ AT_NIGHT: Mapping[str, int] = {
     "tests/fault/test_metadata_outage.py": 3,
     "tests/fault/test_repair.py": 6,
     # By day one episode; scripted faults by `test_repair.py`.
-    "tests/fault/test_repair_at_random.py": 63,
+    "tests/fault/test_repair_at_random.py": ALL,
     "tests/fault/test_replacement.py": ALL,
     "tests/fault/test_true_health.py": 3,
     "tests/fault/test_demo.py": ALL,
