@@ -497,17 +497,22 @@ def _forget_failed_recoveries(metadata: str, ledger: int) -> None:
 def explain(ledger: LedgerArgument, metadata: Metadata, output: Output = OutputFormat.TABLE) -> int:
     """Show what a recovery would decide now, and which bookies are fenced or did not answer.
 
-    The command asks the bookies of the ledger's last ensemble, and changes nothing.
+    The command asks the bookies of the ledger's last ensemble, and changes nothing. It asks the
+    other bookies for later entries, which a recovery would lose.
 
-    Exit status 1 means that a recovery could not decide now.
+    Exit status 1 means that a recovery could not decide now, or that others have later entries.
     """
     found = on_cluster(metadata, lambda client: client.explain_ledger(ledger))
-    _print_explanation(found, output)
-    return int(not found.is_decidable)
+    unnamed = _find_unnamed_entries(metadata, ledger)
+    _print_explanation(found, unnamed, output)
+    return int(bool(unnamed) or not found.is_decidable)
 
 
-def _print_explanation(found: LedgerExplanation, output: OutputFormat) -> None:
-    """Print the metadata, each bookie's answer, the ledger's tail and the recovery's verdict."""
+def _print_explanation(found: LedgerExplanation, unnamed: str, output: OutputFormat) -> None:
+    """Print the metadata, each bookie's answer, the ledger's tail and the recovery's verdict.
+
+    `unnamed` is the sentence about entries of bookies that the last ensemble does not name.
+    """
     metadata = found.metadata
     summary: Record = {
         "ledger_id": metadata.ledger_id,
@@ -543,6 +548,7 @@ def _print_explanation(found: LedgerExplanation, output: OutputFormat) -> None:
             "tail": tail,
             "decidable": found.is_decidable,
             "verdict": verdict,
+            "unnamed_entries": unnamed or None,
         }
         print(json.dumps(whole, indent=2))
         return
@@ -555,7 +561,7 @@ def _print_explanation(found: LedgerExplanation, output: OutputFormat) -> None:
         print()
         print_records(tail, output, empty="no bookie that answered has entries beyond the LAC")
     print()
-    for sentence in verdict:
+    for sentence in [*verdict, unnamed] if unnamed else verdict:
         print(sentence)
 
 

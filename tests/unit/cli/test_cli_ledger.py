@@ -113,6 +113,11 @@ async def test_recover_drops_no_entry_of_a_bookie_that_is_not_named(
     assert status == 1
     assert f"bookie {named} has entry 1, " in said
     assert "knows entries up to -1" in said
+    status, out, _ = await command(f"explain {left.ledger_id}")
+    assert (status, f"bookie {named} has entry 1, " in out) == (1, True)
+    status, out, _ = await command(f"explain {left.ledger_id} --output json")
+    assert status == 1
+    assert f"bookie {named} has entry 1, " in json.loads(out)["unnamed_entries"]
     status, out, _ = await command(f"recover {left.ledger_id} --force --output json")
     assert (status, json.loads(out)["last_entry_id"]) == (0, -1)
 
