@@ -252,12 +252,15 @@ async def test_a_damaged_copy_is_read_once_in_a_grace(
     place.settings = RepairSettings(unnamed_copies_grace_seconds=GRACE)
     with monkeypatch.context() as patch:
         patch.setattr("bookie.repair.reclaimer.find_unreadable", find)
-        for now, expected in ((0, 0), (GRACE + 1, 1), (GRACE + 2, 1), (2 * GRACE + 3, 2)):
-            place.clock.now = now
-            assert await place.keeps()
+        assert await place.keeps()
+        for expected in (0, 1):
+            await place.pass_seconds(GRACE - 1)
             assert reads == expected
-    assert await place.keeps()
-    place.clock.now = 4 * GRACE
+            await place.pass_seconds(1)
+            assert reads == expected + 1
+            assert await place.keeps()
+    await place.pass_seconds(GRACE - 1)
+    place.clock.now += 1
     assert await place.round() == 1
 
 
