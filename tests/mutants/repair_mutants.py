@@ -62,9 +62,9 @@ REPAIR_MUTANTS = (
     Mutant(
         "a mark goes before the copies are made",
         "bookie/repair/replicator.py",
-        "        outcomes = [] if mark is None else await self._outcomes(mark, gone, lock)\n",
-        "        await self._worker.marks.mark_replicated(ledger_id, lock)\n"
-        "        outcomes = [] if mark is None else await self._outcomes(mark, gone, lock)\n",
+        "            found = [] if mark is None else await self._outcomes(mark, gone,",
+        "            await marks.mark_replicated(ledger_id, lock)\n"
+        "            found = [] if mark is None else await self._outcomes(mark, gone,",
         (WIPED,),
         "A replicator that dies in between leaves a ledger without copies, and nobody knows.",
     ),
@@ -119,8 +119,8 @@ REPAIR_MUTANTS = (
     Mutant(
         "a bookie that is lost counts as a holder",
         "bookie/repair/auditor.py",
-        "wanted = {name for name in names if name in gone or is_vacant(name)}",
-        "wanted = {name for name in names if is_vacant(name)}",
+        "return {name for name in names if name in gone or is_vacant(name)}",
+        "return {name for name in names if is_vacant(name)}",
         (LOCKS_LOST,),
         "The copies of a lost bookie never come back.",
     ),
