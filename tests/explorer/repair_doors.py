@@ -45,6 +45,7 @@ from bookie.repair.worker import RepairWorker
 from bookie.telemetry import Metrics
 from bookie.wire.codec import parse_add_request
 from bookie.wire.commands import LedgerRow, ReadCommand, ReadReply
+from bookie.wire.grpc.credentials import ChannelSecurity
 from tests.explorer.explored_machines import LEDGER_ID, batch_of, bodies_of
 from tests.explorer.replayed import Begin, Doors
 
@@ -142,8 +143,10 @@ class _Channel:
         self._listing = listing
         self._bookie_id = bookie_id
 
-    async def read(self, command: ReadCommand, *, timeout: float) -> ReadReply:
-        del timeout
+    async def read(
+        self, command: ReadCommand, *, timeout: float, incarnation: str = ""
+    ) -> ReadReply:
+        del timeout, incarnation  # no former self answers here
         status, bodies, following, stopped_by = await self._doors.ask(
             "read", self._bookie_id, *command[1:3], command.stripe_modulus, *command[-2:]
         )
@@ -204,6 +207,7 @@ class _Pool:
     """A client's connections."""
 
     settings = ClientSettings()
+    security = ChannelSecurity()
 
     def __init__(self, doors: Doors) -> None:
         self._doors = doors
@@ -227,6 +231,9 @@ class _Directory:
 
     def all(self) -> Mapping[str, Registration]:
         return self.bookies()
+
+    def names(self) -> frozenset[str]:
+        return frozenset(self.bookies())
 
     def arrivals(self, bookie_id: str) -> int:
         del bookie_id
