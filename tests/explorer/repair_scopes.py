@@ -140,7 +140,7 @@ REPAIR_SCOPES = {
         _CHANGED,
         recoverers=1,
         shows=(
-            *("closed by recovery", "swap in an open ledger", "swap done", "swap refused"),
+            *("closed by recovery", "swap in an open ledger", "swap done"),
             *("conflict of recovery", "mark removed"),
         ),
     ),
