@@ -254,12 +254,19 @@ def _write(directory: Path, name: str, certificate: Any, key: Any) -> None:
 
 
 def _replace(path: Path, content: bytes, mode: int) -> None:
-    """Write a file; a reader sees the former content or the new one as a whole."""
+    """Write a file; a reader sees the former content or the new one as a whole.
+
+    The file keeps its owner and its group, as far as this user may set them: a bookie that runs as
+    another user can still read its key after root has renewed it.
+    """
     temporary = path.with_name(f".{path.name}.new")
     with contextlib.suppress(FileNotFoundError):
         temporary.unlink()
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     with open(descriptor, "wb") as file:
+        with contextlib.suppress(FileNotFoundError, PermissionError):
+            former = path.stat()
+            os.fchown(file.fileno(), former.st_uid, former.st_gid)
         file.write(content)
         file.flush()
         os.fsync(file.fileno())

@@ -17,8 +17,8 @@ from bookie.telemetry import event_log
 LOOK_SECONDS = 1.0
 """The shortest time between two looks at the files. A look costs three calls of stat."""
 
-_Stamp: TypeAlias = tuple[tuple[int, int, int], ...]
-"""Device, inode and time of change of each file."""
+_Stamp: TypeAlias = tuple[tuple[int, ...], ...]
+"""Device, inode, size, and the times of change of content and of owner, of each file."""
 
 _log = event_log(__name__)
 
@@ -52,6 +52,7 @@ class PemFiles:
         self._clock = clock or SystemClock()
         self._looked_at = self._clock.monotonic()
         self._refused: _Stamp = ()
+        self._said = ""
         self._stamp = self._read_stamp()
         self.pems, self.context = self._load()
         """The content, and the SSL context of HTTP: a server's if there is a certificate."""
@@ -68,7 +69,8 @@ class PemFiles:
     def refresh(self) -> bool:
         """Take changed files, at most one look a second; return True if something was taken.
 
-        Files that cannot be used are logged once.
+        Files that cannot be used are logged once, and tried again as soon as they change. Files
+        that cannot be read are tried at each look: a repaired directory changes no file in it.
         """
         now = self._clock.monotonic()
         if now - self._looked_at < LOOK_SECONDS:
@@ -78,14 +80,20 @@ class PemFiles:
             stamp = self._read_stamp()
             if stamp in (self._stamp, self._refused):
                 return False
-            self._refused = stamp
-            pems, context = self._load()
+            try:
+                pems, context = self._load()
+            except ConfigurationError as error:
+                if _is_about_content(error):
+                    self._refused = stamp
+                raise
             if self._read_stamp() != stamp:
-                self._refused = ()
                 return False  # a file changed meanwhile
         except ConfigurationError as error:
-            _log.warning("certificate_not_reloaded", reason=str(error))
+            if str(error) != self._said:
+                self._said = str(error)
+                _log.warning("certificate_not_reloaded", reason=self._said)
             return False
+        self._said = ""
         self._stamp, self.pems, self.context = stamp, pems, context
         _log.info("certificate_reloaded", certificate=self._settings.certificate_file)
         return True
@@ -101,7 +109,9 @@ class PemFiles:
                 stat = os.stat(path)
             except OSError as error:
                 raise _unusable(name, path, error) from error
-            stamps.append((stat.st_dev, stat.st_ino, stat.st_mtime_ns))
+            stamps.append(
+                (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+            )
         return tuple(stamps)
 
     def _load(self) -> tuple[Pems, ssl.SSLContext]:
@@ -128,6 +138,11 @@ class PemFiles:
 
 def _unusable(name: str, path: str, error: OSError) -> ConfigurationError:
     return ConfigurationError(f"security.{name} {path} cannot be used: {_reason(error)}")
+
+
+def _is_about_content(error: ConfigurationError) -> bool:
+    """True if the files were read, so that only another content can be used."""
+    return isinstance(error.__cause__, ssl.SSLError)
 
 
 def _reason(error: OSError) -> str:

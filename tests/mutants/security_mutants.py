@@ -72,10 +72,10 @@ SECURITY_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a file that cannot be used is logged at each look",
         "bookie/security/pem_files.py",
-        "            if stamp in (self._stamp, self._refused):\n",
-        "            if stamp == self._stamp:\n",
-        (f"{_FILES}::test_half_of_a_renewal_is_not_taken",),
-        "The log fills up, and each look costs a load of the files.",
+        "            if str(error) != self._said:\n",
+        "            if error:\n",
+        (f"{_FILES}::test_a_file_that_vanishes_changes_nothing",),
+        "The log fills up.",
     ),
     Mutant(
         "host names are not verified over HTTP",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import ssl
 import stat
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -123,3 +125,18 @@ def test_refusals(directory: Path, tmp_path: Path) -> None:
     (directory / "ca-key.pem").unlink()
     with pytest.raises(BadRequestError, match="only the CA's key can sign"):
         authority.issue(directory, "b2", ["x"])
+
+
+@pytest.mark.parametrize("is_permitted", [True, False])
+def test_a_renewed_file_keeps_its_owner(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, is_permitted: bool
+) -> None:
+    """The bookie runs as a user of its own, and root renews its certificate."""
+    fchown = Mock(side_effect=None if is_permitted else PermissionError)
+    monkeypatch.setattr(os, "fchown", fchown)
+    before = facts(directory, "b1").expires_seconds
+    authority.renew(directory, "b1", days=900)
+    former = authority.key_path(directory, "b1").stat()
+    owners = [call.args[1:] for call in fchown.call_args_list]
+    assert owners == [(former.st_uid, former.st_gid)] * 2
+    assert facts(directory, "b1").expires_seconds > before

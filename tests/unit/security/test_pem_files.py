@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -133,13 +135,58 @@ def test_half_of_a_renewal_is_not_taken(directory: Path, caplog: pytest.LogCaptu
     assert files.pems.certificate == renewed
 
 
-def test_a_file_that_vanishes_changes_nothing(directory: Path) -> None:
+def refusals(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [one for one in caplog.messages if one.startswith("certificate_not_reloaded")]
+
+
+def test_a_file_that_vanishes_changes_nothing(
+    directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     files, clock = watched(directory)
     os.rename(directory / "ca.pem", directory / "away")
-    assert not look(files, clock)
+    for _ in range(3):
+        assert not look(files, clock)
+    assert len(refusals(caplog)) == 1
     assert files.pems.ca == (directory / "away").read_bytes()
     os.rename(directory / "away", directory / "ca.pem")
-    assert not look(files, clock)
+    look(files, clock)
+    assert files.pems.ca == (directory / "ca.pem").read_bytes()
+
+
+def test_a_file_that_could_not_be_read_is_tried_again(
+    directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A directory that is opened to the bookie changes nothing in the files."""
+    files, clock = watched(directory)
+    authority.renew(directory, "b1")
+    with pytest.MonkeyPatch.context() as patch:
+        denied = PermissionError(errno.EACCES, "Permission denied")
+        patch.setattr(Path, "read_bytes", Mock(side_effect=denied))
+        for _ in range(3):
+            assert not look(files, clock)
+    (said,) = refusals(caplog)
+    assert "permission denied" in said
+    assert look(files, clock)
+    assert files.pems.certificate == (directory / "b1.pem").read_bytes()
+
+
+def test_a_file_with_its_former_time_of_change_is_taken(directory: Path) -> None:
+    """Programs that copy files may keep the times."""
+    files, clock = watched(directory)
+    times = [(path, os.stat(path).st_mtime_ns) for path in directory.iterdir()]
+    before = {path: path.read_bytes() for path, _ in times}
+    authority.renew(directory, "b1")
+    after = {path: path.read_bytes() for path, _ in times}
+    assert look(files, clock)
+    for path, modified in times:
+        path.write_bytes(before[path])
+        os.utime(path, ns=(modified, modified))
+    assert look(files, clock)
+    for path, modified in times:
+        path.write_bytes(after[path])
+        os.utime(path, ns=(modified, modified))
+    assert look(files, clock)
+    assert files.pems.certificate == after[directory / "b1.pem"]
 
 
 def test_two_authorities_in_one_file(
