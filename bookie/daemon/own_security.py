@@ -9,7 +9,7 @@ from typing import NoReturn
 from bookie.config import Settings
 from bookie.env import SystemClock, beside
 from bookie.errors import ConfigurationError
-from bookie.security import PemFiles
+from bookie.security import PemFiles, Pems
 from bookie.security.certificates import first_expiry_seconds
 from bookie.security.exposure import require_protected
 from bookie.telemetry import Metrics, event_log
@@ -48,7 +48,7 @@ def prepare_security(
         )
     if not security.serves_tls:
         return None
-    files = PemFiles(security)
+    files = PemFiles(security, check=_expiries)
     _show_expiry(files, metrics)
     return files
 
@@ -67,9 +67,23 @@ async def _watch(files: PemFiles, metrics: Metrics) -> NoReturn:
             _show_expiry(files, metrics)
 
 
+def _expiries(pems: Pems) -> dict[str, float]:
+    """Return when each file's first certificate expires, in seconds since 1970.
+
+    Raises:
+        ValueError: one cannot be parsed, although OpenSSL takes it. The sentence names the file.
+    """
+    found = {}
+    for name, pem in (("certificate", pems.certificate), ("ca", pems.ca)):
+        try:
+            found[name] = first_expiry_seconds(pem)
+        except ValueError as error:
+            raise ValueError(f"security.{name}_file: {error}") from error
+    return found
+
+
 def _show_expiry(files: PemFiles, metrics: Metrics) -> None:
-    for name, pem in (("certificate", files.pems.certificate), ("ca", files.pems.ca)):
-        expiry = first_expiry_seconds(pem)
+    for name, expiry in _expiries(files.pems).items():
         metrics.certificate_expiry_timestamp_seconds.labels(name).set(expiry)
         days = (expiry - SystemClock().now_ms() / 1000) / 86400
         if days < EXPIRES_SOON_DAYS:

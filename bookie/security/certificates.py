@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +32,8 @@ def read_certificates(pem: bytes) -> list[CertificateFacts]:
     """
     from cryptography import x509
 
-    return [_facts(one) for one in x509.load_pem_x509_certificates(pem)]
+    with _malformed():
+        return [_facts(one) for one in x509.load_pem_x509_certificates(pem)]
 
 
 def read_certificate_file(path: Path) -> list[CertificateFacts]:
@@ -47,8 +50,35 @@ def read_certificate_file(path: Path) -> list[CertificateFacts]:
 
 
 def first_expiry_seconds(pem: bytes) -> float:
-    """Return when the first of the certificates expires, in seconds since 1970."""
-    return min(one.expires_seconds for one in read_certificates(pem))
+    """Return when the first of the certificates expires, in seconds since 1970.
+
+    Extensions are not read, so that an odd one does not matter.
+
+    Raises:
+        ValueError: there is no certificate, or one is malformed.
+    """
+    from cryptography import x509
+
+    with _malformed():
+        certificates = x509.load_pem_x509_certificates(pem)
+        return min(one.not_valid_after_utc.timestamp() for one in certificates)
+
+
+@contextlib.contextmanager
+def _malformed() -> Iterator[None]:
+    """Make a ValueError of each error about a certificate; `cryptography` has several kinds."""
+    from cryptography import x509
+    from cryptography.exceptions import UnsupportedAlgorithm
+
+    try:
+        yield
+    except (
+        UnsupportedAlgorithm,
+        x509.DuplicateExtension,
+        x509.InvalidVersion,
+        x509.UnsupportedGeneralNameType,
+    ) as error:
+        raise ValueError(str(error)) from error
 
 
 def _facts(certificate: object) -> CertificateFacts:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
@@ -42,13 +43,20 @@ class PemFiles:
     Args:
         settings: names the files; `ca_file` is set.
         clock: for the time between two looks.
+        check: what else content must pass, before it is taken; it raises ValueError.
 
     Raises:
         ConfigurationError: a file cannot be read, or the files do not fit together.
     """
 
-    def __init__(self, settings: SecuritySettings, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        settings: SecuritySettings,
+        clock: Clock | None = None,
+        check: Callable[[Pems], object] | None = None,
+    ) -> None:
         self._settings = settings
+        self._check = check
         self._clock = clock or SystemClock()
         self._looked_at = self._clock.monotonic()
         self._refused: _Stamp = ()
@@ -128,12 +136,20 @@ class PemFiles:
             raise _unusable("ca_file", settings.ca_file, error) from error
         try:
             make = server_context if settings.serves_tls else client_context
-            return Pems(**read), make(settings)
+            pems, context = Pems(**read), make(settings)
         except OSError as error:
             raise ConfigurationError(
                 f"security.certificate_file {settings.certificate_file} and security.key_file "
                 f"{settings.key_file} cannot be used together: {_reason(error)}"
             ) from error
+        if self._check is not None:
+            try:
+                self._check(pems)
+            except ValueError as error:
+                raise ConfigurationError(
+                    f"the files of [security] cannot be used: {error}"
+                ) from error
+        return pems, context
 
 
 def _unusable(name: str, path: str, error: OSError) -> ConfigurationError:
@@ -142,7 +158,7 @@ def _unusable(name: str, path: str, error: OSError) -> ConfigurationError:
 
 def _is_about_content(error: ConfigurationError) -> bool:
     """True if the files were read, so that only another content can be used."""
-    return isinstance(error.__cause__, ssl.SSLError)
+    return isinstance(error.__cause__, ssl.SSLError | ValueError)
 
 
 def _reason(error: OSError) -> str:

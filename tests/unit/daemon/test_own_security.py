@@ -11,7 +11,7 @@ from bookie.config import Settings
 from bookie.daemon import own_security
 from bookie.daemon.own_security import prepare_security, watching_certificates
 from bookie.errors import ConfigurationError
-from bookie.security import authority, pem_files
+from bookie.security import PemFiles, authority, pem_files
 from bookie.telemetry import Metrics
 from tests.unit.ledger.real_cluster import until
 
@@ -64,3 +64,39 @@ async def test_a_certificate_that_ends_soon_is_told_until_it_is_renewed(
         authority.renew(directory, "b1")
         await until(lambda: expiry(metrics, "certificate") > time.time() + 300 * 86400)
     assert not [one for one in caplog.messages if one.startswith("certificate_expires_soon")]
+
+
+def make_odd(path: Path) -> None:
+    """Give a certificate the label that OpenSSL alone knows: ``openssl x509 -trustout``."""
+    text = path.read_text().replace("BEGIN CERT", "BEGIN TRUSTED CERT")
+    path.write_text(text.replace("END CERT", "END TRUSTED CERT"))
+
+
+@pytest.mark.parametrize(("file", "setting"), [("b1", "certificate_file"), ("ca", "ca_file")])
+def test_a_certificate_that_openssl_alone_takes_is_refused(
+    directory: Path, file: str, setting: str
+) -> None:
+    make_odd(directory / f"{file}.pem")
+    security = settings(**authority.settings_for(directory, "b1"))
+    PemFiles(security.security)
+    with pytest.raises(ConfigurationError, match=rf"\[security\] cannot be used: .*{setting}: "):
+        prepare_security(security, Metrics())
+
+
+async def test_it_does_not_end_a_running_bookie(
+    directory: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own_security, "LOOK_INTERVAL_SECONDS", 0.01)
+    monkeypatch.setattr(pem_files, "LOOK_SECONDS", 0.0)
+    metrics = Metrics()
+    files = prepare_security(settings(**authority.settings_for(directory, "b1")), metrics)
+    assert files is not None
+    before = files.pems
+    async with watching_certificates(files, metrics):
+        sound = (directory / "b1.pem").read_bytes()
+        make_odd(directory / "b1.pem")
+        await until(lambda: "certificate_not_reloaded" in caplog.text)
+        assert files.pems is before
+        (directory / "b1.pem").write_bytes(sound)
+        authority.renew(directory, "b1")
+        await until(lambda: expiry(metrics, "certificate") > time.time() + 300 * 86400)
