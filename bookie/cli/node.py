@@ -24,7 +24,7 @@ from bookie.ids import BOOKIE_ID_METADATA_KEY, INSTANCE_ID_METADATA_KEY
 if TYPE_CHECKING:
     import aiohttp
 
-    from bookie.cluster.registration_record import Endpoint
+    from bookie.cluster.registration_record import Endpoint, Registration
     from bookie.config import SecuritySettings
     from bookie.metadata.store import MetadataStore
 
@@ -308,7 +308,7 @@ async def _ask(
     from bookie.config import load_settings
 
     settings = load_settings().security
-    endpoint, instance_id = await _http_address(metadata, bookie_id, settings)
+    endpoint, instance_id, tls_name = await _http_address(metadata, bookie_id, settings)
     url, tls = f"{endpoint.protocol}://{endpoint.address}", None
     if endpoint.protocol == "https":
         from bookie.security import PemFiles
@@ -320,9 +320,11 @@ async def _ask(
     try:
         async with aiohttp.ClientSession(timeout=timeout, headers=meant) as session:
             if change is None:
-                call = session.get(f"{url}/{path}", ssl=tls or True)
+                call = session.get(f"{url}/{path}", ssl=tls or True, server_hostname=tls_name)
             else:
-                call = session.put(f"{url}/{path}", json=change, ssl=tls or True)
+                call = session.put(
+                    f"{url}/{path}", json=change, ssl=tls or True, server_hostname=tls_name
+                )
             async with call as response:
                 answer: dict[str, Any] = await response.json()
                 if response.status == MISDIRECTED:
@@ -333,7 +335,8 @@ async def _ask(
     except aiohttp.ClientSSLError as error:
         raise TlsError(f"bookie {bookie_id} at {url}: {_tls_reason(error)}") from error
     except (aiohttp.ClientError, TimeoutError) as error:
-        if tls is not None and isinstance(error, aiohttp.ClientOSError):
+        is_connected = not isinstance(error, aiohttp.ClientConnectorError)
+        if tls is not None and is_connected and isinstance(error, aiohttp.ClientOSError):
             raise TlsError(
                 f"bookie {bookie_id} at {url} ended the TLS handshake; most often it refuses "
                 "this client's certificate (security.certificate_file)"
@@ -349,8 +352,8 @@ def _tls_reason(error: aiohttp.ClientSSLError) -> str:
 
 async def _http_address(
     metadata: str, bookie_id: str, settings: SecuritySettings
-) -> tuple[Endpoint, str]:
-    """Return the address of the bookie's HTTP server, and the id of the bookie's cluster."""
+) -> tuple[Endpoint, str, str | None]:
+    """Return the bookie's HTTP address, its cluster's id, and the name to verify, if another."""
     from bookie.cluster.directory import BookieDirectory
     from bookie.cluster.endpoints import endpoint_for
     from bookie.cluster.instance import read_instance_id
@@ -360,4 +363,20 @@ async def _http_address(
         instance_id = await read_instance_id(store)
     if registration is None or registration.endpoint("http") is None:
         raise BookieUnreachableError(f"bookie {bookie_id} is not registered in this cluster")
-    return endpoint_for(registration, "http", settings), instance_id
+    endpoint = endpoint_for(registration, "http", settings)
+    return endpoint, instance_id, tls_name_for(registration, endpoint)
+
+
+def tls_name_for(registration: Registration, endpoint: Endpoint) -> str | None:
+    """Return the host that the certificate at the HTTP `endpoint` must name; None for its own.
+
+    HTTP listens on loopback by default, and the bookie's certificate names the host at which it
+    takes entries. A command on the bookie's machine verifies this host.
+    """
+    from bookie.cluster.endpoints import speaks_tls
+    from bookie.security.exposure import is_loopback
+
+    if not speaks_tls(endpoint) or not is_loopback(endpoint.host):
+        return None
+    named = (one.host for one in registration.endpoints if one.name == "bookie" and speaks_tls(one))
+    return next(named, None)
