@@ -187,7 +187,8 @@ def _absolute(item: _Given) -> object:
 
     So a bookie stays the same bookie, wherever it is started. Earlier versions always used the
     working directory: if a bookie's directory is there, and not beside the file, it is still used.
-    The use of such a directory is deprecated, and causes a warning.
+    The use of such a directory is deprecated, and causes a warning. Earlier versions have no files
+    in ``[security]``, and whom a process trusts must not depend on where it is started.
     """
     text = item.value
     if not isinstance(text, str) or not text:
@@ -196,6 +197,8 @@ def _absolute(item: _Given) -> object:
     if not item.by_file:
         return here
     beside = os.path.abspath(os.path.join(os.path.dirname(item.origin), text))
+    if item.section == "security":
+        return beside
     # The directory of a bookie contains a cookie since its first start.
     proof = "" if item.key.endswith("_file") else "/COOKIE"
     if os.path.exists(beside + proof) or not os.path.exists(here + proof):

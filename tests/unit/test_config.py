@@ -205,6 +205,13 @@ def test_paths_in_a_file_begin_at_its_folder(tmp_path: Path, elsewhere: Path) ->
     assert load_settings(environment=named).storage == settings.storage
 
 
+def test_trust_does_not_come_from_the_working_directory(tmp_path: Path, elsewhere: Path) -> None:
+    """Whoever may write there must not choose the CA."""
+    (elsewhere / "ca.pem").touch()
+    settings = load('[security]\nca_file = "ca.pem"\n', tmp_path)
+    assert settings.security.ca_file == f"{tmp_path}/ca.pem"
+
+
 def test_other_paths_begin_at_the_working_directory(tmp_path: Path, elsewhere: Path) -> None:
     """As those that a shell completes."""
     settings = load(
