@@ -7,23 +7,32 @@ import socket
 from collections.abc import Mapping
 
 from bookie.config import Settings
-from bookie.errors import ConfigurationError
+from bookie.errors import CannotStartError, ConfigurationError
 
 
 def is_loopback(host: str) -> bool:
     """True if only processes of this machine reach a server that listens on `host`.
 
-    A name counts by the addresses that it has on this machine.
+    A name counts by the addresses that it has on this machine. One without an address counts as
+    reached: it may get one.
     """
     try:
-        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+        return _is_loopback_address(host)
     except ValueError:
         pass
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
         return False
-    return all(ipaddress.ip_address(str(one[4][0]).partition("%")[0]).is_loopback for one in found)
+    return all(_is_loopback_address(str(one[4][0])) for one in found)
+
+
+def _is_loopback_address(text: str) -> bool:
+    address = ipaddress.ip_address(text.partition("%")[0])
+    if isinstance(address, ipaddress.IPv6Address):
+        # ::ffff:127.0.0.1 is reached by IPv4 alone.
+        return (address.ipv4_mapped or address).is_loopback
+    return address.is_loopback
 
 
 def exposed_listeners(settings: Settings, listeners: tuple[str, ...]) -> Mapping[str, str]:
@@ -53,10 +62,12 @@ def require_protected(settings: Settings, listeners: tuple[str, ...]) -> Mapping
 
     Raises:
         ConfigurationError: the setting is missing.
+        CannotStartError: it would be missing for a host name, which has no address now.
     """
     exposed = exposed_listeners(settings, listeners)
     if exposed and not settings.security.allow_plaintext:
         name, host = next(iter(exposed.items()))
+        _require_address(name, host)
         raise ConfigurationError(
             f"{name} = {host} is reached from other machines, and anyone there could read, write "
             "and delete: set security.certificate_file, key_file and ca_file "
@@ -64,3 +75,13 @@ def require_protected(settings: Settings, listeners: tuple[str, ...]) -> Mapping
             "network that you trust"
         )
     return exposed
+
+
+def _require_address(name: str, host: str) -> None:
+    """Raise `CannotStartError` if the host name has no address: a later start may find one."""
+    try:
+        socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise CannotStartError(
+            f"cannot listen on {name} = {host}: the host name cannot be resolved ({error.strerror})"
+        ) from error

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import socket
+from unittest.mock import Mock
+
 import pytest
 
 from bookie.config import Settings
-from bookie.errors import ConfigurationError
+from bookie.errors import CannotStartError, ConfigurationError
 from bookie.security.exposure import exposed_listeners, is_loopback, require_protected
 
 BOTH = ("listen", "http")
@@ -17,12 +20,12 @@ def settings(listen: str, http: str, **security: object) -> Settings:
     return Settings.model_validate(tables)
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1", "localhost"])
 def test_loopback(host: str) -> None:
     assert is_loopback(host)
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "fe80::1%lo"])
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "::ffff:10.0.0.1", "fe80::1%lo"])
 def test_not_loopback(host: str) -> None:
     assert not is_loopback(host)
 
@@ -38,6 +41,17 @@ def test_loopback_needs_nothing() -> None:
 def test_plaintext_beyond_loopback_is_refused(listen: str, http: str, name: str) -> None:
     with pytest.raises(ConfigurationError, match=rf"{name} = .*security\.allow_plaintext = true"):
         require_protected(settings(listen, http), BOTH)
+
+
+def test_a_host_without_an_address_is_no_wrong_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name server that is away is not the configuration's fault: a later start may succeed."""
+    unknown = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+    monkeypatch.setattr(socket, "getaddrinfo", Mock(side_effect=unknown))
+    assert not is_loopback("b1.invalid")
+    with pytest.raises(
+        CannotStartError, match=r"listen\.host = b1\.invalid: .* cannot be resolved"
+    ):
+        require_protected(settings("b1.invalid", "127.0.0.1"), BOTH)
 
 
 def test_plaintext_that_is_allowed_is_named() -> None:
