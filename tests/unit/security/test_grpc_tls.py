@@ -7,13 +7,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import grpc
 import pytest
 from grpc import aio
 
 from bookie.config import RpcSettings, SecuritySettings
-from bookie.errors import BookieError, BookieUnreachableError, TlsError
+from bookie.errors import BookieError, BookieUnreachableError, CannotStartError, TlsError
 from bookie.security import PemFiles, authority, pem_files
 from bookie.security.identity import PeerIdentity, identity_of_call
 from bookie.telemetry import Metrics
@@ -197,3 +198,17 @@ async def test_a_client_takes_renewed_files(
 
 def test_without_a_ca_there_are_no_credentials() -> None:
     assert ChannelSecurity().credentials() is None
+
+
+async def test_a_port_that_grpc_does_not_open(
+    certificates: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library gives no reason, and with credentials there are two."""
+    monkeypatch.setattr(transport, "bind", Mock(side_effect=RuntimeError("Failed to bind")))
+    refusal = r"already in use, or gRPC refuses security\.certificate_file$"
+    with pytest.raises(CannotStartError, match=refusal):
+        async with served(PemFiles(settings(certificates, "bookie"))):
+            raise AssertionError
+    with pytest.raises(CannotStartError, match=r"already in use$"):
+        async with served(None):
+            raise AssertionError

@@ -158,6 +158,8 @@ def _bind(server: Any, host: str, port: int, security: ServerSecurity | None = N
         reason = (error.strerror or str(error)).lower()
     except RuntimeError:
         reason = "address already in use"
+        if security is not None:
+            reason += ", or gRPC refuses security.certificate_file"
     raise CannotStartError(f"cannot listen on {address}: {reason}")
 
 
