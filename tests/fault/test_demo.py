@@ -12,6 +12,9 @@ import pytest
 
 from bookie.daemon.local.process import child_environment
 
+OTHER_CLUSTER = {"BOOKIE_SECURITY__CA_FILE": "/nowhere/ca.pem"}
+"""What a user's shell may hold for a cluster that speaks TLS."""
+
 
 @pytest.mark.timeout(1800)
 def test_every_acknowledged_byte_survives_the_demonstration(tmp_path: Path) -> None:
@@ -20,7 +23,7 @@ def test_every_acknowledged_byte_survives_the_demonstration(tmp_path: Path) -> N
         [sys.executable, "-m", "bookie", "demo", "--data", str(tmp_path), "-o", "json"],
         capture_output=True,
         text=True,
-        env=child_environment(os.environ),
+        env=child_environment(os.environ) | OTHER_CLUSTER,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -12,6 +12,9 @@ import pytest
 
 from bookie.daemon.local.process import child_environment
 
+OTHER_CLUSTER = {"BOOKIE_SECURITY__CA_FILE": "/nowhere/ca.pem"}
+"""What a user's shell may hold for a cluster that speaks TLS."""
+
 
 @pytest.mark.timeout(1800)
 def test_a_tortured_log_keeps_its_promises(tmp_path: Path) -> None:
@@ -23,7 +26,7 @@ def test_a_tortured_log_keeps_its_promises(tmp_path: Path) -> None:
         ],
         capture_output=True,
         text=True,
-        env=child_environment(os.environ),
+        env=child_environment(os.environ) | OTHER_CLUSTER,
         check=False,
     )
     assert done.returncode == 0, done.stderr

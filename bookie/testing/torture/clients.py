@@ -10,11 +10,11 @@ import random
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import aclosing
 
-from bookie.api import BookKeeper, LogRecord, connect
+from bookie.api import BookKeeper, LogRecord
 from bookie.errors import BookieError
 from bookie.log.catalog.logs import LogName, LogPartition
 from bookie.testing.torture.judge import PartitionHistory, Seen
-from bookie.testing.torture.writer import sequence_of
+from bookie.testing.torture.writer import connect_privately, sequence_of
 
 CURSOR = "consumer"
 GROUP = "members"
@@ -50,7 +50,7 @@ class TortureClients:
         """Read the log from its first record on, until cancelled."""
         for number in self._histories if partition is None else [partition]:
             self._histories[number].readers[name] = []
-        async with connect(self._uri) as bk:
+        async with connect_privately(self._uri) as bk:
             reader = await bk.log_reader(self._log, partition=partition, follow=True)
             while True:
                 try:
@@ -63,7 +63,7 @@ class TortureClients:
 
     async def _consume(self, partition: int) -> None:
         """Run one consumer after another, all with the same cursor."""
-        async with connect(self._uri) as bk:
+        async with connect_privately(self._uri) as bk:
             while True:
                 try:
                     async with bk.consume(self._log, cursor=CURSOR, partition=partition) as one:
@@ -78,7 +78,7 @@ class TortureClients:
                     await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _belong(self) -> None:
-        async with connect(self._uri) as bk:
+        async with connect_privately(self._uri) as bk:
             while True:
                 try:
                     async with bk.join_group(GROUP, logs=[self._log]) as member:
@@ -101,7 +101,7 @@ class TortureClients:
 
     async def _watch_cursors(self) -> None:
         """Record the offsets of all cursors repeatedly, until cancelled."""
-        async with connect(self._uri) as bk:
+        async with connect_privately(self._uri) as bk:
             while True:
                 await self.look_at_cursors(bk)
                 await asyncio.sleep(_PAUSE_SECONDS)

@@ -20,7 +20,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bookie.api import BookKeeper, connect
+from bookie.api import BookKeeper
 from bookie.cluster.cookies import CookieManager
 from bookie.daemon.local.process import BookieProcess, child_environment
 from bookie.daemon.local.supervisor import LocalCluster, local_cluster
@@ -28,7 +28,7 @@ from bookie.errors import BookieError
 from bookie.testing.link import NetworkLink
 from bookie.testing.torture.clients import TortureClients, read_all
 from bookie.testing.torture.judge import PartitionHistory, judge
-from bookie.testing.torture.writer import BATCH_MAX
+from bookie.testing.torture.writer import BATCH_MAX, connect_privately
 
 LOG = "tortured"
 PARTITIONS = 2
@@ -156,7 +156,7 @@ class Torture:
             local_cluster(self._directory / "cluster", bookies=BOOKIES) as cluster,
             asyncio.TaskGroup() as tasks,
             self._linked(cluster, tasks),
-            connect(cluster.metadata_uri) as bk,
+            connect_privately(cluster.metadata_uri) as bk,
         ):
             await bk.create_log(LOG, partitions=PARTITIONS)
             self._lanes = [

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 
-from bookie.api import connect
+from bookie.api import BookKeeper, connect
 from bookie.daemon.loop import run
 from bookie.daemon.signals import stop_with_parent
 from bookie.errors import BookieError
@@ -32,10 +32,18 @@ def sequence_of(partition: int, value: bytes) -> int:
     return sequence if value == value_of(partition, sequence) else -1
 
 
+def connect_privately(metadata: str) -> BookKeeper:
+    """Return a client of the torture's own cluster, which speaks no TLS.
+
+    Variables in the user's shell often name the certificates of another cluster.
+    """
+    return connect(metadata, ca_file="", certificate_file="", key_file="")
+
+
 async def write(metadata: str, log: str, partition: int, first: int) -> None:
     """Append records from the number `first` on, until the process ends."""
     async with (
-        connect(metadata) as bk,
+        connect_privately(metadata) as bk,
         bk.open_log(log, partition=partition, create=False) as writer,
     ):
         batch, sequence = 0, first
