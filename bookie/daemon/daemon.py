@@ -37,7 +37,7 @@ from bookie.daemon.descriptors import require_descriptors, watch_descriptors
 from bookie.daemon.http import Administration, serve_http
 from bookie.daemon.live_settings import LiveSettings, fetch_cluster_settings, open_configured
 from bookie.daemon.loop import observe_loop_lag
-from bookie.daemon.own_security import prepare_security, watching_certificates
+from bookie.daemon.own_security import prepare_security, registered_host, watching_certificates
 from bookie.daemon.patient_start import StoppedBeforeStartError, patiently
 from bookie.daemon.readiness import Part, Readiness
 from bookie.daemon.registration_updater import (
@@ -338,9 +338,7 @@ def endpoints_of(
     The one without TLS comes first: a client of an earlier version takes the first of a name.
     """
     listen, http_host = settings.listen, settings.http.host
-    host = listen.advertised_host or listen.host
-    if is_wildcard(host):
-        host = socket.gethostname()
+    host = registered_host(settings)
     if is_wildcard(http_host):
         # HTTP that takes IPv4 alone is not found at an IPv6 address.
         is_reached = ":" in http_host or ":" not in host

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AbstractAsyncContextManager
+import socket
+from contextlib import AbstractAsyncContextManager, suppress
 from typing import NoReturn
 
+from bookie.addresses import is_wildcard
 from bookie.config import Settings
 from bookie.env import SystemClock, beside
 from bookie.errors import ConfigurationError
 from bookie.security import PemFiles, Pems
-from bookie.security.certificates import first_expiry_seconds
+from bookie.security.certificates import covers, first_expiry_seconds, read_certificates
 from bookie.security.exposure import require_protected
 from bookie.telemetry import Metrics, event_log
 
@@ -50,7 +52,15 @@ def prepare_security(
         return None
     files = PemFiles(security, check=_expiries)
     _show_expiry(files, metrics)
+    if "listen" in listeners:
+        _compare_names(files, registered_host(settings))
     return files
+
+
+def registered_host(settings: Settings) -> str:
+    """Return the host at which clients reach the bookie, and which its certificate must name."""
+    host = settings.listen.advertised_host or settings.listen.host
+    return socket.gethostname() if is_wildcard(host) else host
 
 
 def watching_certificates(
@@ -80,6 +90,19 @@ def _expiries(pems: Pems) -> dict[str, float]:
         except ValueError as error:
             raise ValueError(f"security.{name}_file: {error}") from error
     return found
+
+
+def _compare_names(files: PemFiles, host: str) -> None:
+    """Warn if clients will refuse the certificate, because it does not name `host`."""
+    with suppress(ValueError):  # its names are in an extension that cannot be parsed
+        names = read_certificates(files.pems.certificate)[0].names
+        if not covers(names, host):
+            _log.warning(
+                "certificate_of_another_host",
+                host=host,
+                names=list(names),
+                meaning="clients refuse it: set listen.advertised_host, or issue another",
+            )
 
 
 def _show_expiry(files: PemFiles, metrics: Metrics) -> None:

@@ -7,10 +7,11 @@ import stat
 from pathlib import Path
 
 from bookie.config import Settings
+from bookie.daemon.own_security import registered_host
 from bookie.daemon.preflight import Fact, Severity
 from bookie.errors import BookieError
 from bookie.security import PemFiles
-from bookie.security.certificates import read_certificate_file
+from bookie.security.certificates import covers, read_certificate_file
 from bookie.security.exposure import exposed_listeners
 
 DAY_SECONDS = 86400
@@ -58,6 +59,10 @@ def check_certificates(settings: Settings, now_seconds: float) -> list[Fact]:
             for path in (security.certificate_file, security.ca_file)
             if path
         ]
+        if security.serves_tls:
+            certificates.append(
+                check_host(Path(security.certificate_file), registered_host(settings))
+            )
     except BookieError as error:
         return [Fact("certificate", Severity.FAIL, str(error), "repair the files of [security]")]
     if security.key_file and os.stat(security.key_file).st_mode & (stat.S_IRGRP | stat.S_IROTH):
@@ -67,6 +72,16 @@ def check_certificates(settings: Settings, now_seconds: float) -> list[Fact]:
         found = "security.require_client_certificate is off: every client may read and write"
         certificates.append(Fact("clients", Severity.WARN, found, "give clients certificates"))
     return certificates
+
+
+def check_host(path: Path, host: str) -> Fact:
+    """Check that the certificate names the host at which clients reach the bookie."""
+    names = read_certificate_file(path)[0].names
+    if covers(names, host):
+        return Fact("host", Severity.OK, f"the certificate names {host}")
+    found = f"{path} names {', '.join(names) or 'no host'}, and the bookie registers {host}"
+    advice = "issue a certificate for this host, or set listen.advertised_host to a name in it"
+    return Fact("host", Severity.FAIL, found, advice)
 
 
 def check_expiry(path: Path, now_seconds: float) -> Fact:

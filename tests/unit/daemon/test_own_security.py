@@ -66,6 +66,17 @@ async def test_a_certificate_that_ends_soon_is_told_until_it_is_renewed(
     assert not [one for one in caplog.messages if one.startswith("certificate_expires_soon")]
 
 
+@pytest.mark.parametrize(("host", "is_told"), [("127.0.0.1", False), ("b1.example", True)])
+def test_a_certificate_for_another_host_is_told(
+    directory: Path, caplog: pytest.LogCaptureFixture, host: str, is_told: bool
+) -> None:
+    """It may still be right: clients may reach the bookie by a name that it does not know."""
+    security = authority.settings_for(directory, "b1")
+    own = Settings.model_validate({"listen": {"advertised_host": host}, "security": security})
+    assert prepare_security(own, Metrics()) is not None
+    assert ("certificate_of_another_host" in caplog.text) is is_told
+
+
 def make_odd(path: Path) -> None:
     """Give a certificate the label that OpenSSL alone knows: ``openssl x509 -trustout``."""
     text = path.read_text().replace("BEGIN CERT", "BEGIN TRUSTED CERT")

@@ -15,9 +15,12 @@ from bookie.env import SystemClock
 from bookie.security import authority
 
 
-def check(days: float = 0, host: str = "127.0.0.1", **security: object) -> dict[str, Fact]:
+def check(
+    days: float = 0, host: str = "127.0.0.1", advertised: str = "", **security: object
+) -> dict[str, Fact]:
     """The facts, as they are in so many days."""
-    settings = Settings.model_validate({"listen": {"host": host}, "security": security})
+    listen = {"host": host, "advertised_host": advertised}
+    settings = Settings.model_validate({"listen": listen, "security": security})
     now_seconds = SystemClock().now_ms() / 1000 + days * DAY_SECONDS
     return {fact.name: fact for fact in check_security(settings, now_seconds)}
 
@@ -46,9 +49,9 @@ def test_plaintext(host: str, allowed: bool, verdict: Severity, words: str) -> N
 
 
 def test_with_tls(files: dict[str, Any]) -> None:
-    facts = check(host="0.0.0.0", **files)
+    facts = check(host="0.0.0.0", advertised="127.0.0.1", **files)
     assert {name: fact.verdict for name, fact in facts.items()} == dict.fromkeys(
-        ("plaintext", "certificate", "CA"), Severity.OK
+        ("plaintext", "certificate", "CA", "host"), Severity.OK
     )
     assert facts["certificate"].found == "CN=b1, valid for 90 days"
 
@@ -58,6 +61,12 @@ def test_with_tls(files: dict[str, Any]) -> None:
 )
 def test_expiry(files: dict[str, Any], days: int, verdict: Severity) -> None:
     assert check(days, **files)["certificate"].verdict is verdict
+
+
+def test_a_certificate_for_another_host(files: dict[str, Any]) -> None:
+    fact = check(advertised="b1.example", **files)["host"]
+    assert fact.verdict is Severity.FAIL
+    assert "names 127.0.0.1, and the bookie registers b1.example" in fact.found
 
 
 def test_a_key_that_others_read(files: dict[str, Any]) -> None:
