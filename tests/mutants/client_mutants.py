@@ -131,6 +131,7 @@ CLIENT_MUTANTS = (
         "return [name for name in dict.fromkeys(others) if name != self.target][1:]",
         (f"{SERVICE}a_leaving_bookie_serves_as_a_source",),
         "The only copy of a ledger cannot leave its bookie.",
+        harmless="`_others_with` finds every bookie that lists the entry; it costs a listing.",
     ),
     Mutant(
         "a bookie does not ask for what it cannot read",
