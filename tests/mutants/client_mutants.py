@@ -25,7 +25,10 @@ CLIENT_MUTANTS = (
         "bookie/ledger/copies/entry_copier.py",
         ".recovery(await self._incarnations.of(target))",
         '.recovery("")',
-        (f"{REPAIR}a_bookie_of_another_incarnation_is_given_nothing",),
+        (
+            "tests/unit/ledger/copies/test_entry_copier.py::"
+            "test_only_the_incarnation_that_the_store_names_takes_entries",
+        ),
         "A repair is told as done, and a bookie that is being replaced had its entries.",
     ),
     Mutant(
