@@ -69,6 +69,7 @@ def _decoded(members: dict[str, bytes]) -> dict[str, ServiceInstance]:
         try:
             instances[name] = decode_service_instance(value)
         except FormatError as error:
-            # A newer version wrote the instance. The other instances stay usable.
+            # The record is no service instance, or a newer version of bookie wrote it. The other
+            # instances stay usable.
             _log.warning("instance_unreadable", instance=name, reason=str(error))
     return instances

@@ -115,7 +115,8 @@ class Member:
         try:
             await self._participant.finish(self._leave())
         except MetadataClosedError:
-            # The participant was closed before, so background work is impossible.
+            # The participant was closed before this membership and starts no more work, so try to
+            # delete the record directly.
             await self._leave()
 
     async def _leave(self) -> None:
@@ -176,7 +177,10 @@ class Member:
             self._doubt.set()
 
     async def _try_write(self) -> bool:
-        """Write the record if necessary; return False if another session's record is in the way.
+        """Write the member's record if necessary; return True if this member has the record.
+
+        Writing is necessary if the record is missing, outdated or owned by another session of this
+        member. Return False if the key holds a record that this member did not write.
 
         Raises:
             MetadataClosedError: the membership is over.

@@ -4,8 +4,8 @@ Each look at this lists all ledgers of the cluster. A service manager would star
 ended again and again, and each start would look. So the process itself waits, and looks again after
 a pause. The pause is at least `REST` times as long as the look.
 
-The directories are not locked during the pause, so the right disk may be mounted. The next look
-finds it, and the bookie starts with its data.
+The directories are not locked during the pause. If the operator mounts the right disk during a
+pause, the next attempt to start finds the disk's data, and the bookie starts with this data.
 """
 
 from __future__ import annotations

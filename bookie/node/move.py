@@ -3,8 +3,8 @@
 The operator moves the directories and changes the settings. Then this module rewrites the cookies,
 which name the old paths: first the metadata store's copy, then the copy in each directory. After
 the first rewrite, a start with the old paths fails. Before the last rewrite, a start with the new
-paths fails, too. After a crash, run the command again: it accepts old and new paths. The state
-number in the cookies does not change.
+paths fails, too. If ``bookie cookie move`` crashes, run it again: it accepts cookies with the old
+paths and cookies with the new paths. The state number in the cookies does not change.
 """
 
 from __future__ import annotations

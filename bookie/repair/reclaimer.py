@@ -17,7 +17,8 @@ so:
    metadata went back to before a move, the newcomer does not remove the only copy.
 6. This bookie knows no entry behind the ledger's end, neither stored nor confirmed. Otherwise the
    metadata may come from a recovery that closed the ledger too early, as after a restore of an old
-   backup. An entry that was never acknowledged keeps the copies, too: nobody can tell it apart.
+   backup. An entry that was never acknowledged also prevents the removal, because the bookie cannot
+   distinguish it from an acknowledged entry.
 7. A member gives a copy of each entry whose digest is right (`find_unreadable`). A listing does not
    show damage, and the copy here may be the last intact one. If an entry has no such copy, the
    grace begins anew, because a reading is costly.

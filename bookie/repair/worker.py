@@ -21,7 +21,8 @@ class RepairWorker:
     """One participant of a cluster's repair: its connections, its settings and its name."""
 
     client: LedgerClient
-    """Reaches the bookies and the ledgers' metadata."""
+    """The client with which the worker calls the bookies and reads and changes the ledgers'
+    metadata."""
     store: MetadataStore
     """Its session owns the worker's locks and its candidacy."""
     settings: Callable[[], RepairSettings]

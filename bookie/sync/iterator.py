@@ -143,8 +143,8 @@ class SyncIterator(Iterator[T], Closing):
 
     The iteration ends with `close`, at the end of its `with` block, or when the iterator is
     dropped. Each of these three ways cancels the generator in the loop. With a timeout, a longer
-    wait for the next item raises OperationTimeoutError. The iteration may continue after this
-    error.
+    wait for the next item raises OperationTimeoutError. After an OperationTimeoutError, the caller
+    can continue the iteration.
     """
 
     def __init__(self, pump: Pump[Any], items: Iterator[T]) -> None:

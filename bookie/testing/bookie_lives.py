@@ -96,7 +96,8 @@ class BookieLives:
         task = self._require_running()
         assert self._session is not None
         assert self._started is not None
-        # Set this before any await: from now on, nothing that the bookie does is visible.
+        # Do these three steps before the first await: from then on, the bookie can change nothing
+        # on its disk or in the metadata store.
         self._mortality.is_dead = True
         self._started.engine.failure = StorageFailedError(f"{self.bookie_id} was killed")
         self._sever(self._session)

@@ -92,8 +92,9 @@ class CopyCheck:
             pool: whose connections are used.
             is_patient: ask again for `PATIENCE_SECONDS` after answers that are not definite.
             pace: bounds the bytes per second that are read; None reads as fast as it can.
-            incarnation: if not empty, entries count as unread unless the bookie has this one. An
-                older process of the bookie may still answer.
+            incarnation: the incarnation that the bookie must have, or empty for any. If the bookie
+                has another one, its entries count as unread, because an older process of the bookie
+                may still answer.
         """
         self._metadata = metadata
         self._bookie_id = bookie_id

@@ -7,7 +7,8 @@ again during a repair stays marked.
 A damaged mark counts as none, and the next mark of its ledger replaces it. A mark of a newer
 version stays as it is, for workers of that version. Neither of them stops the others.
 
-A key that belongs to no ledger is left out by listings of marks and of locks; the log names it.
+Listings of marks and of locks skip a key that belongs to no ledger, and write a warning with this
+key to the event log.
 
 A lock on a ledger is ephemeral: it ends with its owner's session. Two concurrent repairs are safe,
 because the version of the ledger's metadata guards their changes. A bookie that reclaims copies

@@ -6,8 +6,9 @@ domains. Bookies with the same value of this label are in one domain, so the nam
 unique in a cluster. A bookie without the label may be in any domain, so it does not count as a
 domain of a write set.
 
-The bookies of every **write set** should be in several domains; the whole ensemble need not. An
-entry is stored on the Qw slots from ``id % E`` on. A choice maximizes the number of domains of the
+The bookies of every **write set** should be in several domains; the whole ensemble need not. In an
+ensemble of E slots, an entry is stored on Qw (the write quorum size) consecutive slots: the first
+is ``id % E``, and slot 0 follows the last slot. A choice maximizes the number of domains of the
 write set with the fewest, then of the next one, and so on. Among equally good choices, chance
 decides; weights make bookies with more free space likelier.
 

@@ -210,10 +210,10 @@ class Ensembles:
     async def lost_since(self, incarnations: Mapping[str, str]) -> set[str]:
         """Return bookies whose incarnation has changed; call this after the ledger is stored.
 
-        A bookie that loses its state first renews its incarnation in the store and then lists the
-        ledgers that name it. If the store still has the incarnation given here, that later listing
-        will contain the new ledger. If the store has another incarnation, an old process of the
-        bookie may still acknowledge entries that will be lost.
+        When a bookie may have lost data, it first writes a new incarnation to the metadata store,
+        and only then lists the ledgers that name the bookie. If the store still has the incarnation
+        given here, that later listing will contain the new ledger. If the store has another
+        incarnation, an old process of the bookie may still acknowledge entries that will be lost.
 
         Raises:
             MetadataUnavailableError: the store does not answer.

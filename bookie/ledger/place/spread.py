@@ -53,7 +53,8 @@ class Spread:
         free: the slots to fill, most urgent first.
         write_quorum_size: Qw.
         capacity: the number of available bookies of each domain.
-        weights: the weight of each domain among equally good domains.
+        weights: the probability weight of each domain in the random choice among equally good
+            domains; a missing weight is 1.
         pick: ``pick(n)`` returns a number in ``0 … n-1``.
         least: the smallest span allowed for each write set. A free slot keeps its bookie if a
             change would break this rule, or without a spare bookie. None if every slot must be

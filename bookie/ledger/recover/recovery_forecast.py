@@ -2,8 +2,8 @@
 
 `RecoveryForecast` runs the recovery's own state machine, so both decide alike. The forecast carries
 out no effect of the machine: writes of metadata count as done, and known facts about bookies answer
-the adds. The driver answers other questions with read-only calls: a LAC read for a fence, a plain
-read for a fencing read.
+the adds. The driver answers the machine's remaining questions with calls that change nothing:
+instead of a fence it reads the LAC, and instead of a read that fences it makes a plain read.
 
 So a bookie's denial of an entry is only temporary: a live writer may still get the entry
 acknowledged.

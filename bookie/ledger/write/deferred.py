@@ -37,7 +37,7 @@ class DeferredSync:
 
     @property
     def number(self) -> int | None:
-        """The number of the force under way, or None."""
+        """The number that `begin` returned for the force under way; None if none is under way."""
         return self._round.number if self._round else None
 
     def begin(self) -> int:

@@ -60,7 +60,11 @@ def closing(ends: Sequence[LedgerEnd]) -> HeadStep:
 
 
 class HeadKeeper:
-    """The head of a partition during one owner's epoch. Use a keeper from one task at a time."""
+    """Reads and changes a partition's head for one owner, during this owner's epoch.
+
+    The head is the metadata record of the partition's newest ranges and its owner. Use a keeper
+    from one task at a time.
+    """
 
     def __init__(
         self,

@@ -160,7 +160,8 @@ class LogReader:
     def seek(self, to: LogStart = None, *, time: Moment | None = None) -> None:
         """Move to a place. The next record comes from there, even if a task is waiting for one.
 
-        The rest of a batch that was given out stays valid, but `records` drops that rest.
+        After a seek, the caller may still use the rest of a batch from `batches`, but `records`
+        yields no more records of its current batch.
 
         Raises:
             BadRequestError: the place is not valid.

@@ -451,7 +451,10 @@ class PartitionWriter:
             self._encoder.latest.compared()
 
     async def _all_confirmed(self) -> None:
-        """Wait until the segment has no unconfirmed entries. New appends must be held meanwhile."""
+        """Wait until the segment has no unconfirmed entries.
+
+        The caller must hold back new appends until this method returns.
+        """
         writer = self._segment.writer
         while writer.last_add_confirmed < writer.last_entry_id:
             await writer.flush()

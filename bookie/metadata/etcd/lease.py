@@ -1,8 +1,9 @@
 """A session of the store in etcd: a lease, and the receipts of its writes.
 
-Ephemeral records and receipts live as long as the lease. The session monitor calls `prove` to
-extend the lease; the extension counts from the moment at which the request was sent. A lost lease
-is revoked, which deletes its records at once, and a new lease replaces it.
+Ephemeral records, and the receipts (keys that show whether a write was done), exist at most until
+the lease ends. The session monitor calls `prove` to extend the lease; the extension counts from the
+moment at which the request was sent. A lost lease is revoked, which deletes its records at once,
+and a new lease replaces it.
 
 **Receipts** show the outcome of a write after its reply was lost. A receipt is a key that belongs
 to the lease. Each Txn that writes also compares and replaces a receipt, which no other write uses

@@ -257,7 +257,10 @@ class Transaction:
         return pb.TxnRequest(success=messages.grouped(self._scope, self._reads.operations()))
 
     def learn(self, receipt: Receipt, response: pb.TxnResponse) -> None:
-        """Learn from the response to `reads`; raises the errors of `take`."""
+        """Evaluate etcd's response to the Txn that `reads` built.
+
+        Correct the wrong guess for the next attempt, or raise one of the errors that `take` raises.
+        """
         self._learn(receipt, messages.ungrouped(response.responses))
 
     def _results(self, revision: int, written: Iterator[Any]) -> list[Stat | None]:

@@ -27,8 +27,8 @@ recursive delete, removes them.
 
 **Versions.** ZooKeeper's version of a node begins at 0 again after a deletion. The store's version
 also names the write that created the node. A write is refused if this store has received an event
-about another life of the record, after a deletion. A write that is sent before that event arrives
-may change the later life.
+about another life of the record, after a deletion. If a record was deleted and created again, a
+write that this store sends before it receives the deletion's event may change the new record.
 
 **Below** ``/.bookie``, outside of all scopes, lie the receipts (ephemeral) and a node that every
 removal of a parent writes. The access control of that node forbids deletion.

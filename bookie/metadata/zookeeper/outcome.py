@@ -66,7 +66,7 @@ LASTING_ACL = [ACL(Permissions.READ | Permissions.CREATE, Id("world", "anyone"))
 """Access control of a node below which every client may create nodes, and that none may delete."""
 
 RECEIPTS = f"{HOME}/receipts"
-"""The node below which the receipts of all sessions lie."""
+"""The parent node of all sessions' receipts; a receipt shows whether a write was done."""
 
 _BARRIER = "barrier"
 

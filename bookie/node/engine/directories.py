@@ -100,7 +100,10 @@ class Directories:
             self._make_reserve_in(root)
 
     def _reserve_roots(self) -> list[str]:
-        """Return one root for each device; two roots on the same device share one reserve."""
+        """Return only one root directory for each device.
+
+        All roots on a device share one reserve.
+        """
         return list({self._disk.usage(root).device: root for root in self.roots()}.values())
 
     def _make_reserve_in(self, root: str) -> None:

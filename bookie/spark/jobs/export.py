@@ -2,8 +2,9 @@
 
 A checkpoint keeps the progress of the export. Each run reads, in batches, the records that were
 appended since the last run, and ends. A batch is written below ``data/batch=N``. A repeated batch
-replaces its own directory, so an interrupted run neither repeats nor omits a record. This guarantee
-holds for one log, one checkpoint and one target: see `bookie.spark.jobs.export_target`.
+replaces its own directory, so an interrupted run neither repeats nor omits a record. Each record is
+exported exactly once only if all runs use the same log, checkpoint and target: see
+`bookie.spark.jobs.export_target`.
 
 Values become columns in one of three ways. Rows whose value does not fit the schema go to
 ``quarantine``, with all columns of the log and the original bytes. The column ``reason`` gives the

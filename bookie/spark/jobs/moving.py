@@ -6,7 +6,8 @@ batches that a stream has now. Each batch does this, in order:
 1. It counts the rows of each kind. A row of a fatal kind fails the run before anything is written.
 2. It writes the bad rows below ``QUARANTINE/batch=N``. A repeated batch replaces these rows.
 3. It publishes the good rows under the id of the query and the number of the batch, so only once.
-4. It writes the counts below ``CHECKPOINT/moved/batch=N``.
+4. It writes its numbers of good, bad and skipped rows to the directory
+   ``CHECKPOINT/moved/batch=N``.
 """
 
 from __future__ import annotations

@@ -20,7 +20,8 @@ CURSOR = "consumer"
 GROUP = "members"
 MEMBERS = 2
 TURN_BATCHES_MAX = 30
-"""The largest number of batches after which another consumer or member takes over."""
+"""The largest number of batches that one consumer or group member reads before it leaves and the
+next one starts."""
 
 _PAUSE_SECONDS = 0.1
 

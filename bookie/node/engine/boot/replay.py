@@ -49,7 +49,10 @@ CommitBatch = Callable[[ReplayBatch, list[SealedFile], Mark | None], None]
 
 @dataclass(slots=True)
 class ReplayOutcome:
-    """The result of a replay. The caller commits it, then opens the journal for new records."""
+    """The result of a replay.
+
+    The caller of the replay commits this result before the new journal takes records.
+    """
 
     batch: ReplayBatch
     """The last batch of records, which is not committed yet."""

@@ -23,7 +23,7 @@ def create_first_journal(
     A bookie that cannot write can still serve reads, so it must start.
 
     Raises:
-        ConfigurationError: there is no room for the smallest size.
+        ConfigurationError: the device has no room even for the smallest journal file.
         OSError: the device failed.
     """
     size = min(settings.journal_allocate_bytes, settings.journal_file_bytes_max)
