@@ -563,19 +563,10 @@ class RepairEpisode:
         return ""
 
     async def _unsound(self) -> str:
-        """A bookie that lacks entries, or cannot read some, by its own word.
-
-        It may stay in doubt with all of its entries: those beside a mended one, in the same damaged
-        block, still lie there.
-        """
+        """A bookie that lacks entries, or cannot read some, by its own word."""
         for name in sorted(self.live):
             report = await self.cluster.checked(name)
-            if (
-                not report
-                or report["incomplete"]
-                or report["waiting"]
-                or report["damaged_metadata"]
-            ):
+            if not report or not report["whole"]:
                 return f"{name}: {report}"
         return ""
 
