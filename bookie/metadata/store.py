@@ -261,7 +261,7 @@ class MetadataStore(ABC):
 
     @abstractmethod
     def watch(self, prefix: str) -> AbstractAsyncContextManager[AsyncIterator[Change]]:
-        """Deliver every commit at or below `prefix`, also those of this session, from the entry on.
+        """Deliver every commit at or below `prefix`, by any store, after the context is entered.
 
         To mirror a prefix, enter the context, list the records, then apply the changes. A consumer
         that falls far behind gets one `Resync` instead of the backlog. The iterator raises
