@@ -2,6 +2,20 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.sim.conftest import _quiet, report
 
-__all__ = ["_quiet", "report"]
+__all__ = ["_quiet", "parametrize_seeds", "report"]
+
+
+def parametrize_seeds(
+    metafunc: pytest.Metafunc, name: str, usual: tuple[int, int], of_a_soak: tuple[int, int]
+) -> None:
+    """Give a test that has the argument `name` ranges of seeds: how many in all, and in each."""
+    if name not in metafunc.fixturenames:
+        return
+    is_soak = metafunc.config.getoption("hypothesis_profile", None) == "soak"
+    last, step = of_a_soak if is_soak else usual
+    chunks = [range(first, first + step) for first in range(0, last, step)]
+    metafunc.parametrize(name, chunks, ids=lambda chunk: f"{chunk[0]} to {chunk[-1]}")

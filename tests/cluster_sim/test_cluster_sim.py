@@ -15,6 +15,7 @@ import pytest
 from tests.cluster_sim.cluster_observers import SOMETIMES, SOMETIMES_SEEDS
 from tests.cluster_sim.cluster_script import simulate_cluster
 from tests.cluster_sim.cluster_swarm import draw_moves
+from tests.cluster_sim.conftest import parametrize_seeds
 
 ROOT = Path(__file__).parents[2]
 SEEDS = 80
@@ -31,17 +32,9 @@ SEEDS_A_TRACE = 50
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Eighty seeds by default, the second half at night; ten thousand in a soak."""
-    soak = metafunc.config.getoption("hypothesis_profile", None) == "soak"
-    if "clusters" in metafunc.fixturenames:
-        last = SEEDS_OF_A_SOAK if soak else SEEDS
-        step = SEEDS_A_TEST_OF_A_SOAK if soak else SEEDS_A_TEST
-        chunks = [range(first, first + step) for first in range(0, last, step)]
-        metafunc.parametrize("clusters", chunks, ids=lambda chunk: f"{chunk[0]} to {chunk[-1]}")
-    if "moves" in metafunc.fixturenames:
-        last = SEEDS_OF_A_SOAK if soak else MOVES
-        step = SEEDS_A_TEST_OF_A_SOAK if soak else MOVES_A_TEST
-        chunks = [range(first, first + step) for first in range(0, last, step)]
-        metafunc.parametrize("moves", chunks, ids=lambda chunk: f"{chunk[0]} to {chunk[-1]}")
+    soak = SEEDS_OF_A_SOAK, SEEDS_A_TEST_OF_A_SOAK
+    parametrize_seeds(metafunc, "clusters", (SEEDS, SEEDS_A_TEST), soak)
+    parametrize_seeds(metafunc, "moves", (MOVES, MOVES_A_TEST), soak)
 
 
 @pytest.mark.timeout(1800)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster_sim.conftest import parametrize_seeds
 from tests.cluster_sim.log_observers import LOGS_SOMETIMES, LOGS_SOMETIMES_SEEDS
 from tests.cluster_sim.log_script import simulate_logs
 
@@ -22,12 +23,8 @@ LOG_SEEDS_A_TEST_OF_A_SOAK = LOGS_SOMETIMES_SEEDS
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Thirty seeds by default, three thousand in a soak."""
-    soak = metafunc.config.getoption("hypothesis_profile", None) == "soak"
-    if "seeds" in metafunc.fixturenames:
-        last = LOG_SEEDS_OF_A_SOAK if soak else LOG_SEEDS
-        step = LOG_SEEDS_A_TEST_OF_A_SOAK if soak else LOG_SEEDS
-        chunks = [range(first, first + step) for first in range(0, last, step)]
-        metafunc.parametrize("seeds", chunks, ids=lambda chunk: f"{chunk[0]} to {chunk[-1]}")
+    soak = LOG_SEEDS_OF_A_SOAK, LOG_SEEDS_A_TEST_OF_A_SOAK
+    parametrize_seeds(metafunc, "seeds", (LOG_SEEDS, LOG_SEEDS), soak)
 
 
 @pytest.mark.timeout(1800)

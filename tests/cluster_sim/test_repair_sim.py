@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster_sim.conftest import parametrize_seeds
 from tests.cluster_sim.repair_script import simulate_repairs
 
 ROOT = Path(__file__).parents[2]
@@ -31,12 +32,8 @@ SOMETIMES = {
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Forty seeds by default, four of them by day; ten thousand in a soak."""
-    if "seeds" in metafunc.fixturenames:
-        soak = metafunc.config.getoption("hypothesis_profile", None) == "soak"
-        last = SEEDS_OF_A_SOAK if soak else SEEDS
-        step = SEEDS_A_TEST_OF_A_SOAK if soak else SEEDS_A_TEST
-        chunks = [range(first, first + step) for first in range(0, last, step)]
-        metafunc.parametrize("seeds", chunks, ids=lambda chunk: f"{chunk[0]} to {chunk[-1]}")
+    soak = SEEDS_OF_A_SOAK, SEEDS_A_TEST_OF_A_SOAK
+    parametrize_seeds(metafunc, "seeds", (SEEDS, SEEDS_A_TEST), soak)
 
 
 @pytest.mark.timeout(3600)
