@@ -78,6 +78,8 @@ class Scope:
     """Whether states that differ by the slots' names count as one."""
     shows: tuple[str, ...] = ()
     """What must come up in a search of this scope."""
+    shows_in_a_soak: tuple[str, ...] = ()
+    """What comes up besides, if the search is as long as in a soak."""
     transitions: int = 20_000
     """How many `make test` takes at most; a soak takes many times as many."""
 

@@ -143,5 +143,6 @@ REPAIR_SCOPES = {
             *("closed by recovery", "swap in an open ledger", "swap done"),
             *("conflict of recovery", "mark removed"),
         ),
+        shows_in_a_soak=("swap refused",),
     ),
 }
