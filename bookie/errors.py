@@ -6,6 +6,7 @@
     ├─ RequestError                 the caller asked for something wrong; asking again will not help
     │  ├─ BadRequestError             arguments out of range, sizes that do not add up
     │  ├─ UnauthorizedError           the password (or derived key) is not the ledger's
+    │  ├─ NotPermittedError           the caller's roles do not permit it, or his token is refused
     │  ├─ WrongClusterError           the bookie belongs to another cluster
     │  ├─ ConfigurationError          a setting is unknown, missing or out of range
     │  └─ ClientClosedError           the client or handle was closed before
@@ -103,6 +104,12 @@ class UnauthorizedError(RequestError):
     """The password (or the key derived from it) is not the ledger's."""
 
     status = Status.UNAUTHORIZED
+
+
+class NotPermittedError(RequestError):
+    """The caller's roles do not permit the request, or his token proves nothing."""
+
+    status = Status.NOT_PERMITTED
 
 
 class WrongClusterError(RequestError):
@@ -417,6 +424,7 @@ _BY_STATUS: dict[Status, type[BookieError]] = {
     Status.WRONG_CLUSTER: WrongClusterError,
     Status.SHUTTING_DOWN: ShuttingDownError,
     Status.WRONG_INCARNATION: WrongIncarnationError,
+    Status.NOT_PERMITTED: NotPermittedError,
 }
 
 

@@ -66,6 +66,7 @@ class Status(enum.IntEnum):
     WRONG_CLUSTER = 12
     SHUTTING_DOWN = 13
     WRONG_INCARNATION = 14
+    NOT_PERMITTED = 15
 
     @property
     def is_definite_negative(self) -> bool:

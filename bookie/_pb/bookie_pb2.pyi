@@ -24,6 +24,7 @@ class Status(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     STATUS_WRONG_CLUSTER: _ClassVar[Status]
     STATUS_SHUTTING_DOWN: _ClassVar[Status]
     STATUS_WRONG_INCARNATION: _ClassVar[Status]
+    STATUS_NOT_PERMITTED: _ClassVar[Status]
 STATUS_OK: Status
 STATUS_NO_SUCH_LEDGER: Status
 STATUS_NO_SUCH_ENTRY: Status
@@ -39,6 +40,7 @@ STATUS_BAD_CHECKSUM: Status
 STATUS_WRONG_CLUSTER: Status
 STATUS_SHUTTING_DOWN: Status
 STATUS_WRONG_INCARNATION: Status
+STATUS_NOT_PERMITTED: Status
 
 class AddRequest(_message.Message):
     __slots__ = ("request_id", "ledger_id", "master_key", "first_entry_id", "entry_id_steps", "entry_sizes", "payload_crc32c", "recovery", "deferred_sync", "lac_packet", "together", "payload")

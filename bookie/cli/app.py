@@ -79,7 +79,10 @@ GROUPS: dict[str, tuple[str, str]] = {
         "bookie.cli.node",
         "Ask one running bookie, switch it to read-only, let it check its data or free space.",
     ),
-    "security": ("bookie.cli.security", "Make certificates for bookies and clients, see theirs."),
+    "security": (
+        "bookie.cli.security",
+        "Certificates of bookies and clients, and what each may do.",
+    ),
     "inspect": ("bookie.cli.inspect", "Look into a stopped bookie's directories."),
     "rebuild": ("bookie.cli.rebuild", "Rebuild the index of a stopped bookie from its files."),
     "bench": ("bookie.cli.bench", "Load a cluster and print latencies."),

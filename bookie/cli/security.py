@@ -1,4 +1,4 @@
-"""``bookie security``: a CA of one's own, and its certificates."""
+"""``bookie security``: a CA of one's own, its certificates, and roles."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import typer
 
 from bookie.cli.options import Output, OutputFormat
 from bookie.cli.output import Record, format_moment, print_records
+from bookie.cli.role import app as role_app
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
+app.add_typer(role_app, name="role", help="Who may do what in a cluster.")
 
 DirectoryArgument = Annotated[
     Path, typer.Argument(metavar="DIR", help="The directory of the CA and its certificates.")

@@ -28,6 +28,7 @@ key                             value
 ``config/labels/<bookie>``       labels that an operator gave a bookie: ``rack=r1,zone=a``
 ``config/namespaces/<name>``    a namespace: the policy of its logs
 ``config/logs/<name>/<log>``    the policy of one log, where it has one of its own
+``security/roles``              who may do what (`role_grants`)
 =============================== ==================================================================
 
 Source: BookKeeper's BP-28.
@@ -66,6 +67,7 @@ SETTINGS = "/config/settings"
 LABELS = "/config/labels"
 NAMESPACES = "/config/namespaces"
 LOG_POLICIES = "/config/logs"
+ROLES = "/security/roles"
 
 DAY_DIGITS = 6
 """The number of digits of a day in the keys of deletions."""
@@ -85,6 +87,7 @@ OWN = frozenset(
         "underreplication",
         "writers",
         "config",
+        "security",
     }
 )
 """The first segments of all keys of a cluster; other keys in the scope have another owner."""

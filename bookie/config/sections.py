@@ -526,6 +526,12 @@ class HttpSettings(Section):
         default=8000, ge=0, le=65535, description="The port to listen on; 0 picks one."
     )
 
+    open_paths: str = Field(
+        default="/healthz /readyz",
+        description="The paths that need neither certificate nor role, separated by spaces. Add"
+        " /metrics for a Prometheus without a certificate.",
+    )
+
     _host = field_validator("host")(_plain_host)
 
 

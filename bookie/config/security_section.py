@@ -42,6 +42,18 @@ class SecuritySettings(Section):
         " use bookies without TLS.",
     )
 
+    require_roles: bool = Field(
+        default=True,
+        description="A bookie that speaks TLS lets callers do only what their roles permit; see"
+        " `bookie security role`.",
+    )
+    principal_rules: str = Field(
+        default="cn:(.+)",
+        description="How a certificate becomes the name to which roles are given: rules, separated"
+        " by spaces. cn:REGEX must fit the whole common name, san:REGEX an alternative name; the"
+        " first group is the name. The first rule that fits decides.",
+    )
+
     @property
     def uses_tls(self) -> bool:
         """True if connections to bookies use TLS."""

@@ -34,9 +34,10 @@ from bookie.cluster.registration import BookieRegistration
 from bookie.cluster.registration_record import Endpoint
 from bookie.config import Settings, Sources, Supervision, require_bookie_id
 from bookie.daemon.descriptors import require_descriptors, watch_descriptors
-from bookie.daemon.http import Administration, serve_http
+from bookie.daemon.http import Administration, HttpAccess, serve_http
 from bookie.daemon.live_settings import LiveSettings, fetch_cluster_settings, open_configured
 from bookie.daemon.loop import observe_loop_lag
+from bookie.daemon.own_access import OwnAccess
 from bookie.daemon.own_security import prepare_security, registered_host, watching_certificates
 from bookie.daemon.patient_start import StoppedBeforeStartError, patiently
 from bookie.daemon.readiness import Part, Readiness
@@ -147,12 +148,13 @@ async def _run(
     metrics, readiness = Metrics(), Readiness()
     administration = Administration(settings.bookie.id)
     metrics.server_status.set(-1)
-    files = prepare_security(settings, metrics)
+    files, access = prepare_security(settings, metrics), OwnAccess(settings)
+    http = HttpAccess(files, access.gatekeeper, frozenset(settings.http.open_paths.split()))
     host, port = settings.http.host, settings.http.port
     async with (
         until_signal() as stop_requested,
         serve_http(
-            metrics, readiness, administration, host=host, port=port, files=files
+            metrics, readiness, administration, host=host, port=port, access=http
         ) as http_port,
         _hold_port(settings, files) as held,
         beside([*_signs_of_life(metrics, manager, supervision), watch_descriptors(readiness)]),
@@ -162,6 +164,7 @@ async def _run(
         ThreadWorkers(settings.storage.read_threads) as workers,
     ):
         environment = system_environment(workers, failpoints)
+        await access.load(store)
         instance_id = administration.instance_id = await read_instance_id(store)
         metrics.info.info(
             {"id": settings.bookie.id, "instance": instance_id, "version": bookie.__version__}
@@ -173,7 +176,7 @@ async def _run(
                 readiness,
                 environment.clock,
             ) as started,
-            held.serve(started.bookie, metrics),
+            held.serve(started.bookie, metrics, access.gatekeeper),
         ):
             updater = RegistrationUpdater(
                 started.bookie,
@@ -189,6 +192,7 @@ async def _run(
                 BookieRegistration(store, registration, instance_id=instance_id) as registered,
                 beside([keep_registered(updater, registered, metrics, readiness)]),
                 beside(_followers(store, instance_id, live, started, updater)),
+                beside([access.follow(store, instance_id)]),
                 beside(_repair(store, live, metrics, started)),
             ):
                 remarks = updater.remarks()

@@ -19,9 +19,10 @@
 ==================  ======================================================================
 
 The server listens on loopback unless the configuration says otherwise. With a certificate it speaks
-TLS 1.3, and asks for a client certificate, except at ``/healthz`` and ``/readyz``: Kubernetes and
-systemd ask there. The server accepts changes only from processes of the same machine, and only as
-JSON, so that a web page cannot send them.
+TLS 1.3, and asks for a client certificate or a token, except at `http.open_paths`: Kubernetes and
+systemd ask there. What a caller may do is decided by his roles (`HTTP_RIGHTS`); a change needs the
+role admin. A bookie without roles accepts changes only from processes of the same machine. Changes
+come only as JSON, so that a web page cannot send them.
 
 An address may lead to another bookie than the caller means: every machine has a 127.0.0.1. So a
 change must name its bookie in the header ``Bookie-Id``. Other requests may name their bookie.
@@ -39,18 +40,20 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from aiohttp import web
 
 from bookie.addresses import is_wildcard, join_address
 from bookie.daemon.readiness import Readiness
-from bookie.errors import BookieError, CannotStartError
+from bookie.errors import BookieError, CannotStartError, NotPermittedError
 from bookie.ids import BOOKIE_ID_METADATA_KEY, INSTANCE_ID_METADATA_KEY, MAX_ID
 from bookie.node.garbage import GarbageStatus
 from bookie.security import PemFiles
+from bookie.security.gatekeeper import Gatekeeper
 from bookie.security.identity import identity_of_certificate
+from bookie.security.rights import HTTP_RIGHTS, Right
 from bookie.telemetry import Metrics
 from bookie.wire.commands import Info
 
@@ -74,8 +77,8 @@ SHUTDOWN_SECONDS = 1.0
 HANDSHAKE_SECONDS_MAX = 5.0
 """The time for the TLS handshake of a new connection."""
 
-OPEN_PATHS = ("/healthz", "/readyz")
-"""The paths that need no client certificate: Kubernetes' probes cannot show one."""
+OPEN_PATHS = frozenset({"/healthz", "/readyz"})
+"""The paths that need no client certificate by default: Kubernetes' probes cannot show one."""
 
 
 _GARBAGE_ACTIONS = ("run", "force", "confirm-store", "undelete", "suspend", "resume")
@@ -156,10 +159,67 @@ class Administration:
         self.reclaiming: Reclaiming | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class HttpAccess:
+    """Who may ask what over HTTP."""
+
+    files: PemFiles | None = None
+    """The certificate with which the server speaks TLS; None speaks plaintext."""
+    gatekeeper: Gatekeeper | None = None
+    """Knows the roles of callers; None asks for none."""
+    open_paths: frozenset[str] = OPEN_PATHS
+    """The paths that need neither certificate nor role."""
+
+    @property
+    def asks_roles(self) -> bool:
+        """True if callers need roles."""
+        return self.gatekeeper is not None and self.gatekeeper.is_required
+
+    @property
+    def asks_certificates(self) -> bool:
+        """True if callers without roles at least need a certificate."""
+        return self.files is not None and self.files.settings.require_client_certificate
+
+    @web.middleware
+    async def for_those_who_may(
+        self,
+        request: web.Request,
+        handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
+    ) -> web.StreamResponse:
+        """Refuse a request that its caller may not make; note changes in the audit log."""
+        if request.path in self.open_paths and request.method in ("GET", "HEAD"):
+            return await handler(request)
+        transport = request.transport
+        certificate = None if transport is None else transport.get_extra_info("peercert")
+        identity = identity_of_certificate(certificate)
+        if self.asks_certificates and not self.asks_roles and identity is None:
+            return _error(403, "this bookie answers only clients that show a certificate of its CA")
+        if self.gatekeeper is None:
+            return await handler(request)
+        what = f"{request.method} {request.path}"
+        method = "GET" if request.method == "HEAD" else request.method
+        right = HTTP_RIGHTS.get((method, request.path), Right.CHANGE)
+        try:
+            token = request.headers.get("Authorization", "")
+            caller = self.gatekeeper.caller(identity, token, str(request.remote))
+            caller.require_everywhere(what, right)
+        except NotPermittedError as error:
+            return _error(403, str(error))
+        answer = await handler(request)
+        if right is Right.CHANGE and answer.status < 400:
+            caller.did(what)
+        return answer
+
+
 class _Handlers:
     def __init__(
-        self, metrics: Metrics, readiness: Readiness, administration: Administration
+        self,
+        metrics: Metrics,
+        readiness: Readiness,
+        administration: Administration,
+        access: HttpAccess,
     ) -> None:
+        self._access = access
         self._metrics = metrics
         self._readiness = readiness
         self._administration = administration
@@ -225,13 +285,13 @@ class _Handlers:
         if work is None:
             return _error(503, "the bookie does not serve now")
         if request.method == "PUT":
-            if not _is_command(request):
+            if not self._is_command(request):
                 return _refused()
             work.start()
         return web.json_response(work.status())
 
     async def set_read_only(self, request: web.Request) -> web.Response:
-        wanted = await _wanted(request, "read_only", (True, False))
+        wanted = await self._wanted(request, "read_only", (True, False))
         if isinstance(wanted, web.Response):
             return wanted
         persist = (await request.json()).get("persist", False)
@@ -248,7 +308,7 @@ class _Handlers:
         return await self.bookie(request)
 
     async def garbage(self, request: web.Request) -> web.Response:
-        action = await _wanted(request, "action", _GARBAGE_ACTIONS)
+        action = await self._wanted(request, "action", _GARBAGE_ACTIONS)
         if isinstance(action, web.Response):
             return action
         reclaiming = self._administration.reclaiming
@@ -272,20 +332,35 @@ class _Handlers:
         return await self._report(done)
 
     async def compaction(self, request: web.Request) -> web.Response:
-        action = await _wanted(request, "action", ("run",))
+        action = await self._wanted(request, "action", ("run",))
         if isinstance(action, web.Response):
             return action
         if self._administration.reclaiming is not None:
             self._administration.reclaiming.compact()
         return await self.bookie(request)
 
+    def _is_command(self, request: web.Request) -> bool:
+        """True if the request is JSON, and comes from this machine or from an admin."""
+        transport = request.transport
+        if transport is None or request.content_type != "application/json":
+            return False
+        if self._access.asks_roles:
+            return True
+        peer, own = (transport.get_extra_info(end) for end in ("peername", "sockname"))
+        return is_same_machine(peer and peer[0], own and own[0])
 
-async def _wanted(
+    async def _wanted(
+        self, request: web.Request, key: str, allowed: tuple[bool | str, ...]
+    ) -> bool | str | web.Response:
+        """Return the value that a change's body asks for, or an answer that refuses the change."""
+        if not self._is_command(request):
+            return _refused()
+        return await _value(request, key, allowed)
+
+
+async def _value(
     request: web.Request, key: str, allowed: tuple[bool | str, ...]
 ) -> bool | str | web.Response:
-    """Return the value that a change's body asks for, or an answer that refuses the change."""
-    if not _is_command(request):
-        return _refused()
     try:
         async with asyncio.timeout(BODY_SECONDS_MAX):
             wanted = (await request.json())[key]
@@ -303,14 +378,6 @@ async def _wanted(
 
 def _are_ledger_ids(value: object) -> bool:
     return isinstance(value, list) and all(type(x) is int and 0 <= x <= MAX_ID for x in value)
-
-
-def _is_command(request: web.Request) -> bool:
-    transport = request.transport
-    if transport is None or request.content_type != "application/json":
-        return False
-    peer, own = (transport.get_extra_info(end) for end in ("peername", "sockname"))
-    return is_same_machine(peer and peer[0], own and own[0])
 
 
 def _refused() -> web.Response:
@@ -347,21 +414,21 @@ async def serve_http(
     *,
     host: str,
     port: int,
-    files: PemFiles | None = None,
+    access: HttpAccess | None = None,
 ) -> AsyncIterator[int]:
     """Serve HTTP until the block ends; yield the port, which is chosen if `port` is 0.
 
-    With `files` the server speaks TLS. It takes the files as they are at each handshake.
+    With the files of `access` the server speaks TLS. It takes them as they are at each handshake.
 
     Raises:
         CannotStartError: the address cannot be listened on now.
     """
-    pages = _Handlers(metrics, readiness, administration or Administration(""))
+    access = access or HttpAccess()
+    pages = _Handlers(metrics, readiness, administration or Administration(""), access)
     application = web.Application(
-        client_max_size=REQUEST_BYTES_MAX, middlewares=[pages.for_this_bookie]
+        client_max_size=REQUEST_BYTES_MAX,
+        middlewares=[access.for_those_who_may, pages.for_this_bookie],
     )
-    if files is not None and files.settings.require_client_certificate:
-        application.middlewares.insert(0, _for_known_peers)
     application.add_routes(
         [
             web.get("/metrics", pages.metrics),
@@ -386,25 +453,13 @@ async def serve_http(
     assert server is not None
 
     try:
-        listener = await _listen(server, host, port, files)
+        listener = await _listen(server, host, port, access.files)
         try:
             yield int(listener.sockets[0].getsockname()[1])
         finally:
             listener.close()
     finally:
         await runner.cleanup()
-
-
-@web.middleware
-async def _for_known_peers(
-    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-) -> web.StreamResponse:
-    """Refuse requests of peers without a certificate, except for probes, which have none."""
-    transport = request.transport
-    certificate = None if transport is None else transport.get_extra_info("peercert")
-    if request.path in OPEN_PATHS or identity_of_certificate(certificate) is not None:
-        return await handler(request)
-    return _error(403, "this bookie answers only clients that show a certificate of its CA")
 
 
 def _tls_arguments(files: PemFiles | None) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import bookie
 from bookie.cluster.cluster_settings import ClusterSettings
 from bookie.cluster.instance import read_instance_id
 from bookie.config import Settings, Sources
-from bookie.daemon.http import Administration, serve_http
+from bookie.daemon.http import Administration, HttpAccess, serve_http
 from bookie.daemon.live_settings import LiveSettings, fetch_cluster_settings, open_configured
 from bookie.daemon.own_security import prepare_security, watching_certificates
 from bookie.daemon.readiness import Part, Readiness
@@ -90,7 +90,7 @@ async def _run(live: LiveSettings, worker: str) -> None:
             administration,
             host=settings.http.host,
             port=settings.http.port,
-            files=files,
+            access=HttpAccess(files),
         ),
         watching_certificates(files, metrics),
         open_configured(settings) as store,

@@ -5,7 +5,7 @@ gRPC for Python has no type information; `CallContext` lists the used methods.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from bookie.env import Outcome
@@ -39,6 +39,12 @@ class CallContext(Protocol):
 
     def invocation_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
         """Return the metadata that the client sent with the call."""
+
+    def auth_context(self) -> Mapping[str, Iterable[bytes]]:
+        """Return what the transport knows about the client, such as its certificate."""
+
+    def peer(self) -> str:
+        """Return the client's address, as ``ipv4:HOST:PORT`` or ``ipv6:[HOST]:PORT``."""
 
     def add_done_callback(self, callback: Callable[[Any], None], /) -> None:
         """Call `callback` when the call is over, whether its answer was sent or not."""

@@ -32,7 +32,7 @@ from bookie.wire.grpc.client.channel import LacReply, LacState
 
 METADATA_RETRY_SECONDS = 1.0
 
-_CALLER_TO_BLAME = frozenset({Status.WRONG_CLUSTER, Status.BAD_REQUEST})
+_CALLER_TO_BLAME = frozenset({Status.NOT_PERMITTED, Status.WRONG_CLUSTER, Status.BAD_REQUEST})
 
 
 async def ask_lac(

@@ -95,7 +95,7 @@ from bookie.ledger.write.pending import BATCH_ENTRIES_MAX
 
 _RETRY = ("retry", 0)
 
-_FATAL = frozenset({Status.WRONG_CLUSTER, Status.BAD_REQUEST})
+_FATAL = frozenset({Status.NOT_PERMITTED, Status.WRONG_CLUSTER, Status.BAD_REQUEST})
 """Answers that report a fault of the caller: another bookie would answer alike.
 
 UNAUTHORIZED does not end a recovery. The password was checked before, so an UNAUTHORIZED bookie

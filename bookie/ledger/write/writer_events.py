@@ -42,6 +42,7 @@ class WriterState(enum.Enum):
 FATAL_STATUSES = frozenset(
     {
         Status.UNAUTHORIZED,
+        Status.NOT_PERMITTED,
         Status.WRONG_CLUSTER,
         Status.BAD_REQUEST,
         Status.CONFLICT,

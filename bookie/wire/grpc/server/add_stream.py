@@ -31,9 +31,11 @@ from bookie.ids import (
     JOINED_MESSAGES_METADATA,
     LIFE_METADATA_KEY,
 )
+from bookie.security.gatekeeper import Caller
+from bookie.security.rights import Right
 from bookie.wire.coalesce import COALESCED_MAX, join_messages, split_message
 from bookie.wire.codec import encode_add_response, parse_add_request, request_id_of
-from bookie.wire.commands import Reply
+from bookie.wire.commands import AddCommand, Reply
 from bookie.wire.grpc.server.error_mapper import ErrorMapper
 from bookie.wire.grpc.server.stream_handler import StreamHandler
 from bookie.wire.interfaces import BookieNode, CallContext
@@ -47,7 +49,8 @@ RPC: Final = "AddStream"
 class AddStreamHandler(StreamHandler):
     """Serves one AddStream call.
 
-    If the caller may not add at all, `refusal` answers every request. `is_named` is True if the
+    If the caller may not add at all, `refusal` answers every request. His roles are asked for each
+    request; without a `caller` everything is permitted. `is_named` is True if the
     caller named the bookie's incarnation. The initial metadata contains the incarnation, the
     process's `life` and the bookie's id.
     """
@@ -57,6 +60,7 @@ class AddStreamHandler(StreamHandler):
         node: BookieNode,
         errors: ErrorMapper,
         refusal: BookieError | None,
+        caller: Caller | None = None,
         *,
         is_named: bool = False,
         life: str = "",
@@ -71,6 +75,9 @@ class AddStreamHandler(StreamHandler):
             self._offers += ((LIFE_METADATA_KEY, life),)
         self._errors = errors
         self._refusal = refusal
+        self._caller = caller
+        self._unknown: int | None = None
+        """The ledger of the last request, if its log decides and must be looked up."""
         self._pending: deque[tuple[int, Outcome[Reply]]] = deque()
         self._joins = False
         """True once the client has sent a joined message: it then accepts joined answers, too."""
@@ -112,7 +119,10 @@ class AddStreamHandler(StreamHandler):
     def _accept(
         self, data: bytes | memoryview, *, admitted: bool = False
     ) -> tuple[int, Outcome[Reply]] | None:
-        """Pass one request to the node, or refuse it; None if its bytes must wait."""
+        """Pass one request to the node, or refuse it; None if it must wait.
+
+        It waits for room for its bytes, or for the log of its ledger, which is then `_unknown`.
+        """
         if self._refusal is not None:
             return request_id_of(data), self._refused(self._refusal)
         try:
@@ -120,6 +130,14 @@ class AddStreamHandler(StreamHandler):
         except BadRequestError as error:
             return request_id_of(data), self._refused(error)
         try:
+            if self._caller is not None and not admitted:
+                right, ledger_id = _right(command), command.ledger_id
+                is_permitted = self._caller.decide(right, ledger_id)
+                if is_permitted is None and self._unknown is None:
+                    self._unknown = ledger_id
+                    return None
+                if not is_permitted:
+                    return request_id, self._refused(self._caller.refuse(RPC, right, ledger_id))
             size = len(data)
             if not (admitted or self._node.try_admit_add(size)):
                 return None
@@ -128,7 +146,18 @@ class AddStreamHandler(StreamHandler):
             return request_id, self._refused(error)
 
     async def _accept_later(self, data: bytes | memoryview) -> tuple[int, Outcome[Reply]]:
-        """Pass one request to the node once the node has room for its bytes."""
+        """Pass one request to the node, once the node has room and the caller's rights are known."""
+        if self._unknown is not None:
+            assert self._caller is not None
+            try:
+                await self._caller.permissions.learn(self._unknown)
+                known = self._accept(data)
+            except BookieError as error:
+                known = request_id_of(data), self._refused(error)
+            finally:
+                self._unknown = None
+            if known is not None:
+                return known
         await self._node.admit_add(len(data))
         owed = self._accept(data, admitted=True)
         assert owed is not None, "what is admitted does not wait"
@@ -161,3 +190,7 @@ class AddStreamHandler(StreamHandler):
         """Wake the writer if the outcome that it waits for is known."""
         if self._pending and self._pending[0][1].done():
             self._wake()
+
+
+def _right(command: AddCommand) -> Right:
+    return Right.RECOVER if command.recovery else Right.WRITE

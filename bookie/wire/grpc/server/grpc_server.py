@@ -24,6 +24,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from bookie.addresses import join_address
 from bookie.config import NodeSettings, RpcSettings
 from bookie.errors import CannotStartError
+from bookie.security.gatekeeper import Gatekeeper
 from bookie.telemetry import Metrics, event_log
 from bookie.wire.grpc import transport
 from bookie.wire.grpc.credentials import ServerSecurity
@@ -89,14 +90,18 @@ class HeldPort:
         await self._server.start()
 
     @contextlib.asynccontextmanager
-    async def serve(self, bookie: ServedNode, metrics: Metrics) -> AsyncIterator[None]:
+    async def serve(
+        self, bookie: ServedNode, metrics: Metrics, gatekeeper: Gatekeeper | None = None
+    ) -> AsyncIterator[None]:
         """Serve `bookie` while the context lasts; the end of the context releases the port.
+
+        Without a `gatekeeper`, everybody may do everything.
 
         The end of the context drains the server: it accepts no new connections, and streams end
         after their owed answers. After `drain_seconds` of the settings, all calls that still run
         are cancelled.
         """
-        service = BookieService(bookie, bookie.settings, metrics)
+        service = BookieService(bookie, bookie.settings, metrics, gatekeeper)
         self._gate.service_handlers = service.handlers()
         for name in ("", SERVICE):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)

@@ -13,7 +13,9 @@ import asyncio
 from typing import Final
 
 from bookie.errors import BookieError
-from bookie.ids import NO_ENTRY
+from bookie.ids import NO_ENTRY, Status
+from bookie.security.gatekeeper import Caller
+from bookie.security.rights import Right
 from bookie.wire.commands import LacState
 from bookie.wire.grpc.server.error_mapper import ErrorMapper
 from bookie.wire.grpc.server.stream_handler import StreamHandler
@@ -27,11 +29,24 @@ RPC: Final = "WatchLac"
 
 
 class LacWatchHandler(StreamHandler):
-    """Serves one WatchLac call; a `refusal` is its only answer if the caller may not watch."""
+    """Serves one WatchLac call; a `refusal` is its only answer if the caller may not watch.
 
-    def __init__(self, node: BookieNode, errors: ErrorMapper, refusal: BookieError | None) -> None:
+    The caller's roles are asked for each ledger and each update; without a `caller` everything is
+    permitted.
+    """
+
+    def __init__(
+        self,
+        node: BookieNode,
+        errors: ErrorMapper,
+        refusal: BookieError | None,
+        caller: Caller | None = None,
+    ) -> None:
         super().__init__()
         self._errors = errors
+        self._caller = caller
+        self._learning: dict[int, asyncio.Task[None]] = {}
+        """Look-ups of the logs of ledgers that are to be watched."""
         self._latest: dict[int, LacState] = {}
         self._refused: set[int] = set()
         """Ledgers whose refusals wait to be sent; these ledgers do not count as watched."""
@@ -42,9 +57,19 @@ class LacWatchHandler(StreamHandler):
 
     @property
     def _is_full(self) -> bool:
-        return len(self._refused) > WATCH_IDS_MAX
+        return len(self._refused) + len(self._learning) > WATCH_IDS_MAX
 
     def _note(self, state: LacState) -> None:
+        ledger_id = state.ledger_id
+        if (
+            self._caller is not None
+            and state.status is not Status.NOT_PERMITTED
+            and self._caller.decide(Right.READ, ledger_id) is False
+        ):
+            # The role was taken away while the ledger was watched.
+            self._watcher.unsubscribe(ledger_id)
+            self._refuse(ledger_id, self._caller.refuse(RPC, Right.READ, ledger_id))
+            return
         self._latest[state.ledger_id] = state
         self._wake()
 
@@ -64,11 +89,38 @@ class LacWatchHandler(StreamHandler):
             self._watcher.unsubscribe(ledger_id)
             self._latest.pop(ledger_id, None)
             self._refused.discard(ledger_id)
+            if (learning := self._learning.pop(ledger_id, None)) is not None:
+                learning.cancel()
         for ledger_id in change.subscribe:
-            try:
-                self._watcher.subscribe(ledger_id)
-            except BookieError as error:
-                self._refuse(ledger_id, error)
+            decided = True if self._caller is None else self._caller.decide(Right.READ, ledger_id)
+            if decided:
+                self._subscribe(ledger_id)
+            elif decided is False:
+                assert self._caller is not None
+                self._refuse(ledger_id, self._caller.refuse(RPC, Right.READ, ledger_id))
+            elif ledger_id not in self._learning:
+                self._learning[ledger_id] = self._tasks.create_task(
+                    self._subscribe_later(ledger_id), name="log of a watched ledger"
+                )
+
+    def _subscribe(self, ledger_id: int) -> None:
+        try:
+            self._watcher.subscribe(ledger_id)
+        except BookieError as error:
+            self._refuse(ledger_id, error)
+
+    async def _subscribe_later(self, ledger_id: int) -> None:
+        """Subscribe to a ledger whose log decides, once the log was looked up."""
+        assert self._caller is not None
+        try:
+            await self._caller.require(RPC, Right.READ, ledger_id)
+        except BookieError as error:
+            self._refuse(ledger_id, error)
+        else:
+            self._subscribe(ledger_id)
+        finally:
+            self._learning.pop(ledger_id, None)
+            self._answered.set()
 
     async def _write(self, context: CallContext) -> None:
         """Write the latest states, ledgers in the order of their first unsent change."""
@@ -83,6 +135,10 @@ class LacWatchHandler(StreamHandler):
                 return
             self._sleep = loop.create_future()
             await self._sleep
+
+    def _stop(self) -> None:
+        for learning in self._learning.values():
+            learning.cancel()
 
     def _forget(self) -> None:
         self._watcher.close()

@@ -20,6 +20,8 @@ from functools import partial
 from typing import Final
 
 from bookie.errors import BadRequestError, BookieError, ShuttingDownError
+from bookie.security.gatekeeper import Caller
+from bookie.security.rights import Right
 from bookie.wire.codec import encode_read_response, parse_streamed_read, read_id_of
 from bookie.wire.commands import ReadCommand, ReadReply
 from bookie.wire.deadlines import Deadlines
@@ -38,7 +40,10 @@ RPC: Final = "ReadStream"
 
 
 class ReadStreamHandler(StreamHandler):
-    """Serves one ReadStream call; `refusal` answers all requests if the caller may not read."""
+    """Serves one ReadStream call; `refusal` answers all requests if the caller may not read.
+
+    The caller's roles are asked for each request; without a `caller` everything is permitted.
+    """
 
     def __init__(
         self,
@@ -46,12 +51,14 @@ class ReadStreamHandler(StreamHandler):
         errors: ErrorMapper,
         budget: ReadBudget,
         refusal: BookieError | None,
+        caller: Caller | None = None,
     ) -> None:
         super().__init__()
         self._node = node
         self._errors = errors
         self._budget = budget
         self._refusal = refusal
+        self._caller = caller
         self._answers: deque[tuple[bytes, Charge | None]] = deque()
         self._under_way: set[asyncio.Task[ReadReply]] = set()
         """Tasks of reads that wait for a device or a fence."""
@@ -70,8 +77,9 @@ class ReadStreamHandler(StreamHandler):
                 self._refuse(read_id_of(data), self._refusal, None)
                 return
             request_id, timeout_ms, command = parse_streamed_read(data)
+            must_learn = self._must_learn(command)
             charge = self._budget.reserve(command)
-            reply = self._node.try_read(command)
+            reply = None if must_learn else self._node.try_read(command)
         except BadRequestError as error:
             self._refuse(request_id or read_id_of(data), error, charge)
         except Exception as error:  # noqa: BLE001  (the servicer's error mapping)
@@ -80,14 +88,37 @@ class ReadStreamHandler(StreamHandler):
             if reply is not None:
                 self._answer(request_id, reply, charge)
                 return
-            reading = self._tasks.create_task(self._read_later(command), name="read of a stream")
+            reading = self._tasks.create_task(
+                self._read_later(command, must_learn=must_learn), name="read of a stream"
+            )
             self._under_way.add(reading)
             reading.add_done_callback(partial(self._has_read, request_id, timeout_ms, charge))
             if timeout_ms:
                 self._deadlines.start(reading, timeout_ms / 1000)
 
-    async def _read_later(self, command: ReadCommand) -> ReadReply:
+    def _must_learn(self, command: ReadCommand) -> bool:
+        """True if the log of the ledger has to be looked up, for it decides if this is permitted.
+
+        Raises:
+            NotPermittedError: it is not.
+        """
+        if self._caller is None:
+            return False
+        right, ledger_id = _right(command), command.ledger_id
+        decided = self._caller.decide(right, ledger_id)
+        if decided is False:
+            raise self._caller.refuse(RPC, right, ledger_id)
+        if command.fence and decided:
+            self._caller.did("fencing read", ledger_id)
+        return decided is None
+
+    async def _read_later(self, command: ReadCommand, *, must_learn: bool) -> ReadReply:
         try:
+            if must_learn:
+                assert self._caller is not None
+                await self._caller.require(RPC, _right(command), command.ledger_id)
+                if command.fence:
+                    self._caller.did("fencing read", command.ledger_id)
             return await self._node.read(command)
         except Exception as error:  # noqa: BLE001  (the servicer's error mapping)
             refusal = self._errors.reply(RPC, error)
@@ -152,3 +183,7 @@ class ReadStreamHandler(StreamHandler):
             if charge is not None:
                 charge.release()
         self._answers.clear()
+
+
+def _right(command: ReadCommand) -> Right:
+    return Right.RECOVER if command.fence else Right.READ

@@ -7,6 +7,7 @@ reports an error by its status; only `ErrorMapper` knows the status of an error.
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -17,13 +18,17 @@ import grpc
 from grpc import aio
 
 from bookie.config import NodeSettings
+from bookie.env import SystemClock
 from bookie.errors import BookieError, WrongIncarnationError
 from bookie.ids import INCARNATION_METADATA_KEY, LIFE_METADATA_KEY, NO_ENTRY, Status
+from bookie.security.gatekeeper import Caller, Gatekeeper
+from bookie.security.rights import RPC_RIGHTS, Right
 from bookie.telemetry import Metrics
 from bookie.wire import unary_codec
 from bookie.wire.codec import encode_read_response, parse_read_request
 from bookie.wire.commands import Info, LacReply, ReadCommand, ReadReply, Reply
 from bookie.wire.grpc.server.add_stream import AddStreamHandler
+from bookie.wire.grpc.server.callers import caller_of
 from bookie.wire.grpc.server.error_mapper import ErrorMapper
 from bookie.wire.grpc.server.lac_watch import LacWatchHandler
 from bookie.wire.grpc.server.read_budget import ReadBudget
@@ -47,14 +52,24 @@ class _Call(Generic[_Request, _Reply]):
     ask: Callable[[_Request, CallContext], Awaitable[_Reply]]
     encode: Callable[[_Reply], bytes]
     refuse: Callable[[Reply], _Reply]
+    ledger_of: Callable[[_Request], int | None] = attrgetter("ledger_id")
+    """The ledger whose rights are needed; None if it is about none."""
     status_of: Callable[[_Reply], Status] = _status
 
 
 class BookieService:
     """Serves one node. `end_streams` is the first step of a shutdown."""
 
-    def __init__(self, node: BookieNode, limits: NodeSettings, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        node: BookieNode,
+        limits: NodeSettings,
+        metrics: Metrics,
+        gatekeeper: Gatekeeper | None = None,
+    ) -> None:
+        """Without a `gatekeeper`, everybody may do everything."""
         self._node = node
+        self._gatekeeper = gatekeeper
         self._errors = ErrorMapper(metrics)
         self._budget = ReadBudget(limits.in_flight_read_bytes_max, limits.read_bytes_max, metrics)
         self._streams: dict[StreamHandler, None] = {}
@@ -100,6 +115,7 @@ class BookieService:
                 lambda request, _: node.read_lac(*request),
                 unary_codec.encode_lac_reply,
                 _refuse_lac,
+                _first,
             ),
             _Call(
                 "Fence",
@@ -107,6 +123,7 @@ class BookieService:
                 lambda request, _: node.fence(*request),
                 unary_codec.encode_lac_reply,
                 _refuse_lac,
+                _first,
             ),
             _Call(
                 "Force",
@@ -114,6 +131,7 @@ class BookieService:
                 self._force,
                 unary_codec.encode_reply,
                 lambda refusal: refusal,
+                int,
             ),
             _Call(
                 "WriteLac",
@@ -121,6 +139,7 @@ class BookieService:
                 lambda request, _: node.write_lac(*request),
                 unary_codec.encode_reply,
                 lambda refusal: refusal,
+                _first,
             ),
             _Call(
                 "GetInfo",
@@ -128,6 +147,7 @@ class BookieService:
                 self._info,
                 lambda reply: unary_codec.encode_info(*reply),
                 lambda refusal: (refusal, None),
+                lambda _: None,
                 lambda reply: reply[0].status,
             ),
         ]
@@ -143,18 +163,43 @@ class BookieService:
         rpc, parse, ask, encode, status_of = (
             call.rpc, call.parse, call.ask, call.encode, call.status_of
         )  # fmt: skip
-        errors, check = self._errors, self._check
+        errors, check, permit = self._errors, self._check, self._permit
+        ledger_of = call.ledger_of
 
         async def answer(data: bytes, context: CallContext) -> bytes:
             try:
                 check(context)
-                reply = await ask(parse(data), context)
+                request = parse(data)
+                await permit(rpc, context, ledger_of(request), request)
+                reply = await ask(request, context)
             except Exception as error:  # noqa: BLE001  (the servicer's error mapping)
                 reply = call.refuse(errors.reply(rpc, error))
             errors.count(rpc, status_of(reply))
             return encode(reply)
 
         return answer
+
+    async def _permit(
+        self, rpc: str, context: CallContext, ledger_id: int | None, request: object = None
+    ) -> None:
+        """Refuse a call that the caller's roles do not permit; note fences in the audit log.
+
+        Raises:
+            NotPermittedError: they do not, or the token proves nothing.
+            MetadataError: the store does not tell of which log the ledger is.
+        """
+        if self._gatekeeper is None:
+            return
+        caller = caller_of(self._gatekeeper, context)
+        plain, flagged = RPC_RIGHTS[rpc]
+        fences = isinstance(request, ReadCommand) and request.fence
+        right = flagged if fences and flagged is not None else plain
+        if ledger_id is None:
+            caller.require_everywhere(rpc, right)
+            return
+        await caller.require(rpc, right, ledger_id)
+        if right is Right.RECOVER:
+            caller.did(rpc, ledger_id)
 
     async def _read(self, command: ReadCommand, context: CallContext) -> ReadReply:
         """Read within the budget of bytes in flight."""
@@ -182,35 +227,44 @@ class BookieService:
 
     async def _add_stream(self, _requests: Any, context: CallContext) -> None:
         is_named = bool(named(context.invocation_metadata(), INCARNATION_METADATA_KEY))
-        refusal = self._refusal(context)
+        caller, refusal = self._admit(context)
         stream = AddStreamHandler(
-            self._node, self._errors, refusal, is_named=is_named, life=self._life
+            self._node, self._errors, refusal, caller, is_named=is_named, life=self._life
         )
-        await self._serve(stream, context)
+        await self._serve(stream, context, caller)
 
     async def _read_stream(self, _requests: Any, context: CallContext) -> None:
-        refusal = self._refusal(context)
-        await self._serve(
-            ReadStreamHandler(self._node, self._errors, self._budget, refusal), context
-        )
+        caller, refusal = self._admit(context)
+        stream = ReadStreamHandler(self._node, self._errors, self._budget, refusal, caller)
+        await self._serve(stream, context, caller)
 
     async def _watch_lac(self, _requests: Any, context: CallContext) -> None:
-        await self._serve(
-            LacWatchHandler(self._node, self._errors, self._refusal(context)), context
-        )
+        caller, refusal = self._admit(context)
+        stream = LacWatchHandler(self._node, self._errors, refusal, caller)
+        await self._serve(stream, context, caller)
 
-    async def _serve(self, stream: StreamHandler, context: CallContext) -> None:
+    async def _serve(
+        self, stream: StreamHandler, context: CallContext, caller: Caller | None
+    ) -> None:
+        """Serve a stream to its end, which comes at the latest when the caller's token expires.
+
+        The client then opens another stream, with its next token.
+        """
         if self._ended:
             stream.end()
         self._streams[stream] = None
+        expiry = _at_expiry(caller, stream.end)
         try:
             await stream.serve(context)
         finally:
             del self._streams[stream]
+            if expiry is not None:
+                expiry.cancel()
 
     async def _list_entries(self, data: bytes, context: CallContext) -> None:
         async def pages() -> AsyncIterator[bytes]:
             wanted = unary_codec.parse_list_entries_request(data)
+            await self._permit("ListEntries", context, wanted[0])
             async for ranges in self._node.list_entries(*wanted):
                 yield unary_codec.encode_ranges(Reply(Status.OK), ranges)
 
@@ -224,6 +278,7 @@ class BookieService:
     async def _list_ledgers(self, data: bytes, context: CallContext) -> None:
         async def pages() -> AsyncIterator[bytes]:
             after = unary_codec.parse_list_ledgers_request(data)
+            await self._permit("ListLedgers", context, None)
             async for rows in self._node.list_ledgers(after):
                 yield unary_codec.encode_ledger_rows(Reply(Status.OK), rows)
 
@@ -264,13 +319,32 @@ class BookieService:
         metadata = context.invocation_metadata()
         check_recipient(metadata, node.instance_id, node.bookie_id, node.incarnation)
 
-    def _refusal(self, context: CallContext) -> BookieError | None:
-        """Return the error for all requests of a stream for another bookie; otherwise None."""
+    def _admit(self, context: CallContext) -> tuple[Caller | None, BookieError | None]:
+        """Return who opens a stream, and the error for all its requests if it is refused.
+
+        The caller is None if everybody may do everything, so that requests need no check.
+        """
         try:
             self._check(context)
+            if self._gatekeeper is None:
+                return None, None
+            return caller_of(self._gatekeeper, context), None
         except BookieError as error:
-            return error
+            return None, error
+
+
+def _at_expiry(caller: Caller | None, end: Callable[[], None]) -> asyncio.TimerHandle | None:
+    """Call `end` when the caller's token expires; None if he has none."""
+    if caller is None or caller.expires_seconds is None:
         return None
+    lasts = caller.expires_seconds - SystemClock().now_ms() / 1000
+    return asyncio.get_running_loop().call_later(max(0.0, lasts), end)
+
+
+def _first(request: tuple[Any, ...]) -> int:
+    """Return the ledger id of a request that is a tuple."""
+    ledger_id: int = request[0]
+    return ledger_id
 
 
 def _refuse_lac(refusal: Reply) -> LacReply:

@@ -1,0 +1,125 @@
+"""``bookie security role``: who may do what in a cluster."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bookie.cli.options import Metadata, Output, OutputFormat
+from bookie.cli.output import Record, print_records
+from bookie.cli.stores import on_store
+from bookie.errors import BadRequestError
+from bookie.security.rights import Role
+
+if TYPE_CHECKING:
+    from bookie.security.grants import Grants, GrantScope
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
+
+PrincipalArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME",
+        help="The name in the certificate or token. NAME* means all that begin so; 'anonymous' is "
+        "who shows neither.",
+    ),
+]
+Ledgers = Annotated[
+    str | None,
+    typer.Option("--ledgers", metavar="FIRST-LAST", help="Only ledgers with these ids."),
+]
+Log = Annotated[
+    str | None,
+    typer.Option(
+        "--log",
+        metavar="NAMESPACE/LOG",
+        help="Only this log; with * at its end, all that begin so.",
+    ),
+]
+NamespaceOption = Annotated[
+    str | None, typer.Option("--namespace", metavar="NAME", help="Only logs of this namespace.")
+]
+
+
+@app.command("grant")
+def grant(
+    name: PrincipalArgument,
+    role: Annotated[Role, typer.Argument(help="What the name may do.")],
+    metadata: Metadata,
+    ledgers: Ledgers = None,
+    log: Log = None,
+    namespace: NamespaceOption = None,
+) -> None:
+    """Give a role. Running bookies follow within a second.
+
+    A reader reads. A writer reads and writes. A recoverer reads, fences and recovers: the owner of a
+    log is writer and recoverer. A repairer copies entries: each bookie needs it. An admin may do
+    everything.
+    """
+    from bookie.cluster.role_grants import RoleGrants
+    from bookie.security.grants import Grant
+
+    wanted = Grant(name, role, _scope(ledgers, log, namespace))
+    is_new = on_store(metadata, lambda store: RoleGrants(store).grant(wanted))
+    print(f"{name} is {role.value} for {wanted.scope}" if is_new else f"{name} had this role")
+
+
+@app.command("revoke")
+def revoke(
+    name: PrincipalArgument,
+    metadata: Metadata,
+    role: Annotated[
+        Role | None, typer.Argument(help="Which role; all of them if left out.", show_default=False)
+    ] = None,
+    ledgers: Ledgers = None,
+    log: Log = None,
+    namespace: NamespaceOption = None,
+) -> None:
+    """Take roles away. Running bookies follow within a second, in open connections too."""
+    from bookie.cluster.role_grants import RoleGrants
+
+    is_limited = ledgers or log or namespace
+    scope = _scope(ledgers, log, namespace) if is_limited else None
+    taken = on_store(metadata, lambda store: RoleGrants(store).revoke(name, role, scope))
+    if not taken:
+        raise BadRequestError(f"{name} has no such role; see bookie security role list")
+    print(f"{name} lost {taken} role{'s' if taken > 1 else ''}")
+
+
+@app.command("list")
+def list_(metadata: Metadata, output: Output = OutputFormat.TABLE) -> None:
+    """List who has which role, and where."""
+    from bookie.cluster.role_grants import RoleGrants
+
+    grants = on_store(metadata, lambda store: RoleGrants(store).read())
+    print_records(_records(grants), output)
+
+
+def _records(grants: Grants) -> list[Record]:
+    return [
+        {"name": one.principal, "role": one.role.value, "for": str(one.scope)}
+        for one in sorted(grants.all, key=lambda x: (x.principal, x.role.value, str(x.scope)))
+    ]
+
+
+def _scope(ledgers: str | None, log: str | None, namespace: str | None) -> GrantScope:
+    """Return the limit that the options name.
+
+    Raises:
+        BadRequestError: there are several, or one is malformed.
+    """
+    from bookie.security.grants import EVERYTHING, GrantScope
+
+    if sum(one is not None for one in (ledgers, log, namespace)) > 1:
+        raise BadRequestError("give one of --ledgers, --log and --namespace")
+    if ledgers is not None:
+        first, dash, last = ledgers.partition("-")
+        if not (first.isdecimal() and (last if dash else first).isdecimal()):
+            raise BadRequestError(f"--ledgers {ledgers} is not FIRST-LAST, such as 0-999")
+        return GrantScope(int(first), int(last if dash else first))
+    if namespace is not None:
+        if not namespace or set(namespace) & set("/*"):
+            raise BadRequestError(f"--namespace {namespace} is not the name of a namespace")
+        return GrantScope(log=f"{namespace}/*")
+    return EVERYTHING if log is None else GrantScope(log=log)

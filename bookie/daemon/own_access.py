@@ -1,0 +1,79 @@
+"""Who may do what at this bookie: its gatekeeper, fed by the grants in the metadata store."""
+
+from __future__ import annotations
+
+from bookie.cluster.role_grants import RoleGrants
+from bookie.config import Settings
+from bookie.env import SystemClock
+from bookie.errors import FormatError, NoSuchLedgerError
+from bookie.ledger.catalog.ledgers import LedgerManager
+from bookie.log.log_client import LOG_TAG
+from bookie.metadata.store import MetadataStore
+from bookie.security.audit import AuditLog
+from bookie.security.gatekeeper import Gatekeeper, PrincipalRules
+from bookie.security.grants import Grants
+from bookie.security.permissions import LedgerLogs
+from bookie.telemetry import event_log
+
+_log = event_log(__name__)
+
+
+class OwnAccess:
+    """The gatekeeper of this process. Until the grants are loaded, it lets nobody in.
+
+    A bookie asks for roles if it speaks TLS, and ``security.require_roles`` is set. Otherwise
+    everybody who reaches it may do everything, and the audit log is kept all the same.
+
+    Raises:
+        ConfigurationError: ``security.principal_rules`` are wrong.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        clock, security = SystemClock(), settings.security
+        self.gatekeeper = Gatekeeper(
+            PrincipalRules(security.principal_rules.split()),
+            LedgerLogs(self._find_log, clock),
+            clock,
+            AuditLog(clock),
+            is_required=security.serves_tls and security.require_roles,
+        )
+        self._ledgers: LedgerManager | None = None
+
+    async def load(self, store: MetadataStore) -> None:
+        """Load the grants before the first call is served.
+
+        Raises:
+            MetadataError: the store does not answer.
+            FormatError: the grants are damaged; `bookie security role` says how to mend them.
+        """
+        self._ledgers = LedgerManager(store)
+        if self.gatekeeper.is_required:
+            self._take(await RoleGrants(store).read())
+
+    async def follow(self, store: MetadataStore, instance_id: str) -> None:
+        """Take changed grants while the bookie serves."""
+        if self.gatekeeper.is_required:
+            await RoleGrants(store).follow(self._take, instance_id=instance_id)
+
+    def _take(self, grants: Grants) -> None:
+        self.gatekeeper.take(grants)
+        _log.info("roles_taken", grants=len(grants.all))
+        if not grants.all:
+            _log.warning(
+                "nobody_has_a_role",
+                meaning="every request is refused: give roles by bookie security role grant, "
+                "or set security.require_roles = false",
+            )
+
+    async def _find_log(self, ledger_id: int) -> str | None:
+        """Return the log of a ledger, empty if it is of none; None if there is no such ledger."""
+        assert self._ledgers is not None
+        try:
+            found = await self._ledgers.read(ledger_id)
+        except NoSuchLedgerError:
+            return None
+        try:
+            tag = found.value.custom_metadata.get(LOG_TAG, b"").decode()
+        except UnicodeDecodeError as error:
+            raise FormatError(f"ledger {ledger_id} names its log by no text") from error
+        return tag.partition(" ")[0]

@@ -1,0 +1,24 @@
+"""Who makes a gRPC call: the certificate, the token and the address, as the gatekeeper wants them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from bookie.security.gatekeeper import Caller, Gatekeeper
+from bookie.security.identity import identity_of_call
+from bookie.wire.grpc.transport import named
+from bookie.wire.interfaces import CallContext
+
+AUTHORIZATION: Final = "authorization"
+"""The key of call metadata that holds a token."""
+
+
+def caller_of(gatekeeper: Gatekeeper, context: CallContext) -> Caller:
+    """Return who makes a call.
+
+    Raises:
+        NotPermittedError: the token proves nothing.
+    """
+    identity = identity_of_call(context.auth_context())
+    token = named(context.invocation_metadata(), AUTHORIZATION)
+    return gatekeeper.caller(identity, token, context.peer())
