@@ -34,7 +34,7 @@ Log = Annotated[
     typer.Option(
         "--log",
         metavar="NAMESPACE/LOG",
-        help="Only this log; with * at its end, all that begin so.",
+        help="Only this log; with * at its end, all such logs.",
     ),
 ]
 NamespaceOption = Annotated[
@@ -53,9 +53,9 @@ def grant(
 ) -> None:
     """Give a role. Running bookies follow within a second.
 
-    A reader reads. A writer reads and writes. A recoverer reads, fences and recovers: the owner of a
-    log is writer and recoverer. A repairer copies entries: each bookie needs it. An admin may do
-    everything.
+    A reader reads. A writer reads and writes. A recoverer reads, fences and recovers: the owner
+    of a log is writer and recoverer. A repairer copies entries, so each bookie needs this role. An
+    admin may do everything.
     """
     from bookie.cluster.role_grants import RoleGrants
     from bookie.security.grants import Grant

@@ -1,8 +1,8 @@
 """The audit log: who did or tried what, and from where.
 
 Lines go to the log of the process, with the event ``audit_refused`` or ``audit_did``. A flood of
-refused calls must not fill a disk. Beyond a number of lines a second, further ones are only counted,
-and the count is logged.
+refused calls must not fill a disk. Beyond a number of lines a second, further ones are only
+counted, and the count is logged.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Who a caller is, and with which permissions: decided at the beginning of each call.
 
-A caller shows a certificate, a token, both or neither. A token counts more than a certificate, for a
-process may share its certificate with others. The name in either is the *principal*, to which an
-operator grants roles. A token that is refused is never replaced by the certificate: the caller learns
-why.
+A caller shows a certificate, a token, both or neither. A token counts more than a certificate,
+because a process may share its certificate with others. The name in either is the *principal*, to
+which an operator grants roles. If a token is refused, the certificate does not replace it, and the
+caller learns why.
 """
 
 from __future__ import annotations

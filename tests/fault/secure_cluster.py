@@ -12,11 +12,14 @@ import aiohttp
 
 from bookie.api import BookKeeper, connect
 from bookie.cluster.instance import initialize_cluster
+from bookie.cluster.role_grants import RoleGrants
 from bookie.config import SecuritySettings
 from bookie.metadata.connect import open_store
 from bookie.security import authority
 from bookie.security.authority import settings_for
 from bookie.security.contexts import client_context
+from bookie.security.grants import Grant
+from bookie.security.rights import Role
 from tests.fault.daemon_cluster import home_of
 from tests.fault.daemon_process import Daemon, Home, serving
 
@@ -93,5 +96,7 @@ async def secure_cluster(path: Path) -> AsyncIterator[SecureCluster]:
     uri = f"local://{path}/metadata"
     async with open_store(uri) as store:
         await initialize_cluster(store)
+        await RoleGrants(store).grant(Grant("client", Role.ADMIN))
+        await RoleGrants(store).grant(Grant("bookie", Role.REPAIRER))
     async with AsyncExitStack() as stack:
         yield SecureCluster(path, uri, new_authority(path / "security"), stack)

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bookie.daemon.local.certificates import CLIENT, security_directory
 from bookie.daemon.local.layout import Layout, locked, make_directory, prepare
@@ -15,6 +16,9 @@ from bookie.daemon.local.process import BookieProcess, describe_end
 from bookie.env import Backoff
 from bookie.errors import KeyExistsError, OperationTimeoutError, ShuttingDownError
 from bookie.security.authority import variables_for
+
+if TYPE_CHECKING:
+    from bookie.metadata.store import MetadataStore
 
 RESTART_DELAY_SECONDS = 1.0
 """The first delay before a restart. After each failure the delay doubles, up to
@@ -176,3 +180,18 @@ async def _initialize(directory: Path, layout: Layout) -> None:
         with contextlib.suppress(KeyExistsError):
             await initialize_cluster(store)
         await refuse_lost_bookies(store, directory, layout)
+        if security_directory(directory).exists():
+            await _give_roles(store, layout)
+
+
+async def _give_roles(store: MetadataStore, layout: Layout) -> None:
+    """Let the client of a new cluster do everything, and its bookies copy entries."""
+    from bookie.cluster.role_grants import RoleGrants
+    from bookie.security.grants import Grant
+    from bookie.security.rights import Role
+
+    grants = RoleGrants(store)
+    if not (await grants.read()).all:
+        await grants.grant(Grant(CLIENT, Role.ADMIN))
+    for member in layout.members:
+        await grants.grant(Grant(member.id, Role.REPAIRER))

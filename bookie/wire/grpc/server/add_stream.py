@@ -146,7 +146,7 @@ class AddStreamHandler(StreamHandler):
             return request_id, self._refused(error)
 
     async def _accept_later(self, data: bytes | memoryview) -> tuple[int, Outcome[Reply]]:
-        """Pass one request to the node, once the node has room and the caller's rights are known."""
+        """Pass one request to the node, once it has room and the caller's rights are known."""
         if self._unknown is not None:
             assert self._caller is not None
             try:

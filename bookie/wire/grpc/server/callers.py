@@ -1,4 +1,4 @@
-"""Who makes a gRPC call: the certificate, the token and the address, as the gatekeeper wants them."""
+"""Who makes a gRPC call: his certificate, token and address, for the gatekeeper."""
 
 from __future__ import annotations
 
