@@ -14,6 +14,7 @@ import pytest
 from bookie.api import BookKeeper
 from bookie.cluster.role_grants import RoleGrants
 from bookie.errors import NotPermittedError
+from bookie.log.catalog.namespaces import NamespaceManager
 from bookie.metadata.connect import open_store
 from bookie.security import authority
 from bookie.security.authority import settings_for
@@ -73,9 +74,7 @@ async def test_roles_decide_what_a_client_may_do(tmp_path: Path) -> None:
             await other.append(b"x")
             await grants.revoke("shop-*", None, None)
             with pytest.raises(NotPermittedError, match="shop-1 lacks the role writer"):
-                async with asyncio.timeout(FOLLOWED_SECONDS_MAX):
-                    while True:
-                        await other.append(b"y")
+                await append_for_ever(other)
 
 
 async def until_permitted(client: BookKeeper) -> Any:
@@ -88,6 +87,12 @@ async def until_permitted(client: BookKeeper) -> Any:
                 return await client.create_ledger()
             except NotPermittedError:
                 await asyncio.sleep(0.1)
+
+
+async def append_for_ever(writer: Any) -> None:
+    async with asyncio.timeout(FOLLOWED_SECONDS_MAX):
+        while True:
+            await writer.append(b"y")
 
 
 async def until_recovered(client: BookKeeper, ledger_id: int) -> None:
@@ -107,6 +112,9 @@ async def test_a_role_for_some_logs(tmp_path: Path) -> None:
         for name in BOOKIES:
             await cluster.start(name)
         async with cluster.connect() as admin:
+            async with open_store(cluster.uri) as store:
+                for namespace in ("shop", "bank"):
+                    await NamespaceManager(store).create(namespace)
             for log in ("shop/orders", "shop/bills", "bank/accounts"):
                 await admin.create_log(log)
         for role in (Role.WRITER, Role.RECOVERER):
@@ -122,7 +130,7 @@ async def test_a_role_for_some_logs(tmp_path: Path) -> None:
                         await asyncio.sleep(0.1)
             async with owner.open_log("shop/orders") as log:  # again: a takeover fences
                 await log.append(b"two")
-            found = [one.payload async for one in owner.read_log("shop/orders")]
+            found = [one.value async for one in owner.read_log("shop/orders")]
             assert found == [b"one", b"two"]
             with pytest.raises(NotPermittedError, match="owner lacks the role"):
                 async with owner.open_log("bank/accounts") as log:

@@ -41,6 +41,7 @@ from bookie.errors import (
     MetadataError,
     NoSuchLedgerError,
     NotEnoughBookiesError,
+    NotPermittedError,
     UnavailableError,
 )
 from bookie.ids import NO_ENTRY
@@ -503,7 +504,13 @@ class PartitionWriter:
         return end
 
     async def _mend(self) -> None:
-        """Continue in a new ledger after the writer of the present ledger has ended."""
+        """Continue in a new ledger after the writer of the present ledger has ended.
+
+        Raises:
+            NotPermittedError: the caller's roles permit no appends, in another ledger neither.
+        """
+        if isinstance(self._segment.writer.failure, NotPermittedError):
+            raise fresh(self._segment.writer.failure)
         self._window.hold()
         if (retired := self._retired) is not None:
             await self._patiently(lambda: self._close_range(retired))

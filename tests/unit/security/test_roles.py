@@ -1,0 +1,305 @@
+"""Roles: who has which right, for which ledger, and what a refusal says."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+from google.protobuf.descriptor import ServiceDescriptor
+
+from bookie._pb import bookie_pb2
+from bookie.cluster.role_grants import RoleGrants, decode_grants, encode_grants
+from bookie.daemon.http import HttpAccess, serve_http
+from bookie.daemon.readiness import Readiness
+from bookie.env import SystemClock
+from bookie.errors import BadRequestError, ConfigurationError, FormatError, NotPermittedError
+from bookie.ids import MAX_ID
+from bookie.metadata.connect import open_store
+from bookie.security.audit import LINES_PER_SECOND_MAX, AuditLog
+from bookie.security.gatekeeper import Gatekeeper, PrincipalRules
+from bookie.security.grants import ANONYMOUS, GRANTS_MAX, UNLIMITED, Grant, Grants, GrantScope
+from bookie.security.identity import PeerIdentity
+from bookie.security.permissions import LedgerLogs, Permissions
+from bookie.security.rights import HTTP_RIGHTS, ROLE_RIGHTS, RPC_RIGHTS, Right, Role, least_role
+from bookie.telemetry import Metrics
+from bookie.wire.interfaces import SERVICE
+
+SHOP = "shop/orders"
+
+
+class Time(SystemClock):
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.seconds = 100.0
+
+    def monotonic(self) -> float:  # type: ignore[override]
+        return self.seconds
+
+
+def logs_of(
+    known: dict[int, str], clock: Time | None = None, asked: list[int] | None = None
+) -> LedgerLogs:
+    async def find(ledger_id: int) -> str | None:
+        if asked is not None:
+            asked.append(ledger_id)
+        return known.get(ledger_id)
+
+    return LedgerLogs(find, clock or Time())
+
+
+def permissions(
+    *grants: Grant, principal: str = "p", logs: LedgerLogs | None = None
+) -> Permissions:
+    all_grants = Grants(grants)
+    return Permissions(principal, lambda: all_grants, logs or logs_of({}))
+
+
+EXPECTED = {
+    Role.READER: {Right.ASK, Right.READ},
+    Role.WRITER: {Right.ASK, Right.READ, Right.WRITE},
+    Role.RECOVERER: {Right.ASK, Right.READ, Right.RECOVER},
+    Role.REPAIRER: {Right.ASK, Right.READ, Right.RECOVER, Right.LIST},
+    Role.ADMIN: set(Right),
+}
+
+
+@pytest.mark.parametrize(("role", "right"), list(itertools.product(Role, Right)))
+def test_each_role_gives_its_rights_and_no_more(role: Role, right: Right) -> None:
+    assert permissions(Grant("p", role)).decide(right, 7) is (right in EXPECTED[role])
+    assert bool(ROLE_RIGHTS[least_role(right)] & right)
+
+
+def test_the_table_has_each_method_of_the_service() -> None:
+    service: ServiceDescriptor = bookie_pb2.DESCRIPTOR.services_by_name[SERVICE.rpartition(".")[2]]
+    assert set(RPC_RIGHTS) == {method.name for method in service.methods}
+
+
+async def test_the_table_has_each_path_of_the_http_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from aiohttp import web
+
+    routes: list[tuple[str, str]] = []
+
+    def note(found: list[web.RouteDef]) -> None:
+        for one in found:
+            paths = ["/check", "/scrub"] if "{" in one.path else [one.path]
+            routes.extend((one.method, path) for path in paths)
+
+    original = web.Application.add_routes
+    monkeypatch.setattr(
+        web.Application, "add_routes", lambda self, found: (note(found), original(self, found))[1]
+    )
+    async with serve_http(Metrics(), Readiness(), host="127.0.0.1", port=0):
+        assert set(routes) == set(HTTP_RIGHTS)
+
+
+def test_without_a_grant_nothing_is_permitted() -> None:
+    nobody = permissions(Grant("q", Role.ADMIN))
+    assert not any(nobody.decide(right, 1) for right in Right)
+    assert not nobody.decide_everywhere(Right.ASK)
+
+
+def test_a_name_with_a_star_means_all_that_begin_so_but_never_the_anonymous() -> None:
+    grants = (Grant("shop-*", Role.WRITER), Grant("*", Role.READER))
+    assert permissions(*grants, principal="shop-1").decide(Right.WRITE, 1)
+    assert not permissions(*grants, principal="shop").decide(Right.WRITE, 1)
+    assert permissions(*grants, principal="other").decide(Right.READ, 1)
+    assert not permissions(*grants, principal=ANONYMOUS).decide(Right.READ, 1)
+    named = Grant(ANONYMOUS, Role.READER)
+    assert permissions(named, principal=ANONYMOUS).decide(Right.READ, 1)
+
+
+@pytest.mark.parametrize(("ledger_id", "may"), [(9, False), (10, True), (20, True), (21, False)])
+def test_a_range_of_ledgers_includes_both_ends(ledger_id: int, may: bool) -> None:
+    some = permissions(Grant("p", Role.WRITER, GrantScope(10, 20)))
+    assert some.decide(Right.WRITE, ledger_id) is may
+    # A right for some ledgers is none for all, but it lets its owner ask what a bookie is.
+    assert not some.decide_everywhere(Right.READ)
+    assert some.decide_everywhere(Right.ASK)
+
+
+async def test_a_right_for_logs_is_looked_up_once() -> None:
+    asked: list[int] = []
+    logs = logs_of({1: SHOP, 2: "bank/a", 3: "", 4: "shop2/x"}, asked=asked)
+    some = permissions(Grant("p", Role.READER, GrantScope(log="shop/*")), logs=logs)
+    assert some.decide(Right.READ, 1) is None
+    assert await some.may(Right.READ, 1)
+    assert not await some.may(Right.WRITE, 1)
+    for other in (2, 3, 4):
+        assert not await some.may(Right.READ, other)
+    assert [await some.may(Right.READ, one) for one in (1, 2, 3, 4)] == [True, False, False, False]
+    assert asked == [1, 2, 3, 4]
+
+
+async def test_a_ledger_that_the_store_does_not_have_is_asked_for_again_later() -> None:
+    clock, known, asked = Time(), dict[int, str](), list[int]()
+    some = permissions(
+        Grant("p", Role.READER, GrantScope(log=SHOP)), logs=logs_of(known, clock, asked)
+    )
+    assert not await some.may(Right.READ, 5)
+    known[5] = SHOP
+    assert not await some.may(Right.READ, 5)
+    assert asked == [5]
+    clock.seconds += 1.5
+    assert await some.may(Right.READ, 5)
+
+
+async def test_other_rights_need_no_look_into_the_store() -> None:
+    asked: list[int] = []
+    grants = (Grant("p", Role.READER), Grant("p", Role.WRITER, GrantScope(log=SHOP)))
+    some = permissions(*grants, logs=logs_of({}, asked=asked))
+    assert some.decide(Right.READ, 1) is True
+    assert asked == []
+
+
+def test_changed_grants_count_for_what_was_decided_before() -> None:
+    now = [Grants([Grant("p", Role.WRITER, GrantScope(0, 5))])]
+    some = Permissions("p", lambda: now[0], logs_of({}))
+    assert some.decide(Right.WRITE, 3)
+    now[0] = Grants()
+    assert not some.decide(Right.WRITE, 3)
+    now[0] = Grants([Grant("p", Role.ADMIN)])
+    assert some.decide(Right.CHANGE, 3)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Grant("", Role.READER),
+        lambda: Grant("a\n", Role.READER),
+        lambda: Grant("a*b", Role.READER),
+        lambda: Grant("x" * 257, Role.READER),
+        lambda: Grant("p", Role.READER, GrantScope(5, 4)),
+        lambda: Grant("p", Role.READER, GrantScope(-1, 4)),
+        lambda: Grant("p", Role.READER, GrantScope(log="orders")),
+        lambda: Grant("p", Role.READER, GrantScope(log="*/orders")),
+    ],
+)
+def test_what_is_no_grant_is_refused(make: Callable[[], Grant]) -> None:
+    with pytest.raises(BadRequestError):
+        make()
+
+
+def test_grants_as_a_record() -> None:
+    grants = Grants(
+        [
+            Grant("p", Role.READER),
+            Grant("a", Role.WRITER, GrantScope(3, 9)),
+            Grant("a", Role.RECOVERER, GrantScope(log="shop/*")),
+        ]
+    )
+    again = decode_grants(encode_grants(grants))
+    assert set(again.all) == set(grants.all)
+    assert encode_grants(again) == encode_grants(Grants(reversed(grants.all)))
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        b'{"principal":"p","role":"king"}',
+        b'{"principal":"p"}',
+        b'{"principal":"","role":"reader"}',
+        b'{"first_ledger":-1,"principal":"p","role":"reader"}',
+        b'{"first_ledger":9,"last_ledger":3,"principal":"p","role":"reader"}',
+        b'{"log":3,"principal":"p","role":"reader"}',
+    ],
+)
+def test_a_damaged_record_gives_nobody_anything(row: bytes) -> None:
+    with pytest.raises(FormatError):
+        decode_grants(b'{"format":"bookie-roles","grants":[' + row + b'],"version":1}')
+
+
+async def test_grants_are_changed_by_compare_and_set() -> None:
+    async with open_store("memory://roles") as store:
+        first, second = RoleGrants(store), RoleGrants(store)
+        assert (await first.read()).all == ()
+        assert await first.grant(Grant("p", Role.READER))
+        assert not await second.grant(Grant("p", Role.READER))
+        assert await second.grant(Grant("p", Role.WRITER, GrantScope(1, 2)))
+        assert await first.grant(Grant("q", Role.READER))
+        assert await first.revoke("p", Role.WRITER, None) == 1
+        assert await first.revoke("p", None, GrantScope(1, 2)) == 0
+        assert await second.revoke("p", None, None) == 1
+        assert [one.principal for one in (await first.read()).all] == ["q"]
+
+
+async def test_there_is_a_most_of_grants() -> None:
+    async with open_store("memory://many") as store:
+        from bookie.cluster import keys
+
+        many = Grants(Grant(f"p{number}", Role.READER) for number in range(GRANTS_MAX))
+        await store.put(keys.ROLES, encode_grants(many))
+        with pytest.raises(BadRequestError, match="the most"):
+            await RoleGrants(store).grant(Grant("q", Role.READER))
+
+
+def gatekeeper(*grants: Grant, required: bool = True, rules: str = "cn:(.+)") -> Gatekeeper:
+    clock = Time()
+    keeper = Gatekeeper(
+        PrincipalRules(rules.split()), logs_of({}), clock, AuditLog(clock), is_required=required
+    )
+    keeper.take(Grants(grants))
+    return keeper
+
+
+def test_who_shows_nothing_is_anonymous() -> None:
+    caller = gatekeeper(Grant("*", Role.ADMIN)).caller(None, "", "ipv4:10.0.0.9:1")
+    assert caller.principal == ANONYMOUS
+    with pytest.raises(NotPermittedError, match=r"^anonymous lacks the role reader$"):
+        caller.require_everywhere("GetInfo", Right.READ)
+
+
+def test_a_bookie_that_asks_for_no_roles_lets_everybody_do_everything() -> None:
+    keeper = gatekeeper(required=False)
+    for identity in (None, PeerIdentity("p")):
+        caller = keeper.caller(identity, "", "")
+        assert all(caller.decide(right, MAX_ID) for right in Right)
+    assert len(UNLIMITED.all) == 2
+
+
+@pytest.mark.parametrize(
+    ("rules", "identity", "principal"),
+    [
+        ("cn:(.+)", PeerIdentity("shop"), "shop"),
+        ("cn:shop", PeerIdentity("shop"), "shop"),
+        ("cn:(.+)", PeerIdentity("", ("a",)), ANONYMOUS),
+        (r"san:spiffe://x/(.+)", PeerIdentity("c", ("h", "spiffe://x/shop")), "shop"),
+        (r"san:spiffe://x/(.+)", PeerIdentity("c", ("spiffe://y/shop",)), ANONYMOUS),
+        (r"san:spiffe://x/(.+) cn:(.+)", PeerIdentity("c", ("h",)), "c"),
+        (r"cn:(.+)\.clients", PeerIdentity("a.clients.evil"), ANONYMOUS),
+        ("cn:(.+)", PeerIdentity("x" * 300), ANONYMOUS),
+    ],
+)
+def test_a_certificate_becomes_a_name(rules: str, identity: PeerIdentity, principal: str) -> None:
+    assert gatekeeper(rules=rules).caller(identity, "", "").principal == principal
+
+
+@pytest.mark.parametrize("rules", ["x:(.+)", "cn:(", "(.+)"])
+def test_what_is_no_rule_is_refused_at_the_start(rules: str) -> None:
+    with pytest.raises(ConfigurationError, match="is no rule for names"):
+        PrincipalRules(rules.split())
+
+
+def test_a_refusal_names_the_role_and_never_what_exists() -> None:
+    caller = gatekeeper().caller(PeerIdentity("p"), "", "")
+    error = caller.refuse("Fence", Right.RECOVER, 7)
+    assert str(error) == "p lacks the role recoverer for this ledger"
+
+
+def test_a_flood_of_refusals_is_counted_and_not_written(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Time()
+    audit = AuditLog(clock)
+    for _ in range(1000):
+        audit.refused("p", "ipv4:1.2.3.4:5", "Fence", 1, "recover")
+    assert len(caplog.records) == LINES_PER_SECOND_MAX
+    clock.seconds += 2
+    audit.refused("p", "ipv4:1.2.3.4:5", "Fence", 1, "recover")
+    assert "audit_lines_left_out" in [record.getMessage() for record in caplog.records][-2]
+
+
+def test_http_access_without_a_gatekeeper_asks_for_nothing() -> None:
+    assert not HttpAccess().asks_roles
+    assert not HttpAccess().asks_certificates
