@@ -40,14 +40,18 @@ class CallContext(Protocol):
     def invocation_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
         """Return the metadata that the client sent with the call."""
 
+    def add_done_callback(self, callback: Callable[[Any], None], /) -> None:
+        """Call `callback` when the call is over, whether its answer was sent or not."""
+
+
+class IdentifiedCall(CallContext, Protocol):
+    """A call of which the transport knows who makes it."""
+
     def auth_context(self) -> Mapping[str, Iterable[bytes]]:
         """Return what the transport knows about the client, such as its certificate."""
 
     def peer(self) -> str:
         """Return the client's address, as ``ipv4:HOST:PORT`` or ``ipv6:[HOST]:PORT``."""
-
-    def add_done_callback(self, callback: Callable[[Any], None], /) -> None:
-        """Call `callback` when the call is over, whether its answer was sent or not."""
 
 
 class Watcher(Protocol):

@@ -123,18 +123,18 @@ async def test_a_role_for_some_logs(tmp_path: Path) -> None:
             async with asyncio.timeout(FOLLOWED_SECONDS_MAX):
                 while True:
                     try:
-                        async with owner.open_log("shop/orders") as log:
-                            await log.append(b"one")
+                        async with owner.open_log("shop/orders") as owned:
+                            await owned.append(b"one")
                         break
                     except NotPermittedError:
                         await asyncio.sleep(0.1)
-            async with owner.open_log("shop/orders") as log:  # again: a takeover fences
-                await log.append(b"two")
+            async with owner.open_log("shop/orders") as owned:  # again: a takeover fences
+                await owned.append(b"two")
             found = [one.value async for one in owner.read_log("shop/orders")]
             assert found == [b"one", b"two"]
             with pytest.raises(NotPermittedError, match="owner lacks the role"):
-                async with owner.open_log("bank/accounts") as log:
-                    await log.append(b"x")
+                async with owner.open_log("bank/accounts") as owned:
+                    await owned.append(b"x")
             ledger = await owner.create_ledger()
             with pytest.raises(NotPermittedError, match="owner lacks the role writer"):
                 await ledger.append(b"x")

@@ -34,7 +34,7 @@ class Time(SystemClock):
     def __init__(self) -> None:
         self.seconds = 100.0
 
-    def monotonic(self) -> float:  # type: ignore[override]
+    def monotonic(self) -> float:
         return self.seconds
 
 
@@ -83,15 +83,15 @@ async def test_the_table_has_each_path_of_the_http_server(
 
     routes: list[tuple[str, str]] = []
 
-    def note(found: list[web.RouteDef]) -> None:
+    original = web.Application.add_routes
+
+    def add_routes(self: web.Application, found: list[web.RouteDef]) -> object:
         for one in found:
             paths = ["/check", "/scrub"] if "{" in one.path else [one.path]
             routes.extend((one.method, path) for path in paths)
+        return original(self, found)
 
-    original = web.Application.add_routes
-    monkeypatch.setattr(
-        web.Application, "add_routes", lambda self, found: (note(found), original(self, found))[1]
-    )
+    monkeypatch.setattr(web.Application, "add_routes", add_routes)
     async with serve_http(Metrics(), Readiness(), host="127.0.0.1", port=0):
         assert set(routes) == set(HTTP_RIGHTS)
 

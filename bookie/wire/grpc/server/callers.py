@@ -7,13 +7,13 @@ from typing import Final
 from bookie.security.gatekeeper import Caller, Gatekeeper
 from bookie.security.identity import identity_of_call
 from bookie.wire.grpc.transport import named
-from bookie.wire.interfaces import CallContext
+from bookie.wire.interfaces import IdentifiedCall
 
 AUTHORIZATION: Final = "authorization"
 """The key of call metadata that holds a token."""
 
 
-def caller_of(gatekeeper: Gatekeeper, context: CallContext) -> Caller:
+def caller_of(gatekeeper: Gatekeeper, context: IdentifiedCall) -> Caller:
     """Return who makes a call.
 
     Raises:

@@ -35,7 +35,7 @@ from bookie.wire.grpc.server.read_budget import ReadBudget
 from bookie.wire.grpc.server.read_stream import ReadStreamHandler
 from bookie.wire.grpc.server.stream_handler import StreamHandler
 from bookie.wire.grpc.transport import check_recipient, named
-from bookie.wire.interfaces import SERVICE, BookieNode, CallContext
+from bookie.wire.interfaces import SERVICE, BookieNode, IdentifiedCall
 
 _Request = TypeVar("_Request")
 _Reply = TypeVar("_Reply")
@@ -49,7 +49,7 @@ class _Call(Generic[_Request, _Reply]):
 
     rpc: str
     parse: Callable[[bytes], _Request]
-    ask: Callable[[_Request, CallContext], Awaitable[_Reply]]
+    ask: Callable[[_Request, IdentifiedCall], Awaitable[_Reply]]
     encode: Callable[[_Reply], bytes]
     refuse: Callable[[Reply], _Reply]
     ledger_of: Callable[[_Request], int | None] = attrgetter("ledger_id")
@@ -154,7 +154,7 @@ class BookieService:
 
     def _handler(
         self, call: _Call[_Request, _Reply]
-    ) -> Callable[[bytes, CallContext], Awaitable[bytes]]:
+    ) -> Callable[[bytes, IdentifiedCall], Awaitable[bytes]]:
         """Make the handler of one kind of unary call; it answers every error by a status.
 
         gRPC inspects the handler at each call, which is faster for a plain function than for a
@@ -166,7 +166,7 @@ class BookieService:
         errors, check, permit = self._errors, self._check, self._permit
         ledger_of = call.ledger_of
 
-        async def answer(data: bytes, context: CallContext) -> bytes:
+        async def answer(data: bytes, context: IdentifiedCall) -> bytes:
             try:
                 check(context)
                 request = parse(data)
@@ -180,7 +180,7 @@ class BookieService:
         return answer
 
     async def _permit(
-        self, rpc: str, context: CallContext, ledger_id: int | None, request: object = None
+        self, rpc: str, context: IdentifiedCall, ledger_id: int | None, request: object = None
     ) -> None:
         """Refuse a call that the caller's roles do not permit; note fences in the audit log.
 
@@ -201,7 +201,7 @@ class BookieService:
         if right is Right.RECOVER:
             caller.did(rpc, ledger_id)
 
-    async def _read(self, command: ReadCommand, context: CallContext) -> ReadReply:
+    async def _read(self, command: ReadCommand, context: IdentifiedCall) -> ReadReply:
         """Read within the budget of bytes in flight."""
         charge = self._budget.reserve(command)
         context.add_done_callback(charge.release)
@@ -209,7 +209,7 @@ class BookieService:
         charge.settle(reply)
         return reply
 
-    async def _force(self, ledger_id: int, context: CallContext) -> Reply:
+    async def _force(self, ledger_id: int, context: IdentifiedCall) -> Reply:
         """Do a force; refuse it if the client means an earlier process, which may have lost adds.
 
         Raises:
@@ -222,10 +222,10 @@ class BookieService:
             )
         return await self._node.force(ledger_id)
 
-    async def _info(self, _request: None, _context: CallContext) -> tuple[Reply, Info | None]:
+    async def _info(self, _request: None, _context: IdentifiedCall) -> tuple[Reply, Info | None]:
         return Reply(Status.OK), await self._node.info()
 
-    async def _add_stream(self, _requests: Any, context: CallContext) -> None:
+    async def _add_stream(self, _requests: Any, context: IdentifiedCall) -> None:
         is_named = bool(named(context.invocation_metadata(), INCARNATION_METADATA_KEY))
         caller, refusal = self._admit(context)
         stream = AddStreamHandler(
@@ -233,18 +233,18 @@ class BookieService:
         )
         await self._serve(stream, context, caller)
 
-    async def _read_stream(self, _requests: Any, context: CallContext) -> None:
+    async def _read_stream(self, _requests: Any, context: IdentifiedCall) -> None:
         caller, refusal = self._admit(context)
         stream = ReadStreamHandler(self._node, self._errors, self._budget, refusal, caller)
         await self._serve(stream, context, caller)
 
-    async def _watch_lac(self, _requests: Any, context: CallContext) -> None:
+    async def _watch_lac(self, _requests: Any, context: IdentifiedCall) -> None:
         caller, refusal = self._admit(context)
         stream = LacWatchHandler(self._node, self._errors, refusal, caller)
         await self._serve(stream, context, caller)
 
     async def _serve(
-        self, stream: StreamHandler, context: CallContext, caller: Caller | None
+        self, stream: StreamHandler, context: IdentifiedCall, caller: Caller | None
     ) -> None:
         """Serve a stream to its end, which comes at the latest when the caller's token expires.
 
@@ -261,7 +261,7 @@ class BookieService:
             if expiry is not None:
                 expiry.cancel()
 
-    async def _list_entries(self, data: bytes, context: CallContext) -> None:
+    async def _list_entries(self, data: bytes, context: IdentifiedCall) -> None:
         async def pages() -> AsyncIterator[bytes]:
             wanted = unary_codec.parse_list_entries_request(data)
             await self._permit("ListEntries", context, wanted[0])
@@ -275,7 +275,7 @@ class BookieService:
             lambda refusal: unary_codec.encode_ranges(refusal, None),
         )
 
-    async def _list_ledgers(self, data: bytes, context: CallContext) -> None:
+    async def _list_ledgers(self, data: bytes, context: IdentifiedCall) -> None:
         async def pages() -> AsyncIterator[bytes]:
             after = unary_codec.parse_list_ledgers_request(data)
             await self._permit("ListLedgers", context, None)
@@ -293,7 +293,7 @@ class BookieService:
         self,
         rpc: str,
         pages: AsyncIterator[bytes],
-        context: CallContext,
+        context: IdentifiedCall,
         refuse: Callable[[Reply], bytes],
     ) -> None:
         """Write pages as fast as the client accepts them; an error is the last page.
@@ -313,13 +313,13 @@ class BookieService:
             await context.write(refuse(refusal))
         self._errors.count(rpc, status)
 
-    def _check(self, context: CallContext) -> None:
+    def _check(self, context: IdentifiedCall) -> None:
         """Refuse a call that is meant for another bookie or cluster."""
         node = self._node
         metadata = context.invocation_metadata()
         check_recipient(metadata, node.instance_id, node.bookie_id, node.incarnation)
 
-    def _admit(self, context: CallContext) -> tuple[Caller | None, BookieError | None]:
+    def _admit(self, context: IdentifiedCall) -> tuple[Caller | None, BookieError | None]:
         """Return who opens a stream, and the error for all its requests if it is refused.
 
         The caller is None if everybody may do everything, so that requests need no check.
