@@ -57,8 +57,9 @@ def connect(
         rpc: message sizes and keepalive; those of the section ``[rpc]`` when None.
         settings: of the section ``[client]``, such as ``add_timeout_seconds=10``, and of the
             section ``[security]``, such as ``ca_file="ca.pem"``, with which the client connects by
-            TLS, or ``token_file="token"``, whose token goes with each call. Others come from variables such as ``BOOKIE_SECURITY__CA_FILE``, from the file
-            that ``BOOKIE_CONFIG`` names, or have their defaults.
+            TLS, or ``token_file="token"``, whose token goes with each call. Others come from
+            variables such as ``BOOKIE_SECURITY__CA_FILE``, from the file that ``BOOKIE_CONFIG``
+            names, or have their defaults.
 
     Raises:
         ConfigurationError: a setting or the URI is wrong. Entering the client may raise it, too.

@@ -12,8 +12,8 @@ from bookie.config.section import Section
 class SecuritySettings(Section):
     """TLS on the ports of a bookie, and on the connections to bookies. Clients read it, too.
 
-    Certificates and keys are PEM. A running process takes changed files within seconds. docs/security.md tells
-    how to make certificates, and how to change a running cluster to TLS.
+    Certificates and their keys are PEM. A running process takes changed files within seconds.
+    docs/security.md tells how to make them, and how to change a running cluster to TLS.
     """
 
     own: ClassVar[bool] = True

@@ -118,7 +118,7 @@ def _public_key(text: object, of_key: str) -> Any:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
     try:
-        return Ed25519PublicKey.from_public_bytes(_decoded(text))
+        return Ed25519PublicKey.from_public_bytes(decode_base64url(text))
     except ValueError as error:
         raise ValueError(f"{of_key} whose x is not 32 bytes in base64url") from error
 
@@ -128,7 +128,7 @@ def _secret(text: object, of_key: str) -> bytes:
     from jwt.exceptions import InvalidKeyError
 
     try:
-        secret = _decoded(text)
+        secret = decode_base64url(text)
     except ValueError as error:
         raise ValueError(f"{of_key} whose k is no base64url") from error
     if len(secret) < SECRET_BYTES_MIN:
@@ -139,7 +139,7 @@ def _secret(text: object, of_key: str) -> bytes:
         raise ValueError(f"{of_key} whose secret is a public key or a certificate") from error
 
 
-def _decoded(text: object) -> bytes:
+def decode_base64url(text: object) -> bytes:
     """Return the bytes of base64url without padding, in its one form.
 
     Raises:
