@@ -14,9 +14,9 @@
 | `followed_file` | one file, read again when it changes |
 | `private_files` | files of keys, written whole and for their owner |
 
-gRPC's credentials are made of the same files by `bookie.wire.grpc.credentials`. Only `certificates`,
-`authority`, `tokens` and `token_keys` import `cryptography` or `jwt`, inside of functions: a client
-does without them.
+gRPC's credentials are made of the same files by `bookie.wire.grpc.credentials`. `certificates`,
+`authority`, `tokens` and `token_keys` alone import `cryptography` or `jwt`, inside of functions: a
+client does without them.
 """
 
 from bookie.security.pem_files import PemFiles, Pems
