@@ -13,6 +13,8 @@ import pytest
 from aiohttp import web
 from grpc import aio
 
+import bookie
+import bookie.sync
 from bookie.cli import node
 from bookie.cluster.registration_record import Endpoint
 from bookie.config import SecuritySettings
@@ -96,6 +98,15 @@ def test_files_that_are_refused(path: Path, content: bytes | None, sentence: str
         with pytest.raises(ConfigurationError, match=f"security.token_file .*{sentence}") as caught:
             make()
         assert "two" not in str(caught.value)
+
+
+@pytest.mark.parametrize("connect", [bookie.connect, bookie.sync.connect])
+def test_the_argument_of_connect(connect: Any, path: Path) -> None:
+    """It is the setting, with the same rules."""
+    with pytest.raises(ConfigurationError, match="token_file must be a path, not int"):
+        connect("memory://tokens", token_file=7)
+    with pytest.raises(ConfigurationError, match="a token travels only by TLS"):
+        connect("memory://tokens", token_file=path)
 
 
 def test_the_longest_token(path: Path) -> None:

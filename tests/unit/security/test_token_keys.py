@@ -161,14 +161,15 @@ def test_a_private_file_is_private_from_its_first_moment(
     opened: list[int] = []
     open_file = os.open
 
-    def look_first(path: Path, flags: int, permissions: int) -> int:
+    def look_first(path: Path, flags: int, permissions: int = 0o777) -> int:
         descriptor = open_file(path, flags, permissions)
         opened.append(stat.S_IMODE(os.fstat(descriptor).st_mode))
         return descriptor
 
-    monkeypatch.setattr(private_files.os, "fsync", look)
-    monkeypatch.setattr(private_files.os, "open", look_first)
-    private_files.replace_file(former, b"secret", 0o600)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", look)
+        patch.setattr(os, "open", look_first)
+        private_files.replace_file(former, b"secret", 0o600)
     assert opened == [0o600]
     assert seen == [(0o600, 6)]
     assert former.read_bytes() == b"secret"
