@@ -194,11 +194,11 @@ SECURITY_MUTANTS: tuple[Mutant, ...] = (
         "Whoever listens could use it.",
     ),
     Mutant(
-        "a renewed certificate loses the token",
-        "bookie/wire/grpc/credentials.py",
-        "            if self._token is not None:\n",
-        "            if self._token is not None and self._made_of is None:\n",
-        (f"{_TOKEN_FILE}::test_a_renewed_certificate_keeps_the_token",),
-        "A client would be refused from the renewal on.",
+        "a stream keeps the token of its first attempt",
+        "bookie/wire/grpc/client/channel.py",
+        "            lambda: call(metadata=self._metadata_for(incarnation)),\n",
+        "            lambda metadata=self._metadata_for(incarnation): call(metadata=metadata),\n",
+        (f"{_TOKEN_FILE}::test_a_stream_that_is_opened_again_takes_the_token_of_its_moment",),
+        "A writer would be refused as soon as its first token has expired.",
     ),
 )

@@ -4,8 +4,9 @@ A server takes its certificate anew for each handshake, so a changed file ends n
 channel keeps the credentials with which it was opened. After a change, `ChannelSecurity` returns
 other credentials, and the client opens another channel when the old one has lost its bookie.
 
-A client's token is no part of a channel: gRPC asks for it at each call. So a new token needs no new
-channel. gRPC attaches tokens to channels with TLS alone.
+A client's token is no part of a channel: `BookieChannel` asks for it at each call. So a new token
+needs no new channel. gRPC's own way, a plugin for call credentials, starts a thread for each call:
+of 480 µs for a call by TLS it made 670 µs, and the metadata of the call make 520 µs.
 
 gRPC for Python has no setting for the lowest version of TLS. Its library offers TLS 1.2 and 1.3.
 Two ends that are both gRPC agree on 1.3, and TLS 1.3 itself finds out if somebody in between talks
@@ -20,7 +21,7 @@ import grpc
 
 from bookie.config import SecuritySettings
 from bookie.security import PemFiles, Pems
-from bookie.security.token_file import AUTHORIZATION, TokenFile
+from bookie.security.token_file import TokenFile
 
 
 class ServerSecurity:
@@ -57,11 +58,9 @@ class ChannelSecurity:
     def __init__(self, settings: SecuritySettings | None = None) -> None:
         self.settings = settings or SecuritySettings()
         self._files = PemFiles(self.settings) if self.settings.uses_tls else None
-        self._token: Any = None
+        self._token: TokenFile | None = None
         if self.settings.token_file:
-            self._token = grpc.metadata_call_credentials(
-                _TokenPlugin(TokenFile(self.settings.token_file)), "bookie_token"
-            )
+            self._token = TokenFile(self.settings.token_file)
         self._made_of: Pems | None = None
         self._credentials: Any = None
 
@@ -75,26 +74,15 @@ class ChannelSecurity:
         self._files.refresh()
         pems = self._files.pems
         if pems is not self._made_of:
-            credentials = grpc.ssl_channel_credentials(
+            self._credentials = grpc.ssl_channel_credentials(
                 pems.ca, pems.key or None, pems.certificate or None
             )
-            if self._token is not None:
-                credentials = grpc.composite_channel_credentials(credentials, self._token)
-            self._credentials = credentials
             self._made_of = pems
         return self._credentials
 
-
-class _TokenPlugin(grpc.AuthMetadataPlugin):  # type: ignore[misc]
-    """Adds the token to the metadata of each call; a thread of gRPC calls it."""
-
-    def __init__(self, file: TokenFile) -> None:
-        self._file = file
-
-    def __call__(self, context: Any, callback: Any) -> None:
-        """Answer at once: the file is read at most once a second."""
-        del context
-        callback(((AUTHORIZATION, self._file.authorization()),), None)
+    def authorization(self) -> str:
+        """Return the value that goes with each call by TLS; empty without a token."""
+        return "" if self._token is None else self._token.authorization()
 
 
 def _configuration(pems: Pems) -> Any:

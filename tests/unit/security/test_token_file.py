@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -22,8 +23,10 @@ from bookie.errors import ConfigurationError
 from bookie.security import PemFiles, followed_file
 from bookie.security.token_file import TOKEN_BYTES_MAX, TokenFile
 from bookie.wire.grpc import transport
+from bookie.wire.grpc.client.channel import BookieChannel
 from bookie.wire.grpc.credentials import ChannelSecurity, ServerSecurity
-from tests.unit.security.test_grpc_tls import settings
+from bookie.wire.interfaces import SERVICE
+from tests.unit.security.test_grpc_tls import QUICK_SECONDS, settings
 from tests.unit.security.test_pem_files import Clock
 
 
@@ -115,85 +118,111 @@ def test_the_longest_token(path: Path) -> None:
 
 
 @asynccontextmanager
-async def heard(certificates: Path) -> AsyncIterator[tuple[int, list[list[str]]]]:
-    """A server by TLS, and the tokens that it heard, a list for each call."""
+async def heard(
+    certificates: Path,
+    security: ChannelSecurity | None,
+    *,
+    is_plain: bool = False,
+    cut: asyncio.Event | None = None,
+) -> AsyncIterator[tuple[BookieChannel, list[list[str]]]]:
+    """A channel to a server, and the tokens that it heard, a list for each call.
+
+    The server speaks TLS, or is plain. It ends a stream at `cut`.
+    """
+    cut = cut or asyncio.Event()
     calls: list[list[str]] = []
 
     def note(context: Any) -> None:
         pairs = context.invocation_metadata()
         calls.append([str(value) for key, value in pairs if key == "authorization"])
 
-    async def answer(request: bytes, context: Any) -> bytes:
+    async def answer(_: bytes, context: Any) -> bytes:
         note(context)
-        return request
+        return b""
 
-    async def stream(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+    async def stream(_: object, context: Any) -> None:
         note(context)
-        async for one in requests:
-            yield one
+        await context.send_initial_metadata(())
+        await cut.wait()
+        cut.clear()
 
     handlers = {
-        "Call": grpc.unary_unary_rpc_method_handler(answer),
-        "Stream": grpc.stream_stream_rpc_method_handler(stream),
+        "GetInfo": grpc.unary_unary_rpc_method_handler(answer),
+        "AddStream": grpc.stream_stream_rpc_method_handler(stream),
     }
     server = aio.server()
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("Test", handlers),))
-    security = ServerSecurity(PemFiles(settings(certificates, "bookie")))
-    port = transport.bind(server, "127.0.0.1:0", security.credentials())
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+    of_server = ServerSecurity(PemFiles(settings(certificates, "bookie")))
+    port = transport.bind(server, "127.0.0.1:0", None if is_plain else of_server.credentials())
     await server.start()
     try:
-        yield port, calls
+        async with asyncio.TaskGroup() as tasks:
+            channel = BookieChannel(f"127.0.0.1:{port}", "a cluster", tasks, security=security)
+            yield channel, calls
+            await channel.close()
     finally:
         await server.stop(None)
+
+
+async def ask(channel: BookieChannel) -> None:
+    await channel.info(timeout=QUICK_SECONDS)
 
 
 @pytest.mark.usefixtures("at_once")
 async def test_each_call_takes_the_token_of_its_moment(certificates: Path, path: Path) -> None:
     """The channel stays, and streams of adds show the token as other calls do."""
     security = ChannelSecurity(settings(certificates, "client", token_file=str(path)))
-    credentials = security.credentials()
-    async with (
-        heard(certificates) as (port, calls),
-        transport.open_channel(f"127.0.0.1:{port}", [], credentials) as channel,
-    ):
-        await channel.unary_unary("/Test/Call")(b"")
-        stream = channel.stream_stream("/Test/Stream")()
-        await stream.write(b"a")
-        assert await stream.read() == b"a"
+    async with heard(certificates, security) as (channel, calls):
+        await ask(channel)
+        opened, broken = asyncio.Event(), asyncio.Event()
+        stream = channel.add_stream(lambda *_: None, lambda _: broken.set(), opened.set)
+        await opened.wait()
         replace(path, "second.to.ken")
-        await channel.unary_unary("/Test/Call")(b"")
-        await stream.write(b"b")
-        assert await stream.read() == b"b", "a stream that stands goes on"
-        await stream.done_writing()
-        assert security.credentials() is credentials
+        await ask(channel)
+        assert not broken.is_set(), "a stream that stands goes on"
+        assert security.credentials() is channel.credentials
+        opened.clear()
+        await stream.close()
+        stream = channel.add_stream(lambda *_: None, lambda _: broken.set(), opened.set)
+        await opened.wait()
     first, second = ["Bearer first.to.ken"], ["Bearer second.to.ken"]
-    assert calls == [first, first, second]
+    assert calls == [first, first, second, second]
 
 
-async def test_a_renewed_certificate_keeps_the_token(
-    renewable: Path, path: Path, certificates: Path
+@pytest.mark.usefixtures("at_once")
+async def test_a_stream_that_is_opened_again_takes_the_token_of_its_moment(
+    certificates: Path, path: Path
 ) -> None:
-    security = ChannelSecurity(settings(renewable, "client", token_file=str(path)))
-    before = security.credentials()
-    async with heard(certificates) as (port, calls):
-        for name in ("%s.pem", "%s-key.pem"):
-            other = (certificates / (name % "bookie")).read_bytes()
-            (renewable / (name % "client")).write_bytes(other)
-        security._files._looked_at -= 10  # type: ignore[union-attr]
-        after = security.credentials()
-        assert after is not before
-        async with transport.open_channel(f"127.0.0.1:{port}", [], after) as channel:
-            await channel.unary_unary("/Test/Call")(b"")
-    assert calls == [["Bearer first.to.ken"]]
+    security = ChannelSecurity(settings(certificates, "client", token_file=str(path)))
+    cut = asyncio.Event()
+    async with heard(certificates, security, cut=cut) as (channel, calls):
+        opened, broken = asyncio.Event(), asyncio.Event()
+        stream = channel.add_stream(lambda *_: None, lambda _: broken.set(), opened.set)
+        await opened.wait()
+        replace(path, "second.to.ken")
+        cut.set()
+        await broken.wait()
+        opened.clear()
+        stream.reopen()
+        await opened.wait()
+    assert calls == [["Bearer first.to.ken"], ["Bearer second.to.ken"]]
 
 
-async def test_without_a_token_nothing_is_sent(certificates: Path) -> None:
-    credentials = ChannelSecurity(settings(certificates, "client")).credentials()
-    async with (
-        heard(certificates) as (port, calls),
-        transport.open_channel(f"127.0.0.1:{port}", [], credentials) as channel,
-    ):
-        await channel.unary_unary("/Test/Call")(b"")
+async def test_calls_for_one_process_of_a_bookie_show_the_token(path: Path) -> None:
+    given = SecuritySettings.model_construct(token_file=str(path))
+    async with asyncio.TaskGroup() as tasks:
+        channel = BookieChannel("127.0.0.1:1", "c", tasks, security=ChannelSecurity(given))
+        for incarnation, life in (("", ""), ("i", ""), ("", "l")):
+            pairs = dict(channel._metadata_for(incarnation, life))
+            assert pairs["authorization"] == "Bearer first.to.ken"
+        await channel.close()
+
+
+@pytest.mark.parametrize("is_plain", [False, True])
+async def test_without_a_token_or_tls_nothing_is_sent(certificates: Path, is_plain: bool) -> None:
+    security = None if is_plain else ChannelSecurity(settings(certificates, "client"))
+    async with heard(certificates, security, is_plain=is_plain) as (channel, calls):
+        await ask(channel)
     assert calls == [[]]
 
 
