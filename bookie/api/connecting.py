@@ -33,10 +33,11 @@ class ClientOptions(TypedDict, total=False):
     ca_file: str | Path
     certificate_file: str | Path
     key_file: str | Path
+    token_file: str | Path
     allow_plaintext: bool
 
 
-_FILES = ("ca_file", "certificate_file", "key_file")
+_FILES = ("ca_file", "certificate_file", "key_file", "token_file")
 
 
 def connect(
@@ -56,8 +57,9 @@ def connect(
         rpc: message sizes and keepalive; those of the section ``[rpc]`` when None.
         settings: of the section ``[client]``, such as ``add_timeout_seconds=10``, and of the
             section ``[security]``, such as ``ca_file="ca.pem"``, with which the client connects by
-            TLS. Others come from variables such as ``BOOKIE_SECURITY__CA_FILE``, from the file
-            that ``BOOKIE_CONFIG`` names, or have their defaults.
+            TLS, or ``token_file="token"``, whose token goes with each call. Others come from
+            variables such as ``BOOKIE_SECURITY__CA_FILE``, from the file that ``BOOKIE_CONFIG``
+            names, or have their defaults.
 
     Raises:
         ConfigurationError: a setting or the URI is wrong. Entering the client may raise it, too.

@@ -241,7 +241,9 @@ def _connect(cluster: LocalCluster) -> BookKeeper:
     """Return a client without TLS, whatever certificates the user's shell names."""
     from bookie.api import connect
 
-    return connect(cluster.metadata_uri, ca_file="", certificate_file="", key_file="")
+    return connect(
+        cluster.metadata_uri, ca_file="", certificate_file="", key_file="", token_file=""
+    )
 
 
 def _victim(cluster: LocalCluster, writer: WriterHandle) -> str:

@@ -314,8 +314,11 @@ async def _ask(
         from bookie.security import PemFiles
 
         tls = PemFiles(settings).client_context()
+        token = _authorization(settings)
+    else:
+        token = {}
     # The address may lead elsewhere: a loopback address leads to the bookie of this machine.
-    meant = {BOOKIE_ID_METADATA_KEY: bookie_id, INSTANCE_ID_METADATA_KEY: instance_id}
+    meant = {BOOKIE_ID_METADATA_KEY: bookie_id, INSTANCE_ID_METADATA_KEY: instance_id} | token
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
     try:
         async with aiohttp.ClientSession(timeout=timeout, headers=meant) as session:
@@ -342,6 +345,15 @@ async def _ask(
                 "this client's certificate (security.certificate_file)"
             ) from error
         raise BookieUnreachableError(f"bookie {bookie_id} does not answer at {url}") from error
+
+
+def _authorization(settings: SecuritySettings) -> dict[str, str]:
+    """Return the header with this client's token, for requests by TLS alone; empty without one."""
+    from bookie.security.token_file import AUTHORIZATION, TokenFile
+
+    if not settings.token_file:
+        return {}
+    return {AUTHORIZATION: TokenFile(settings.token_file).authorization()}
 
 
 def _tls_reason(error: aiohttp.ClientSSLError) -> str:

@@ -10,9 +10,11 @@ import enum
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
+
+_Uri = TypeVar("_Uri", str, str | None)
 
 
 class OutputFormat(enum.StrEnum):
@@ -22,7 +24,7 @@ class OutputFormat(enum.StrEnum):
     JSON = "json"
 
 
-def _refuse_other_store(context: typer.Context, uri: str) -> str:
+def _refuse_other_store(context: typer.Context, uri: _Uri) -> _Uri:
     """Refuse BOOKIE_METADATA if the settings of BOOKIE_CONFIG name another metadata store."""
     source = context.get_parameter_source("metadata")
     if source is not None and source.name == "ENVIRONMENT" and os.environ.get("BOOKIE_CONFIG"):
@@ -42,6 +44,20 @@ Metadata = Annotated[
         callback=_refuse_other_store,
         metavar="URI",
         help="The metadata store, such as local:///var/lib/cluster/metadata.",
+    ),
+]
+
+OptionalMetadata = Annotated[
+    str | None,
+    typer.Option(
+        "--metadata",
+        "-m",
+        envvar="BOOKIE_METADATA",
+        show_envvar=True,
+        callback=_refuse_other_store,
+        metavar="URI",
+        help="The metadata store, such as local:///var/lib/cluster/metadata.",
+        show_default=False,
     ),
 ]
 

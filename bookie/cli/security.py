@@ -1,13 +1,14 @@
-"""``bookie security``: a CA of one's own, its certificates, and roles."""
+"""``bookie security``: a CA of one's own, its certificates, keys and tokens, and roles."""
 
 from __future__ import annotations
 
+import enum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from bookie.cli.options import Output, OutputFormat
+from bookie.cli.options import OptionalMetadata, Output, OutputFormat
 from bookie.cli.output import Record, format_moment, print_records
 from bookie.cli.role import app as role_app
 
@@ -35,6 +36,18 @@ Days = Annotated[
         help="How long it is valid; by default a year, and a CA ten.",
         show_default=False,
     ),
+]
+
+
+class Algorithm(enum.StrEnum):
+    """The algorithm of a key for tokens: a pair of keys, or a secret that bookies share."""
+
+    EDDSA = "EdDSA"
+    HS256 = "HS256"
+
+
+TokenDirectory = Annotated[
+    Path, typer.Argument(metavar="DIR", help="The directory of the keys for tokens.")
 ]
 
 
@@ -123,3 +136,96 @@ def show(
                 }
             )
     print_records(records, output)
+
+
+@app.command("token-key")
+def token_key(
+    directory: TokenDirectory,
+    algorithm: Annotated[
+        Algorithm | None,
+        typer.Option(
+            "--algorithm",
+            help="EdDSA, or HS256 with a secret that bookies know. Default: as before, else EdDSA.",
+            show_default=False,
+        ),
+    ] = None,
+    forget: Annotated[
+        str | None,
+        typer.Option(
+            "--forget", metavar="KID", help="Make no key; remove this former one from the key set."
+        ),
+    ] = None,
+) -> None:
+    """Make the key that signs tokens from now on, and add it to the keys that bookies read.
+
+    Give token-keys.json to every bookie (security.token_keys_file) before the first token of the
+    new key; running bookies take it within seconds. Tokens of former keys stay good until --forget.
+    Keep token-key.json off the machines of bookies and clients: whoever has it can pretend to be
+    any client. With HS256 token-keys.json holds the secrets, too.
+    """
+    from bookie.security import token_keys
+
+    if forget is not None and algorithm is not None:
+        raise typer.BadParameter("--forget makes no key, so it has no --algorithm")
+    if forget is not None:
+        token_keys.forget_key(directory, forget)
+        print(f"{token_keys.key_set_path(directory)} holds {forget} no longer")
+        return
+    key_id = token_keys.create_key(directory, algorithm and algorithm.value)
+    print(f"key {key_id} signs tokens from now on")
+    print(f"{token_keys.signing_key_path(directory)}")
+    print(f"{token_keys.key_set_path(directory)}")
+
+
+@app.command("token")
+def token(
+    directory: TokenDirectory,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Who shows the token: its subject.")],
+    metadata: OptionalMetadata = None,
+    audience: Annotated[
+        str | None,
+        typer.Option(
+            "--audience",
+            metavar="CLUSTER-ID",
+            help="The id of the cluster; without it, the id is read from --metadata.",
+        ),
+    ] = None,
+    minutes: Annotated[
+        int, typer.Option("--minutes", min=1, max=525600, help="How long the token is good.")
+    ] = 15,
+    to: Annotated[
+        Path | None,
+        typer.Option(
+            "--to",
+            metavar="FILE",
+            help="Replace this file (security.token_file) by one for this user alone, and print "
+            "nothing.",
+        ),
+    ] = None,
+) -> None:
+    """Make a token with which a client shows who it is, and print it.
+
+    It is good for one cluster. Nothing revokes a token before its end, except that its key is
+    forgotten. So let a timer make short ones: running clients take a changed file within seconds.
+    """
+    from bookie.cli.stores import on_store
+    from bookie.cluster.instance import read_instance_id
+    from bookie.env import SystemClock
+    from bookie.security import token_keys
+    from bookie.security.private_files import replace_file
+
+    if audience is None and metadata is None:
+        raise typer.BadParameter("a token needs its cluster: --audience CLUSTER-ID or --metadata")
+    if audience is None and metadata is not None:
+        audience = on_store(metadata, read_instance_id)
+    made = token_keys.make_token(
+        directory,
+        name,
+        audience or "",
+        seconds=minutes * 60,
+        now_seconds=SystemClock().now_ms() / 1000,
+    )
+    if to is None:
+        print(made)
+    else:
+        replace_file(to, f"{made}\n".encode(), 0o600)

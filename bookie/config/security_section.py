@@ -12,8 +12,8 @@ from bookie.config.section import Section
 class SecuritySettings(Section):
     """TLS on the ports of a bookie, and on the connections to bookies. Clients read it, too.
 
-    All files are PEM. A running process takes changed files within seconds. docs/security.md tells
-    how to make certificates, and how to change a running cluster to TLS.
+    Certificates and their keys are PEM. A running process takes changed files within seconds.
+    docs/security.md tells how to make them, and how to change a running cluster to TLS.
     """
 
     own: ClassVar[bool] = True
@@ -30,6 +30,16 @@ class SecuritySettings(Section):
         default="",
         description="The CA certificates that sign the certificates of peers. A client with a CA"
         " connects by TLS, and verifies the host name of each bookie.",
+    )
+    token_keys_file: str = Field(
+        default="",
+        description="The keys (JWK set) that sign the tokens of clients. A bookie with keys accepts"
+        " tokens beside certificates. `bookie security token-key` makes them.",
+    )
+    token_file: str = Field(
+        default="",
+        description="The token (JWT) that a client sends with each call. It needs ca_file: a token"
+        " travels only by TLS. The file is read again when it changes.",
     )
     require_client_certificate: bool = Field(
         default=True,
@@ -70,4 +80,6 @@ class SecuritySettings(Section):
             raise ValueError("certificate_file and key_file go together")
         if self.certificate_file and not self.ca_file:
             raise ValueError("certificate_file needs ca_file, the CA of the peers' certificates")
+        if self.token_file and not self.ca_file:
+            raise ValueError("token_file needs ca_file: a token travels only by TLS")
         return self

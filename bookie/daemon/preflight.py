@@ -51,6 +51,7 @@ _LIBRARIES = (
     "pydantic",
     "aiohttp",
     "cryptography",
+    "pyjwt",
     "prometheus-client",
 )
 

@@ -13,6 +13,7 @@ from bookie.errors import BookieError
 from bookie.security import PemFiles
 from bookie.security.certificates import covers, read_certificate_file
 from bookie.security.exposure import exposed_listeners
+from bookie.security.tokens import HS256, TokenKeys
 
 DAY_SECONDS = 86400
 EXPIRY_DAYS_MIN = 30
@@ -29,6 +30,8 @@ def check_security(settings: Settings, now_seconds: float) -> list[Fact]:
     checks = [check_plaintext(settings)]
     if settings.security.uses_tls:
         checks += check_certificates(settings, now_seconds)
+    if settings.security.token_keys_file:
+        checks.append(check_token_keys(settings.security.token_keys_file))
     return checks
 
 
@@ -72,6 +75,20 @@ def check_certificates(settings: Settings, now_seconds: float) -> list[Fact]:
         found = "security.require_client_certificate is off: every client may read and write"
         certificates.append(Fact("clients", Severity.WARN, found, "give clients certificates"))
     return certificates
+
+
+def check_token_keys(path: str) -> Fact:
+    """Check that the keys for tokens can be used, and that no stranger reads a secret."""
+    try:
+        keys = TokenKeys(path).by_id
+    except BookieError as error:
+        return Fact("token keys", Severity.FAIL, str(error), "repair security.token_keys_file")
+    is_secret = any(one.algorithm == HS256 for one in keys.values())
+    if is_secret and os.stat(path).st_mode & (stat.S_IRGRP | stat.S_IROTH):
+        found = "others may read a secret (HS256), and sign tokens with it"
+        return Fact("token keys", Severity.WARN, found, f"chmod 600 {path}")
+    named = ", ".join(f"{one.key_id} ({one.algorithm})" for one in keys.values())
+    return Fact("token keys", Severity.OK, named)
 
 
 def check_host(path: Path, host: str) -> Fact:

@@ -277,7 +277,7 @@ async def listed_bookies(
                         tasks,
                         bookie_id=name,
                         connect_timeout_seconds=answer_seconds,
-                        credentials=security.credentials() if speaks_tls(endpoint) else None,
+                        security=security if speaks_tls(endpoint) else None,
                     )
                     stack.push_async_callback(channel.close)
             bookies[name] = ListedBookie(name, channel, answer_seconds, problem)

@@ -8,9 +8,15 @@
 | `identity` | who a peer is, by its certificate |
 | `exposure` | the listeners that anyone on the network reaches |
 | `authority` | a CA of one's own: ``bookie security`` |
+| `tokens` | who a caller is by its token, and the keys that verify it |
+| `token_file` | the token that a client shows |
+| `token_keys` | keys and tokens of one's own: ``bookie security`` |
+| `followed_file` | one file, read again when it changes |
+| `private_files` | files of keys, written whole and for their owner |
 
-gRPC's credentials are made of the same files by `bookie.wire.grpc.credentials`. Only `certificates`
-and `authority` import `cryptography`, inside of functions: a client does without it.
+gRPC's credentials are made of the same files by `bookie.wire.grpc.credentials`. `certificates`,
+`authority`, `tokens` and `token_keys` alone import `cryptography` or `jwt`, inside of functions: a
+client does without them.
 """
 
 from bookie.security.pem_files import PemFiles, Pems

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from bookie.errors import BadRequestError
+from bookie.security.private_files import replace_file
 
 CA_NAME = "ca"
 CA_DAYS = 3650
@@ -249,25 +250,7 @@ def _write(directory: Path, name: str, certificate: Any, key: Any) -> None:
     from cryptography.hazmat.primitives import serialization as form
 
     private = key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption())
-    _replace(key_path(directory, name), private, 0o600)
-    _replace(certificate_path(directory, name), certificate.public_bytes(form.Encoding.PEM), 0o644)
-
-
-def _replace(path: Path, content: bytes, mode: int) -> None:
-    """Write a file; a reader sees the former content or the new one as a whole.
-
-    The file keeps its owner and its group, as far as this user may set them: a bookie that runs as
-    another user can still read its key after root has renewed it.
-    """
-    temporary = path.with_name(f".{path.name}.new")
-    with contextlib.suppress(FileNotFoundError):
-        temporary.unlink()
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-    with open(descriptor, "wb") as file:
-        with contextlib.suppress(FileNotFoundError, PermissionError):
-            former = path.stat()
-            os.fchown(file.fileno(), former.st_uid, former.st_gid)
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    replace_file(key_path(directory, name), private, 0o600)
+    replace_file(
+        certificate_path(directory, name), certificate.public_bytes(form.Encoding.PEM), 0o644
+    )

@@ -13,7 +13,12 @@ from bookie.metadata.uri import require_shared
 from bookie.spark.options import SparkOptions
 from bookie.sync import SyncBookKeeper, shared_client
 
-FILE_OPTIONS = {"caFile": "ca_file", "certificateFile": "certificate_file", "keyFile": "key_file"}
+FILE_OPTIONS = {
+    "caFile": "ca_file",
+    "certificateFile": "certificate_file",
+    "keyFile": "key_file",
+    "tokenFile": "token_file",
+}
 """Options of Spark → the settings of ``[security]`` that they set."""
 
 

@@ -11,6 +11,9 @@ _FILES = "tests/unit/security/test_pem_files.py"
 _EXPOSURE = "tests/unit/security/test_exposure.py"
 _AUTHORITY = "tests/unit/security/test_authority.py"
 _REAL = "tests/fault/test_tls.py"
+_TOKENS = "tests/unit/security/test_tokens.py"
+_TOKEN_KEYS = "tests/unit/security/test_token_keys.py"
+_TOKEN_FILE = "tests/unit/security/test_token_file.py"
 
 SECURITY_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
@@ -125,5 +128,77 @@ SECURITY_MUTANTS: tuple[Mutant, ...] = (
         "    purposes = [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]\n",
         (f"{_AUTHORITY}::test_a_client_cannot_be_a_bookie",),
         "Whoever may read could pose as a bookie, if his name is that of a host.",
+    ),
+    Mutant(
+        "a token chooses its algorithm",
+        "bookie/security/tokens.py",
+        "key.material, [key.algorithm])",
+        'key.material, [header["alg"]])',
+        (f"{_TOKENS}::test_a_secret_signs_for_its_key_alone",),
+        "A library that follows the token takes a public key as a secret.",
+    ),
+    Mutant(
+        "a token for another cluster is good",
+        "bookie/security/tokens.py",
+        "        if self._audience not in named:\n",
+        "        if not named:\n",
+        (f"{_TOKENS}::test_claims_that_are_refused",),
+        "Who may use one cluster may use all that trust the issuer.",
+    ),
+    Mutant(
+        "a remembered token never expires",
+        "bookie/security/tokens.py",
+        "        try:\n            _check_time(found, now_seconds)\n        except TokenRefused:\n",
+        "        try:\n            pass\n        except TokenRefused:\n",
+        (f"{_TOKENS}::test_a_verified_token_is_remembered",),
+        "A stolen token is good as long as its thief uses it.",
+    ),
+    Mutant(
+        "remembered tokens outlive their key",
+        "bookie/security/tokens.py",
+        "            self._verified.clear()\n",
+        "            pass\n",
+        (f"{_TOKENS}::test_rotation", f"{_TOKENS}::test_another_key_with_the_same_id"),
+        "To forget a key is the only way to revoke its tokens.",
+    ),
+    Mutant(
+        "a bookie takes any key that a token does not name",
+        "bookie/security/tokens.py",
+        "        if len(by_id) == 1:\n",
+        "        if by_id:\n",
+        (f"{_TOKENS}::test_a_token_without_a_key_id",),
+        "The first of several keys would be a guess.",
+    ),
+    Mutant(
+        "a bookie takes a set with private keys",
+        "bookie/security/tokens.py",
+        '        if "d" in jwk:\n',
+        "        if False:\n",
+        (f"{_TOKENS}::test_keys_that_are_refused",),
+        "Each bookie could make tokens, and nobody would notice.",
+    ),
+    Mutant(
+        "everybody reads the secrets of a key set",
+        "bookie/security/token_keys.py",
+        "content, 0o600 if is_secret else 0o644)",
+        "content, 0o644)",
+        (f"{_TOKEN_KEYS}::test_keys_and_tokens",),
+        "Each user of the machine could make tokens.",
+    ),
+    Mutant(
+        "a command sends its token in plaintext",
+        "bookie/cli/node.py",
+        "    else:\n        token = {}\n",
+        "    else:\n        token = _authorization(settings)\n",
+        (f"{_TOKEN_FILE}::test_commands_send_the_token_by_tls_alone",),
+        "Whoever listens could use it.",
+    ),
+    Mutant(
+        "a stream keeps the token of its first attempt",
+        "bookie/wire/grpc/client/channel.py",
+        "            lambda: call(metadata=self._metadata_for(incarnation)),\n",
+        "            lambda metadata=self._metadata_for(incarnation): call(metadata=metadata),\n",
+        (f"{_TOKEN_FILE}::test_a_stream_that_is_opened_again_takes_the_token_of_its_moment",),
+        "A writer would be refused as soon as its first token has expired.",
     ),
 )

@@ -45,6 +45,13 @@ def test_an_unknown_option_is_refused_with_a_hint() -> None:
         options.refuse_others()
 
 
+def test_files_of_a_connection_are_paths() -> None:
+    """Each machine reads its own files."""
+    given = {"metadata": URI, "tokenFile": "/t", "caFile": "/c", "keyFile": ""}
+    found = take_connection(SparkOptions(given)).security
+    assert found == (("ca_file", "/c"), ("token_file", "/t"))
+
+
 def test_a_connection_needs_its_metadata() -> None:
     with pytest.raises(BadRequestError, match="the option metadata is missing"):
         take_connection(SparkOptions({}))

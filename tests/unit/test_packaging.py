@@ -25,6 +25,7 @@ DISTRIBUTIONS = {
     "grpc": "grpcio",
     "grpc_health": "grpcio-health-checking",
     "grpc_reflection": "grpcio-reflection",
+    "jwt": "pyjwt",
     "prometheus_client": "prometheus-client",
 }
 """Module → the distribution that brings it, where the names differ."""

@@ -507,7 +507,7 @@ class BookiePool:
             bookie_id=bookie_id,
             connect_timeout_seconds=self.settings.connect_timeout_seconds,
             settings=self._rpc,
-            credentials=self.security.credentials() if speaks_tls(endpoint) else None,
+            security=self.security if speaks_tls(endpoint) else None,
         )
 
     def require_open(self) -> None:

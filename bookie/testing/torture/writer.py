@@ -37,7 +37,7 @@ def connect_privately(metadata: str) -> BookKeeper:
 
     Variables in the user's shell often name the certificates of another cluster.
     """
-    return connect(metadata, ca_file="", certificate_file="", key_file="")
+    return connect(metadata, ca_file="", certificate_file="", key_file="", token_file="")
 
 
 async def write(metadata: str, log: str, partition: int, first: int) -> None:

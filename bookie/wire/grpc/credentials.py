@@ -4,6 +4,10 @@ A server takes its certificate anew for each handshake, so a changed file ends n
 channel keeps the credentials with which it was opened. After a change, `ChannelSecurity` returns
 other credentials, and the client opens another channel when the old one has lost its bookie.
 
+A client's token is no part of a channel: `BookieChannel` asks for it at each call. So a new token
+needs no new channel. gRPC's own way, a plugin for call credentials, starts a thread for each call:
+of 480 µs for a call by TLS it made 670 µs, and the metadata of the call make 520 µs.
+
 gRPC for Python has no setting for the lowest version of TLS. Its library offers TLS 1.2 and 1.3.
 Two ends that are both gRPC agree on 1.3, and TLS 1.3 itself finds out if somebody in between talks
 them down to 1.2.
@@ -17,6 +21,7 @@ import grpc
 
 from bookie.config import SecuritySettings
 from bookie.security import PemFiles, Pems
+from bookie.security.token_file import TokenFile
 
 
 class ServerSecurity:
@@ -53,6 +58,9 @@ class ChannelSecurity:
     def __init__(self, settings: SecuritySettings | None = None) -> None:
         self.settings = settings or SecuritySettings()
         self._files = PemFiles(self.settings) if self.settings.uses_tls else None
+        self._token: TokenFile | None = None
+        if self.settings.token_file:
+            self._token = TokenFile(self.settings.token_file)
         self._made_of: Pems | None = None
         self._credentials: Any = None
 
@@ -71,6 +79,10 @@ class ChannelSecurity:
             )
             self._made_of = pems
         return self._credentials
+
+    def authorization(self) -> str:
+        """Return the value that goes with each call by TLS; empty without a token."""
+        return "" if self._token is None else self._token.authorization()
 
 
 def _configuration(pems: Pems) -> Any:

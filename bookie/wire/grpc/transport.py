@@ -25,6 +25,7 @@ from bookie.ids import (
     INSTANCE_ID_METADATA_KEY,
     LIFE_METADATA_KEY,
 )
+from bookie.security.token_file import AUTHORIZATION
 
 ChannelOptions = list[tuple[str, int]]
 
@@ -131,7 +132,12 @@ def bind(server: Any, address: str, credentials: Any = None) -> int:
 
 
 def call_metadata(
-    instance_id: str, bookie_id: str = "", incarnation: str = "", life: str = ""
+    instance_id: str,
+    bookie_id: str = "",
+    incarnation: str = "",
+    life: str = "",
+    *,
+    authorization: str = "",
 ) -> Any:
     """Create the metadata of a client's calls in gRPC's own type, so that no call converts it.
 
@@ -145,6 +151,8 @@ def call_metadata(
         pairs.append((INCARNATION_METADATA_KEY, incarnation))
     if life:
         pairs.append((LIFE_METADATA_KEY, life))
+    if authorization:
+        pairs.append((AUTHORIZATION, authorization))
     return aio.Metadata(*pairs)
 
 

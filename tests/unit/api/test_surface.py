@@ -89,7 +89,10 @@ async def test_reprs_say_which_and_how(cluster: RealCluster) -> None:
 
 def test_keywords_of_connect_are_the_settings() -> None:
     """A type checker knows those of ``[client]``, and those of ``[security]`` for clients."""
-    of_security = SecuritySettings.model_fields.keys() - {"require_client_certificate"}
+    of_security = SecuritySettings.model_fields.keys() - {
+        "require_client_certificate",
+        "token_keys_file",
+    }
     expected = ClientSettings.model_fields.keys() | of_security
     assert ClientOptions.__annotations__.keys() == expected
     assert {name.upper() for name in get_args(DigestName)} == set(DigestType.__members__)

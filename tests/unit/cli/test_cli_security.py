@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+import stat
 from pathlib import Path
 
 import pytest
 
 from bookie.cli import app
 from bookie.config import SecuritySettings, load_settings
+from bookie.env import SystemClock
 from bookie.security import PemFiles, authority
+from bookie.security.tokens import TokenKeys, TokenRefused, TokenVerifier
 
 
 def test_from_init_to_renew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,3 +70,73 @@ def test_the_guide_as_it_is_printed(tmp_path: Path, capsys: pytest.CaptureFixtur
     (printed,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     (tmp_path / "bookie.toml").write_text(printed, encoding="utf-8")
     assert PemFiles(load_settings(tmp_path / "bookie.toml").security).pems.certificate
+
+
+def subject(home: Path, token: str, cluster: str) -> str:
+    """Who shows this token, as a bookie of the cluster sees it now."""
+    verifier = TokenVerifier(TokenKeys(str(home / "token-keys.json")), cluster)
+    return verifier.verify(token, SystemClock().now_ms() / 1000).subject
+
+
+def test_keys_and_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    home, file = tmp_path / "keys", tmp_path / "token"
+    make = ["security", "token-key", str(home)]
+    assert app.run(make) == 0
+    said = capsys.readouterr().out
+    (first,) = re.findall(r"^key (\w+) signs", said)
+    assert f"{home}/token-key.json\n{home}/token-keys.json\n" in said
+    token = ["security", "token", str(home), "reports", "--audience", "c1"]
+    assert app.run(token) == 0
+    printed = capsys.readouterr().out
+    assert subject(home, printed.removesuffix("\n"), "c1") == "reports"
+    file.touch(0o644)
+    assert app.run([*token, "--to", str(file), "--minutes", "2"]) == 0
+    assert capsys.readouterr().out == ""
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert subject(home, file.read_text().strip(), "c1") == "reports"
+    with pytest.raises(TokenRefused, match="another cluster"):
+        subject(home, file.read_text().strip(), "c2")
+    assert app.run([*make, "--algorithm", "HS256"]) == 0
+    assert stat.S_IMODE((home / "token-keys.json").stat().st_mode) == 0o600
+    assert app.run([*make, "--forget", first]) == 0
+    with pytest.raises(TokenRefused, match="does not have"):
+        subject(home, file.read_text().strip(), "c1")
+
+
+def test_a_token_for_the_cluster_of_a_store(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, uri = tmp_path / "keys", f"local://{tmp_path}/metadata"
+    assert app.run(["cluster", "init", "--metadata", uri]) == 0
+    assert app.run(["security", "token-key", str(home)]) == 0
+    capsys.readouterr()
+    assert app.run(["cluster", "status", "--metadata", uri, "--output", "json"]) == 0
+    cluster = json.loads(capsys.readouterr().out)["instance_id"]
+    words = ["security", "token", str(home), "reports"]
+    assert app.run([*words, "-m", uri]) == 0
+    assert subject(home, capsys.readouterr().out.strip(), cluster) == "reports"
+    monkeypatch.setenv("BOOKIE_METADATA", uri)
+    assert app.run(words) == 0
+    assert subject(home, capsys.readouterr().out.strip(), cluster) == "reports"
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "sentence"),
+    [
+        (["token", "DIR", "reports"], 2, "--audience CLUSTER-ID or --metadata"),
+        (["token", "DIR", "reports", "--audience", "c1"], 1, "`bookie security token-key"),
+        (["token-key", "DIR", "--forget", "a"], 1, "holds no key a"),
+        (["token-key", "DIR", "--forget", "a", "--algorithm", "HS256"], 2, "makes no key"),
+        (["token-key", "DIR", "--algorithm", "none"], 2, "none"),
+    ],
+)
+def test_tokens_that_are_not_made(
+    words: list[str],
+    status: int,
+    sentence: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given = [str(tmp_path) if one == "DIR" else one for one in words]
+    assert app.run(["security", *given]) == status
+    assert sentence in " ".join(capsys.readouterr().err.split())

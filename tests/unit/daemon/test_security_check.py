@@ -12,7 +12,7 @@ from bookie.config import Settings
 from bookie.daemon.preflight import Fact, Severity
 from bookie.daemon.security_check import DAY_SECONDS, check_security
 from bookie.env import SystemClock
-from bookie.security import authority
+from bookie.security import authority, token_keys
 
 
 def check(
@@ -85,3 +85,22 @@ def test_a_file_that_cannot_be_used(files: dict[str, Any]) -> None:
     fact = check(**files)["certificate"]
     assert fact.verdict is Severity.FAIL
     assert "security.ca_file" in fact.found
+
+
+def test_token_keys(files: dict[str, Any], tmp_path: Path) -> None:
+    path = token_keys.key_set_path(tmp_path)
+    given = files | {"token_keys_file": str(path)}
+    assert check(**given)["token keys"].verdict is Severity.FAIL
+    public = token_keys.create_key(tmp_path)
+    fact = check(**given)["token keys"]
+    assert (fact.verdict, fact.found) == (Severity.OK, f"{public} (EdDSA)")
+    secret = token_keys.create_key(tmp_path, "HS256")
+    found = check(**given)["token keys"].found
+    assert found == f"{public} (EdDSA), {secret} (HS256)"
+    os.chmod(path, 0o644)
+    fact = check(**given)["token keys"]
+    assert (fact.verdict, fact.advice) == (Severity.WARN, f"chmod 600 {path}")
+    path.write_bytes(b"nonsense")
+    fact = check(**given)["token keys"]
+    assert fact.verdict is Severity.FAIL
+    assert "holds no JSON" in fact.found

@@ -49,8 +49,8 @@ async def ask(port: int, security: SecuritySettings, host: str = "127.0.0.1") ->
     """The id of the bookie that answers."""
     answer: str | BookieError
     async with asyncio.timeout(QUICK_SECONDS), asyncio.TaskGroup() as tasks:
-        credentials = ChannelSecurity(security).credentials()
-        channel = BookieChannel(f"{host}:{port}", INSTANCE_ID, tasks, credentials=credentials)
+        address, own = f"{host}:{port}", ChannelSecurity(security)
+        channel = BookieChannel(address, INSTANCE_ID, tasks, security=own)
         try:
             answer = (await channel.info(timeout=QUICK_SECONDS)).bookie_id
         except BookieError as error:
@@ -163,9 +163,8 @@ async def test_a_renewed_certificate_ends_no_stream(
     client = settings(renewable, "client")
     opened, broken = asyncio.Event(), asyncio.Event()
     async with served(files) as held, asyncio.TaskGroup() as tasks:
-        credentials = ChannelSecurity(client).credentials()
         address = f"127.0.0.1:{held.port}"
-        channel = BookieChannel(address, INSTANCE_ID, tasks, credentials=credentials)
+        channel = BookieChannel(address, INSTANCE_ID, tasks, security=ChannelSecurity(client))
         channel.add_stream(lambda *_: None, lambda _: broken.set(), opened.set)
         await opened.wait()
         assert (await channel.info(timeout=QUICK_SECONDS)).bookie_id

@@ -208,6 +208,7 @@ def test_two_authorities_in_one_file(
         ({"certificate_file": "a"}, "go together"),
         ({"key_file": "a", "ca_file": "b"}, "go together"),
         ({"certificate_file": "a", "key_file": "b"}, "needs ca_file"),
+        ({"token_file": "a"}, "token_file needs ca_file"),
     ],
 )
 def test_halves_are_refused(given: dict[str, str], sentence: str) -> None:

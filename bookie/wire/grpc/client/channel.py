@@ -48,6 +48,7 @@ from bookie.wire.grpc.client.streams import (
     closed_error,
     error_of,
 )
+from bookie.wire.grpc.credentials import ChannelSecurity
 from bookie.wire.interfaces import SERVICE
 from bookie.wire.unary_codec import Ranges
 
@@ -81,7 +82,7 @@ class BookieChannel:
         bookie_id: The bookie to call; another one at the address refuses. Empty means any bookie.
         connect_timeout_seconds: Time to establish a connection, and to get a stream accepted.
         settings: Message sizes and keepalive, the same as the server's.
-        credentials: gRPC's credentials for TLS, see `ChannelSecurity`; None connects without TLS.
+        security: The files of credentials and token; None connects without TLS, and shows no token.
     """
 
     def __init__(
@@ -93,10 +94,11 @@ class BookieChannel:
         bookie_id: str = "",
         connect_timeout_seconds: float = 5.0,
         settings: RpcSettings | None = None,
-        credentials: Any = None,
+        security: ChannelSecurity | None = None,
     ) -> None:
         self.address = address
-        self.credentials = credentials
+        self.credentials = credentials = None if security is None else security.credentials()
+        self._security = security
         self._tasks = tasks
         self._connect_timeout_seconds = connect_timeout_seconds
         self._instance_id = instance_id
@@ -173,19 +175,21 @@ class BookieChannel:
 
     def _stream_call(self, connection: Any, rpc: str, incarnation: str = "") -> StreamCall:
         call = connection.stream_stream(f"/{SERVICE}/{rpc}")
-        metadata = self._metadata_for(incarnation)
         return StreamCall(
             self.address,
-            lambda: call(metadata=metadata),
+            lambda: call(metadata=self._metadata_for(incarnation)),
             self._tasks,
             self._connect_timeout_seconds,
         )
 
     def _metadata_for(self, incarnation: str, life: str = "") -> Any:
         """Return the metadata of a call for one incarnation or process of the bookie."""
-        if not (incarnation or life):
+        token = self._security.authorization() if self._security is not None else ""
+        if not (incarnation or life or token):
             return self._metadata
-        return transport.call_metadata(self._instance_id, self._bookie_id, incarnation, life)
+        return transport.call_metadata(
+            self._instance_id, self._bookie_id, incarnation, life, authorization=token
+        )
 
     async def read(
         self, command: ReadCommand, *, timeout: float, incarnation: str = ""
