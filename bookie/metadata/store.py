@@ -248,6 +248,16 @@ class MetadataStore(ABC):
         check_access(acl)
         raise self._no_access_control()
 
+    async def restrict(self) -> int:
+        """Give all records the access control lists of `rights`; return the number of new lists.
+
+        Raises:
+            UnsupportedError: this kind of store has no access control.
+            ConfigurationError: the settings name no users, or this user is no admin.
+            UnauthorizedError: some records belong to others.
+        """
+        raise self._no_access_control()
+
     def _refuse_acl(self, operations: Sequence[Operation]) -> None:
         """Refuse operations that ask for access control, in a backend without it."""
         for operation in operations:

@@ -29,7 +29,14 @@ from bookie.errors import (
     SessionLostError,
     UnauthorizedError,
 )
-from bookie.metadata.etcd.client import RANGE, TXN, CompactedError, EtcdClient, LostReplyError
+from bookie.metadata.etcd.client import (
+    RANGE,
+    TXN,
+    CompactedError,
+    EtcdClient,
+    LostReplyError,
+    NoRightError,
+)
 from bookie.metadata.etcd.key_layout import KeyLayout
 from bookie.metadata.etcd.lease import Receipt, settled_revision, settlement
 from bookie.metadata.etcd.listing import child_names, child_records, foreign_keys
@@ -273,8 +280,13 @@ class EtcdStore(MetadataStore):
             receipt.is_doubtful = False
             transaction.learn(receipt, await self._client.read(TXN, transaction.reads()))
             return None
-        except BookieError:
+        except BookieError as error:
             receipt.is_doubtful = False  # refused
+            if isinstance(error, NoRightError):
+                raise UnauthorizedError(
+                    f"etcd does not let {self._client.user} write {transaction.first_key} in"
+                    f" {self._scope}"
+                ) from None
             raise
         receipt.is_doubtful = False
         return transaction.take(receipt, response)

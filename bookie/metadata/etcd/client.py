@@ -100,6 +100,10 @@ class StaleTokenError(MetadataUnavailableError):
     """etcd refused the request, probably because the token of our user expired."""
 
 
+class NoRightError(UnauthorizedError):
+    """The roles of our user lack the right to read or to write a key; nothing was done."""
+
+
 class EtcdEndpoint:
     """One member of the etcd cluster, and the gRPC channel to it."""
 
@@ -177,6 +181,11 @@ class EtcdClient:
         self._on_connected = on_connected
         self._is_silent = False
         self._closed = False
+
+    @property
+    def user(self) -> str:
+        """The name of our user, for messages."""
+        return self._security.user or "nobody"
 
     async def close(self) -> None:
         """End all connections; calls under way raise MetadataClosedError."""
@@ -359,9 +368,8 @@ class EtcdClient:
             case grpc.StatusCode.UNAUTHENTICATED:
                 return StaleTokenError(f"{where} refuses the token of our user")
             case grpc.StatusCode.PERMISSION_DENIED:
-                user = self._security.user or "nobody"
-                return UnauthorizedError(
-                    f"{where} does not let {user} use the keys of {self._scope}"
+                return NoRightError(
+                    f"{where} does not let {self.user} use the keys of {self._scope}"
                 )
             case grpc.StatusCode.INVALID_ARGUMENT | grpc.StatusCode.FAILED_PRECONDITION:
                 return self._explain_refusal(text, where)

@@ -101,6 +101,12 @@ class Transaction:
         self._is_large = False
         self._lease = 0
 
+    @property
+    def first_key(self) -> str:
+        """The first key that the transaction writes, or names; for messages."""
+        written = [one.key for one in self._given if not isinstance(one, Check)]
+        return written[0] if written else self._given[0].key
+
     # ---- the request
 
     def request(self, receipt: Receipt) -> pb.TxnRequest:
