@@ -72,7 +72,7 @@ class MetadataSecurity:
                 'metadata.access = "kinds" needs metadata.acl_admins: without an admin nobody'
                 " could change the lists again"
             )
-        if self.access != "kinds" and any(self.users.values()):
+        if self.access != "kinds" and self.users:
             raise ConfigurationError('the lists metadata.acl_… need metadata.access = "kinds"')
 
     @property
@@ -95,10 +95,9 @@ def security_of(settings: MetadataSettings) -> MetadataSecurity:
         sasl_mechanism=settings.sasl_mechanism,
         access=settings.access,
         users={
-            Kind.ADMIN: _users("acl_admins", settings.acl_admins),
-            Kind.BOOKIE: _users("acl_bookies", settings.acl_bookies),
-            Kind.WRITER: _users("acl_writers", settings.acl_writers),
-            Kind.READER: _users("acl_readers", settings.acl_readers),
+            kind: users
+            for kind in Kind
+            if (users := _users(f"acl_{kind}s", getattr(settings, f"acl_{kind}s")))
         },
     )
 

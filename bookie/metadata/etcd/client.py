@@ -14,6 +14,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import grpc
@@ -236,13 +237,20 @@ class EtcdClient:
             MetadataUnavailableError: all endpoints stayed silent, or etcd has no room.
             BookieError: for the reasons that `call` names.
         """
+
+        async def send() -> Any:
+            before()
+            return await self.call(method, request)
+
+        return await self._repeat(send)
+
+    async def _repeat(self, send: Callable[[], Awaitable[Any]]) -> Any:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self.operation_seconds
         retries: Retries | None = None
         while True:
-            before()
             try:
-                return await self.call(method, request)
+                return await send()
             except LostReplyError:
                 retries = retries or self.retries()
                 pause = retries.pause()
@@ -278,7 +286,9 @@ class EtcdClient:
             request = pb.AuthenticateRequest(
                 name=self._security.user, password=self._security.password
             )
-            response = await self._send(_AUTHENTICATE, request, None)
+            send = partial(self._send, _AUTHENTICATE, request, None)
+            # Later, whoever needs the new token repeats the call.
+            response = await (send() if refused else self._repeat(send))
             self._metadata = aio.Metadata(_NEEDS_LEADER, ("token", response.token))
             self.token += 1
 
