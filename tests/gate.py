@@ -71,6 +71,8 @@ AT_NIGHT: Mapping[str, int] = {
     "tests/fault/test_explain.py": ALL,
     "tests/fault/test_prompts.py": 3,
     "tests/fault/test_reclaim.py": ALL,
+    # By day each kind's rights on real servers, without bookies: `tests/interop/test_rights.py`.
+    "tests/fault/test_rights_of_processes.py": ALL,
     "tests/fault/test_local_cluster.py": 4,
     "tests/fault/test_older_metadata.py": 2,
     "tests/fault/test_tls.py": 7,

@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias
 
 from bookie.config import MetadataSettings
 from bookie.errors import ConfigurationError
+from bookie.metadata.model import ACL_SCHEMES
 from bookie.metadata.rights import Kind, Users
 
 SaslMechanism: TypeAlias = Literal["none", "digest", "digest-md5"]
@@ -107,7 +108,7 @@ def _users(name: str, text: str) -> tuple[str, ...]:
     users = tuple(user.strip() for user in text.split(";") if user.strip())
     for user in users:
         scheme, _, rest = user.partition(":")
-        if not scheme or not rest or scheme == "auth":
+        if scheme not in ACL_SCHEMES - {"auth"} or not rest:
             raise ConfigurationError(
                 f"metadata.{name} must name users as SCHEME:ID, such as sasl:ann, not {user!r}"
             )
