@@ -173,7 +173,8 @@ class Acl:
     """An entry of a record's access control list; only ZooKeeper has such lists.
 
     `scheme` is one of `ACL_SCHEMES`. `id` has the form of that scheme (``user:base64 digest``, a
-    name, a certificate's subject, an address or network, ``anyone``). `permissions` is a subset of `ACL_PERMISSIONS`.
+    name, a certificate's subject, an address or network, ``anyone``). `permissions` is a subset of
+    `ACL_PERMISSIONS`.
     """
 
     scheme: str

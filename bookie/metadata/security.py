@@ -95,15 +95,21 @@ def security_of(settings: MetadataSettings) -> MetadataSecurity:
         password=settings.password.get_secret_value(),
         sasl_mechanism=settings.sasl_mechanism,
         access=settings.access,
-        users={
-            kind: users
-            for kind in Kind
-            if (users := _users(f"acl_{kind}s", getattr(settings, f"acl_{kind}s")))
-        },
+        users=_users(settings),
     )
 
 
-def _users(name: str, text: str) -> tuple[str, ...]:
+def _users(settings: MetadataSettings) -> Users:
+    lists = {
+        Kind.READER: settings.acl_readers,
+        Kind.WRITER: settings.acl_writers,
+        Kind.BOOKIE: settings.acl_bookies,
+        Kind.ADMIN: settings.acl_admins,
+    }
+    return {kind: _split(f"acl_{kind}s", text) for kind, text in lists.items() if text}
+
+
+def _split(name: str, text: str) -> tuple[str, ...]:
     """Split the users of one setting, which semicolons separate: names may hold commas."""
     users = tuple(user.strip() for user in text.split(";") if user.strip())
     for user in users:

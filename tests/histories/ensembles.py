@@ -181,6 +181,7 @@ class EtcdServers(Servers):
     async def expire(self, store: MetadataStore, by: MetadataStore) -> None:
         assert isinstance(store, EtcdStore)
         assert isinstance(by, EtcdStore)
+        await store._session.begin()
         await by.client.call(REVOKE, pb.LeaseRevokeRequest(id=store._session.lease_id), seconds=5)
 
 
