@@ -6,6 +6,8 @@ session ends meanwhile. In both cases the write raises `MetadataUnavailableError
 
 This store differs from the store in memory:
 
+- The session begins with the first write, or with the first consumer of its events. A store that
+  only reads needs no lease, and no right to write.
 - Records have no times: etcd lacks them.
 - A take-over by another session counts as a change of the record, so `first_version` is False.
 - The servers round a session's timeout up to whole seconds, and to their election timeout. This
