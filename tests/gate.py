@@ -113,6 +113,7 @@ AT_NIGHT: Mapping[str, int] = {
     "tests/interop/test_full_stop.py": ALL,
     "tests/interop/test_zookeeper_ensemble.py": 5,
     "tests/interop/test_etcd_faults.py": 4,
+    "tests/interop/test_rights.py": 5,
     "tests/interop/test_zookeeper_security.py": 4,
     "tests/interop/test_zookeeper_sessions.py": 3,
 }

@@ -17,7 +17,7 @@ import pytest
 
 import bookie
 import bookie.sync
-from bookie.api import BookKeeper, LogRecord
+from bookie.api import BookKeeper, LogRecord, WriterHandle
 from bookie.daemon.local.process import child_environment
 from bookie.errors import UnauthorizedError
 from bookie.ledger.metadata import LedgerState
@@ -34,7 +34,10 @@ __all__ = ["guarded"]
 DENIALS = ("does not let", "denies us", "refuses")
 """What the two stores' refusals have in common with no other line of a bookie's log."""
 
-PAIR = {"ensemble_size": 2, "write_quorum_size": 2, "ack_quorum_size": 2}
+
+async def pair(client: BookKeeper) -> WriterHandle:
+    """A new ledger on two bookies of three, so that the third one may take a place."""
+    return await client.create_ledger(ensemble_size=2, write_quorum_size=2, ack_quorum_size=2)
 
 
 def connected(store: GuardedStore, kind: Kind, monkeypatch: pytest.MonkeyPatch) -> BookKeeper:
@@ -64,9 +67,9 @@ async def bookies(store: GuardedStore, path: Path, stack: AsyncExitStack) -> dic
 
 async def write(client: BookKeeper) -> int:
     """Everything that a writer does; the id of a closed ledger."""
-    async with await client.create_ledger(**PAIR) as writer:
+    async with await pair(client) as writer:
         await writer.append(b"one")
-    async with await client.create_ledger(**PAIR) as unwanted:
+    async with await pair(client) as unwanted:
         await unwanted.append(b"unwanted")
     await client.delete_ledger(unwanted.ledger_id)
     await client.create_log("orders")
@@ -134,7 +137,7 @@ async def test_each_process_does_its_work_and_no_other(
             await admin.create_log("sales/old", policy=LogPolicy(retention_seconds=60))
         async with connected(guarded, Kind.WRITER, monkeypatch) as writer:
             ledger_id = await write(writer)
-            left_open = await writer.create_ledger(**PAIR)
+            left_open = await pair(writer)
             await left_open.append(b"of a client that ends")
             namespaces = NamespaceManager(writer._logs_here.store)
             await refused(lambda: namespaces.create("other"))
@@ -144,7 +147,7 @@ async def test_each_process_does_its_work_and_no_other(
             await follow(guarded, reader, monkeypatch)
             if isinstance(store := reader._logs_here.store, EtcdStore):
                 assert store.client.calls.keys() == {"Authenticate", "Range", "Watch"}
-            await refused(lambda: reader.create_ledger(**PAIR))
+            await refused(lambda: pair(reader))
             await refused(lambda: reader.create_log("mine"))
             await refused(lambda: reader.open_log("orders"))
             await refused(lambda: reader.delete_ledger(ledger_id))

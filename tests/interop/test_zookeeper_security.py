@@ -59,6 +59,7 @@ async def opened(
         password=password,
         sasl_mechanism=mechanism if user else "none",
         access=access,
+        users={},
         **files,
     )
     uri = f"zk://{address}{scope}"
