@@ -28,6 +28,7 @@ key                             value
 ``config/labels/<bookie>``       labels that an operator gave a bookie: ``rack=r1,zone=a``
 ``config/namespaces/<name>``    a namespace: the policy of its logs
 ``config/logs/<name>/<log>``    the policy of one log, where it has one of its own
+``security/…``                  for records that only admins may write (`bookie.metadata.rights`)
 =============================== ==================================================================
 
 Source: BookKeeper's BP-28.
@@ -85,6 +86,7 @@ OWN = frozenset(
         "underreplication",
         "writers",
         "config",
+        "security",
     }
 )
 """The first segments of all keys of a cluster; other keys in the scope have another owner."""

@@ -15,6 +15,7 @@ from kazoo.security import make_acl
 from bookie.cluster import keys
 from bookie.cluster.instance import initialize_cluster
 from bookie.errors import ConfigurationError, UnauthorizedError
+from bookie.ledger.catalog.removal import nuke_cluster
 from bookie.metadata.connect import open_store
 from bookie.metadata.etcd.backend import EtcdStore
 from bookie.metadata.model import NOT_EXISTS, Check, Put
@@ -138,6 +139,19 @@ async def test_an_existing_tree_gets_the_lists_once(zookeeper: ZooKeeperServer) 
         assert await _is_refused(writer, "/cookies/b1")
     async with guarded.opened(Kind.ADMIN) as admin:
         assert await admin.restrict() == 0, "new nodes had their lists from the beginning"
+
+
+async def test_a_restricted_cluster_is_removed_and_made_again(zookeeper: ZooKeeperServer) -> None:
+    guarded = guarded_zookeeper(zookeeper)
+    await guarded.make_cluster()
+    async with guarded.opened(Kind.WRITER) as writer:
+        await writer.put("/ledgers/1", b"1")
+        with pytest.raises(UnauthorizedError):
+            await nuke_cluster(writer)
+    async with guarded.opened(Kind.ADMIN) as admin:
+        assert await nuke_cluster(admin)
+        assert await admin.get_children("/") == []
+    await guarded.make_cluster()
 
 
 async def test_lists_that_would_lock_out_their_maker_are_refused(
