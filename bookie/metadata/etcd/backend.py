@@ -167,6 +167,7 @@ class EtcdStore(MetadataStore):
         """Deliver the session's events; the first consumer begins the session."""
         self._require_open()
         await self._session.begin()
+        self._require_open()
         with self._session_watches.open() as events:
             yield events
 
