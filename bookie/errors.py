@@ -5,7 +5,7 @@
     BookieError
     ├─ RequestError                 the caller asked for something wrong; asking again will not help
     │  ├─ BadRequestError             arguments out of range, sizes that do not add up
-    │  ├─ UnauthorizedError           the password (or derived key) is not the ledger's
+    │  ├─ UnauthorizedError           another password than the ledger's; no right in the store
     │  ├─ NotPermittedError           the caller's roles do not permit it, or his token is refused
     │  ├─ WrongClusterError           the bookie belongs to another cluster
     │  ├─ ConfigurationError          a setting is unknown, missing or out of range
@@ -101,7 +101,10 @@ class BadRequestError(RequestError):
 
 
 class UnauthorizedError(RequestError):
-    """The password (or the key derived from it) is not the ledger's."""
+    """The password (or the key derived from it) is not the ledger's, or a right is missing.
+
+    Also the metadata store's refusal of a user, or of what lies beyond the user's rights.
+    """
 
     status = Status.UNAUTHORIZED
 

@@ -71,6 +71,8 @@ AT_NIGHT: Mapping[str, int] = {
     "tests/fault/test_explain.py": ALL,
     "tests/fault/test_prompts.py": 3,
     "tests/fault/test_reclaim.py": ALL,
+    # By day each kind's rights on real servers, without bookies: `tests/interop/test_rights.py`.
+    "tests/fault/test_rights_of_processes.py": ALL,
     "tests/fault/test_local_cluster.py": 4,
     "tests/fault/test_older_metadata.py": 2,
     "tests/fault/test_tls.py": 7,
@@ -111,6 +113,7 @@ AT_NIGHT: Mapping[str, int] = {
     "tests/interop/test_full_stop.py": ALL,
     "tests/interop/test_zookeeper_ensemble.py": 5,
     "tests/interop/test_etcd_faults.py": 4,
+    "tests/interop/test_rights.py": 5,
     "tests/interop/test_zookeeper_security.py": 4,
     "tests/interop/test_zookeeper_sessions.py": 3,
 }

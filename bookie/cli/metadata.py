@@ -23,6 +23,7 @@ from bookie.cli.output import print_record, print_records
 from bookie.cli.progress import progress_bar
 from bookie.cli.stores import on_store, open_metadata
 from bookie.errors import NoSuchKeyError
+from bookie.metadata.rights import Kind, etcd_commands, rights_table
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -351,6 +352,38 @@ async def _migrate(
         "access_control": "kept" if kept else "decided by the target",
         "verified": "every record is the same in both",
     }
+
+
+@app.command("rights")
+def rights(
+    metadata: Metadata,
+    kind: Annotated[
+        Kind | None, typer.Option("--kind", metavar="KIND", help="reader, writer, bookie or admin.")
+    ] = None,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Give all records on ZooKeeper these lists.")
+    ] = False,
+    output: Output = OutputFormat.TABLE,
+) -> None:
+    """Print the rights that each kind of process needs in the metadata store.
+
+    For etcd, these are the commands that make one role for each kind. For ZooKeeper, it is a table.
+    With --apply, an admin gives the records of an existing cluster the lists that the settings
+    metadata.acl_… describe. Apply them after `cluster init`, and after each change of the settings.
+    """
+    from bookie.metadata.uri import parse_servers, split_uri
+
+    parts = split_uri(metadata)
+    kinds = list(Kind) if kind is None else [kind]
+    if apply:
+        changed = on_store(metadata, lambda store: store.restrict())
+        print_record({"restricted_records": changed}, output)
+    elif parts.scheme == "etcd":
+        scope = parse_servers(metadata, parts).scope
+        for one in kinds:
+            print("\n".join(etcd_commands(scope, one)))
+    else:
+        print_records(rights_table(kinds), output, empty="there are no parts")
 
 
 @app.command("bench")

@@ -28,7 +28,7 @@ key                             value
 ``config/labels/<bookie>``       labels that an operator gave a bookie: ``rack=r1,zone=a``
 ``config/namespaces/<name>``    a namespace: the policy of its logs
 ``config/logs/<name>/<log>``    the policy of one log, where it has one of its own
-``security/roles``              who may do what (`role_grants`)
+``security/roles``              who may do what (`role_grants`); only admins may write it
 =============================== ==================================================================
 
 Source: BookKeeper's BP-28.

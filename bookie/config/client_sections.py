@@ -54,13 +54,26 @@ class MetadataSettings(Section):
         description="The way of user and password to ZooKeeper: digest is its own scheme, "
         "digest-md5 is SASL, none sends neither. etcd has one way of its own.",
     )
-    access: Literal["open", "user"] = Field(
+    access: Literal["open", "user", "kinds"] = Field(
         default="open",
         description="The clients that read and write records on ZooKeeper: open means every "
-        "client of the server, user means that user alone. Use one value for the whole "
+        "client of the server, user means that user alone, kinds means the users in acl_admins "
+        "and the other lists, each with the least rights. Use one value for the whole "
         "cluster. Existing records keep theirs. Nodes that all clusters share below "
         "/.bookie hold no records: every client may use them, but not delete them. "
         "In etcd use roles.",
+    )
+    acl_admins: str = Field(
+        default="",
+        description="With access = kinds: the ZooKeeper users who may do everything, such as "
+        "sasl:ops; x509:CN=ops. Semicolons separate them. Give all processes the same lists.",
+    )
+    acl_bookies: str = Field(default="", description="The users that bookies have at ZooKeeper.")
+    acl_writers: str = Field(
+        default="", description="The users who write, consume and delete logs and ledgers."
+    )
+    acl_readers: str = Field(
+        default="", description="The users who only read; world:anyone means every client."
     )
 
     @field_validator("uri", "configuration_uri")

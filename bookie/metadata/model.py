@@ -165,7 +165,7 @@ class Record:
 
 
 ACL_PERMISSIONS = frozenset({"read", "write", "create", "delete", "admin"})
-ACL_SCHEMES = frozenset({"digest", "sasl", "ip", "world", "auth"})
+ACL_SCHEMES = frozenset({"digest", "sasl", "x509", "ip", "world", "auth"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,8 @@ class Acl:
     """An entry of a record's access control list; only ZooKeeper has such lists.
 
     `scheme` is one of `ACL_SCHEMES`. `id` has the form of that scheme (``user:base64 digest``, a
-    name, an address or network, ``anyone``). `permissions` is a subset of `ACL_PERMISSIONS`.
+    name, a certificate's subject, an address or network, ``anyone``). `permissions` is a subset of
+    `ACL_PERMISSIONS`.
     """
 
     scheme: str

@@ -8,6 +8,8 @@ from typing import Literal, TypeAlias
 
 from bookie.config import MetadataSettings
 from bookie.errors import ConfigurationError
+from bookie.metadata.model import ACL_SCHEMES
+from bookie.metadata.rights import Kind, Users
 
 SaslMechanism: TypeAlias = Literal["none", "digest", "digest-md5"]
 """Authentication at ZooKeeper: none, ZooKeeper's scheme ``digest``, or SASL DIGEST-MD5.
@@ -15,8 +17,11 @@ SaslMechanism: TypeAlias = Literal["none", "digest", "digest-md5"]
 etcd ignores this setting.
 """
 
-Access: TypeAlias = Literal["open", "user"]
-"""Access to ZooKeeper records without an access control list: for everybody, or for the user."""
+Access: TypeAlias = Literal["open", "user", "kinds"]
+"""Access to ZooKeeper records without an access control list of their own.
+
+They are open to everybody, to the user alone, or to the users of each kind (`rights`).
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,8 @@ class MetadataSecurity:
     password: str = field(default="", repr=False)
     sasl_mechanism: SaslMechanism = "none"
     access: Access = "open"
+    users: Users = field(default_factory=dict)
+    """The users of each kind on ZooKeeper, if `access` is ``kinds``."""
 
     def __post_init__(self) -> None:
         if (self.tls_certificate_file is None) != (self.tls_key_file is None):
@@ -61,6 +68,13 @@ class MetadataSecurity:
                 'metadata.access = "user" needs metadata.sasl_mechanism: without it ZooKeeper '
                 "does not know the user"
             )
+        if self.access == "kinds" and not self.users.get(Kind.ADMIN):
+            raise ConfigurationError(
+                'metadata.access = "kinds" needs metadata.acl_admins: without an admin nobody'
+                " could change the lists again"
+            )
+        if self.access != "kinds" and self.users:
+            raise ConfigurationError('the lists metadata.acl_… need metadata.access = "kinds"')
 
     @property
     def uses_tls(self) -> bool:
@@ -81,7 +95,30 @@ def security_of(settings: MetadataSettings) -> MetadataSecurity:
         password=settings.password.get_secret_value(),
         sasl_mechanism=settings.sasl_mechanism,
         access=settings.access,
+        users=_users(settings),
     )
+
+
+def _users(settings: MetadataSettings) -> Users:
+    lists = {
+        Kind.READER: settings.acl_readers,
+        Kind.WRITER: settings.acl_writers,
+        Kind.BOOKIE: settings.acl_bookies,
+        Kind.ADMIN: settings.acl_admins,
+    }
+    return {kind: _split(f"acl_{kind}s", text) for kind, text in lists.items() if text}
+
+
+def _split(name: str, text: str) -> tuple[str, ...]:
+    """Split the users of one setting, which semicolons separate: names may hold commas."""
+    users = tuple(user.strip() for user in text.split(";") if user.strip())
+    for user in users:
+        scheme, _, rest = user.partition(":")
+        if scheme not in ACL_SCHEMES - {"auth"} or not rest:
+            raise ConfigurationError(
+                f"metadata.{name} must name users as SCHEME:ID, such as sasl:ann, not {user!r}"
+            )
+    return users
 
 
 def _path(text: str) -> Path | None:

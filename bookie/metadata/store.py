@@ -78,7 +78,7 @@ class MetadataStore(ABC):
     @property
     @abstractmethod
     def is_session_certain(self) -> bool:
-        """True until an event or the clock casts doubt on the session.
+        """True until an event or the clock casts doubt on the session, even before it begins.
 
         After a pause of the process, this property is False at once. The session's events come only
         in a later turn of the event loop, which is too late for a caller that relies on its lease.
@@ -248,6 +248,16 @@ class MetadataStore(ABC):
         check_access(acl)
         raise self._no_access_control()
 
+    async def restrict(self) -> int:
+        """Give all records the access control lists of `rights`; return the number of new lists.
+
+        Raises:
+            UnsupportedError: this kind of store has no access control.
+            ConfigurationError: the settings name no users, or this user is no admin.
+            UnauthorizedError: some records belong to others.
+        """
+        raise self._no_access_control()
+
     def _refuse_acl(self, operations: Sequence[Operation]) -> None:
         """Refuse operations that ask for access control, in a backend without it."""
         for operation in operations:
@@ -278,7 +288,7 @@ class MetadataStore(ABC):
 
     @abstractmethod
     async def __aenter__(self) -> Self:
-        """Begin the session."""
+        """Open the store; its session begins now, or when a write or its events need it."""
 
     @abstractmethod
     async def __aexit__(self, *_: object) -> None:

@@ -245,12 +245,14 @@ class EtcdBackend(Backend):
 
     async def expire(self, store: MetadataStore) -> None:
         assert isinstance(store, EtcdStore)
-        await store._lease.revoke(10)
-        store._lose(store._lease)  # it would look by itself within a fraction of the timeout
+        lease = await store._session.current_lease()
+        await lease.revoke(10)
+        store._session.lose(lease)  # it would look by itself within a fraction of the timeout
 
     def stop(self, store: MetadataStore, seconds: float) -> None:
         assert isinstance(store, EtcdStore)
-        _stop(store._monitor, seconds)
+        assert store._session._monitor is not None
+        _stop(store._session._monitor, seconds)
 
     async def disconnect(self, store: MetadataStore) -> None:
         self._links[store].refuse()

@@ -176,12 +176,13 @@ class EtcdServers(Servers):
 
     def session_of(self, store: MetadataStore) -> int:
         assert isinstance(store, EtcdStore)
-        return store._lease.id
+        return store._session.lease_id
 
     async def expire(self, store: MetadataStore, by: MetadataStore) -> None:
         assert isinstance(store, EtcdStore)
         assert isinstance(by, EtcdStore)
-        await by.client.call(REVOKE, pb.LeaseRevokeRequest(id=store._lease.id), seconds=5)
+        await store._session.begin()
+        await by.client.call(REVOKE, pb.LeaseRevokeRequest(id=store._session.lease_id), seconds=5)
 
 
 class ZooKeeperServers(Servers):

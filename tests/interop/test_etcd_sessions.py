@@ -55,7 +55,10 @@ async def test_the_first_lease_counts_from_its_request(
 
     monkeypatch.setattr(EtcdClient, "_send", note)
     async with EtcdStore(etcd_server.endpoints, etcd_scope) as store:
-        begun_at = store._monitor._machine._proven_at
+        assert not asked, "reads need no lease"
+        await store.put("/a", b"")
+        assert store._session._monitor is not None
+        begun_at = store._session._monitor._machine._begun_at
         assert asked[0] < begun_at <= asked[1] < answered[0]
 
 
@@ -101,7 +104,7 @@ async def test_a_session_that_the_server_ended_is_replaced(
     await store.put("/e", b"", ephemeral=True)
     await store.put("/p", b"")
     async with store.session_events() as events, etcd_observer.watch("/") as changes:
-        await store._lease.revoke(10)
+        await (await store._session.current_lease()).revoke(10)
         assert await next_changes(changes) == [(DELETED, "/e")]
         await _take(events, EXPIRY_EVENTS)
         assert (await store.put("/e", b"", ephemeral=True)).created_by_self
@@ -125,7 +128,7 @@ async def test_a_write_of_a_lost_session_is_refused_by_the_server(
     await store.put("/lock", b"", ephemeral=True)
     await etcd_observer.put("/other", b"")
     async with store.session_events() as events:
-        await store._lease.revoke(10)
+        await (await store._session.current_lease()).revoke(10)
         with pytest.raises(SessionLostError):
             await store.transaction(operations)
         assert await anext(events) is SessionEvent.CONNECTION_LOST

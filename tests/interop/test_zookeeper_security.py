@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from bookie.errors import (
 from bookie.metadata.connect import open_store
 from bookie.metadata.export import migrate
 from bookie.metadata.model import Acl
+from bookie.metadata.rights import Kind
 from bookie.metadata.security import Access, MetadataSecurity, SaslMechanism
 from bookie.metadata.session import SessionEvent
 from bookie.metadata.store import MetadataStore
@@ -58,6 +59,7 @@ async def opened(
         password=password,
         sasl_mechanism=mechanism if user else "none",
         access=access,
+        users={},
         **files,
     )
     uri = f"zk://{address}{scope}"
@@ -291,6 +293,25 @@ async def test_sasl_lets_in_who_knows_the_password(sasl_server: ZooKeeperServer)
             await bob.get("/a")
 
 
+async def test_sasl_makes_users_of_kinds(sasl_server: ZooKeeperServer) -> None:
+    uri = f"zk://{sasl_server.address}{new_scope()}"
+    users = {Kind.ADMIN: ["sasl:ann"], Kind.READER: ["sasl:bob"]}
+
+    def as_user(name: str, password: str) -> AbstractAsyncContextManager[MetadataStore]:
+        security = MetadataSecurity(
+            user=name, password=password, sasl_mechanism="digest-md5", access="kinds", users=users
+        )
+        return open_store(uri, session_timeout_seconds=3, security=security)
+
+    async with as_user("ann", "correct horse") as ann:
+        await ann.restrict()
+        await ann.put("/config/settings/log.level", b"debug")
+        async with as_user("bob", "battery staple") as bob:
+            assert await bob.get("/config/settings/log.level") is not None
+            with pytest.raises(UnauthorizedError):
+                await bob.delete("/config/settings/log.level")
+
+
 @pytest.mark.parametrize(("user", "password"), [("ann", "wrong"), ("nobody", "correct horse")])
 async def test_sasl_keeps_out_who_does_not(
     sasl_server: ZooKeeperServer, user: str, password: str
@@ -375,6 +396,32 @@ async def test_a_connection_can_be_encrypted_at_both_ends(
             record = await store.get("/large")
             assert record is not None
             assert record.value == value
+
+
+async def test_a_certificate_makes_a_user_of_a_kind(tls_port: int, authority: Authority) -> None:
+    uri = f"zk://127.0.0.1:{tls_port}{new_scope()}"
+    users = {Kind.ADMIN: ["x509:CN=ops"], Kind.WRITER: ["x509:CN=shop"]}
+
+    def as_user(name: str) -> AbstractAsyncContextManager[MetadataStore]:
+        ours = authority.issue(name)
+        security = MetadataSecurity(
+            tls_ca_file=authority.certificate,
+            tls_certificate_file=ours.certificate,
+            tls_key_file=ours.key,
+            access="kinds",
+            users=users,
+        )
+        return open_store(uri, session_timeout_seconds=3, security=security)
+
+    async with as_user("ops") as ops, as_user("shop") as shop:
+        assert await ops.restrict() == 0
+        await shop.put("/logs/a", b"1")
+        assert Acl("x509", "CN=ops", ALL) in await ops.get_acl("/logs/a")
+        with pytest.raises(UnauthorizedError, match="denies us access to /cookies"):
+            await shop.put("/cookies/b1", b"1")
+    async with as_user("stranger") as stranger:
+        with pytest.raises(UnauthorizedError):
+            await stranger.get("/logs/a")
 
 
 @pytest.mark.parametrize("days", [None, -1])

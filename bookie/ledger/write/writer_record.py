@@ -26,6 +26,7 @@ from bookie.errors import (
     ClientClosedError,
     MetadataClosedError,
     NoSuchKeyError,
+    UnauthorizedError,
 )
 from bookie.metadata.mirror import backoff
 from bookie.metadata.model import NOT_EXISTS, Change, ChangeKind, Put, Resync
@@ -70,6 +71,7 @@ class WriterRecord:
         Raises:
             ClientClosedError: the client was closed.
             MetadataUnavailableError, SessionLostError: it is unknown whether the record exists.
+        UnauthorizedError: the metadata store does not let this client write.
             WrongClusterError: the store does not hold the client's cluster.
         """
         if self._is_closed:
@@ -115,15 +117,21 @@ class WriterRecord:
                 beside([self._follow_session(events), self._follow_record(changes)]),
             ):
                 begun.set_result(None)
-                pauses = backoff()
+                pauses, is_new = backoff(), True
                 while True:
                     await self._doubt.wait()
                     try:
                         await self._write()
                         pauses.reset()
+                        is_new = False
                     except MetadataClosedError:
                         return
-                    except BookieError:
+                    except BookieError as error:
+                        if is_new and isinstance(error, UnauthorizedError):
+                            # A client without the right gets the error from `ensure`. Its next
+                            # attempt to write a ledger begins anew.
+                            self._following = None
+                            return
                         await asyncio.sleep(pauses.next())
         except BookieError as error:
             if not begun.done():

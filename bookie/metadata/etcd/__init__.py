@@ -7,11 +7,12 @@ commit.
 
 | module | what it holds |
 |---|---|
-| `backend` | `EtcdStore`: session, reads, retries of writes, watches; differences from memory |
+| `backend` | `EtcdStore`: reads, retries of writes, watches; differences from memory |
 | `client` | calls and streams on one endpoint at a time; TLS, the user's token, errors as ours |
 | `key_layout` | keys of records: from ``/scope/`` to ``/scope0``, the store's own keys first |
 | `transactions` | operations as one Txn, and its response as results or as an error |
 | `messages` | compares, writes and reads; a large transaction as a Txn of Txns |
+| `session` | the session, which begins with the first write: a store that only reads has none |
 | `lease` | the lease of a session, and receipts: the outcome of a write whose reply was lost |
 | `watch` | a watch on one range: commits whole and in order, resumed without a gap |
 | `listing` | children in pages that skip subtrees |

@@ -6,6 +6,8 @@ session ends meanwhile. In both cases the write raises `MetadataUnavailableError
 
 This store differs from the store in memory:
 
+- The session begins with the first write, or with the first consumer of its events. A store that
+  only reads needs no lease, and no right to write.
 - Records have no times: etcd lacks them.
 - A take-over by another session counts as a change of the record, so `first_version` is False.
 - The servers round a session's timeout up to whole seconds, and to their election timeout. This
@@ -29,11 +31,19 @@ from bookie.errors import (
     SessionLostError,
     UnauthorizedError,
 )
-from bookie.metadata.etcd.client import RANGE, TXN, CompactedError, EtcdClient, LostReplyError
+from bookie.metadata.etcd.client import (
+    RANGE,
+    TXN,
+    CompactedError,
+    EtcdClient,
+    LostReplyError,
+    NoRightError,
+)
 from bookie.metadata.etcd.key_layout import KeyLayout
-from bookie.metadata.etcd.lease import EtcdLease, Receipt, replace, settled_revision, settlement
+from bookie.metadata.etcd.lease import Receipt, settled_revision, settlement
 from bookie.metadata.etcd.listing import child_names, child_records, foreign_keys
 from bookie.metadata.etcd.messages import any_below, delete, stat
+from bookie.metadata.etcd.session import EtcdSession
 from bookie.metadata.etcd.transactions import SequenceCounters, Transaction, stat_of
 from bookie.metadata.etcd.watch import EtcdWatch, Position, present
 from bookie.metadata.model import (
@@ -50,8 +60,7 @@ from bookie.metadata.model import (
     is_under,
 )
 from bookie.metadata.security import MetadataSecurity
-from bookie.metadata.session import Connected, Expired, SessionEvent, SessionState
-from bookie.metadata.session_monitor import SessionMonitor
+from bookie.metadata.session import SessionEvent
 from bookie.metadata.store import MetadataStore
 from bookie.metadata.watches import SessionWatches, Watches
 
@@ -67,14 +76,6 @@ ATTEMPTS = 3
 
 _DELETIONS_MAX = 100
 """The most foreign keys that one Txn deletes; etcd allows 128 operations in a Txn."""
-
-PROBE_FRACTION = 4
-RENEWAL_FRACTION = 7
-"""Divisors of the session timeout: limits for a lease's proof, and for each renewal step.
-
-The monitor cancels an attempt after a third of the timeout, so another endpoint can be tried
-before.
-"""
 
 
 class EtcdStore(MetadataStore):
@@ -101,8 +102,7 @@ class EtcdStore(MetadataStore):
         self._tasks = asyncio.TaskGroup()
         self._open = False
         self._client: EtcdClient
-        self._lease: EtcdLease
-        self._monitor: SessionMonitor
+        self._session: EtcdSession
 
     @property
     def client(self) -> EtcdClient:
@@ -122,19 +122,16 @@ class EtcdStore(MetadataStore):
             operation_seconds=seconds,
             on_connected=self._connected,
         )
+        self._session = EtcdSession(
+            self._client,
+            self._scope,
+            self.session_timeout_seconds,
+            self._tasks,
+            self._session_watches.announce,
+        )
         try:
             await self._client.authenticate()
-            self._lease = await EtcdLease.grant(
-                self._client, self._scope, self.session_timeout_seconds
-            )
-            self._monitor = SessionMonitor(
-                self.session_timeout_seconds,
-                probe=self._probe,
-                renew=self._renew,
-                announce=self._session_watches.announce,
-                begun_at=self._lease.asked_at,
-            )
-            await self._monitor.__aenter__()
+            await present(self._client, self._scope)  # etcd answers, and lets this user read
         except BaseException:
             await self._client.close()
             raise
@@ -145,14 +142,12 @@ class EtcdStore(MetadataStore):
     async def __aexit__(self, *_: object) -> None:
         self._open = False
         try:
+            self._session.stop()
             for followed in self._followed.values():
                 followed.task.cancel()
             # The task group would wrap the body's own error, so the error is not passed to it.
             await self._tasks.__aexit__(None, None, None)
-            await self._monitor.__aexit__(None, None, None)
-            # After a failure the lease ends by itself, because no task keeps it alive.
-            with suppress(BookieError):
-                await self._lease.revoke(self._client.attempt_seconds)
+            await self._session.revoke()
         finally:
             await self._client.close()
             for followed in self._followed.values():
@@ -161,26 +156,17 @@ class EtcdStore(MetadataStore):
 
     @property
     def is_session_certain(self) -> bool:
-        return self._open and self._monitor.state is SessionState.CONNECTED
-
-    async def _probe(self) -> None:
-        await self._lease.prove(self.session_timeout_seconds / PROBE_FRACTION)
-
-    async def _renew(self) -> None:
-        self._lease = await replace(
-            self._client,
-            self._scope,
-            self._lease,
-            self.session_timeout_seconds,
-            answer_seconds=self.session_timeout_seconds / RENEWAL_FRACTION,
-        )
+        return self._open and self._session.is_certain
 
     def _connected(self) -> None:
         if self._open:
-            self._monitor.tell(Connected())
+            self._session.note_connected()
 
     @asynccontextmanager
     async def session_events(self) -> AsyncIterator[AsyncIterator[SessionEvent]]:
+        """Deliver the session's events; the first consumer begins the session."""
+        self._require_open()
+        await self._session.begin()
         self._require_open()
         with self._session_watches.open() as events:
             yield events
@@ -192,7 +178,7 @@ class EtcdStore(MetadataStore):
         self._require_open()
         response = await self._client.read(RANGE, pb.RangeRequest(key=self._scope.key(key)))
         for kv in response.kvs:
-            return Record(kv.value, stat_of(key, kv, self._lease.id))
+            return Record(kv.value, stat_of(key, kv, self._session.lease_id))
         return None
 
     async def exists(self, key: str) -> bool:
@@ -216,7 +202,7 @@ class EtcdStore(MetadataStore):
         self._require_open()
         async for name, kv in child_records(self._client, self._scope, key, after):
             self._require_open()
-            yield Record(kv.value, stat_of(name, kv, self._lease.id))
+            yield Record(kv.value, stat_of(name, kv, self._session.lease_id))
 
     async def foreign_keys(self) -> list[bytes]:
         self._require_open()
@@ -263,14 +249,13 @@ class EtcdStore(MetadataStore):
     async def _transact(self, transaction: Transaction) -> list[Stat | None]:
         deadline = asyncio.get_running_loop().time() + self._client.operation_seconds
         while True:
-            if self._monitor.state is SessionState.LOST:
-                await asyncio.sleep(0)  # lets the monitor begin the next session
-            lease = self._require_session()
+            lease = await self._session.current_lease()
+            self._require_open()
             receipt = await lease.take_receipt()
             try:
                 results = await self._attempt(transaction, receipt, deadline)
             except SessionLostError:
-                self._lose(lease)
+                self._session.lose(lease)
                 raise
             finally:
                 lease.give_back(receipt)
@@ -298,8 +283,13 @@ class EtcdStore(MetadataStore):
             receipt.is_doubtful = False
             transaction.learn(receipt, await self._client.read(TXN, transaction.reads()))
             return None
-        except BookieError:
+        except BookieError as error:
             receipt.is_doubtful = False  # refused
+            if isinstance(error, NoRightError):
+                raise UnauthorizedError(
+                    f"etcd does not let {self._client.user} write {transaction.first_key} in"
+                    f" {self._scope}"
+                ) from None
             raise
         receipt.is_doubtful = False
         return transaction.take(receipt, response)
@@ -337,16 +327,6 @@ class EtcdStore(MetadataStore):
                 f"{error}; the write of revision {receipt.revision} happened"
             ) from None
         return transaction.confirmed(receipt, response)
-
-    def _require_session(self) -> EtcdLease:
-        self._require_open()
-        if self._monitor.state is SessionState.LOST:
-            raise SessionLostError("the session with etcd is lost; one begins when etcd answers")
-        return self._lease
-
-    def _lose(self, lease: EtcdLease) -> None:
-        if lease is self._lease and self._open:
-            self._monitor.tell(Expired())
 
     def _require_open(self) -> None:
         if not self._open:

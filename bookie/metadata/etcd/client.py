@@ -14,6 +14,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import grpc
@@ -100,6 +101,10 @@ class StaleTokenError(MetadataUnavailableError):
     """etcd refused the request, probably because the token of our user expired."""
 
 
+class NoRightError(UnauthorizedError):
+    """The roles of our user lack the right to read or to write a key; nothing was done."""
+
+
 class EtcdEndpoint:
     """One member of the etcd cluster, and the gRPC channel to it."""
 
@@ -178,6 +183,11 @@ class EtcdClient:
         self._is_silent = False
         self._closed = False
 
+    @property
+    def user(self) -> str:
+        """The name of our user, for messages."""
+        return self._security.user or "nobody"
+
     async def close(self) -> None:
         """End all connections; calls under way raise MetadataClosedError."""
         self._closed = True
@@ -227,13 +237,20 @@ class EtcdClient:
             MetadataUnavailableError: all endpoints stayed silent, or etcd has no room.
             BookieError: for the reasons that `call` names.
         """
+
+        async def send() -> Any:
+            before()
+            return await self.call(method, request)
+
+        return await self._repeat(send)
+
+    async def _repeat(self, send: Callable[[], Awaitable[Any]]) -> Any:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self.operation_seconds
         retries: Retries | None = None
         while True:
-            before()
             try:
-                return await self.call(method, request)
+                return await send()
             except LostReplyError:
                 retries = retries or self.retries()
                 pause = retries.pause()
@@ -269,7 +286,9 @@ class EtcdClient:
             request = pb.AuthenticateRequest(
                 name=self._security.user, password=self._security.password
             )
-            response = await self._send(_AUTHENTICATE, request, None)
+            send = partial(self._send, _AUTHENTICATE, request, None)
+            # Later, whoever needs the new token repeats the call.
+            response = await (send() if refused else self._repeat(send))
             self._metadata = aio.Metadata(_NEEDS_LEADER, ("token", response.token))
             self.token += 1
 
@@ -359,9 +378,8 @@ class EtcdClient:
             case grpc.StatusCode.UNAUTHENTICATED:
                 return StaleTokenError(f"{where} refuses the token of our user")
             case grpc.StatusCode.PERMISSION_DENIED:
-                user = self._security.user or "nobody"
-                return UnauthorizedError(
-                    f"{where} does not let {user} use the keys of {self._scope}"
+                return NoRightError(
+                    f"{where} does not let {self.user} use the keys of {self._scope}"
                 )
             case grpc.StatusCode.INVALID_ARGUMENT | grpc.StatusCode.FAILED_PRECONDITION:
                 return self._explain_refusal(text, where)

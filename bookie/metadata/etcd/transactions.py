@@ -14,6 +14,10 @@ delete                   present or mod_revision = v, nothing below   delete
 check                    mod_revision = v, or absent                  nothing
 ======================== ============================================ ===========================
 
+Where the table says put, a read of the new record may follow: it shows if the record existed. The
+writes of a Txn stand in the Txn itself, unless there are too many: etcd before 3.5.28 and 3.6.9
+does not check rights in a Txn within a Txn.
+
 The Txn is built on guesses: is a record ephemeral, does our own ephemeral record exist, which
 number of a sequence was the last? If a guess is wrong, reads show the truth, and the Txn is built
 again.
@@ -101,6 +105,12 @@ class Transaction:
         self._is_large = False
         self._lease = 0
 
+    @property
+    def first_key(self) -> str:
+        """The first key that the transaction writes, or names; for messages."""
+        written = [one.key for one in self._given if not isinstance(one, Check)]
+        return written[0] if written else self._given[0].key
+
     # ---- the request
 
     def request(self, receipt: Receipt) -> pb.TxnRequest:
@@ -120,7 +130,7 @@ class Transaction:
             self._reads.want_record(self._scope, operation.key)
             match operation:
                 case Put():
-                    writes.append(self._put(operation, compares))
+                    writes += self._put(operation, compares)
                 case Delete():
                     writes.append(self._delete(operation, compares))
                 case Check():
@@ -156,18 +166,18 @@ class Transaction:
                 )
         check_transaction(numbered)
 
-    def _put(self, put: Put, compares: dict[bytes, Part]) -> Part:
+    def _put(self, put: Put, compares: dict[bytes, Part]) -> list[Part]:
         key = self._scope.key(put.key)
         lease = self._lease if put.ephemeral else 0
         if put.version is not None and put.version != NOT_EXISTS:
             compares[key] = messages.version(key, put.version)
             if put.ephemeral:
                 compares[b"!" + key] = messages.leased(key)
-                return messages.put(key, put.value, lease)
+                return [messages.put(key, put.value, lease)]
             if put.key in self._leased:
-                return messages.nested([], [messages.keep(key, put.value), messages.stat(key)])
+                return [messages.keep(key, put.value), messages.stat(key)]
             compares[b"!" + key] = messages.lease(key, 0)
-            return messages.put(key, put.value, 0)
+            return [messages.put(key, put.value, 0)]
         for above in ancestors(put.key):
             self._reads.want_record(self._scope, above)
             higher = self._scope.key(above)
@@ -176,21 +186,17 @@ class Transaction:
             self._reads.want_below(self._scope, put.key)
             if put.key in self._ours:
                 compares[key] = messages.lease(key, lease)
-                return messages.put(key, put.value, lease)
+                return [messages.put(key, put.value, lease)]
         if put.version is None and not put.ephemeral:
             if put.key in self._leased:
                 compares[key] = messages.leased(key)
-                return messages.nested([], [messages.keep(key, put.value), messages.stat(key)])
+                return [messages.keep(key, put.value), messages.stat(key)]
             compares[key] = messages.lease(key, 0)
-            return messages.nested(
-                [messages.absent(key)],
-                [messages.put(key, put.value, 0)],
-                [messages.put(key, put.value, 0), messages.stat(key)],
-            )
+            return [messages.put(key, put.value, 0), messages.stat(key)]
         compares[key] = messages.absent(key)
         if put.ephemeral:
             compares[b"/" + key] = messages.none_below(self._scope, put.key)
-        return messages.put(key, put.value, lease)
+        return [messages.put(key, put.value, lease)]
 
     def _delete(self, delete: Delete, compares: dict[bytes, Part]) -> Part:
         key = self._scope.key(delete.key)
@@ -269,18 +275,23 @@ class Transaction:
             if isinstance(operation, Check):
                 results.append(None)
                 continue
-            response = next(written)
+            next(written)  # the write's response
             if isinstance(operation, Delete):
                 results.append(None)
-                continue
-            results.append(self._stat(operation, revision, response))
+            elif self._is_read(operation):
+                kv = next(written).response_range.kvs[0]
+                results.append(stat_of(operation.key, kv, self._lease))
+            else:
+                results.append(self._stat(operation, revision))
         return results
 
-    def _stat(self, put: Put, revision: int, response: Any) -> Stat:
-        if response.WhichOneof("response") == "response_txn":
-            inner = response.response_txn.responses
-            if len(inner) > 1:
-                return stat_of(put.key, inner[1].response_range.kvs[0], self._lease)
+    def _is_read(self, put: Put) -> bool:
+        """True if a read of the new record follows the write in the Txn; see `_put`."""
+        if put.ephemeral or put.version == NOT_EXISTS:
+            return False
+        return put.version is None or put.key in self._leased
+
+    def _stat(self, put: Put, revision: int) -> Stat:
         is_new = put.version in (None, NOT_EXISTS) and put.key not in self._ours
         leased = put.ephemeral
         return Stat(put.key, revision, revision, None, None, leased, leased, is_new)

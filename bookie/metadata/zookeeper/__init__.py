@@ -12,6 +12,7 @@ the first two as far as a client can, and the third in full.
 | `tree` | records, parents and access control as nodes, transactions as operations on nodes |
 | `nodes`, `cached` | nodes read before a write, and records known from answers and events |
 | `outcome` | receipts: after a lost reply they show if a write was done |
+| `restrict` | gives an existing tree the access control lists of `bookie.metadata.rights` |
 | `changes` | events about nodes as events about records |
 | `session` | the connection, made again after each break; its watch is set first |
 | `client`, `requests` | kazoo's asynchronous calls from the loop, in the order of the socket |

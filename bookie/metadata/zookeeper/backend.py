@@ -15,6 +15,8 @@ This store differs from the contract of `MetadataStore`:
   removals. Meanwhile a record above the parent cannot be deleted.
 - Sequential numbers begin anew below a record that was itself deleted with all its children.
   Numbers of ephemeral records also begin anew below a parent that became empty.
+- For a user who may write nothing, not even below ``/.bookie``, `sync` is ZooKeeper's own: a
+  leader that was deposed a moment ago may answer it, and later reads may then lag.
 - Keys with control characters, or characters beyond Unicode's basic plane, are refused.
 
 Source: PIP-45 for the interface; the recipes and pitfalls of Curator and kazoo for the rest.
@@ -28,7 +30,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from bookie.env import gather
-from bookie.errors import ConfigurationError, MetadataClosedError
+from bookie.errors import ConfigurationError, MetadataClosedError, UnauthorizedError
 from bookie.metadata.model import (
     ROOT,
     Acl,
@@ -64,8 +66,10 @@ from bookie.metadata.zookeeper.requests import (
     GetChildren,
     GetData,
     NodeError,
+    Sync,
     ZnodeStat,
 )
+from bookie.metadata.zookeeper.restrict import restrict
 from bookie.metadata.zookeeper.session import ZooKeeperLink
 from bookie.metadata.zookeeper.tree import (
     HOME,
@@ -117,18 +121,20 @@ class ZooKeeperStore(MetadataStore):
             )
         self._hosts = ",".join(str(host) for host in hosts)
         self._security = security
-        self._scope = Scope(scope, security.access)
+        self._scope = Scope(scope, security.access, security.users)
         self._known = KnownRecords()
         self._watches = Watches()
         self._session_watches = SessionWatches()
         self._group: list[WatchEvent] = []
+        self._may_not_write = 0
+        """The connection on which ZooKeeper refused an empty write of our user."""
         self._open: _Open | None = None
 
     async def __aenter__(self) -> Self:
         link = ZooKeeperLink(
             self._hosts,
             self._scope.root,
-            self._scope.acl,
+            self._scope.acl(ROOT),
             session_timeout_seconds=self.session_timeout_seconds,
             security=self._security,
             on_event=self._take_event,
@@ -257,10 +263,16 @@ class ZooKeeperStore(MetadataStore):
         """Commit an empty write and wait for it; the write needs a quorum of servers.
 
         ZooKeeper's own sync is not used, because the leader that answers it may have been deposed
-        without knowing that.
+        without knowing that. Only a user who may write nothing gets ZooKeeper's own sync.
         """
         link = self._require_open().link
-        await self._require_open().receipts.commit([], link.deadline(), link.losses)
+        if self._may_not_write != link.connection:
+            try:
+                await self._require_open().receipts.commit([], link.deadline(), link.losses)
+                return
+            except UnauthorizedError:
+                self._may_not_write = link.connection
+        await link.read(Sync(self._scope.root), link.deadline())
 
     # ---- access control
 
@@ -276,6 +288,10 @@ class ZooKeeperStore(MetadataStore):
         require_representable_key(key)
         opened = self._require_open()
         await opened.nodes.set_acl(key, acl, opened.link.deadline())
+
+    async def restrict(self) -> int:
+        opened = self._require_open()
+        return await restrict(opened.link, opened.nodes, self._scope)
 
     # ---- watches
 

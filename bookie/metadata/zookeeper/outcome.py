@@ -108,6 +108,8 @@ class Receipts:
         self._session = 0
         self._written: dict[str, str] = {}
         """Receipt name → path of its node, which exists and is an ephemeral node of `_session`."""
+        self._creates: dict[str, asyncio.Future[Any]] = {}
+        """Receipt name → the answer to the latest create of its node."""
         self._marks = 0
 
     async def commit(
@@ -231,7 +233,8 @@ class Receipts:
         path = self._written.get(name) if session == self._session else None
         if path is None:
             path = self._path(session, name)
-            self._link.send(CreateNode(path, b"", OPEN_ACL_UNSAFE, ephemeral=True), session)
+            create = CreateNode(path, b"", OPEN_ACL_UNSAFE, ephemeral=True)
+            self._creates[name] = self._link.send(create, session).answer
         return SetData(path, mark, -1)
 
     def _note(self, session: int, name: str, *, exists: bool = True) -> None:
@@ -250,6 +253,8 @@ class Receipts:
         """Correct our knowledge of a receipt after the server refused to write it."""
         if code == NO_NODE:
             self._note(session, name, exists=False)
+            if await self._is_create_denied(name):
+                raise _refusal(NO_AUTH)
             self._link.send(CreateNode(HOME, b""))  # the next answer shows if it exists
             try:
                 await self._link.send(CreateNode(RECEIPTS, b"", LASTING_ACL)).answer
@@ -260,6 +265,15 @@ class Receipts:
                 return  # the next attempt asks again
         else:
             raise _refusal(code)
+
+    async def _is_create_denied(self, name: str) -> bool:
+        """True if the server does not let us create the receipt, so that no attempt can succeed."""
+        create = self._creates.pop(name, None)
+        if create is None:
+            return False
+        await asyncio.wait([create])
+        error = None if create.cancelled() else create.exception()
+        return isinstance(error, NodeError) and error.code == NO_AUTH
 
     # ---- receipts in use
 

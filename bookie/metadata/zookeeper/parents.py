@@ -110,7 +110,7 @@ class Parents:
             await self._link.make_root()
             stats = await self._nodes.ask(map(Exists, paths), self._link.deadline())
             creates = [
-                CreateNode(path, KEPT if wanted[key] else PARENT, self._scope.acl)
+                CreateNode(path, KEPT if wanted[key] else PARENT, self._scope.acl(key))
                 for key, path, stat in zip(keys, paths, stats, strict=True)
                 if stat is None
             ]

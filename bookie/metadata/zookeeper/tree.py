@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import NamedTuple
 
 from bookie.errors import BadRequestError, InvalidKeyError, UnsupportedError
@@ -37,6 +38,7 @@ from bookie.metadata.model import (
     ancestors,
     parent_of,
 )
+from bookie.metadata.rights import Users, part_of, zookeeper_acl
 from bookie.metadata.security import Access
 from bookie.metadata.zookeeper.requests import (
     ACL,
@@ -148,15 +150,30 @@ class Scope:
     Args:
         path: the path of the scope's own node.
         access: the users to whom new nodes are open, unless a put has a list of its own.
+        users: the users of each kind, if `access` is ``kinds``.
     """
 
-    def __init__(self, path: str, access: Access = "open") -> None:
+    def __init__(
+        self, path: str, access: Access = "open", users: Users = MappingProxyType({})
+    ) -> None:
         self.root = path
         """The path of the scope's own node."""
-        self.acl: Sequence[ACL] = CREATOR_ALL_ACL if access == "user" else OPEN_ACL_UNSAFE
-        """The access control list of new nodes."""
+        self.has_kinds = access == "kinds"
+        """True if the part to which a node belongs decides its access control list."""
+        self._users = users
+        self._acl: Sequence[ACL] = CREATOR_ALL_ACL if access == "user" else OPEN_ACL_UNSAFE
+        self._acls: dict[str, Sequence[ACL]] = {}
         self.mark = SetData(path, PARENT, ANY)
         """The operation before and after internal writes, which marks them."""
+
+    def acl(self, key: str) -> Sequence[ACL]:
+        """Return the access control list of a new node."""
+        if not self.has_kinds:
+            return self._acl
+        part = part_of(key)
+        if part not in self._acls:
+            self._acls[part] = to_node_acl(zookeeper_acl(part, self._users))
+        return self._acls[part]
 
     def path(self, key: str) -> str:
         return self.root if key == ROOT else self.root + key
@@ -397,7 +414,7 @@ class Planner:
             # same cases.
             paths = [path, *map(self._scope.path, self._missing_above(check.key))]
             self._silently(
-                *(CreateNode(one, PARENT, self._scope.acl) for one in reversed(paths)),
+                *(CreateNode(one, PARENT, self._acl_of(one)) for one in reversed(paths)),
                 *(DeleteNode(one, ANY) for one in paths),
             )
 
@@ -412,11 +429,14 @@ class Planner:
         ]
 
     def _create(self, index: int, put: Put) -> None:
-        acl = self._scope.acl if put.acl is None else to_node_acl(put.acl)
+        acl = self._scope.acl(put.key) if put.acl is None else to_node_acl(put.acl)
         path = self._scope.path(put.key)
         create = CreateNode(path, put.value, acl, put.ephemeral, put.sequential)
         self._plan.creates.append(create)
         self._plan.results[index] = self._add(create)
+
+    def _acl_of(self, path: str) -> Sequence[ACL]:
+        return self._scope.acl(self._scope.key(path))
 
     def _silently(self, *operations: NodeOperation) -> None:
         for operation in (self._scope.mark, *operations, self._scope.mark):

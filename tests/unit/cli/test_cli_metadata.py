@@ -69,6 +69,8 @@ def test_a_value_from_a_file_and_from_standard_input(
         (["delete", "/nothing", "--yes"], 1, "/nothing does not exist"),
         (["delete", "/nothing", "--recursive", "--yes"], 1, "nothing at or below /nothing"),
         (["delete", "/x", "-r", "--version", "1"], 2, "contradict each other"),
+        (["rights", "--apply"], 1, "no access control by record; only ZooKeeper does"),
+        (["rights", "--kind", "guest"], 2, "guest"),
         (["import", "/no/such/file"], 1, "/no/such/file: No such file"),
         (["migrate", "memory://a", "redis://b"], 2, "must begin with local:///"),
         (["ls", "--metadata", "zk://h:1"], 2, "zk://h:1"),
@@ -83,6 +85,30 @@ def test_bad_requests_are_one_sentence(
     assert sentence in captured.err
     assert captured.err.count("\n") == 1
     assert captured.out == ""
+
+
+def test_rights_are_commands_for_etcd_and_a_table_for_others(
+    uri: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is opened for them: an operator may need them before there is a server."""
+    etcd = "etcd://nowhere.invalid:2379/b/c"
+    assert bookie("metadata", "rights", "--kind", "bookie", "--metadata", etcd) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:3] == [
+        "etcdctl role add b-c-bookie",
+        "etcdctl role grant-permission b-c-bookie read /b/c/ /b/c0",
+        "etcdctl role grant-permission b-c-bookie readwrite /b/c/ '/b/c/!'",
+    ]
+    assert f"{lines[1].rpartition(' read ')[0]} readwrite /b/c/cookies /b/c/cookies0" in lines
+    assert bookie("metadata", "rights", "--output", "json") == 0
+    rows = {row["part"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows["/cookies"] == {
+        "part": "/cookies",
+        "reader": "r",
+        "writer": "r",
+        "bookie": "cdrw",
+        "admin": "cdrwa",
+    }
 
 
 def test_ls_shows_one_level_or_all(uri: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -17,10 +17,12 @@ from bookie.errors import (
     BadRequestError,
     ClientClosedError,
     MetadataUnavailableError,
+    UnauthorizedError,
     WrongClusterError,
 )
 from bookie.ledger.ledger_client import LedgerClient, LedgerShape, open_ledger_client
 from bookie.ledger.quorum import Quorum
+from bookie.metadata.model import Operation, Stat
 from bookie.metadata.store import MetadataStore
 from bookie.testing.faulty_memory import FaultyMemoryStore
 from tests.unit.ledger.real_cluster import RealCluster, real_cluster
@@ -158,6 +160,35 @@ async def test_a_write_without_an_answer_is_found(
         store.expire_session()
         assert await client._writer_id() == writer
         await _until_written(cluster, writer)
+
+
+class ReadingStore(FaultyMemoryStore):
+    """The session of a user who may not write, until he gets the right."""
+
+    may_write = False
+    refusals = 0
+
+    async def transaction(self, operations: Sequence[Operation]) -> list[Stat | None]:
+        if not self.may_write:
+            self.refusals += 1
+            raise UnauthorizedError("no right to write")
+        return await super().transaction(operations)
+
+
+async def test_nobody_insists_without_the_right_to_write(cluster: RealCluster) -> None:
+    async with ReadingStore(cluster.uri.removeprefix("memory://")) as store, client_of(store) as bk:
+        with pytest.raises(UnauthorizedError, match="no right to write"):
+            await bk.create(ONE)
+        record = bk._writer_record
+        assert record is not None
+        assert record._task is not None
+        async with asyncio.timeout(60):
+            await record._task  # it ends by itself, and tries no more in the background
+        assert store.refusals <= 2
+        store.may_write = True
+        writer = await bk.create(ONE)
+        assert await _writers(cluster) == [writer.metadata.writer_id]
+        await writer.close()
 
 
 async def test_it_is_not_written_into_another_cluster(

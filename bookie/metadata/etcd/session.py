@@ -1,0 +1,151 @@
+"""The session of a store in etcd, which begins when the store first needs it.
+
+Reads and watches need no session, so a store that only reads has no lease: nothing is granted, kept
+alive or revoked for it. The first write begins the session, and so does the first consumer of the
+session's events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+
+from bookie.errors import BookieError, MetadataClosedError, SessionLostError
+from bookie.metadata.etcd.client import EtcdClient
+from bookie.metadata.etcd.key_layout import KeyLayout
+from bookie.metadata.etcd.lease import EtcdLease, replace
+from bookie.metadata.session import Connected, Expired, SessionEvent, SessionState
+from bookie.metadata.session_monitor import SessionMonitor
+
+PROBE_FRACTION = 4
+RENEWAL_FRACTION = 7
+"""Divisors of the session timeout: limits for a lease's proof, and for each renewal step.
+
+The monitor cancels an attempt after a third of the timeout, so another endpoint can be tried
+before.
+"""
+
+
+class EtcdSession:
+    """The session of one open store: no lease, or the present lease and its monitor.
+
+    Args:
+        client: the connection to etcd.
+        scope: the keys of the store.
+        timeout_seconds: the session timeout.
+        tasks: a group that lives until `end`, for the task that watches over the session.
+        announce: takes each event of the session.
+    """
+
+    def __init__(
+        self,
+        client: EtcdClient,
+        scope: KeyLayout,
+        timeout_seconds: float,
+        tasks: asyncio.TaskGroup,
+        announce: Callable[[SessionEvent], None],
+    ) -> None:
+        self._client = client
+        self._scope = scope
+        self._timeout_seconds = timeout_seconds
+        self._tasks = tasks
+        self._announce = announce
+        self._beginning = asyncio.Lock()
+        self._lease: EtcdLease | None = None
+        self._monitor: SessionMonitor | None = None
+        self._keeper: asyncio.Task[None] | None = None
+        self._is_ended = False
+
+    @property
+    def lease_id(self) -> int:
+        """The id of the present lease; 0 before the session begins."""
+        return 0 if self._lease is None else self._lease.id
+
+    @property
+    def is_certain(self) -> bool:
+        """True unless the session is in doubt; a session that has not begun holds nothing."""
+        return self._monitor is None or self._monitor.state is SessionState.CONNECTED
+
+    async def begin(self) -> None:
+        """Begin the session, unless it has begun.
+
+        Raises:
+            MetadataUnavailableError: etcd does not answer; a later call tries again.
+            UnauthorizedError: etcd grants this user no lease.
+        """
+        if self._monitor is not None:
+            return
+        async with self._beginning:
+            if self._monitor is None:
+                await self._begin()
+
+    async def _begin(self) -> None:
+        lease = await EtcdLease.grant(self._client, self._scope, self._timeout_seconds)
+        if self._is_ended:
+            raise MetadataClosedError("the metadata store is closed")  # the lease ends by itself
+        self._lease = lease
+        self._monitor = SessionMonitor(
+            self._timeout_seconds,
+            probe=self._probe,
+            renew=self._renew,
+            announce=self._announce,
+            begun_at=lease.asked_at,
+        )
+        self._keeper = self._tasks.create_task(self._keep(self._monitor))
+
+    async def _keep(self, monitor: SessionMonitor) -> None:
+        async with monitor:
+            await asyncio.Event().wait()
+
+    def stop(self) -> None:
+        """Watch over the session no more; its lease stays until `revoke`."""
+        self._is_ended = True
+        if self._keeper is not None:
+            self._keeper.cancel()
+
+    async def revoke(self) -> None:
+        """End the lease, if there is one, and with it the session's records."""
+        if self._lease is not None:
+            # After a failure the lease ends by itself, because no task keeps it alive.
+            with suppress(BookieError):
+                await self._lease.revoke(self._client.attempt_seconds)
+
+    async def current_lease(self) -> EtcdLease:
+        """Return the lease for a write; begin the session if needed.
+
+        Raises:
+            SessionLostError: the session is lost, and the next one has not begun.
+            BookieError: for the reasons that `begin` names.
+        """
+        await self.begin()
+        assert self._monitor is not None
+        assert self._lease is not None
+        if self._monitor.state is SessionState.LOST:
+            await asyncio.sleep(0)  # lets the monitor begin the next session
+        if self._monitor.state is SessionState.LOST:
+            raise SessionLostError("the session with etcd is lost; one begins when etcd answers")
+        return self._lease
+
+    def note_connected(self) -> None:
+        if self._monitor is not None:
+            self._monitor.tell(Connected())
+
+    def lose(self, lease: EtcdLease) -> None:
+        """Note that etcd has ended `lease`."""
+        if lease is self._lease and self._monitor is not None and not self._is_ended:
+            self._monitor.tell(Expired())
+
+    async def _probe(self) -> None:
+        assert self._lease is not None
+        await self._lease.prove(self._timeout_seconds / PROBE_FRACTION)
+
+    async def _renew(self) -> None:
+        assert self._lease is not None
+        self._lease = await replace(
+            self._client,
+            self._scope,
+            self._lease,
+            self._timeout_seconds,
+            answer_seconds=self._timeout_seconds / RENEWAL_FRACTION,
+        )

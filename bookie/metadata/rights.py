@@ -1,0 +1,180 @@
+"""Rights in a cluster's metadata: who may write which keys. All who are named may read all keys.
+
+There are four kinds of processes. One table says which kind writes which part of the scope. etcd's
+roles and ZooKeeper's access control lists both come from this table:
+
+====================== ==================================== ========================================
+part                   writers, beside admins               what for
+====================== ==================================== ========================================
+``/IDGEN``             writers                              ids of new ledgers
+``/ledgers``           writers, bookies                     new ledgers; recovery, repair, deletion
+``/deleted``           writers, bookies                     proofs of deletions
+``/writers``           writers, bookies                     the sign of life of a writing client;
+                                                            an auditor requires its absence
+``/logs``, ``/groups`` writers                              logs, cursors, groups of consumers
+``/config/logs``       writers                              the policy of one log
+``/available``         bookies                              registrations
+``/cookies``           bookies                              the identity of a bookie
+``/underreplication``  bookies                              marks and locks of repairs, the auditor
+everything else        nobody                               identity, settings, namespaces, security
+====================== ==================================== ========================================
+"""
+
+from __future__ import annotations
+
+import enum
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, TypeAlias
+
+from bookie.metadata.model import ROOT, Acl, is_under
+
+
+class Kind(enum.StrEnum):
+    """A kind of process with rights of its own."""
+
+    READER = "reader"
+    """Reads logs and ledgers."""
+    WRITER = "writer"
+    """Creates, writes and deletes logs and ledgers; consumes in groups."""
+    BOOKIE = "bookie"
+    """A bookie, which also repairs."""
+    ADMIN = "admin"
+    """Everything: an operator's commands."""
+
+
+_BOTH = frozenset({Kind.WRITER, Kind.BOOKIE})
+_WRITER = frozenset({Kind.WRITER})
+_BOOKIE = frozenset({Kind.BOOKIE})
+
+PARTS: Mapping[str, frozenset[Kind]] = {
+    "/IDGEN": _WRITER,
+    "/available": _BOOKIE,
+    "/config": frozenset(),
+    "/config/logs": _WRITER,
+    "/cookies": _BOOKIE,
+    "/deleted": _BOTH,
+    "/groups": _WRITER,
+    "/ledgers": _BOTH,
+    "/logs": _WRITER,
+    "/security": frozenset(),
+    "/underreplication": _BOOKIE,
+    "/writers": _BOTH,
+}
+"""Part → the kinds that write at and below it, beside admins. Only admins write other keys."""
+
+ELSEWHERE = ""
+"""Stands for all keys that belong to no part."""
+
+
+_READ = frozenset({"read"})
+_MARK = frozenset({"read", "write"})
+_WRITE = frozenset({"read", "write", "create", "delete"})
+_ALL = _WRITE | {"admin"}
+
+
+def part_of(key: str) -> str:
+    """Return the part of the table to which `key` belongs; `ELSEWHERE` if it belongs to none."""
+    if key == ROOT:
+        return ROOT
+    return max((part for part in PARTS if is_under(part, key)), key=len, default=ELSEWHERE)
+
+
+def permissions_of(kind: Kind, part: str) -> frozenset[str]:
+    """Return what a kind may do with the nodes of a part; `ROOT` is the scope's own node.
+
+    Every process that writes also writes the scope's own node, to mark internal writes. But only
+    admins create and delete what lies directly below the scope.
+    """
+    if kind is Kind.ADMIN:
+        return _ALL
+    if part == ROOT:
+        return _READ if kind is Kind.READER else _MARK
+    return _WRITE if kind in PARTS.get(part, ()) else _READ
+
+
+# ---- etcd
+
+
+class EtcdGrant(NamedTuple):
+    """The right to read, or to read and write, the keys from `first` to before `end`."""
+
+    writes: bool
+    first: str
+    end: str
+
+
+def etcd_grants(scope: str, kind: Kind) -> list[EtcdGrant]:
+    """Return the grants of the role of a kind, for a scope like ``/bookies``.
+
+    Keys that the store itself needs for writes sort between ``/bookies/`` and ``/bookies/!``.
+    """
+    everything = EtcdGrant(kind is Kind.ADMIN, f"{scope}/", f"{scope}0")
+    if kind in (Kind.ADMIN, Kind.READER):
+        return [everything]
+    own = [part for part, kinds in PARTS.items() if kind in kinds]
+    return [
+        everything,
+        EtcdGrant(True, f"{scope}/", f"{scope}/!"),
+        *(EtcdGrant(True, scope + part, f"{scope}{part}0") for part in own),
+    ]
+
+
+def etcd_role(scope: str, kind: Kind) -> str:
+    """Return the name of the role: ``bookies-reader``."""
+    return f"{scope.strip('/').replace('/', '-')}-{kind}"
+
+
+def etcd_commands(scope: str, kind: Kind) -> list[str]:
+    """Return the commands that make the role, for a shell."""
+    role = etcd_role(scope, kind)
+    return [
+        shlex.join(["etcdctl", "role", "add", role]),
+        *(
+            shlex.join(
+                [
+                    *("etcdctl", "role", "grant-permission", role),
+                    "readwrite" if grant.writes else "read",
+                    *(grant.first, grant.end),
+                ]
+            )
+            for grant in etcd_grants(scope, kind)
+        ),
+    ]
+
+
+# ---- ZooKeeper
+
+Users: TypeAlias = Mapping[Kind, Sequence[str]]
+"""The users of each kind, as ZooKeeper names them: ``sasl:ann``, ``x509:CN=b1``, ``world:anyone``.
+"""
+
+
+def zookeeper_acl(part: str, users: Users) -> list[Acl]:
+    """Return the access control list of the nodes of a part; see `permissions_of`."""
+    may: dict[tuple[str, str], frozenset[str]] = {}
+    for kind in Kind:
+        permissions = permissions_of(kind, part)
+        for user in users.get(kind, ()):
+            scheme, _, name = user.partition(":")
+            may[scheme, name] = may.get((scheme, name), frozenset()) | permissions
+    return [Acl(scheme, name, permissions) for (scheme, name), permissions in may.items()]
+
+
+def rights_table(kinds: Sequence[Kind]) -> list[dict[str, str]]:
+    """Return the table in ZooKeeper's letters: create, delete, read, write, admin."""
+    names = {ROOT: "the scope itself", ELSEWHERE: "everything else"}
+    return [
+        {
+            "part": names.get(part, part),
+            **{
+                str(kind): "".join(
+                    letter[0]
+                    for letter in ("create", "delete", "read", "write", "admin")
+                    if letter in permissions_of(kind, part)
+                )
+                for kind in kinds
+            },
+        }
+        for part in (ROOT, *PARTS, ELSEWHERE)
+    ]
