@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -22,7 +23,9 @@ from bookie.spark.selection import Surveys, survey
 from bookie.spark.source_options import READ_SECONDS_MAX, LedgerSource, LogSource
 from bookie.spark.splits import LogSlice, cut, cut_ids, task_bytes
 from bookie.spark.stream_offsets import LogOffsets
-from bookie.sync import SyncLogReader
+
+if TYPE_CHECKING:
+    from bookie.sync import SyncLogReader
 
 
 @dataclass

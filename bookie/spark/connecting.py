@@ -5,13 +5,16 @@ from __future__ import annotations
 import socket
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import bookie
-from bookie.api import ClientOptions
 from bookie.errors import BadRequestError, ConfigurationError
 from bookie.metadata.uri import require_shared
 from bookie.spark.options import SparkOptions
-from bookie.sync import SyncBookKeeper, shared_client
+
+if TYPE_CHECKING:
+    from bookie.api import ClientOptions
+    from bookie.sync import SyncBookKeeper
 
 FILE_OPTIONS = {
     "caFile": "ca_file",
@@ -47,6 +50,9 @@ class SparkConnection:
             raise ConfigurationError(
                 package_differs(f"executor {host}", bookie.__version__, self.version)
             )
+        # Some of Spark's processes only plan. An import of the client takes them 0.5 to 0.9 s.
+        from bookie.sync import shared_client
+
         given: ClientOptions = dict(self.security)  # type: ignore[assignment]
         return shared_client(self.metadata_uri, **given)
 

@@ -68,7 +68,9 @@ def _look() -> Callable[[int], str]:
             import bookie
 
             version = bookie.__version__
+            import bookie.spark.sinks  # imports the client
             import bookie.spark.source
+            import bookie.spark.tables.reading
         except ImportError as error:
             return json.dumps([host, version, str(error)])
         return json.dumps([host, version, None])

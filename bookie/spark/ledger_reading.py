@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from bookie.errors import NoSuchLedgerError
 from bookie.spark.selection import CALLS_AT_A_TIME, LedgerSelection
-from bookie.sync import SyncBookKeeper, SyncReader
+
+if TYPE_CHECKING:
+    from bookie.sync import SyncBookKeeper, SyncReader
 
 SAMPLE_ENTRIES = 64
 """The number of entries used to estimate the mean entry size of an open ledger."""

@@ -20,12 +20,15 @@ import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from bookie.errors import BadRequestError, NoSuchLogError
 from bookie.ids import MAX_ID
 from bookie.log.catalog.logs import LogName, LogPartition
 from bookie.spark.options import SparkOptions
-from bookie.sync import SyncBookKeeper, SyncLogSurvey
+
+if TYPE_CHECKING:
+    from bookie.sync import SyncBookKeeper, SyncLogSurvey
 
 LOG_OPTIONS = ("log", "logs", "subscribe", "logPattern", "subscribePattern", "partitions", "assign")
 CALLS_AT_A_TIME = 16

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from threading import Thread
 
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -46,6 +55,12 @@ LOCAL = {
 }
 """Spark's settings for a session in this process; ``--conf`` overrides them."""
 
+SERIAL = "-XX:+UseSerialGC"
+"""Java's collector for a local session. It takes 0.7 s of 11 s less than Java's own choice."""
+
+_OTHERS_SETTINGS = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "SPARK_CONF_DIR")
+"""Environment variables that may choose a collector. Java does not start if it has two."""
+
 JAVA_LEAST = 17
 
 
@@ -73,16 +88,74 @@ def open_session(name: str, master: str, conf: Mapping[str, str]) -> SparkSessio
 
 
 def _open_here(name: str, master: str, conf: Mapping[str, str]) -> SparkSession:
-    # By default Spark starts the first python3 of the path.
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    settings = {**RECOMMENDED, **(LOCAL if master.startswith("local") else {}), **conf}
+    is_local = master.startswith("local")
+    settings = {**RECOMMENDED, **(local_settings() if is_local else {}), **conf}
     builder = SparkSession.builder.master(master).appName(f"bookie {name}")
     for key, value in settings.items():
         builder = builder.config(key, value)
+    # Every job imports the client soon. The start of Java leaves a core idle meanwhile.
+    Thread(target=import_module, args=["bookie.sync"], daemon=True).start()
+    with _python_of_workers(is_local):
+        try:
+            return builder.getOrCreate()
+        except PySparkException as error:
+            raise CannotStartError(java_problem(str(error))) from error
+
+
+def local_settings() -> dict[str, str]:
+    """Return `LOCAL`, with Java's serial collector if nothing here may choose another one."""
+    key = "spark.driver.extraJavaOptions"
+    if any(name in os.environ for name in (*_OTHERS_SETTINGS, "SPARK_HOME")):
+        return LOCAL
+    return {**LOCAL, key: f"{LOCAL[key]} {SERIAL}"}
+
+
+@contextmanager
+def _python_of_workers(is_local: bool) -> Iterator[None]:
+    """Tell Spark which Python its workers are, unless the user has chosen one.
+
+    By default Spark starts the first python3 of the path.
+    """
+    if "PYSPARK_PYTHON" in os.environ:
+        yield
+        return
+    # A Spark of the user's may have another pyspark than this process.
+    is_ours = is_local and "SPARK_HOME" not in os.environ
+    os.environ["PYSPARK_PYTHON"] = local_python() if is_ours else sys.executable
     try:
-        return builder.getOrCreate()
-    except PySparkException as error:
-        raise CannotStartError(java_problem(str(error))) from error
+        yield
+    finally:
+        # A later session may have workers on other machines, which have no such script.
+        os.environ["PYSPARK_PYTHON"] = sys.executable
+
+
+_SCRIPT = """#!/bin/sh
+PYTHONPATH=${PYTHONPATH##*/spark-core_*.jar}
+export PYTHONPATH=${PYTHONPATH#:}
+exec %s "$@"
+"""
+
+
+@cache
+def local_python() -> str:
+    """Return the path of a script that starts this Python, with the installed pyspark.
+
+    Spark starts Python with ``SPARK_HOME/python/lib/pyspark.zip:…:spark-core_….jar`` before the
+    user's ``PYTHONPATH``. Python compiles each module of a zip again in each process. A job starts
+    about ten processes, one after another, and without the zip it takes 4 to 6 s less of a
+    processor. Spark has no setting for this path, so the script removes that part of it, which
+    is there twice in one phase. The script lasts as long as this process.
+
+    Returns this Python itself if the directory of temporary files allows no programs.
+
+    Source: ``PythonUtils.sparkPythonPath`` and ``PythonWorkerFactory`` of Spark 4.3.
+    """
+    directory = tempfile.mkdtemp(prefix="bookie-spark-")
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    script = Path(directory, "python")
+    script.write_text(_SCRIPT % shlex.quote(sys.executable))
+    script.chmod(0o700)
+    return str(script) if os.access(script, os.X_OK) else sys.executable
 
 
 def _open_remote(url: str, conf: Mapping[str, str]) -> SparkSession:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from bookie.log.read.survey import LogSpan
+if TYPE_CHECKING:
+    from bookie.log.read.survey import LogSpan
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,6 +148,30 @@ spark.stop()
     assert re.findall("FOUND (.*)", _python(code)) == ["True", "3", "120s"]
 
 
+def test_local_workers_import_the_installed_pyspark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process of Spark compiles each module of a zip. A later session has its own Python."""
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    monkeypatch.delenv("SPARK_HOME", raising=False)
+    code = """
+import os
+import sys
+from bookie.spark.session import local_python, open_session
+spark = open_session("x", "local[1]", {})
+def look(_):
+    import pyspark
+    return pyspark.__file__
+print("FOUND", spark.sparkContext.parallelize([0], 1).map(look).first())
+print("FOUND", os.environ["PYSPARK_PYTHON"] == sys.executable)
+spark.stop()
+os.environ["PYSPARK_PYTHON"] = "/users/own/python"
+spark = open_session("x", "local[1]", {})
+print("FOUND", spark.sparkContext.pythonExec)
+spark.stop()
+"""
+    found = re.findall("FOUND (.*)", _python(code))
+    assert found == [pyspark.__file__, "True", "/users/own/python"]
+
+
 def test_a_pyspark_that_is_too_old_is_named_and_harms_no_other_source() -> None:
     code = """
 import pyspark.version

@@ -7,7 +7,8 @@ batches that a stream has now. Each batch does this, in order:
 2. It writes the bad rows below ``QUARANTINE/batch=N``. A repeated batch replaces these rows.
 3. It publishes the good rows under the id of the query and the number of the batch, so only once.
 4. It writes its numbers of good, bad and skipped rows to the directory
-   ``CHECKPOINT/moved/batch=N``.
+   ``CHECKPOINT/moved/batch=N``, by a small file: Spark's own reader and writer of JSON would cost
+   each run three Spark jobs.
 """
 
 from __future__ import annotations
@@ -236,23 +237,20 @@ def run_moves(
         .start()
     )
     query.awaitTermination()
-    batches = [one.batchId for one in query.recentProgress if one.numInputRows]
+    batches = sorted({one.batchId for one in query.recentProgress if one.numInputRows})
     if not batches:
         return Moved(0, quarantine=target.aside)
-    noted = frame.sparkSession.read.schema(_NOTES).json(_notes(target))
-    sums = noted.where(F.col("batch") >= min(batches)).agg(
-        *(F.sum(name) for name in ("rows", "quarantined", "skipped"))
-    )
-    [found] = sums.collect()
-    rows, quarantined, skipped = (one or 0 for one in found)
+    files = small_files(frame.sparkSession)
+    notes = [json.loads(text) for text in files.texts_of([_note(target, one) for one in batches])]
+    rows, quarantined, skipped = (sum(one[name] for one in notes) for name in _COUNTS)
     return Moved(rows, quarantined, skipped, target.aside)
 
 
-_NOTES = "rows BIGINT, quarantined BIGINT, skipped BIGINT, batch BIGINT"
+_COUNTS = ("rows", "quarantined", "skipped")
 
 
-def _notes(target: MoveTarget) -> str:
-    return f"{target.checkpoint.rstrip('/')}/moved"
+def _note(target: MoveTarget, batch: int) -> str:
+    return f"{target.checkpoint.rstrip('/')}/moved/batch={batch}"
 
 
 def move_batch(rows: DataFrame, batch: int, target: MoveTarget, fatal: Mapping[str, str]) -> None:
@@ -296,9 +294,8 @@ def note_batch(
     skipped: int = 0,
 ) -> None:
     """Write the counts of a batch to a file, for the process that started the query."""
-    counts = {"rows": rows, "quarantined": quarantined, "skipped": skipped}
-    note = spark.range(1).select(*(F.lit(count).alias(name) for name, count in counts.items()))
-    note.coalesce(1).write.mode("overwrite").json(f"{_notes(target)}/batch={batch}")
+    counts = dict(zip(_COUNTS, (rows, quarantined, skipped), strict=True))
+    small_files(spark).write(_note(target, batch), json.dumps(counts), replaces=True)
 
 
 def _set_aside(rows: DataFrame, count: int, path: str) -> None:
@@ -329,8 +326,8 @@ def publish(rows: DataFrame, batch: int, target: MoveTarget) -> None:
 
 def query_id(spark: SparkSession, checkpoint: str) -> str:
     """Return the id that Spark gave to a checkpoint's query, under which batches are published."""
-    [row] = spark.read.text(f"{checkpoint.rstrip('/')}/metadata").collect()
-    return str(json.loads(row["value"])["id"])
+    [text] = small_files(spark).texts(f"{checkpoint.rstrip('/')}/metadata").values()
+    return str(json.loads(text)["id"])
 
 
 def union(frames: list[DataFrame]) -> DataFrame:

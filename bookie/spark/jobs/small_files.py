@@ -8,7 +8,7 @@ second.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pyspark.errors import AnalysisException
@@ -25,6 +25,10 @@ class SmallFiles(ABC):
     @abstractmethod
     def texts(self, path: str) -> dict[str, str]:
         """Return the texts of the files in a directory, or of one file, by name; {} without any."""
+
+    def texts_of(self, directories: Sequence[str]) -> list[str]:
+        """Return the texts of the files in these directories, each of which has one at least."""
+        return [text for one in directories for text in self.texts(one).values()]
 
     @abstractmethod
     def has_any(self, path: str, ending: str) -> bool:
@@ -74,6 +78,10 @@ class FrameFiles(SmallFiles):
                 return {}
             raise
         return {row["file_name"]: row["value"] for row in rows}
+
+    def texts_of(self, directories: Sequence[str]) -> list[str]:
+        rows = self._spark.read.text(list(directories), wholetext=True).select("value").collect()
+        return [row["value"] for row in rows]
 
     def has_any(self, path: str, ending: str) -> bool:
         frame = load_if_there(self._spark, path, "binaryFile", ending)

@@ -7,6 +7,7 @@ frame again to see changes.
 | module | what it holds |
 |---|---|
 | `columns` | the columns of each table |
+| `options` | the options of a read, checked |
 | `rows` | rows from the records of the store; pure |
 | `reading` | the reader that Spark calls |
 """

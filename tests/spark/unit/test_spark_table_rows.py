@@ -21,7 +21,7 @@ from bookie.log.log_client import LOG_TAG
 from bookie.spark.options import SparkOptions
 from bookie.spark.tables import rows
 from bookie.spark.tables.columns import TABLES, table_schema
-from bookie.spark.tables.reading import take_table
+from bookie.spark.tables.options import take_table
 
 URI = "local:///somewhere"
 LEDGER = LedgerMetadata(
