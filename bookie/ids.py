@@ -30,6 +30,9 @@ BATCH_SIZE_BYTES_MAX = 1024 * 1024
 JOINED_MESSAGES_METADATA = ("bookie-joined-messages", "2")
 """A bookie's first metadata on an add stream: a message may join requests, up to 2 MiB together."""
 
+LOG_TAG = "bookie.log"
+"""Key in the custom metadata of a log's ledgers: the log's name, a space, and its id."""
+
 INSTANCE_ID_METADATA_KEY = "bookie-instance-id"
 """The call-metadata key that carries the cluster's instance id."""
 

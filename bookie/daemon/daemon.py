@@ -29,7 +29,6 @@ from bookie.addresses import is_wildcard, join_address
 from bookie.cluster import keys
 from bookie.cluster.cluster_settings import ClusterSettings
 from bookie.cluster.cookies import CookieManager
-from bookie.cluster.instance import read_instance_id
 from bookie.cluster.registration import BookieRegistration
 from bookie.cluster.registration_record import Endpoint
 from bookie.config import Settings, Sources, Supervision, require_bookie_id
@@ -122,7 +121,7 @@ async def run_daemon(sources: Sources, supervision: Supervision, failpoints: str
     )
     if settings.repair.enabled:
         # Before it registers: an import in the event loop keeps requests waiting.
-        import_module("bookie.repair.service")
+        import_module("bookie.repair.own_damage")
     try:
         with noting(*NOTED_SIGNALS, note=_note_signal):
             await _run(live, ServiceManager(supervision), supervision, Failpoints(failpoints))
@@ -164,8 +163,7 @@ async def _run(
         ThreadWorkers(settings.storage.read_threads) as workers,
     ):
         environment = system_environment(workers, failpoints)
-        await access.load(store)
-        instance_id = administration.instance_id = await read_instance_id(store)
+        instance_id = administration.instance_id = await access.load(store)
         metrics.info.info(
             {"id": settings.bookie.id, "instance": instance_id, "version": bookie.__version__}
         )
@@ -283,14 +281,19 @@ def _repair(
     """The task that brings copies back, if the settings say so."""
     if not live.settings.repair.enabled:
         return []
-    # Only who repairs needs a client's parts; they take a while to import.
     from bookie.repair.own_damage import OwnDamage
-    from bookie.repair.service import keep_repairing
 
     own_damage = OwnDamage(store, live.settings.bookie.id)
+    # Now: the check of all entries has begun, and reports once.
     started.check.on_incomplete = own_damage.note
-    return [
-        keep_repairing(
+
+    async def repair() -> NoReturn:
+        # A client's parts, 67 modules, would add an eighth to the time of a start. They come in a
+        # thread: an import in the event loop keeps requests waiting.
+        await asyncio.to_thread(import_module, "bookie.repair.service")
+        from bookie.repair.service import keep_repairing
+
+        await keep_repairing(
             store,
             live.sources,
             live.settings.rpc,
@@ -301,7 +304,8 @@ def _repair(
             own_damage,
             OwnCopies(started.engine, started.garbage),
         )
-    ]
+
+    return [repair()]
 
 
 def _losses(store: MetadataStore, settings: Settings) -> BookieLosses | None:

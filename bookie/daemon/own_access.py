@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from bookie.cluster.instance import read_instance_id
 from bookie.cluster.role_grants import RoleGrants
 from bookie.config import Settings
 from bookie.env import SystemClock
 from bookie.errors import FormatError, NoSuchLedgerError
+from bookie.ids import LOG_TAG
 from bookie.ledger.catalog.ledgers import LedgerManager
-from bookie.log.log_client import LOG_TAG
 from bookie.metadata.store import MetadataStore
 from bookie.security.audit import AuditLog
 from bookie.security.gatekeeper import Gatekeeper, PrincipalRules
 from bookie.security.grants import Grants
 from bookie.security.permissions import LedgerLogs
+from bookie.security.tokens import TokenKeys, TokenVerifier
 from bookie.telemetry import event_log
 
 _log = event_log(__name__)
@@ -37,18 +39,25 @@ class OwnAccess:
             AuditLog(clock),
             is_required=security.serves_tls and security.require_roles,
         )
+        self._token_keys_file = security.token_keys_file
         self._ledgers: LedgerManager | None = None
 
-    async def load(self, store: MetadataStore) -> None:
-        """Load the grants before the first call is served.
+    async def load(self, store: MetadataStore) -> str:
+        """Load what decides about calls before the first one is served; return the cluster's id.
 
         Raises:
-            MetadataError: the store does not answer.
-            FormatError: the grants are damaged; `bookie security role` says how to mend them.
+            MetadataError: the store does not answer, or holds no cluster.
+            FormatError: the cluster's id or the grants are damaged.
+            ConfigurationError: the keys of tokens cannot be used.
         """
+        instance_id = await read_instance_id(store)
         self._ledgers = LedgerManager(store)
+        if self._token_keys_file:
+            keys = TokenKeys(self._token_keys_file)
+            self.gatekeeper.take_tokens(TokenVerifier(keys, instance_id))
         if self.gatekeeper.is_required:
             self._take(await RoleGrants(store).read())
+        return instance_id
 
     async def follow(self, store: MetadataStore, instance_id: str) -> None:
         """Take changed grants while the bookie serves."""

@@ -21,6 +21,7 @@ from bookie.errors import (
     NoSuchLogError,
     NotEnoughBookiesError,
 )
+from bookie.ids import LOG_TAG
 from bookie.ledger.connection.calls import ELSEWHERE
 from bookie.ledger.connection.pool import ask_bookies
 from bookie.ledger.ledger_client import LedgerClient, LedgerShape
@@ -33,9 +34,6 @@ from bookie.log.catalog.namespaces import NamespaceManager
 from bookie.log.clock_check import ANSWER_SECONDS_MAX, ClockCheck
 from bookie.metadata.model import NOT_EXISTS
 from bookie.metadata.store import MetadataStore
-
-LOG_TAG = "bookie.log"
-"""Key in the custom metadata of a log's ledgers: the log's name, a space, and its id."""
 
 PARTITION_TAG = "bookie.log.partition"
 """Key in the custom metadata of a log's ledgers: the number of the partition."""

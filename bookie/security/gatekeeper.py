@@ -136,7 +136,6 @@ class Gatekeeper:
         logs: of which log each ledger is.
         clock: for the end of tokens.
         audit: notes what is refused and what is destructive.
-        tokens: the check of tokens; None if this bookie takes none.
         is_required: False if everybody may do everything.
     """
 
@@ -146,7 +145,6 @@ class Gatekeeper:
         logs: LedgerLogs,
         clock: Clock,
         audit: AuditLog,
-        tokens: TokenVerification | None = None,
         *,
         is_required: bool = True,
     ) -> None:
@@ -154,7 +152,7 @@ class Gatekeeper:
         self._logs = logs
         self._clock = clock
         self._audit = audit
-        self._tokens = tokens
+        self._tokens: TokenVerification | None = None
         self._is_required = is_required
         self._grants = Grants() if is_required else UNLIMITED
         self._permissions: OrderedDict[str, Permissions] = OrderedDict()
@@ -168,6 +166,10 @@ class Gatekeeper:
         """Use other grants from now on, also in calls that have begun."""
         if self._is_required:
             self._grants = grants
+
+    def take_tokens(self, tokens: TokenVerification) -> None:
+        """Take tokens from now on; without this call, a bookie takes none."""
+        self._tokens = tokens
 
     def caller(self, identity: PeerIdentity | None, authorization: str, address: str) -> Caller:
         """Return who calls.

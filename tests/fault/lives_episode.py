@@ -31,8 +31,8 @@ from bookie.api import BookKeeper, LogPolicy, ReaderHandle, WriterHandle, connec
 from bookie.cluster import keys
 from bookie.env import SystemClock
 from bookie.errors import BookieError, KeyHasChildrenError
+from bookie.ids import LOG_TAG
 from bookie.log.clock_check import ClockCheck
-from bookie.log.log_client import LOG_TAG
 from bookie.log.tidy.sweep import sweep_logs
 from bookie.metadata.export import import_records, walk
 from bookie.metadata.model import Record

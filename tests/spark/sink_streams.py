@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812  (the usual name)
 from pyspark.sql.streaming.query import StreamingQuery
 
 from bookie.errors import NoSuchLedgerError
-from bookie.log.log_client import LOG_TAG
+from bookie.ids import LOG_TAG
 from bookie.sync import SyncBookKeeper
 from tests.spark.faulty_sink import FaultySource
 from tests.spark.sink_checker import Place, row_text

@@ -28,10 +28,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from bookie.errors import BadRequestError, BookieError, NoSuchLedgerError
+from bookie.ids import LOG_TAG
 from bookie.ledger.metadata import LedgerMetadata
 from bookie.log.catalog.log_metadata import LogDefinition
 from bookie.log.catalog.logs import LogName, LogPartition
-from bookie.log.log_client import LOG_TAG, PARTITION_TAG, LogClient
+from bookie.log.log_client import PARTITION_TAG, LogClient
 from bookie.log.tidy.deletion import delete_log
 from bookie.log.tidy.truncation import apply_retention, retention_offset
 from bookie.log.tidy.unnamed_ledgers import delete_unnamed, named_among

@@ -11,6 +11,7 @@ from typing import Any
 from bookie.api.maintenance import ListedCursor, ListedPartition
 from bookie.cluster.registration_record import Registration
 from bookie.errors import BadRequestError
+from bookie.ids import LOG_TAG
 from bookie.ledger.copies.replica_audit import ReplicaVerdict
 from bookie.ledger.copies.replica_plan import fragment_ends, quorum_of
 from bookie.ledger.metadata import LedgerMetadata
@@ -18,7 +19,6 @@ from bookie.ledger.quorum import Stripe
 from bookie.log.catalog.log_metadata import NO_TIME_MS, LogRange
 from bookie.log.catalog.logs import LogName
 from bookie.log.head.chain import live_bytes
-from bookie.log.log_client import LOG_TAG
 
 Row = tuple[Any, ...]
 

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from bookie.api.maintenance import ListedCursor, ListedPartition
 from bookie.cluster.registration_record import Endpoint, Registration
 from bookie.errors import BadRequestError
+from bookie.ids import LOG_TAG
 from bookie.ledger.copies.replica_audit import ReplicaVerdict, unreadable
 from bookie.ledger.copies.replica_plan import count_of, stripe_ranges
 from bookie.ledger.metadata import Fragment, LedgerMetadata, LedgerState
 from bookie.ledger.quorum import Quorum
 from bookie.log.catalog.log_cursor import LogCursor
 from bookie.log.catalog.log_metadata import LogDefinition, LogHead, LogOwner, LogRange
-from bookie.log.log_client import LOG_TAG
 from bookie.spark.options import SparkOptions
 from bookie.spark.tables import rows
 from bookie.spark.tables.columns import TABLES, table_schema

@@ -19,12 +19,13 @@ from bookie.errors import (
     NoSuchKeyError,
     NoSuchLogError,
 )
+from bookie.ids import LOG_TAG
 from bookie.ledger.ledger_client import LedgerClient, LedgerShape
 from bookie.ledger.quorum import Quorum
 from bookie.log.catalog.log_metadata import LogMode
 from bookie.log.catalog.log_policy import DEFAULTS, DIGESTS, LogPolicy
 from bookie.log.catalog.logs import LogName, LogPartition
-from bookie.log.log_client import LOG_TAG, PARTITION_TAG, LogClient
+from bookie.log.log_client import PARTITION_TAG, LogClient
 from bookie.metadata.memory.backend import MemoryStore
 from bookie.metadata.store import MetadataStore
 
