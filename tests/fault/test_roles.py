@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from bookie.api import BookKeeper
+from bookie.cluster.instance import read_instance_id
 from bookie.cluster.role_grants import RoleGrants
+from bookie.env import SystemClock
 from bookie.errors import NotPermittedError
 from bookie.log.catalog.namespaces import NamespaceManager
 from bookie.metadata.connect import open_store
@@ -20,6 +22,7 @@ from bookie.security import authority
 from bookie.security.authority import settings_for
 from bookie.security.grants import Grant, GrantScope
 from bookie.security.rights import Role
+from bookie.security.token_keys import create_key, make_token
 from tests.fault.daemon_cluster import BOOKIES
 from tests.fault.secure_cluster import SecureCluster, secure_cluster
 from tests.fault.test_tls import command
@@ -165,3 +168,45 @@ async def test_an_admin_from_anywhere_and_nobody_else(tmp_path: Path) -> None:
         await daemon.until("audit_did")
         did = json.loads(daemon.lines[-1])
         assert (did["who"], did["what"]) == ("client", "PUT /read-only")
+
+
+@pytest.mark.timeout(300)
+async def test_a_token_says_who_it_is(tmp_path: Path) -> None:
+    """A token counts for its life and its cluster; streams that outlive it go on with the next."""
+    async with secure_cluster(tmp_path) as cluster, roles(cluster) as grants:
+        home = tmp_path / "tokens"
+        create_key(home)
+        keys = {"token_keys_file": str(home / "token-keys.json")}
+        for name in BOOKIES:
+            await cluster.start(name, settings_for(cluster.authority, "bookie") | keys)
+        async with open_store(cluster.uri) as store:
+            audience = await read_instance_id(store)
+        for role in (Role.WRITER, Role.RECOVERER):
+            await grants.grant(Grant("shop", role))
+        file = tmp_path / "token"
+
+        def write(subject: str = "shop", seconds: int = 900, audience: str = audience) -> None:
+            now = SystemClock().now_ms() / 1000
+            file.write_text(make_token(home, subject, audience, seconds=seconds, now_seconds=now))
+
+        # The certificate is an admin's. The token counts more.
+        write("stranger")
+        async with cluster.connect(token_file=str(file)) as client:
+            ledger = await client.create_ledger()
+            with pytest.raises(NotPermittedError, match="stranger lacks the role writer"):
+                await ledger.append(b"x")
+        write(audience="another")
+        async with cluster.connect(token_file=str(file)) as client:
+            ledger = await client.create_ledger()
+            with pytest.raises(NotPermittedError, match="token"):
+                await ledger.append(b"x")
+        write(seconds=20)
+        async with cluster.connect(token_file=str(file)) as client:
+            writer = await until_permitted(client)
+            for number in range(60):
+                if number == 20:
+                    write(seconds=900)
+                await writer.append(b"%d" % number)
+                await asyncio.sleep(1.0)
+            reader = await client.open_ledger(writer.ledger_id, recover=True)
+            assert reader.last_entry_id == 59
