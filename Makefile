@@ -156,7 +156,7 @@ interop: java $(VENV)/.test zookeeper ## real servers of metadata, killed, stopp
 
 soak: $(VENV)/.test ## the same tests with their long counts; takes an hour or more
 	$(SOAK) tests/unit tests/property tests/conformance tests/sim \
-	  tests/cluster_sim tests/explorer tests/matrix tests/fault tests/histories tests/ledger_history tests/log_history
+	  tests/cluster_sim tests/explorer tests/fuzz tests/matrix tests/fault tests/histories tests/ledger_history tests/log_history
 
 soak-system: $(VENV)/.test ## as root: six hundred power cuts; takes half an hour
 	$(SOAK) tests/system

@@ -21,6 +21,9 @@ MAX_ID = 2**63 - 1
 NO_ENTRY = -1
 """The value for a missing entry id, or for a missing last add confirmed (LAC)."""
 
+DIGITS_MAX = 20
+"""The most digits of a 64-bit number. Python refuses to convert thousands, with a ValueError."""
+
 ENTRY_SIZE_BYTES_MAX = 4 * 1024 * 1024
 """The largest entry packet in bytes, header and digest included."""
 

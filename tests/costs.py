@@ -39,6 +39,7 @@ REASONS = {
     "tests/fault/test_repair_at_random.py": "sixty episodes with sessions that end and repairs",
     "tests/fault/test_replacement.py": "a thousand ledgers lose a bookie at once",
     "tests/fault/test_true_health.py": "an operator's stories, each with bookies of its own",
+    "tests/fuzz/test_fuzz_hypothesis.py": "two thousand inputs for each parser of bytes",
     "tests/matrix/test_io_errors.py": "each call on each kind of file fails, in three phases",
     "tests/sim/test_crash_images.py": "thousands of images that a crash may leave, each opened",
     "tests/system/test_failing_calls.py": "each call that may fail fails once, in a real bookie",

@@ -88,6 +88,10 @@ AT_NIGHT: Mapping[str, int] = {
     "tests/spark/test_spark_checks.py": 2,
     "tests/spark/test_spark_sink.py": 4,
     "tests/spark/test_spark_stream_source.py": 4,
+    # By day the table of parsers with the same 2000 changed inputs each, by `test_fuzz.py`; the
+    # bounds of the largest messages by `tests/unit/wire/test_unary_codec.py`.
+    "tests/fuzz/test_fuzz_hypothesis.py": ALL,
+    "tests/fuzz/test_fuzz_growth.py": ALL,
     "tests/matrix/test_corruption_fuzz.py": ALL,
     "tests/matrix/test_corruption_matrix.py": ALL,
     "tests/matrix/test_io_errors.py": 12,

@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from bookie.log.read.start_position import LogStart
     from bookie.metadata.store import MetadataStore
 
+_OFFSET = re.compile(r"\d{1,19}", re.ASCII)
 _ENTRY = re.compile(r"(\d{1,19}):(\d{1,19})", re.ASCII)
-_SPAN = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d)", re.ASCII)
+_SPAN = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)(s|m|h|d)", re.ASCII)
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -67,7 +68,7 @@ def parse_place(text: str | None, option: str, *, words: bool = True) -> LogStar
         return "earliest"
     if words and text == "latest":
         return "latest"
-    if text.isascii() and text.isdigit():
+    if _OFFSET.fullmatch(text):
         return int(text)
     if entry := _ENTRY.fullmatch(text):
         return int(entry[1]), int(entry[2])

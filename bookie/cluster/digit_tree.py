@@ -66,7 +66,8 @@ class DigitTree:
         """
         names = key.removeprefix(self.root + "/").split("/")
         digits = "".join(names[:-1]) + names[-1].removeprefix(self.prefix)
-        number = int(digits) if digits.isascii() and digits.isdigit() else -1
+        is_number = digits.isascii() and digits.isdigit() and len(digits) == sum(self.groups)
+        number = int(digits) if is_number else -1
         if not 0 <= number <= self.maximum or self.key(number) != key:
             raise FormatError(f"the metadata key {key} is not where a number of {self.root} lies")
         return number

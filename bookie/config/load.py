@@ -253,7 +253,7 @@ def find_log_format(
     variables = os.environ if environment is None else environment
     path = path or Path(variables.get(CONFIG_VARIABLE, ""))
     given: list[object] = []
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+    with contextlib.suppress(OSError, ValueError, RecursionError, KeyError, TypeError):
         given.append(tomllib.loads(path.read_text(encoding="utf-8"))["log"]["format"])
     given += [variables.get(_FORMAT_VARIABLE), (overrides or {}).get("log.format")]
     known = [text for text in given if text in get_args(LogFormat)]
@@ -286,7 +286,7 @@ def _from_file(path: Path | None) -> Iterator[_Given]:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigurationError(f"cannot read {path}: {error.strerror or error}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, or nested too deeply
         raise ConfigurationError(f"{path} is not valid TOML: {error}") from error
     for section, table in tables.items():
         if not isinstance(table, dict):

@@ -10,6 +10,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from bookie.ids import DIGITS_MAX
+
 FAILPOINT_VARIABLE = "BOOKIE_FAILPOINT"
 
 
@@ -37,7 +39,8 @@ def read_supervision(
     microseconds = variables.get("WATCHDOG_USEC", "")
     watched = variables.get("WATCHDOG_PID", str(pid or os.getpid()))
     seconds = None
-    if microseconds.isdecimal() and int(microseconds) > 0 and watched == str(pid or os.getpid()):
+    is_number = microseconds.isdecimal() and len(microseconds) <= DIGITS_MAX
+    if is_number and int(microseconds) > 0 and watched == str(pid or os.getpid()):
         seconds = int(microseconds) / 1e6
     return Supervision(variables.get("NOTIFY_SOCKET", ""), seconds)
 

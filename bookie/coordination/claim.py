@@ -66,7 +66,7 @@ def decode_claim(data: bytes) -> Claim:
         raise FormatError("not the record of a claim")
     try:
         owner = json.loads(line.decode("ascii"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FormatError("the owner of a claim is not JSON text") from error
     if not isinstance(owner, str):
         raise FormatError("the owner of a claim is not JSON text")

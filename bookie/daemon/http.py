@@ -35,6 +35,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import json
+import logging
 import os
 import socket
 import ssl
@@ -44,6 +45,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.log import server_logger
 
 from bookie.addresses import is_wildcard, join_address
 from bookie.daemon.readiness import Readiness
@@ -366,7 +369,8 @@ async def _value(
             wanted = (await request.json())[key]
     except TimeoutError:
         return _error(408, f"the body did not arrive within {BODY_SECONDS_MAX:g} s")
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError):
+    except (ValueError, RecursionError, LookupError, TypeError):
+        # Not JSON, an unknown charset, a number of thousands of digits, or another kind of value.
         wanted = None
     for value in allowed:
         # The type counts too: 1 == True in Python.
@@ -374,6 +378,12 @@ async def _value(
             return value
     bodies = " or ".join(json.dumps({key: value}) for value in allowed)
     return _error(400, f"the body must be {bodies}")
+
+
+def _is_our_fault(record: logging.LogRecord) -> bool:
+    """False for what aiohttp logs, with a traceback, if a peer sends no HTTP or goes away."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, HttpProcessingError | ConnectionError)
 
 
 def _are_ledger_ids(value: object) -> bool:
@@ -448,6 +458,8 @@ async def serve_http(
         shutdown_timeout=SHUTDOWN_SECONDS,
         keepalive_timeout=IDLE_SECONDS_MAX,
     )
+    # Whoever reaches the port could fill the log otherwise. The answer tells the peer its fault.
+    server_logger.addFilter(_is_our_fault)
     await runner.setup()
     server = runner.server
     assert server is not None

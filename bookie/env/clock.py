@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from bookie.errors import BadRequestError
+from bookie.ids import DIGITS_MAX
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -76,7 +77,7 @@ def parse_moment(text: str) -> int:
     Raises:
         BadRequestError: `text` is not a time.
     """
-    if text.isascii() and text.isdigit():
+    if text.isascii() and text.isdigit() and len(text) <= DIGITS_MAX:
         return int(text)
     try:
         moment = datetime.fromisoformat(text)

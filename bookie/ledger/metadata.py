@@ -301,7 +301,7 @@ def _parse_text(body: bytes) -> LedgerMetadataFormat:
     message = LedgerMetadataFormat()
     try:
         text_format.Parse(body, message, allow_unknown_field=True)
-    except (text_format.ParseError, ValueError) as error:
+    except (text_format.ParseError, ValueError, RecursionError) as error:
         raise FormatError(f"its protobuf text is damaged: {error}") from error
     return _complete(message)
 

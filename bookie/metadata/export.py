@@ -414,7 +414,7 @@ def _objects(lines: Iterable[str], seal: _Seal) -> Iterator[tuple[int, object]]:
         seal.take(text)
         try:
             yield number, json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise FormatError(f"line {number} is not JSON") from error
 
 

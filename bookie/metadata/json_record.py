@@ -15,6 +15,7 @@ readers refuse the record.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -93,14 +94,14 @@ class JsonFields:
         return self.integer(name, minimum=minimum, maximum=maximum)
 
     def number(self, name: str) -> float:
-        """Return the field `name`, which may be any number, as a float."""
+        """Return the field `name`, which may be any finite number, as a float."""
         value = self.values.get(name)
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise self._wrong(name, "a number")
-        try:
-            return float(value)
-        except OverflowError as error:
-            raise self._wrong(name, "a number of a sensible size") from error
+        # Python reads 1e999 as infinity, which no record may hold.
+        if not abs(value) <= sys.float_info.max:
+            raise self._wrong(name, "a number of a sensible size")
+        return float(value)
 
     def boolean(self, name: str) -> bool:
         value = self.values.get(name)

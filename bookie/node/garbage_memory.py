@@ -84,7 +84,7 @@ def decode_memory(data: bytes) -> GarbageMemory:
             raise FormatError(f"{_FORMAT}: a counter is missing")
         counters[bucket] = counter
     observed = fields.number("observed_seconds")
-    if not (math.isfinite(observed) and observed >= 0):
+    if observed < 0:
         raise FormatError(f"{_FORMAT}: observed_seconds is {observed}")
     return GarbageMemory(
         counters,

@@ -28,7 +28,14 @@ from bookie.env.clock import parse_moment
 from bookie.errors import BadRequestError
 from bookie.spark.options import SparkOptions
 from bookie.spark.selection import Surveys
-from bookie.spark.stream_offsets import EARLIEST, LATEST, LogOffsets, StreamOffset, parse_offsets
+from bookie.spark.stream_offsets import (
+    EARLIEST,
+    LATEST,
+    LogOffsets,
+    StreamOffset,
+    is_partition,
+    parse_offsets,
+)
 
 STARTING_BY_TIME = "startingOffsetsByTimestamp"
 ENDING_BY_TIME = "endingOffsetsByTimestamp"
@@ -122,14 +129,14 @@ def _parse_times(option: str, text: str) -> dict[tuple[str, int], Moment]:
     )
     try:
         given = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise wrong from None
     found: dict[tuple[str, int], Moment] = {}
     for log, partitions in given.items():
         if not isinstance(partitions, dict):
             raise wrong
         for partition, time in partitions.items():
-            if not partition.isdigit() or type(time) not in (int, str):
+            if not is_partition(partition) or type(time) not in (int, str):
                 raise wrong
             found[log, int(partition)] = _moment(option, str(time))
     return found

@@ -201,7 +201,7 @@ def parse_ledgers(text: str) -> tuple[tuple[int, int], ...]:
     """
     ranges: list[tuple[int, int]] = []
     for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part, re.ASCII)
+        match = re.fullmatch(r"\s*(\d{1,19})\s*(?:-\s*(\d{1,19})\s*)?", part, re.ASCII)
         if match is None:
             raise BadRequestError(f"the option ledgers is a list such as 1,2,10-20, not {text!r}")
         first, last = int(match[1]), int(match[2] or match[1])
@@ -215,7 +215,7 @@ def _parse_partitions(option: str, text: str) -> dict[str, tuple[int, ...]]:
     wrong = BadRequestError(f'the option {option} is JSON such as {{"orders": [0, 2]}}')
     try:
         given = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise wrong from None
     if not isinstance(given, dict) or not given:
         raise wrong

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bookie.errors import BadRequestError
+from bookie.ids import DIGITS_MAX
 from bookie.log.catalog.log_metadata import LogDefinition
 
 LogOffsets = dict[tuple[str, int], int]
@@ -79,11 +80,16 @@ def from_json(given: Any) -> StreamOffset:
         for partition, offset in partitions.items():
             if partition == ID and isinstance(offset, str):
                 log_ids[log] = offset
-            elif partition.isdigit() and type(offset) is int and offset >= EARLIEST:
+            elif is_partition(partition) and type(offset) is int and offset >= EARLIEST:
                 found.offsets[log, int(partition)] = offset
             else:
                 raise wrong
     return found
+
+
+def is_partition(text: str) -> bool:
+    """Return True if `text` is the number of a partition."""
+    return text.isascii() and text.isdigit() and len(text) <= DIGITS_MAX
 
 
 def parse_offsets(option: str, text: str) -> StreamOffset:
@@ -94,7 +100,7 @@ def parse_offsets(option: str, text: str) -> StreamOffset:
     """
     try:
         return from_json(json.loads(text))
-    except ValueError:
+    except (ValueError, RecursionError):
         raise BadRequestError(
             f'the option {option} is earliest, latest or JSON such as {{"orders": {{"0": 17}}}}'
         ) from None

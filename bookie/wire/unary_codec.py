@@ -28,6 +28,13 @@ from bookie.wire.commands import Info, LacReply, LacState, LedgerRow, Reply
 WATCH_IDS_MAX: Final = 4096
 """The largest number of ledgers that one message subscribes or unsubscribes."""
 
+WATCH_BYTES_MAX: Final = 64 * 1024
+"""A larger message names too many ledgers, and parsing it would take ten times its size."""
+
+LEDGER_ROWS_BYTES_MAX: Final = 256 * 1024
+"""The largest page of ledgers, more than twice the size of a bookie's pages. Two bytes of a page
+can become a row of 200 bytes."""
+
 _M = TypeVar("_M", bound=Message)
 
 Ranges = tuple[NDArray[np.int64], NDArray[np.int64]]
@@ -102,6 +109,7 @@ def encode_watch_change(change: WatchChange) -> bytes:
 
 def parse_watch_request(data: bytes) -> WatchChange:
     """Parse the ledgers to watch and to stop watching; at most `WATCH_IDS_MAX` together."""
+    _bound(data, WATCH_BYTES_MAX)
     message = _parse(pb.WatchLacRequest, data)
     count = len(message.subscribe) + len(message.unsubscribe)
     if count > WATCH_IDS_MAX:
@@ -166,11 +174,11 @@ def parse_ranges(data: bytes) -> tuple[Reply, Ranges]:
         BadRequestError: The page is not such a message, or its ranges violate the contract.
     """
     message = _parse(pb.ListEntriesResponse, data)
-    try:
-        first = np.array(message.range_first, np.int64)
-        last = np.array(message.range_last, np.int64)
-    except OverflowError:
-        raise BadRequestError("an entry id of the listing is above 2^63-1") from None
+    # Numpy takes the numbers as they lie in memory, so ids above MAX_ID become negative.
+    first = np.array(message.range_first, np.int64)
+    last = np.array(message.range_last, np.int64)
+    if (first < 0).any() or (last < 0).any():
+        raise BadRequestError("an entry id of the listing is above 2^63-1")
     if len(first) != len(last) or (last < first).any() or (first[1:] <= last[:-1]).any():
         raise BadRequestError("the listing's ranges of entry ids do not ascend")
     return _reply(message), (first, last)
@@ -198,7 +206,8 @@ def encode_ledger_rows(reply: Reply, rows: Iterable[LedgerRow]) -> bytes:
 
 
 def parse_ledger_rows(data: bytes) -> tuple[Reply, list[LedgerRow]]:
-    """Parse one page of ledgers."""
+    """Parse one page of ledgers, of at most `LEDGER_ROWS_BYTES_MAX`."""
+    _bound(data, LEDGER_ROWS_BYTES_MAX)
     message = _parse(pb.ListLedgersResponse, data)
     rows = [
         LedgerRow(
@@ -263,6 +272,11 @@ def _parse(kind: type[_M], data: bytes) -> _M:
         return kind.FromString(data)
     except DecodeError:
         raise BadRequestError(f"the bytes are not a {kind.DESCRIPTOR.name}") from None
+
+
+def _bound(data: bytes, size_max: int) -> None:
+    if len(data) > size_max:
+        raise BadRequestError(f"a message has {len(data)} bytes; at most {size_max} are allowed")
 
 
 def _ledger_id(ledger_id: int) -> int:

@@ -98,7 +98,7 @@ def load_layout(directory: Path) -> Layout | None:
         return Layout(str(document["metadata_uri"]), members)
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, RecursionError, TypeError, KeyError) as error:
         raise ConfigurationError(f"{path} does not describe a cluster") from error
 
 

@@ -45,7 +45,7 @@ from bookie.errors import (
     NoSuchKeyError,
     NoSuchLogError,
 )
-from bookie.ids import MAX_ID
+from bookie.ids import DIGITS_MAX, MAX_ID
 from bookie.log.catalog.log_cursor import LogCursor, decode_log_cursor, encode_log_cursor
 from bookie.log.catalog.log_metadata import (
     LogChunk,
@@ -133,7 +133,8 @@ class LogPartition:
             BadRequestError: `text` is not a valid name of a partition.
         """
         name, hash_sign, number = text.partition("#")
-        if hash_sign and not (number.isascii() and number.isdecimal()):
+        is_number = number.isascii() and number.isdecimal() and len(number) <= DIGITS_MAX
+        if hash_sign and not is_number:
             raise BadRequestError(f"{text!r} is not the name of a partition: use LOG#NUMBER")
         return cls(LogName.parse(name), int(number or 0))
 
@@ -590,7 +591,7 @@ def _transaction_key(name: LogName, application: str) -> str:
 
 
 def _batch_of(record: Record) -> int:
-    if not record.value.isdigit():
+    if not record.value.isdigit() or len(record.value) > DIGITS_MAX:
         raise FormatError(f"the metadata key {record.key} does not hold the number of a batch")
     return int(record.value)
 

@@ -52,6 +52,7 @@ SESSION_SIZE_BYTES = 16
 _HEADER = struct.Struct(">QQqq16s")
 _VERSION = struct.Struct(">Q")
 _CHANGE = struct.Struct(">BH")
+_TIMEOUT_MS_MAX = 10**9  # far above the longest session that a store opens
 _ZERO_OWNER = bytes(SESSION_SIZE_BYTES)
 _KINDS = {1: ChangeKind.CREATED, 2: ChangeKind.DELETED, 3: ChangeKind.MODIFIED}
 _CODES = {kind: code for code, kind in _KINDS.items()}
@@ -103,10 +104,7 @@ class TreeReader:
         data = self._get("records", key.encode())
         if data is None:
             return None
-        version, at_creation, created_ms, modified_ms, owner = _HEADER.unpack_from(data)
-        owner = NO_OWNER if owner == _ZERO_OWNER else owner
-        value = data[_HEADER.size :]
-        return StoredRecord(version, owner, value, at_creation, created_ms, modified_ms)
+        return _decode_record(key, data)
 
     def record(self, key: str, session: bytes) -> Record | None:
         """Return the record of `key`; its `Stat` says whether `session` owns it."""
@@ -158,10 +156,7 @@ class TreeReader:
         found = {}
         with self._transaction.cursor(db=self._tables["sessions"]) as cursor:
             for session, data in cursor.iternext(keys=True, values=True):
-                row = json.loads(bytes(data))
-                found[bytes(session)] = SessionRow(
-                    row["timeout_ms"] / 1000, row["boot_id"], row["pid"]
-                )
+                found[bytes(session)] = _decode_session(bytes(data))
         return found
 
     def has_session(self, session: bytes) -> bool:
@@ -220,12 +215,7 @@ class TreeWriter(TreeReader):
         return stats
 
     def begin_session(self, session: bytes, row: SessionRow) -> None:
-        data = {
-            "timeout_ms": round(row.timeout_seconds * 1000),
-            "boot_id": row.boot_id,
-            "pid": row.pid,
-        }
-        self._put("sessions", session, json.dumps(data).encode())
+        self._put("sessions", session, _encode_session(row))
 
     def end_session(self, session: bytes) -> None:
         """Remove a session and its ephemeral records in one commit.
@@ -317,15 +307,53 @@ def _encode_changes(changes: Iterable[tuple[ChangeKind, str]]) -> bytes:
 
 
 def _decode_changes(version: int, data: bytes) -> tuple[WatchEvent, ...]:
+    """Decode the changes of commit `version`; raise FormatError if they are damaged."""
     events = []
     position = 0
-    while position < len(data):
-        code, size = _CHANGE.unpack_from(data, position)
-        position += _CHANGE.size
-        key = data[position : position + size].decode()
-        events.append(WatchEvent(_KINDS[code], key, version))
-        position += size
+    try:
+        while position < len(data):
+            code, size = _CHANGE.unpack_from(data, position)
+            position += _CHANGE.size + size
+            key = data[position - size : position].decode()
+            events.append(WatchEvent(_KINDS[code], key, version))
+    except (struct.error, KeyError, UnicodeDecodeError) as error:
+        raise FormatError(f"commit {version} of the metadata store is damaged") from error
+    if position != len(data):
+        raise FormatError(f"commit {version} of the metadata store is damaged: it is cut off")
     return tuple(events)
+
+
+def _decode_record(key: str, data: bytes) -> StoredRecord:
+    """Decode the record of `key`; raise FormatError if it is shorter than its header."""
+    if len(data) < _HEADER.size:
+        raise FormatError(f"the metadata key {key} is damaged: its record is cut off")
+    version, at_creation, created_ms, modified_ms, owner = _HEADER.unpack_from(data)
+    owner = NO_OWNER if owner == _ZERO_OWNER else owner
+    value = data[_HEADER.size :]
+    return StoredRecord(version, owner, value, at_creation, created_ms, modified_ms)
+
+
+def _encode_session(row: SessionRow) -> bytes:
+    data = {
+        "timeout_ms": round(row.timeout_seconds * 1000),
+        "boot_id": row.boot_id,
+        "pid": row.pid,
+    }
+    return json.dumps(data).encode()
+
+
+def _decode_session(data: bytes) -> SessionRow:
+    """Decode the row of a session; raise FormatError if it is damaged."""
+    try:
+        row = json.loads(data)
+        timeout_ms, boot_id, pid = row["timeout_ms"], row["boot_id"], row["pid"]
+    except (ValueError, RecursionError, KeyError, TypeError) as error:
+        raise FormatError("a session of the metadata store is damaged") from error
+    if type(timeout_ms) is not int or type(boot_id) is not str or type(pid) is not int:
+        raise FormatError("a session of the metadata store is damaged")
+    if not 0 <= timeout_ms <= _TIMEOUT_MS_MAX:
+        raise FormatError(f"a session of the metadata store has a timeout of {timeout_ms} ms")
+    return SessionRow(timeout_ms / 1000, boot_id, pid)
 
 
 def check_format(text: bytes | None, expected: bytes, directory: str) -> None:

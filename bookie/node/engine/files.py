@@ -30,6 +30,10 @@ from bookie.node.engine.format.blocks import (
 
 TEMPORARY_SUFFIX = ".tmp"
 _SUFFIX = {FileKind.JOURNAL: ".journal", FileKind.ENTRY_LOG: ".log"}
+FILE_NUMBER_MAX = 2**32 - 1
+"""File numbers have 32 bits in headers, and in the rows and pages of the index."""
+
+_DIGITS_MAX = len(str(FILE_NUMBER_MAX))
 OPEN_FILES_MAX = 256
 
 
@@ -51,7 +55,8 @@ def parse_file_name(name: str) -> tuple[FileKind, int] | None:
     """Return kind and number from a file's name; None for a name of another form."""
     for kind, suffix in _SUFFIX.items():
         stem = name.removesuffix(suffix)
-        if stem != name and stem.isascii() and stem.isdigit():
+        is_number = stem.isascii() and stem.isdigit() and len(stem) <= _DIGITS_MAX
+        if stem != name and is_number and int(stem) <= FILE_NUMBER_MAX:
             return kind, int(stem)
     return None
 

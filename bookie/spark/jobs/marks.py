@@ -72,7 +72,7 @@ def read_mark(files: SmallFiles, directory: str) -> JobMark | None:
     try:
         [text] = lines
         return JobMark(**json.loads(text))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise BadRequestError(
             f"{directory}/{MARK} does not say whose {directory} is; choose another directory"
         ) from error

@@ -35,7 +35,10 @@ def test_names_and_numbers_belong_together(kind: FileKind, number: int) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["COOKIE", "x.journal", "1.journal.tmp", "-1.journal", ".journal", "1.txt", "²3.log", "1 .log"],
+    [
+        *("COOKIE", "x.journal", "1.journal.tmp", "-1.journal", ".journal", "1.txt", "²3.log"),
+        *("1 .log", f"{2**32}.log", "9" * 200 + ".journal"),
+    ],
 )
 def test_other_names_are_not_ours(name: str) -> None:
     """They are left alone."""
