@@ -70,6 +70,14 @@ SECURITY_MUTANTS: tuple[Mutant, ...] = (
         "A renewal would interrupt every stream.",
     ),
     Mutant(
+        "an unchanged certificate is given to gRPC anew",
+        "bookie/wire/grpc/credentials.py",
+        "            return None\n        configuration",
+        "            pass\n        configuration",
+        (f"{_GRPC}::test_an_unchanged_configuration_is_not_replaced",),
+        "gRPC frees the former one under handshakes that use it: anybody could crash a bookie.",
+    ),
+    Mutant(
         "a file that cannot be used is logged at each look",
         "bookie/security/pem_files.py",
         "            if str(error) != self._said:\n",

@@ -212,3 +212,20 @@ async def test_a_port_that_grpc_does_not_open(
     with pytest.raises(CannotStartError, match=r"already in use$"):
         async with served(None):
             raise AssertionError
+
+
+def test_an_unchanged_configuration_is_not_replaced(
+    renewable: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """gRPC frees the former one, also under a handshake that uses it: the process would crash."""
+    monkeypatch.setattr(pem_files, "LOOK_SECONDS", 0.0)
+    dynamic = Mock()
+    monkeypatch.setattr(grpc, "dynamic_ssl_server_credentials", dynamic)
+    files = PemFiles(settings(renewable, "bookie"))
+    ServerSecurity(files).credentials()
+    present = dynamic.call_args.args[1]
+    assert present() is None
+    authority.renew(renewable, "bookie")
+    assert files.refresh()
+    assert present() is not None
+    assert present() is None
