@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 
 from bookie.config import SecuritySettings
-from bookie.daemon.http import Administration, serve_http
+from bookie.daemon.http import Administration, HttpAccess, serve_http
 from bookie.daemon.readiness import Readiness
 from bookie.security import PemFiles, authority, pem_files
 from bookie.security.contexts import client_context
@@ -20,7 +20,9 @@ from tests.unit.security.test_grpc_tls import settings
 
 def serve(files: PemFiles) -> Any:
     administration = Administration("b1")
-    return serve_http(Metrics(), Readiness(), administration, host="127.0.0.1", port=0, files=files)
+    return serve_http(
+        Metrics(), Readiness(), administration, host="127.0.0.1", port=0, access=HttpAccess(files)
+    )
 
 
 async def status(port: int, path: str, context: ssl.SSLContext, method: str = "GET") -> int:
