@@ -5,12 +5,13 @@
 | `pem_files` | the files of ``[security]``, checked, and loaded again when they change |
 | `contexts` | SSL contexts for HTTP, of both ends |
 | `certificates` | what a certificate says: subject, names, expiry |
+| `usable` | the kinds of keys that gRPC can use |
 | `identity` | who a peer is, by its certificate |
 | `exposure` | the listeners that anyone on the network reaches |
 | `authority` | a CA of one's own: ``bookie security`` |
 
-gRPC's credentials are made of the same files by `bookie.wire.grpc.credentials`. Only `certificates`
-and `authority` import `cryptography`, inside of functions: a client does without it.
+gRPC's credentials are made of the same files by `bookie.wire.grpc.credentials`. `cryptography` is
+imported inside of functions alone: a process without TLS does without it.
 """
 
 from bookie.security.pem_files import PemFiles, Pems

@@ -13,6 +13,7 @@ from bookie.config import SecuritySettings
 from bookie.env import Clock, SystemClock
 from bookie.errors import ConfigurationError
 from bookie.security.contexts import client_context, server_context
+from bookie.security.usable import require_usable
 from bookie.telemetry import event_log
 
 LOOK_SECONDS = 1.0
@@ -142,13 +143,12 @@ class PemFiles:
                 f"security.certificate_file {settings.certificate_file} and security.key_file "
                 f"{settings.key_file} cannot be used together: {_reason(error)}"
             ) from error
-        if self._check is not None:
-            try:
+        try:
+            require_usable(pems.ca, pems.certificate)
+            if self._check is not None:
                 self._check(pems)
-            except ValueError as error:
-                raise ConfigurationError(
-                    f"the files of [security] cannot be used: {error}"
-                ) from error
+        except ValueError as error:
+            raise ConfigurationError(f"the files of [security] cannot be used: {error}") from error
         return pems, context
 
 

@@ -11,7 +11,8 @@ from bookie.config import Settings
 from bookie.daemon import own_security
 from bookie.daemon.own_security import prepare_security, watching_certificates
 from bookie.errors import ConfigurationError
-from bookie.security import PemFiles, authority, pem_files
+from bookie.security import authority, pem_files
+from bookie.security.contexts import server_context
 from bookie.telemetry import Metrics
 from tests.unit.ledger.real_cluster import until
 
@@ -89,7 +90,7 @@ def test_a_certificate_that_openssl_alone_takes_is_refused(
 ) -> None:
     make_odd(directory / f"{file}.pem")
     security = settings(**authority.settings_for(directory, "b1"))
-    PemFiles(security.security)
+    server_context(security.security)
     with pytest.raises(ConfigurationError, match=rf"\[security\] cannot be used: .*{setting}: "):
         prepare_security(security, Metrics())
 

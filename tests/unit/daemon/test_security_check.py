@@ -13,6 +13,7 @@ from bookie.daemon.preflight import Fact, Severity
 from bookie.daemon.security_check import DAY_SECONDS, check_security
 from bookie.env import SystemClock
 from bookie.security import authority
+from tests.unit.security.odd_certificates import issue_odd
 
 
 def check(
@@ -85,3 +86,10 @@ def test_a_file_that_cannot_be_used(files: dict[str, Any]) -> None:
     fact = check(**files)["certificate"]
     assert fact.verdict is Severity.FAIL
     assert "security.ca_file" in fact.found
+
+
+def test_a_key_that_grpc_cannot_use(tmp_path: Path, files: dict[str, Any]) -> None:
+    issue_odd(tmp_path, "b1", kind="P-521")
+    fact = check(**files)["certificate"]
+    assert fact.verdict is Severity.FAIL
+    assert "a key on the curve secp521r1, which gRPC cannot use" in fact.found

@@ -13,6 +13,8 @@ from bookie.config import SecuritySettings
 from bookie.errors import ConfigurationError
 from bookie.security import PemFiles, authority, pem_files
 from bookie.security.certificates import first_expiry_seconds, read_certificates
+from bookie.security.usable import require_usable
+from tests.unit.security.odd_certificates import issue_odd
 
 
 class Clock:
@@ -95,6 +97,56 @@ def test_a_key_of_another_certificate(directory: Path) -> None:
     mixed = settings(directory).model_copy(update={"key_file": str(directory / "b2-key.pem")})
     with pytest.raises(ConfigurationError, match="key values mismatch"):
         PemFiles(mixed)
+
+
+@pytest.mark.parametrize("kind", ["P-256", "P-384", "2048"])
+def test_keys_that_both_libraries_take(directory: Path, kind: str) -> None:
+    issue_odd(directory, "odd", kind=kind)
+    assert PemFiles(settings(directory, "odd")).pems.certificate
+
+
+@pytest.mark.parametrize("kind", ["P-521", "secp256k1", "Ed25519"])
+def test_a_key_that_grpc_cannot_use(
+    directory: Path, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    """OpenSSL takes it: the bookie would start, and nobody could connect."""
+    issue_odd(directory, "odd", kind=kind)
+    sentence = r"security\.certificate_file is for .* which gRPC cannot use; take a key on P-256 or"
+    with pytest.raises(ConfigurationError, match=sentence):
+        PemFiles(settings(directory, "odd"))
+    files, clock = watched(directory)
+    before = files.pems
+    issue_odd(directory, "b1", kind=kind)
+    for _ in range(2):
+        assert not look(files, clock)
+    assert files.pems is before
+    (said,) = refusals(caplog)
+    assert "which gRPC cannot use" in said
+
+
+def test_a_small_rsa_key(directory: Path) -> None:
+    issue_odd(directory, "odd", kind="1024")
+    with pytest.raises(ConfigurationError):
+        PemFiles(settings(directory, "odd"))
+    with pytest.raises(ValueError, match="an RSA key of 1024 bits"):
+        require_usable((directory / "ca.pem").read_bytes(), (directory / "odd.pem").read_bytes())
+
+
+def test_a_byte_order_mark(directory: Path) -> None:
+    """An editor of Windows writes it; OpenSSL ignores it."""
+    (directory / "ca.pem").write_bytes(b"\xef\xbb\xbf" + (directory / "ca.pem").read_bytes())
+    with pytest.raises(
+        ConfigurationError, match=r"security\.ca_file begins with a byte order mark"
+    ):
+        PemFiles(settings(directory))
+
+
+def test_a_ca_that_grpc_cannot_verify(directory: Path) -> None:
+    issue_odd(directory, "odd", kind="secp256k1")
+    ca = (directory / "ca.pem").read_bytes() + (directory / "odd.pem").read_bytes()
+    (directory / "ca.pem").write_bytes(ca)
+    with pytest.raises(ConfigurationError, match="a CA on the curve secp256k1"):
+        PemFiles(settings(directory))
 
 
 def test_changed_files_are_taken(directory: Path) -> None:
