@@ -12,7 +12,7 @@ from bookie.daemon.preflight import Fact, Severity
 from bookie.errors import BookieError
 from bookie.security import PemFiles
 from bookie.security.certificates import covers, read_certificate_file
-from bookie.security.exposure import exposed_listeners
+from bookie.security.exposure import exposed_listeners, open_listeners
 
 DAY_SECONDS = 86400
 EXPIRY_DAYS_MIN = 30
@@ -69,9 +69,22 @@ def check_certificates(settings: Settings, now_seconds: float) -> list[Fact]:
         advice = f"chmod 600 {security.key_file}"
         certificates.append(Fact("key", Severity.WARN, "others may read the key", advice))
     if security.serves_tls and not security.require_client_certificate:
-        found = "security.require_client_certificate is off: every client may read and write"
-        certificates.append(Fact("clients", Severity.WARN, found, "give clients certificates"))
+        certificates.append(check_clients(settings))
     return certificates
+
+
+def check_clients(settings: Settings) -> Fact:
+    """Check a bookie that asks for no client certificate: beyond loopback it needs roles."""
+    found = "security.require_client_certificate is off"
+    if settings.security.require_roles:
+        found += ": a client without a certificate may do what the roles of anonymous permit"
+        return Fact("clients", Severity.WARN, found, "give clients certificates")
+    found += ", and so is require_roles: every client may read and write"
+    is_refused = open_listeners(settings, ("listen", "http"))
+    verdict = Severity.WARN
+    if is_refused and not settings.security.allow_plaintext:
+        verdict = Severity.FAIL
+    return Fact("clients", verdict, found, "set security.require_roles")
 
 
 def check_host(path: Path, host: str) -> Fact:

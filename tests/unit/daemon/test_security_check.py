@@ -77,8 +77,12 @@ def test_a_key_that_others_read(files: dict[str, Any]) -> None:
 
 
 def test_clients_without_certificates(files: dict[str, Any]) -> None:
-    facts = check(**files, require_client_certificate=False)
-    assert facts["clients"].verdict is Severity.WARN
+    fact = check(**files, require_client_certificate=False)["clients"]
+    assert fact.verdict is Severity.WARN
+    assert "the roles of anonymous" in fact.found
+    nobody_asked = {**files, "require_client_certificate": False, "require_roles": False}
+    for host, verdict in (("127.0.0.1", Severity.WARN), ("0.0.0.0", Severity.FAIL)):
+        assert check(host=host, **nobody_asked)["clients"].verdict is verdict
 
 
 def test_a_file_that_cannot_be_used(files: dict[str, Any]) -> None:
