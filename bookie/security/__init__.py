@@ -6,6 +6,7 @@
 | `contexts` | SSL contexts for HTTP, of both ends |
 | `certificates` | what a certificate says: subject, names, expiry |
 | `usable` | the kinds of keys that gRPC can use |
+| `suitability` | why peers would refuse a bookie's certificate |
 | `identity` | who a peer is, by its certificate |
 | `exposure` | the listeners that anyone on the network reaches |
 | `authority` | a CA of one's own: ``bookie security`` |

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
@@ -45,6 +45,8 @@ class PemFiles:
         settings: names the files; `ca_file` is set.
         clock: for the time between two looks.
         check: what else content must pass, before it is taken; it raises ValueError.
+        judge: says why peers would refuse the certificate, as `faults_of` does. Changed files are
+            taken only if they have no faults that the former ones have not.
 
     Raises:
         ConfigurationError: a file cannot be read, or the files do not fit together.
@@ -55,16 +57,19 @@ class PemFiles:
         settings: SecuritySettings,
         clock: Clock | None = None,
         check: Callable[[Pems], object] | None = None,
+        judge: Callable[[SecuritySettings], Mapping[str, str]] | None = None,
     ) -> None:
         self._settings = settings
         self._check = check
+        self._judge = judge or _no_faults
         self._clock = clock or SystemClock()
         self._looked_at = self._clock.monotonic()
         self._refused: _Stamp = ()
         self._said = ""
         self._stamp = self._read_stamp()
-        self.pems, self.context = self._load()
-        """The content, and the SSL context of HTTP: a server's if there is a certificate."""
+        self.pems, self.context, self.faults = self._load()
+        """The content, the SSL context of HTTP, a server's if there is a certificate, and why peers
+        would refuse the certificate: kind → sentence."""
 
     def client_context(self) -> ssl.SSLContext:
         """Return an SSL context for requests to the HTTP servers of bookies."""
@@ -79,7 +84,8 @@ class PemFiles:
         """Take changed files, at most one look a second; return True if something was taken.
 
         Files that cannot be used are logged once, and tried again as soon as they change. Files
-        that cannot be read are tried at each look: a repaired directory changes no file in it.
+        that cannot be read are tried at each look: a repaired directory changes no file in it. So
+        are files that peers would refuse, because a certificate may become valid.
         """
         now = self._clock.monotonic()
         if now - self._looked_at < LOOK_SECONDS:
@@ -90,7 +96,8 @@ class PemFiles:
             if stamp in (self._stamp, self._refused):
                 return False
             try:
-                pems, context = self._load()
+                pems, context, faults = self._load()
+                self._require_no_new(faults)
             except ConfigurationError as error:
                 if _is_about_content(error):
                     self._refused = stamp
@@ -103,9 +110,17 @@ class PemFiles:
                 _log.warning("certificate_not_reloaded", reason=self._said)
             return False
         self._said = ""
-        self._stamp, self.pems, self.context = stamp, pems, context
+        self._stamp, self.pems, self.context, self.faults = stamp, pems, context, faults
         _log.info("certificate_reloaded", certificate=self._settings.certificate_file)
         return True
+
+    def _require_no_new(self, faults: Mapping[str, str]) -> None:
+        for kind, sentence in faults.items():
+            if kind not in self.faults:
+                raise ConfigurationError(
+                    f"peers would refuse security.certificate_file "
+                    f"{self._settings.certificate_file}: {sentence}"
+                )
 
     def _paths(self) -> list[tuple[str, str]]:
         named = ("ca_file", "certificate_file", "key_file")
@@ -123,7 +138,7 @@ class PemFiles:
             )
         return tuple(stamps)
 
-    def _load(self) -> tuple[Pems, ssl.SSLContext]:
+    def _load(self) -> tuple[Pems, ssl.SSLContext, Mapping[str, str]]:
         read: dict[str, bytes] = {}
         for name, path in self._paths():
             try:
@@ -137,7 +152,7 @@ class PemFiles:
             raise _unusable("ca_file", settings.ca_file, error) from error
         try:
             make = server_context if settings.serves_tls else client_context
-            pems, context = Pems(**read), make(settings)
+            pems, context, faults = Pems(**read), make(settings), self._judge(settings)
         except OSError as error:
             raise ConfigurationError(
                 f"security.certificate_file {settings.certificate_file} and security.key_file "
@@ -149,7 +164,11 @@ class PemFiles:
                 self._check(pems)
         except ValueError as error:
             raise ConfigurationError(f"the files of [security] cannot be used: {error}") from error
-        return pems, context
+        return pems, context, faults
+
+
+def _no_faults(_settings: SecuritySettings) -> Mapping[str, str]:
+    return {}
 
 
 def _unusable(name: str, path: str, error: OSError) -> ConfigurationError:

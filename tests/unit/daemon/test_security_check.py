@@ -13,7 +13,7 @@ from bookie.daemon.preflight import Fact, Severity
 from bookie.daemon.security_check import DAY_SECONDS, check_security
 from bookie.env import SystemClock
 from bookie.security import authority
-from tests.unit.security.odd_certificates import issue_odd
+from tests.unit.security.odd_certificates import SERVER, issue_odd
 
 
 def check(
@@ -97,3 +97,15 @@ def test_a_key_that_grpc_cannot_use(tmp_path: Path, files: dict[str, Any]) -> No
     fact = check(**files)["certificate"]
     assert fact.verdict is Severity.FAIL
     assert "a key on the curve secp521r1, which gRPC cannot use" in fact.found
+
+
+def test_a_certificate_that_peers_refuse(tmp_path: Path, files: dict[str, Any]) -> None:
+    issue_odd(tmp_path, "b1", purposes=[SERVER])
+    fact = check(**files)["peers"]
+    assert fact.verdict is Severity.FAIL
+    assert "lacks clientAuth" in fact.found
+    issue_odd(tmp_path, "b1", days=(1, 90))
+    assert "is not valid yet" in check(**files)["peers"].found
+    authority.create_authority(tmp_path / "other")
+    files["ca_file"] = str(tmp_path / "other" / "ca.pem")
+    assert "no CA in security.ca_file has signed" in check(**files)["peers"].found
