@@ -21,6 +21,9 @@ from bookie.telemetry import Metrics, event_log
 LOOK_INTERVAL_SECONDS = 2.0
 """The longest time until a changed file is taken."""
 
+START_PATIENCE_SECONDS = 5.0
+"""How long a start waits for a program that renews the files."""
+
 EXPIRES_SOON_DAYS = 14
 """A shorter life is logged, and the alert BookieCertificateExpires fires."""
 
@@ -36,6 +39,7 @@ def prepare_security(
 
     Raises:
         ConfigurationError: a file cannot be used, or others would reach a listener without TLS.
+        CannotStartError: certificate and key do not fit together, as in the middle of a renewal.
     """
     security = settings.security
     if security.uses_tls and not security.serves_tls and "listen" in listeners:
@@ -55,7 +59,12 @@ def prepare_security(
     if not security.serves_tls:
         return None
     host = registered_host(settings) if "listen" in listeners else ""
-    files = PemFiles(security, check=_expiries, judge=partial(faults_of, host=host))
+    files = PemFiles(
+        security,
+        check=_expiries,
+        judge=partial(faults_of, host=host),
+        patience_seconds=START_PATIENCE_SECONDS,
+    )
     _show_expiry(files, metrics)
     _tell_faults(files, "listen" in listeners)
     return files

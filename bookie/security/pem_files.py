@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import ssl
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +13,7 @@ from typing import TypeAlias
 
 from bookie.config import SecuritySettings
 from bookie.env import Clock, SystemClock
-from bookie.errors import ConfigurationError
+from bookie.errors import CannotStartError, ConfigurationError
 from bookie.security.contexts import client_context, server_context
 from bookie.security.usable import require_usable
 from bookie.telemetry import event_log
@@ -21,6 +23,11 @@ LOOK_SECONDS = 1.0
 
 _Stamp: TypeAlias = tuple[tuple[int, ...], ...]
 """Device, inode, size, and the times of change of content and of owner, of each file."""
+
+_MISMATCHES = ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH")
+
+_PAUSE_SECONDS = 0.05
+"""The time between two attempts to load files that are being renewed."""
 
 _log = event_log(__name__)
 
@@ -35,6 +42,9 @@ class Pems:
     key: bytes = field(default=b"", repr=False)
 
 
+_Loaded: TypeAlias = tuple[Pems, ssl.SSLContext, Mapping[str, str]]
+
+
 class PemFiles:
     """The CA, and perhaps a certificate and its key, as they are now.
 
@@ -45,11 +55,15 @@ class PemFiles:
         settings: names the files; `ca_file` is set.
         clock: for the time between two looks.
         check: what else content must pass, before it is taken; it raises ValueError.
+        patience_seconds: how long files may be wrong at first, if they have just changed or do not
+            fit together: a program may be renewing them. The calling thread waits.
         judge: says why peers would refuse the certificate, as `faults_of` does. Changed files are
             taken only if they have no faults that the former ones have not.
 
     Raises:
         ConfigurationError: a file cannot be read, or the files do not fit together.
+        CannotStartError: they do not fit together, although there was patience: a renewal may mend
+            them at any time.
     """
 
     def __init__(
@@ -58,6 +72,7 @@ class PemFiles:
         clock: Clock | None = None,
         check: Callable[[Pems], object] | None = None,
         judge: Callable[[SecuritySettings], Mapping[str, str]] | None = None,
+        patience_seconds: float = 0.0,
     ) -> None:
         self._settings = settings
         self._check = check
@@ -66,8 +81,8 @@ class PemFiles:
         self._looked_at = self._clock.monotonic()
         self._refused: _Stamp = ()
         self._said = ""
-        self._stamp = self._read_stamp()
-        self.pems, self.context, self.faults = self._load()
+        self._stamp, loaded = self._load_first(patience_seconds)
+        self.pems, self.context, self.faults = loaded
         """The content, the SSL context of HTTP, a server's if there is a certificate, and why peers
         would refuse the certificate: kind → sentence."""
 
@@ -114,6 +129,36 @@ class PemFiles:
         _log.info("certificate_reloaded", certificate=self._settings.certificate_file)
         return True
 
+    def _load_first(self, patience_seconds: float) -> tuple[_Stamp, _Loaded]:
+        ends_at = self._clock.monotonic() + patience_seconds
+        while True:
+            try:
+                stamp = self._read_stamp()
+                loaded = self._load()
+                if self._read_stamp() == stamp:
+                    return stamp, loaded
+                refusal = ConfigurationError("the files of [security] keep changing")
+                if self._clock.monotonic() < ends_at + LOOK_SECONDS:
+                    continue
+            except ConfigurationError as error:
+                if not (_is_mismatch(error) or self._changed_within(patience_seconds)):
+                    raise
+                refusal = error
+            if self._clock.monotonic() >= ends_at:
+                if patience_seconds and _is_mismatch(refusal):
+                    raise CannotStartError(str(refusal)) from refusal
+                raise refusal
+            threading.Event().wait(_PAUSE_SECONDS)
+
+    def _changed_within(self, seconds: float) -> bool:
+        """True if a file that exists was changed so shortly ago."""
+        since = self._clock.now_ms() / 1000 - seconds
+        for _, path in self._paths():
+            with contextlib.suppress(OSError):
+                if os.stat(path).st_ctime >= since:
+                    return True
+        return False
+
     def _require_no_new(self, faults: Mapping[str, str]) -> None:
         for kind, sentence in faults.items():
             if kind not in self.faults:
@@ -138,7 +183,7 @@ class PemFiles:
             )
         return tuple(stamps)
 
-    def _load(self) -> tuple[Pems, ssl.SSLContext, Mapping[str, str]]:
+    def _load(self) -> _Loaded:
         read: dict[str, bytes] = {}
         for name, path in self._paths():
             try:
@@ -156,7 +201,7 @@ class PemFiles:
         except OSError as error:
             raise ConfigurationError(
                 f"security.certificate_file {settings.certificate_file} and security.key_file "
-                f"{settings.key_file} cannot be used together: {_reason(error)}"
+                f"{settings.key_file} cannot be used together: {_reason(error)}{_advice(error)}"
             ) from error
         try:
             require_usable(pems.ca, pems.certificate)
@@ -178,6 +223,18 @@ def _unusable(name: str, path: str, error: OSError) -> ConfigurationError:
 def _is_about_content(error: ConfigurationError) -> bool:
     """True if the files were read, so that only another content can be used."""
     return isinstance(error.__cause__, ssl.SSLError | ValueError)
+
+
+def _is_mismatch(error: ConfigurationError) -> bool:
+    """True if the certificate has another key, as in the middle of a renewal."""
+    cause = error.__cause__
+    return isinstance(cause, ssl.SSLError) and cause.reason in _MISMATCHES
+
+
+def _advice(error: OSError) -> str:
+    if isinstance(error, ssl.SSLError) and error.reason in _MISMATCHES:
+        return "; if a renewal was interrupted, `bookie security renew` makes both anew"
+    return ""
 
 
 def _reason(error: OSError) -> str:

@@ -28,6 +28,10 @@ Source: https://github.com/grpc/grpc/issues/36693
 """
 
 
+RENEWAL_SECONDS: Final = 0.5
+"""How long a client waits at most for certificate and key that are being renewed."""
+
+
 class ServerSecurity:
     """The credentials of a bookie's gRPC server; they follow the files."""
 
@@ -64,11 +68,14 @@ class ChannelSecurity:
 
     Raises:
         ConfigurationError: a file cannot be used.
+        CannotStartError: certificate and key do not fit together, as in the middle of a renewal.
     """
 
     def __init__(self, settings: SecuritySettings | None = None) -> None:
         self.settings = settings or SecuritySettings()
-        self._files = PemFiles(self.settings) if self.settings.uses_tls else None
+        self._files: PemFiles | None = None
+        if self.settings.uses_tls:
+            self._files = PemFiles(self.settings, patience_seconds=RENEWAL_SECONDS)
         self._made_of: Pems | None = None
         self._credentials: Any = None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from bookie.config import Settings
 from bookie.daemon import own_security
 from bookie.daemon.own_security import prepare_security, watching_certificates
-from bookie.errors import ConfigurationError
+from bookie.errors import CannotStartError, ConfigurationError
 from bookie.security import authority, pem_files
 from bookie.security.contexts import server_context
 from bookie.telemetry import Metrics
@@ -163,6 +164,47 @@ async def test_a_running_bookie_keeps_its_ca_until_both_are_new(
         assert files.refresh() is (name == "b1.pem")
 
 
+def half_renewed(directory: Path) -> bytes:
+    """The new key stands there, and the new certificate, which is returned, does not yet."""
+    former = (directory / "b1.pem").read_bytes()
+    authority.renew(directory, "b1")
+    renewed = (directory / "b1.pem").read_bytes()
+    (directory / "b1.pem").write_bytes(former)
+    return renewed
+
+
+def test_a_start_in_the_middle_of_a_renewal(directory: Path) -> None:
+    """It waits for the second file. Status 78 would end the bookie until somebody looks."""
+    renewed = half_renewed(directory)
+    timer = threading.Timer(0.3, (directory / "b1.pem").write_bytes, [renewed])
+    timer.start()
+    files = prepare_security(settings(**authority.settings_for(directory, "b1")), Metrics())
+    timer.join()
+    assert files is not None
+    assert files.pems.certificate == renewed
+
+
+def test_a_renewal_that_was_interrupted(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A later start may succeed, and the sentence names the command that mends it."""
+    monkeypatch.setattr(own_security, "START_PATIENCE_SECONDS", 0.2)
+    half_renewed(directory)
+    own = settings(**authority.settings_for(directory, "b1"))
+    with pytest.raises(CannotStartError, match="`bookie security renew` makes both anew"):
+        prepare_security(own, Metrics())
+    authority.renew(directory, "b1")
+    assert prepare_security(own, Metrics()) is not None
+
+
+def test_a_file_that_is_being_written(directory: Path) -> None:
+    """Some programs write files in place: for a moment there is half of one."""
+    content = (directory / "ca.pem").read_bytes()
+    (directory / "ca.pem").write_bytes(content[:100])
+    timer = threading.Timer(0.3, (directory / "ca.pem").write_bytes, [content])
+    timer.start()
+    assert prepare_security(settings(**authority.settings_for(directory, "b1")), Metrics())
+    timer.join()
+
+
 def make_odd(path: Path) -> None:
     """Give a certificate the label that OpenSSL alone knows: ``openssl x509 -trustout``."""
     text = path.read_text().replace("BEGIN CERT", "BEGIN TRUSTED CERT")
@@ -171,8 +213,9 @@ def make_odd(path: Path) -> None:
 
 @pytest.mark.parametrize(("file", "setting"), [("b1", "certificate_file"), ("ca", "ca_file")])
 def test_a_certificate_that_openssl_alone_takes_is_refused(
-    directory: Path, file: str, setting: str
+    directory: Path, monkeypatch: pytest.MonkeyPatch, file: str, setting: str
 ) -> None:
+    monkeypatch.setattr(own_security, "START_PATIENCE_SECONDS", 0.0)
     make_odd(directory / f"{file}.pem")
     security = settings(**authority.settings_for(directory, "b1"))
     server_context(security.security)
