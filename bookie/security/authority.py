@@ -19,11 +19,13 @@ import datetime
 import ipaddress
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bookie.errors import BadRequestError
+from bookie.security.pem_writing import NewFile, locked, replace_files, write_new
 
 CA_NAME = "ca"
 CA_DAYS = 3650
@@ -69,15 +71,20 @@ def create_authority(directory: Path, *, days: int = CA_DAYS) -> None:
     """
     from cryptography.hazmat.primitives.asymmetric import ec
 
-    if certificate_path(directory, CA_NAME).exists() or key_path(directory, CA_NAME).exists():
-        raise BadRequestError(
-            f"{directory} holds a CA already; renew it, or name another directory"
-        )
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    key = ec.generate_private_key(ec.SECP256R1())
-    # A name of its own: two CAs in one file are told apart by it.
-    name = _subject(f"bookie CA {os.urandom(4).hex()}")
-    _write(directory, CA_NAME, _authority(key, name, days), key)
+    with locked(directory):
+        if os.path.lexists(certificate_path(directory, CA_NAME)):
+            raise BadRequestError(
+                f"{directory} holds a CA already: `bookie security issue` makes certificates, and "
+                "`bookie security renew` renews them; or name another directory"
+            )
+        # A key alone was left by a command that was interrupted, or its certificate was lost.
+        is_new = not os.path.lexists(key_path(directory, CA_NAME))
+        key = ec.generate_private_key(ec.SECP256R1()) if is_new else _load_key(directory)
+        # A name of its own: two CAs in one file are told apart by it.
+        name = _subject(f"bookie CA {os.urandom(4).hex()}")
+        files = [_key_file(directory, CA_NAME, key)] if is_new else []
+        write_new([*files, _certificate_file(directory, CA_NAME, _authority(key, name, days))])
 
 
 def issue(directory: Path, name: str, hosts: Sequence[str] = (), *, days: int = DAYS) -> None:
@@ -95,9 +102,17 @@ def issue(directory: Path, name: str, hosts: Sequence[str] = (), *, days: int = 
     """
     if _NAME.fullmatch(name) is None or name == CA_NAME or name.endswith("-key"):
         raise BadRequestError(f"{name!r} must be 1 to 64 letters, digits or ._- and not {CA_NAME}")
-    if certificate_path(directory, name).exists():
-        raise BadRequestError(f"{certificate_path(directory, name)} exists already; renew it")
-    _issue(directory, _subject(name), name, _alternatives(hosts), days)
+    alternatives = _alternatives(hosts)
+    with _locked(directory):
+        if os.path.lexists(certificate_path(directory, name)):
+            raise BadRequestError(f"{certificate_path(directory, name)} exists already; renew it")
+        if os.path.lexists(key_path(directory, name)):
+            raise BadRequestError(
+                f"{key_path(directory, name)} exists already, without a certificate; move it away, "
+                "or take another name"
+            )
+        made = _issued(directory, _subject(name), name, alternatives, days)
+        write_new([made.certificate, made.key])
 
 
 def renew(directory: Path, name: str, *, days: int | None = None) -> None:
@@ -112,16 +127,31 @@ def renew(directory: Path, name: str, *, days: int | None = None) -> None:
     """
     from cryptography import x509
 
-    former = _load(directory, name)
-    if name == CA_NAME:
-        key = _load_key(directory)
-        _write(directory, CA_NAME, _authority(key, former.subject, days or CA_DAYS), key)
-        return
-    with contextlib.suppress(x509.ExtensionNotFound):
-        found = former.extensions.get_extension_for_class(x509.SubjectAlternativeName)
-        _issue(directory, former.subject, name, list(found.value), days or DAYS)
-        return
-    _issue(directory, former.subject, name, [], days or DAYS)
+    with _locked(directory):
+        former = _load(directory, name)
+        if name == CA_NAME:
+            authority = _authority(_load_key(directory), former.subject, days or CA_DAYS)
+            replace_files([_certificate_file(directory, CA_NAME, authority)])
+            return
+        alternatives: list[Any] = []
+        with contextlib.suppress(x509.ExtensionNotFound):
+            found = former.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+            alternatives = list(found.value)
+        made = _issued(directory, former.subject, name, alternatives, days or DAYS)
+        replace_files([made.key, made.certificate])
+
+
+@contextlib.contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    try:
+        with locked(directory):
+            yield
+    except FileNotFoundError as error:
+        if directory.exists():
+            raise
+        raise BadRequestError(
+            f"{directory} does not exist; `bookie security init {directory}` makes a CA"
+        ) from error
 
 
 def _authority(key: Any, name: Any, days: int) -> Any:
@@ -133,7 +163,17 @@ def _authority(key: Any, name: Any, days: int) -> Any:
     return _signed(builder, key)
 
 
-def _issue(directory: Path, subject: Any, name: str, alternatives: list[Any], days: int) -> None:
+@dataclass(frozen=True, slots=True)
+class _Issued:
+    """The files of a new certificate."""
+
+    certificate: NewFile
+    key: NewFile
+
+
+def _issued(
+    directory: Path, subject: Any, name: str, alternatives: list[Any], days: int
+) -> _Issued:
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import ExtendedKeyUsageOID
@@ -154,7 +194,8 @@ def _issue(directory: Path, subject: Any, name: str, alternatives: list[Any], da
             critical=False,
         )
     )
-    _write(directory, name, _signed(builder, authority_key), key)
+    certificate = _signed(builder, authority_key)
+    return _Issued(_certificate_file(directory, name, certificate), _key_file(directory, name, key))
 
 
 def _builder(subject: Any, issuer: Any, public_key: Any, days: int) -> Any:
@@ -245,29 +286,14 @@ def _load_key(directory: Path) -> Any:
         raise BadRequestError(f"{path} holds no key (PEM) without a passphrase") from error
 
 
-def _write(directory: Path, name: str, certificate: Any, key: Any) -> None:
+def _certificate_file(directory: Path, name: str, certificate: Any) -> NewFile:
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    return NewFile(certificate_path(directory, name), certificate.public_bytes(Encoding.PEM), 0o644)
+
+
+def _key_file(directory: Path, name: str, key: Any) -> NewFile:
     from cryptography.hazmat.primitives import serialization as form
 
     private = key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption())
-    _replace(key_path(directory, name), private, 0o600)
-    _replace(certificate_path(directory, name), certificate.public_bytes(form.Encoding.PEM), 0o644)
-
-
-def _replace(path: Path, content: bytes, mode: int) -> None:
-    """Write a file; a reader sees the former content or the new one as a whole.
-
-    The file keeps its owner and its group, as far as this user may set them: a bookie that runs as
-    another user can still read its key after root has renewed it.
-    """
-    temporary = path.with_name(f".{path.name}.new")
-    with contextlib.suppress(FileNotFoundError):
-        temporary.unlink()
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-    with open(descriptor, "wb") as file:
-        with contextlib.suppress(FileNotFoundError, PermissionError):
-            former = path.stat()
-            os.fchown(file.fileno(), former.st_uid, former.st_gid)
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    return NewFile(key_path(directory, name), private, 0o600)
