@@ -15,7 +15,7 @@ from bookie.config import SecuritySettings
 from bookie.env import Clock, SystemClock
 from bookie.errors import CannotStartError, ConfigurationError
 from bookie.security.contexts import client_context, server_context
-from bookie.security.usable import require_usable
+from bookie.security.usable import certificate_fault, key_fault, require_usable
 from bookie.telemetry import event_log
 
 LOOK_SECONDS = 1.0
@@ -194,11 +194,19 @@ class PemFiles:
         try:
             ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(settings.ca_file)
         except OSError as error:
-            raise _unusable("ca_file", settings.ca_file, error) from error
+            fault = certificate_fault(read["ca"])
+            raise _unusable("ca_file", settings.ca_file, error, fault) from error
         try:
             make = server_context if settings.serves_tls else client_context
             pems, context, faults = Pems(**read), make(settings), self._judge(settings)
         except OSError as error:
+            for name, fault_of in (
+                ("certificate_file", certificate_fault),
+                ("key_file", key_fault),
+            ):
+                content = read.get(name.removesuffix("_file"))
+                if content is not None and (fault := fault_of(content)):
+                    raise _unusable(name, getattr(settings, name), error, fault) from error
             raise ConfigurationError(
                 f"security.certificate_file {settings.certificate_file} and security.key_file "
                 f"{settings.key_file} cannot be used together: {_reason(error)}{_advice(error)}"
@@ -216,8 +224,9 @@ def _no_faults(_settings: SecuritySettings) -> Mapping[str, str]:
     return {}
 
 
-def _unusable(name: str, path: str, error: OSError) -> ConfigurationError:
-    return ConfigurationError(f"security.{name} {path} cannot be used: {_reason(error)}")
+def _unusable(name: str, path: str, error: OSError, fault: str = "") -> ConfigurationError:
+    reason = fault or _reason(error)
+    return ConfigurationError(f"security.{name} {path} cannot be used: {reason}")
 
 
 def _is_about_content(error: ConfigurationError) -> bool:

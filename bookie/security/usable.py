@@ -68,3 +68,36 @@ def _unfit_kind(certificate: object) -> str:
     if isinstance(key, ec.EllipticCurvePublicKey):
         return "" if key.curve.name in CURVES else f"a key on the curve {key.curve.name}"
     return f"an {type(key).__name__.removesuffix('PublicKey')} key"
+
+
+def certificate_fault(pem: bytes) -> str:
+    """Return why OpenSSL finds no certificates in a file, as the end of a sentence; or nothing."""
+    from cryptography import x509
+
+    if b"CERTIFICATE-----" not in pem:
+        return "it holds no certificate (PEM)"
+    damaged = "it holds a certificate that is damaged or not whole"
+    if pem.count(b"-----BEGIN ") != pem.count(b"-----END "):
+        return damaged
+    try:
+        with parsing():
+            x509.load_pem_x509_certificates(pem)
+    except ValueError:
+        return damaged
+    return ""
+
+
+def key_fault(pem: bytes) -> str:
+    """Return why OpenSSL finds no key in a file, as the end of a sentence; or nothing."""
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    if b"PRIVATE KEY-----" not in pem:
+        return "it holds no private key (PEM)"
+    try:
+        with parsing():
+            load_pem_private_key(pem, password=None)
+    except TypeError:
+        return "its key is encrypted; store it without a passphrase"
+    except ValueError:
+        return "it holds a key that is damaged or not whole"
+    return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import os
 import sys
 from collections.abc import AsyncIterator
@@ -276,3 +277,17 @@ async def test_a_refused_client_however_grpc_polls(
         )
         said, _ = await process.communicate()
     assert "refuses this client's certificate" in said.decode()
+
+
+async def test_a_bookie_whose_ca_has_expired(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To renew the certificate would not help."""
+    authority.create_authority(tmp_path)
+    authority.issue(tmp_path, "bookie", ["127.0.0.1"])
+    authority.issue(tmp_path, "client")
+    monkeypatch.setattr(authority, "_CLOCK_SKEW", datetime.timedelta(days=3))
+    authority.renew(tmp_path, "ca", days=-1)
+    async with served(PemFiles(settings(tmp_path, "bookie"))) as held:
+        said = await refused(held.port, settings(tmp_path, "client"))
+    assert "has expired, or a CA that signed it" in said

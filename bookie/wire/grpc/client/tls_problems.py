@@ -10,7 +10,7 @@ _ENDED_SENTENCE: Final = (
 )
 
 _PROBLEMS: Final = (
-    ("certificate has expired", "its certificate has expired; renew it"),
+    ("certificate has expired", "its certificate has expired, or a CA that signed it; renew it"),
     ("certificate is not yet valid", "its certificate is not valid yet; look at the clocks"),
     (
         "Hostname Verification Check failed",
