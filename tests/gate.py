@@ -110,6 +110,8 @@ AT_NIGHT: Mapping[str, int] = {
     "tests/unit/node/engine/reclaim/test_compaction.py": 2,
     "tests/unit/node/engine/test_engine_boot.py": 2,
     "tests/unit/node/engine/test_engine_damage.py": 2,
+    # By day few connections; that nothing is replaced without need, by `test_grpc_tls.py`.
+    "tests/unit/security/test_many_handshakes.py": 4,
     "tests/unit/sync/test_sync_forks.py": 3,
     "tests/unit/testing/test_testing_simulate.py": 3,
     # Ensembles of servers that are cut off from each other; by day one server, killed and stopped.

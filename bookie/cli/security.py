@@ -62,12 +62,18 @@ def init(directory: DirectoryArgument, host: Hosts = None, days: Days = None) ->
     import json
     import shlex
     import socket
+    from contextlib import suppress
 
+    from bookie.errors import BadRequestError
     from bookie.security import authority
 
-    authority.create_authority(directory)
-    here = ("localhost", "127.0.0.1", "::1", socket.gethostname())
+    here = ["localhost", "127.0.0.1", "::1"]
+    with suppress(BadRequestError):  # a machine may have a name that is no host name
+        authority.require_hosts([socket.gethostname()])
+        here.append(socket.gethostname())
     hosts = list(dict.fromkeys([*here, *(host or [])]))
+    authority.require_hosts(hosts)
+    authority.create_authority(directory)
     authority.issue(directory, "bookie", hosts, days=days or authority.DAYS)
     authority.issue(directory, "client", days=days or authority.DAYS)
     print(f"{directory} holds a CA, and certificates for {', '.join(hosts)} and a client")

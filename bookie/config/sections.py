@@ -99,6 +99,12 @@ class ListenSettings(Section):
 
     _hosts = field_validator("host", "advertised_host")(_plain_host)
 
+    @model_validator(mode="after")
+    def _ports(self) -> Self:
+        if self.plaintext_port and self.plaintext_port == self.port:
+            raise ValueError("plaintext_port must differ from port")
+        return self
+
 
 class SessionSettings(Section):
     """The conduct of a bookie while the metadata store is away.

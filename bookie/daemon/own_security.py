@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import NoReturn
 
 from bookie.addresses import is_wildcard
@@ -12,15 +13,21 @@ from bookie.config import Settings
 from bookie.env import SystemClock, beside
 from bookie.errors import ConfigurationError
 from bookie.security import PemFiles, Pems
-from bookie.security.certificates import covers, first_expiry_seconds, read_certificates
+from bookie.security.certificates import first_expiry_seconds
 from bookie.security.exposure import require_protected
+from bookie.security.suitability import EXPIRED, LASTING, faults_of
 from bookie.telemetry import Metrics, event_log
 
 LOOK_INTERVAL_SECONDS = 2.0
 """The longest time until a changed file is taken."""
 
+START_PATIENCE_SECONDS = 5.0
+"""How long a start waits for a program that renews the files."""
+
 EXPIRES_SOON_DAYS = 14
 """A shorter life is logged, and the alert BookieCertificateExpires fires."""
+
+_MEANING = "peers refuse it: issue another, or set listen.advertised_host to a name in it"
 
 _log = event_log(__name__)
 
@@ -32,6 +39,7 @@ def prepare_security(
 
     Raises:
         ConfigurationError: a file cannot be used, or others would reach a listener without TLS.
+        CannotStartError: certificate and key do not fit together, as in the middle of a renewal.
     """
     security = settings.security
     if security.uses_tls and not security.serves_tls and "listen" in listeners:
@@ -50,10 +58,15 @@ def prepare_security(
         )
     if not security.serves_tls:
         return None
-    files = PemFiles(security, check=_expiries)
+    host = registered_host(settings) if "listen" in listeners else ""
+    files = PemFiles(
+        security,
+        check=_expiries,
+        judge=partial(faults_of, host=host),
+        patience_seconds=START_PATIENCE_SECONDS,
+    )
     _show_expiry(files, metrics)
-    if "listen" in listeners:
-        _compare_names(files, registered_host(settings))
+    _tell_faults(files, "listen" in listeners)
     return files
 
 
@@ -92,17 +105,20 @@ def _expiries(pems: Pems) -> dict[str, float]:
     return found
 
 
-def _compare_names(files: PemFiles, host: str) -> None:
-    """Warn if clients will refuse the certificate, because it does not name `host`."""
-    with suppress(ValueError):  # its names are in an extension that cannot be parsed
-        names = read_certificates(files.pems.certificate)[0].names
-        if not covers(names, host):
-            _log.warning(
-                "certificate_of_another_host",
-                host=host,
-                names=list(names),
-                meaning="clients refuse it: set listen.advertised_host, or issue another",
+def _tell_faults(files: PemFiles, is_bookie: bool) -> None:
+    """Tell why peers would refuse the certificate.
+
+    Raises:
+        ConfigurationError: nobody could use a bookie with it, whatever the time and the host.
+    """
+    for kind, sentence in files.faults.items():
+        if is_bookie and kind in LASTING:
+            raise ConfigurationError(
+                "clients and other bookies would refuse security.certificate_file "
+                f"{files.settings.certificate_file}: {sentence}"
             )
+        if kind != EXPIRED:  # this is told with the expiry
+            _log.warning("certificate_unsuitable", kind=kind, reason=sentence, meaning=_MEANING)
 
 
 def _show_expiry(files: PemFiles, metrics: Metrics) -> None:

@@ -6,13 +6,14 @@ import os
 import stat
 from pathlib import Path
 
-from bookie.config import Settings
+from bookie.config import SecuritySettings, Settings
 from bookie.daemon.own_security import registered_host
 from bookie.daemon.preflight import Fact, Severity
 from bookie.errors import BookieError
 from bookie.security import PemFiles
-from bookie.security.certificates import covers, read_certificate_file
-from bookie.security.exposure import exposed_listeners
+from bookie.security.certificates import read_certificate_file
+from bookie.security.exposure import exposed_listeners, open_listeners
+from bookie.security.suitability import HOST, faults_of
 from bookie.security.tokens import HS256, TokenKeys
 
 DAY_SECONDS = 86400
@@ -63,17 +64,14 @@ def check_certificates(settings: Settings, now_seconds: float) -> list[Fact]:
             if path
         ]
         if security.serves_tls:
-            certificates.append(
-                check_host(Path(security.certificate_file), registered_host(settings))
-            )
+            certificates += check_peers(security, registered_host(settings))
     except BookieError as error:
         return [Fact("certificate", Severity.FAIL, str(error), "repair the files of [security]")]
     if security.key_file and os.stat(security.key_file).st_mode & (stat.S_IRGRP | stat.S_IROTH):
         advice = f"chmod 600 {security.key_file}"
         certificates.append(Fact("key", Severity.WARN, "others may read the key", advice))
     if security.serves_tls and not security.require_client_certificate:
-        found = "security.require_client_certificate is off: every client may read and write"
-        certificates.append(Fact("clients", Severity.WARN, found, "give clients certificates"))
+        certificates.append(check_clients(settings))
     return certificates
 
 
@@ -91,14 +89,35 @@ def check_token_keys(path: str) -> Fact:
     return Fact("token keys", Severity.OK, named)
 
 
-def check_host(path: Path, host: str) -> Fact:
-    """Check that the certificate names the host at which clients reach the bookie."""
-    names = read_certificate_file(path)[0].names
-    if covers(names, host):
-        return Fact("host", Severity.OK, f"the certificate names {host}")
-    found = f"{path} names {', '.join(names) or 'no host'}, and the bookie registers {host}"
-    advice = "issue a certificate for this host, or set listen.advertised_host to a name in it"
-    return Fact("host", Severity.FAIL, found, advice)
+def check_clients(settings: Settings) -> Fact:
+    """Check a bookie that asks for no client certificate: beyond loopback it needs roles."""
+    found = "security.require_client_certificate is off"
+    if settings.security.require_roles:
+        found += ": a client without a certificate may do what the roles of anonymous permit"
+        return Fact("clients", Severity.WARN, found, "give clients certificates")
+    found += ", and so is require_roles: every client may read and write"
+    is_refused = open_listeners(settings, ("listen", "http"))
+    verdict = Severity.WARN
+    if is_refused and not settings.security.allow_plaintext:
+        verdict = Severity.FAIL
+    return Fact("clients", verdict, found, "set security.require_roles")
+
+
+def check_peers(security: SecuritySettings, host: str) -> list[Fact]:
+    """Check that peers take the certificate, and that it names the host of the registration."""
+    path = Path(security.certificate_file)
+    faults = faults_of(security, host)
+    facts = [
+        Fact("peers", Severity.FAIL, f"peers refuse {path}: {sentence}", "issue another")
+        for kind, sentence in faults.items()
+        if kind != HOST
+    ]
+    if HOST in faults:
+        names = ", ".join(read_certificate_file(path)[0].names) or "no host"
+        found = f"{path} names {names}, and the bookie registers {host}"
+        advice = "issue a certificate for this host, or set listen.advertised_host to a name in it"
+        facts.append(Fact("host", Severity.FAIL, found, advice))
+    return facts or [Fact("host", Severity.OK, f"the certificate names {host}")]
 
 
 def check_expiry(path: Path, now_seconds: float) -> Fact:

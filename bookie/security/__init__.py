@@ -5,6 +5,8 @@
 | `pem_files` | the files of ``[security]``, checked, and loaded again when they change |
 | `contexts` | SSL contexts for HTTP, of both ends |
 | `certificates` | what a certificate says: subject, names, expiry |
+| `usable` | the kinds of keys that gRPC can use |
+| `suitability` | why peers would refuse a bookie's certificate |
 | `identity` | who a peer is, by its certificate |
 | `exposure` | the listeners that anyone on the network reaches |
 | `authority` | a CA of one's own: ``bookie security`` |
@@ -14,9 +16,8 @@
 | `followed_file` | one file, read again when it changes |
 | `private_files` | files of keys, written whole and for their owner |
 
-gRPC's credentials are made of the same files by `bookie.wire.grpc.credentials`. `certificates`,
-`authority`, `tokens` and `token_keys` alone import `cryptography` or `jwt`, inside of functions: a
-client does without them.
+gRPC's credentials are made of the same files by `bookie.wire.grpc.credentials`. `cryptography` and
+`jwt` are imported inside of functions alone: a process without TLS does without them.
 """
 
 from bookie.security.pem_files import PemFiles, Pems

@@ -19,18 +19,23 @@ import datetime
 import ipaddress
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bookie.errors import BadRequestError
-from bookie.security.private_files import replace_file
+from bookie.security.pem_writing import NewFile, locked, replace_files, write_new
 
 CA_NAME = "ca"
 CA_DAYS = 3650
 DAYS = 365
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
+_HOST = re.compile(rf"(\*\.)?(?=.*[A-Za-z_]){_LABEL}(\.{_LABEL})*\.?")
+_HOST_LENGTH_MAX = 253
+
 _CLOCK_SKEW = datetime.timedelta(hours=1)
 
 
@@ -70,15 +75,20 @@ def create_authority(directory: Path, *, days: int = CA_DAYS) -> None:
     """
     from cryptography.hazmat.primitives.asymmetric import ec
 
-    if certificate_path(directory, CA_NAME).exists() or key_path(directory, CA_NAME).exists():
-        raise BadRequestError(
-            f"{directory} holds a CA already; renew it, or name another directory"
-        )
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    key = ec.generate_private_key(ec.SECP256R1())
-    # A name of its own: two CAs in one file are told apart by it.
-    name = _subject(f"bookie CA {os.urandom(4).hex()}")
-    _write(directory, CA_NAME, _authority(key, name, days), key)
+    with locked(directory):
+        if os.path.lexists(certificate_path(directory, CA_NAME)):
+            raise BadRequestError(
+                f"{directory} holds a CA already: `bookie security issue` makes certificates, and "
+                "`bookie security renew` renews them; or name another directory"
+            )
+        # A key alone was left by a command that was interrupted, or its certificate was lost.
+        is_new = not os.path.lexists(key_path(directory, CA_NAME))
+        key = ec.generate_private_key(ec.SECP256R1()) if is_new else _load_key(directory)
+        # A name of its own: two CAs in one file are told apart by it.
+        name = _subject(f"bookie CA {os.urandom(4).hex()}")
+        files = [_key_file(directory, CA_NAME, key)] if is_new else []
+        write_new([*files, _certificate_file(directory, CA_NAME, _authority(key, name, days))])
 
 
 def issue(directory: Path, name: str, hosts: Sequence[str] = (), *, days: int = DAYS) -> None:
@@ -88,17 +98,27 @@ def issue(directory: Path, name: str, hosts: Sequence[str] = (), *, days: int = 
         directory: where the CA is, and where the files are written.
         name: the name of the files, and the common name in the certificate.
         hosts: host names and addresses at which a bookie is reached; none for a client.
-        days: how long the certificate is valid.
+        days: how long the certificate is valid; it ends with the CA at the latest.
 
     Raises:
-        BadRequestError: the name is taken or malformed, or there is no CA.
+        BadRequestError: the name is taken or malformed, a host is malformed, there is no CA, or it
+            cannot sign.
         OSError: a file cannot be read or written.
     """
-    if _NAME.fullmatch(name) is None or name == CA_NAME or name.endswith("-key"):
-        raise BadRequestError(f"{name!r} must be 1 to 64 letters, digits or ._- and not {CA_NAME}")
-    if certificate_path(directory, name).exists():
-        raise BadRequestError(f"{certificate_path(directory, name)} exists already; renew it")
-    _issue(directory, _subject(name), name, _alternatives(hosts), days)
+    if name == CA_NAME:
+        raise BadRequestError(f"{name!r} is the name of the CA; take another one")
+    _require_name(name)
+    alternatives = _alternatives(hosts)
+    with _locked(directory):
+        if os.path.lexists(certificate_path(directory, name)):
+            raise BadRequestError(f"{certificate_path(directory, name)} exists already; renew it")
+        if os.path.lexists(key_path(directory, name)):
+            raise BadRequestError(
+                f"{key_path(directory, name)} exists already, without a certificate; move it away, "
+                "or take another name"
+            )
+        made = _issued(directory, _subject(name), name, alternatives, days)
+        write_new([made.certificate, made.key])
 
 
 def renew(directory: Path, name: str, *, days: int | None = None) -> None:
@@ -108,21 +128,56 @@ def renew(directory: Path, name: str, *, days: int | None = None) -> None:
     that it signed stay good. Others get a new key.
 
     Raises:
-        BadRequestError: there is no such certificate, or no CA.
+        BadRequestError: there is no such certificate, or no CA that can sign.
         OSError: a file cannot be read or written.
     """
     from cryptography import x509
 
-    former = _load(directory, name)
-    if name == CA_NAME:
-        key = _load_key(directory)
-        _write(directory, CA_NAME, _authority(key, former.subject, days or CA_DAYS), key)
-        return
-    with contextlib.suppress(x509.ExtensionNotFound):
-        found = former.extensions.get_extension_for_class(x509.SubjectAlternativeName)
-        _issue(directory, former.subject, name, list(found.value), days or DAYS)
-        return
-    _issue(directory, former.subject, name, [], days or DAYS)
+    _require_name(name)
+    with _locked(directory):
+        former = _load(directory, name)
+        if name == CA_NAME:
+            key = _load_key(directory)
+            if former.public_key() != key.public_key():
+                raise BadRequestError(_other_key(directory))
+            authority = _authority(key, former.subject, days or CA_DAYS)
+            replace_files([_certificate_file(directory, CA_NAME, authority)])
+            return
+        alternatives: list[Any] = []
+        with contextlib.suppress(x509.ExtensionNotFound):
+            found = former.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+            alternatives = list(found.value)
+        made = _issued(directory, former.subject, name, alternatives, days or DAYS)
+        replace_files([made.key, made.certificate])
+
+
+def require_hosts(hosts: Sequence[str]) -> None:
+    """Check that a certificate can name these hosts.
+
+    Raises:
+        BadRequestError: one is no host name or address.
+    """
+    _alternatives(hosts)
+
+
+def _require_name(name: str) -> None:
+    if _NAME.fullmatch(name) is None or name.endswith("-key"):
+        raise BadRequestError(
+            f"{name!r} must be 1 to 64 letters, digits or ._-, and must not end with -key"
+        )
+
+
+@contextlib.contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    try:
+        with locked(directory):
+            yield
+    except FileNotFoundError as error:
+        if directory.exists():
+            raise
+        raise BadRequestError(
+            f"{directory} does not exist; `bookie security init {directory}` makes a CA"
+        ) from error
 
 
 def _authority(key: Any, name: Any, days: int) -> Any:
@@ -134,15 +189,27 @@ def _authority(key: Any, name: Any, days: int) -> Any:
     return _signed(builder, key)
 
 
-def _issue(directory: Path, subject: Any, name: str, alternatives: list[Any], days: int) -> None:
+@dataclass(frozen=True, slots=True)
+class _Issued:
+    """The files of a new certificate."""
+
+    certificate: NewFile
+    key: NewFile
+
+
+def _issued(
+    directory: Path, subject: Any, name: str, alternatives: list[Any], days: int
+) -> _Issued:
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import ExtendedKeyUsageOID
 
     authority, authority_key = _load(directory, CA_NAME), _load_key(directory)
+    _require_signing(directory, authority, authority_key)
     key = ec.generate_private_key(ec.SECP256R1())
     purposes = [ExtendedKeyUsageOID.CLIENT_AUTH]
-    builder = _builder(subject, authority.subject, key.public_key(), days)
+    until = authority.not_valid_after_utc
+    builder = _builder(subject, authority.subject, key.public_key(), days, until)
     if alternatives:
         purposes.append(ExtendedKeyUsageOID.SERVER_AUTH)
         builder = builder.add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
@@ -155,13 +222,42 @@ def _issue(directory: Path, subject: Any, name: str, alternatives: list[Any], da
             critical=False,
         )
     )
-    _write(directory, name, _signed(builder, authority_key), key)
+    certificate = _signed(builder, authority_key)
+    return _Issued(_certificate_file(directory, name, certificate), _key_file(directory, name, key))
 
 
-def _builder(subject: Any, issuer: Any, public_key: Any, days: int) -> Any:
+def _require_signing(directory: Path, authority: Any, key: Any) -> None:
+    """Check that the CA can sign: nobody would take a certificate of an expired CA, or of another.
+
+    Raises:
+        BadRequestError: it cannot.
+    """
+    if authority.not_valid_after_utc < datetime.datetime.now(datetime.UTC):
+        raise BadRequestError(
+            f"the CA in {directory} has expired; `bookie security renew {directory} {CA_NAME}` "
+            "renews it"
+        )
+    if authority.public_key() != key.public_key():
+        raise BadRequestError(_other_key(directory))
+
+
+def _other_key(directory: Path) -> str:
+    key, certificate = key_path(directory, CA_NAME), certificate_path(directory, CA_NAME)
+    return f"{key} is the key of another CA than {certificate}"
+
+
+def _builder(
+    subject: Any,
+    issuer: Any,
+    public_key: Any,
+    days: int,
+    until: datetime.datetime | None = None,
+) -> Any:
+    """Begin a certificate; it ends after `days`, and at `until` at the latest."""
     from cryptography import x509
 
     now = datetime.datetime.now(datetime.UTC)
+    ends = now + datetime.timedelta(days=days)
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -169,7 +265,7 @@ def _builder(subject: Any, issuer: Any, public_key: Any, days: int) -> Any:
         .public_key(public_key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - _CLOCK_SKEW)
-        .not_valid_after(now + datetime.timedelta(days=days))
+        .not_valid_after(ends if until is None else min(ends, until))
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
     )
 
@@ -210,11 +306,16 @@ def _alternatives(hosts: Sequence[str]) -> list[Any]:
     for host in hosts:
         try:
             found.append(x509.IPAddress(ipaddress.ip_address(host)))
+            is_good = "%" not in host  # a certificate cannot name a zone
         except ValueError:
-            try:
+            is_good = _HOST.fullmatch(host) is not None and len(host) <= _HOST_LENGTH_MAX
+            if is_good:
                 found.append(x509.DNSName(host))
-            except ValueError as error:
-                raise BadRequestError(f"{host!r} is no host name or address") from error
+        if not is_good:
+            raise BadRequestError(
+                f"{host!r} is no host name or address; write it without port, brackets and zone, "
+                "and names of other alphabets as xn--…"
+            )
     return found
 
 
@@ -246,11 +347,14 @@ def _load_key(directory: Path) -> Any:
         raise BadRequestError(f"{path} holds no key (PEM) without a passphrase") from error
 
 
-def _write(directory: Path, name: str, certificate: Any, key: Any) -> None:
+def _certificate_file(directory: Path, name: str, certificate: Any) -> NewFile:
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    return NewFile(certificate_path(directory, name), certificate.public_bytes(Encoding.PEM), 0o644)
+
+
+def _key_file(directory: Path, name: str, key: Any) -> NewFile:
     from cryptography.hazmat.primitives import serialization as form
 
     private = key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption())
-    replace_file(key_path(directory, name), private, 0o600)
-    replace_file(
-        certificate_path(directory, name), certificate.public_bytes(form.Encoding.PEM), 0o644
-    )
+    return NewFile(key_path(directory, name), private, 0o600)

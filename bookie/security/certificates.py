@@ -33,7 +33,7 @@ def read_certificates(pem: bytes) -> list[CertificateFacts]:
     """
     from cryptography import x509
 
-    with _malformed():
+    with parsing():
         return [_facts(one) for one in x509.load_pem_x509_certificates(pem)]
 
 
@@ -87,26 +87,30 @@ def first_expiry_seconds(pem: bytes) -> float:
     """
     from cryptography import x509
 
-    with _malformed():
+    with parsing():
         certificates = x509.load_pem_x509_certificates(pem)
         return min(one.not_valid_after_utc.timestamp() for one in certificates)
 
 
 @contextlib.contextmanager
-def _malformed() -> Iterator[None]:
-    """Make a ValueError of each error about a certificate; `cryptography` has several kinds."""
+def parsing(what: str = "") -> Iterator[None]:
+    """Make a ValueError of each error about a certificate; `cryptography` has several kinds.
+
+    With `what` the sentence begins with the name of the malformed thing.
+    """
     from cryptography import x509
     from cryptography.exceptions import UnsupportedAlgorithm
 
     try:
         yield
     except (
+        ValueError,
         UnsupportedAlgorithm,
         x509.DuplicateExtension,
         x509.InvalidVersion,
         x509.UnsupportedGeneralNameType,
     ) as error:
-        raise ValueError(str(error)) from error
+        raise ValueError(f"{what}: {error}" if what else str(error)) from error
 
 
 def _facts(certificate: object) -> CertificateFacts:

@@ -1,4 +1,4 @@
-"""The listeners of a process that anyone on the network reaches, without TLS."""
+"""The listeners of a process at which anyone on the network may do everything."""
 
 from __future__ import annotations
 
@@ -54,11 +54,31 @@ def exposed_listeners(settings: Settings, listeners: tuple[str, ...]) -> Mapping
     }
 
 
+def open_listeners(settings: Settings, listeners: tuple[str, ...]) -> Mapping[str, str]:
+    """Return the listeners that speak TLS beyond loopback, and ask nobody who he is.
+
+    Args:
+        settings: those of the process.
+        listeners: as for `exposed_listeners`.
+    """
+    security = settings.security
+    if not security.serves_tls or security.require_client_certificate or security.require_roles:
+        return {}
+    hosts = {"listen": settings.listen.host, "http": settings.http.host}
+    return {
+        f"{section}.host": hosts[section]
+        for section in listeners
+        if not is_loopback(hosts[section])
+    }
+
+
 def require_protected(settings: Settings, listeners: tuple[str, ...]) -> Mapping[str, str]:
-    """Refuse to listen beyond loopback without TLS, unless ``security.allow_plaintext`` is set.
+    """Refuse to let anybody in beyond loopback, unless ``security.allow_plaintext`` is set.
+
+    Anybody gets in without TLS. He also gets in by TLS without client certificates and roles.
 
     Returns:
-        the listeners that the setting permits, for the log.
+        the listeners without TLS that the setting permits, for the log.
 
     Raises:
         ConfigurationError: the setting is missing.
@@ -73,6 +93,15 @@ def require_protected(settings: Settings, listeners: tuple[str, ...]) -> Mapping
             "and delete: set security.certificate_file, key_file and ca_file "
             "(`bookie security init` makes them), or security.allow_plaintext = true on a "
             "network that you trust"
+        )
+    unasked = open_listeners(settings, listeners)
+    if unasked and not settings.security.allow_plaintext:
+        name, host = next(iter(unasked.items()))
+        _require_address(name, host)
+        raise ConfigurationError(
+            f"{name} = {host} is reached from other machines, and the bookie would ask nobody who "
+            "he is: set security.require_client_certificate or security.require_roles, or "
+            "security.allow_plaintext = true on a network that you trust"
         )
     return exposed
 

@@ -26,7 +26,7 @@ from bookie.log.catalog.logs import LogName, LogPartition
 from bookie.metadata import uri
 from bookie.metadata.etcd.key_layout import KeyLayout
 from bookie.security.certificates import covers
-from bookie.wire.grpc.client.tls_problems import tls_problem
+from bookie.wire.grpc.client.tls_problems import TlsHistory
 from tests.fuzz.target import Target
 
 REFUSED = (BadRequestError,)
@@ -244,7 +244,7 @@ TARGETS: Sequence[Target] = (
     Target("text.host_names", by_text(host_names), [b"*.example.org,b1,10.0.0.1,::1"], ()),
     Target(
         "text.tls_problem",
-        by_text(tls_problem),
+        by_text(TlsHistory(uses_tls=True).problem),
         [b"Ssl handshake failed: CERTIFICATE_VERIFY_FAILED"],
         (),
     ),

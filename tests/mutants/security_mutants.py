@@ -51,8 +51,8 @@ SECURITY_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a server keeps its first certificate",
         "bookie/wire/grpc/credentials.py",
-        "        if pems is not self._made_of:\n            self._configuration,",
-        "        if False:\n            self._configuration,",
+        "        if pems is self._made_of:\n            return None\n",
+        "        if pems:\n            return None\n",
         (f"{_GRPC}::test_a_renewed_certificate_ends_no_stream",),
         "A renewed certificate would need a restart, and a removed CA stays trusted.",
     ),
@@ -71,6 +71,14 @@ SECURITY_MUTANTS: tuple[Mutant, ...] = (
         "        return is_changed\n",
         (f"{_REAL}::test_a_new_ca_in_the_middle_of_a_stream",),
         "A renewal would interrupt every stream.",
+    ),
+    Mutant(
+        "an unchanged certificate is given to gRPC anew",
+        "bookie/wire/grpc/credentials.py",
+        "            return None\n        configuration",
+        "            pass\n        configuration",
+        (f"{_GRPC}::test_an_unchanged_configuration_is_not_replaced",),
+        "gRPC frees the former one under handshakes that use it: anybody could crash a bookie.",
     ),
     Mutant(
         "a file that cannot be used is logged at each look",
@@ -108,8 +116,8 @@ SECURITY_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "metrics need no certificate",
         "bookie/daemon/http.py",
-        "    if request.path in OPEN_PATHS or identity_of_certificate(",
-        '    if request.method == "GET" or identity_of_certificate(',
+        "        if request.path in self.open_paths and request.method in",
+        "        if request.method in",
         (f"{_HTTP}::test_who_may_ask_what",),
         "Names of ledgers and figures of load are for those who are known.",
     ),

@@ -514,6 +514,14 @@ def test_what_the_cluster_may_still_mend_does_not_keep_it_from_being_asked() -> 
         wrong.first_settings()
 
 
+def test_one_port_for_tls_and_plaintext_is_refused() -> None:
+    """The second one could not be opened, and the sentence would blame another process."""
+    with pytest.raises(ValueError, match="plaintext_port must differ from port"):
+        Settings.model_validate({"listen": {"port": 3181, "plaintext_port": 3181}})
+    both = {"listen": {"port": 0, "plaintext_port": 0}}
+    assert Settings.model_validate(both).listen.plaintext_port == 0
+
+
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     """A path that was given must be readable."""
     with pytest.raises(ConfigurationError, match=r"cannot read .*: No such file or directory"):

@@ -28,7 +28,7 @@ def prepare_certificates(directory: Path, names: Sequence[str]) -> dict[str, dic
         the section ``[security]`` of each bookie.
     """
     home = security_directory(directory)
-    if not home.exists():
+    if not authority.certificate_path(home, authority.CA_NAME).exists():
         authority.create_authority(home)
     now_seconds = SystemClock().now_ms() / 1000
     for name in (*names, CLIENT):

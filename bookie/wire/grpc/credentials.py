@@ -1,6 +1,6 @@
 """gRPC's credentials of both ends, from the files of ``[security]``.
 
-A server takes its certificate anew for each handshake, so a changed file ends no connection. A
+A server asks for a changed certificate at each handshake, so a changed file ends no connection. A
 channel keeps the credentials with which it was opened. After a change, `ChannelSecurity` returns
 other credentials, and the client opens another channel when the old one has lost its bookie.
 
@@ -15,13 +15,26 @@ them down to 1.2.
 
 from __future__ import annotations
 
-from typing import Any
+import threading
+from typing import Any, Final
 
 import grpc
 
 from bookie.config import SecuritySettings
 from bookie.security import PemFiles, Pems
 from bookie.security.token_file import TokenFile
+
+DRAIN_SECONDS: Final = 0.02
+"""How long the first handshake after a change waits, before gRPC replaces the configuration.
+
+gRPC frees the former one, although threads that begin other handshakes may still use it. They do so
+for microseconds, and none begins meanwhile: gRPC asks under its lock.
+Source: https://github.com/grpc/grpc/issues/36693
+"""
+
+
+RENEWAL_SECONDS: Final = 0.5
+"""How long a client waits at most for certificate and key that are being renewed."""
 
 
 class ServerSecurity:
@@ -30,22 +43,29 @@ class ServerSecurity:
     def __init__(self, files: PemFiles) -> None:
         self._files = files
         self._made_of = files.pems
-        self._configuration = _configuration(files.pems)
 
     def credentials(self) -> Any:
-        """Return the credentials for a server's port."""
+        """Return the credentials for the one port of a server."""
+        self._made_of = self._files.pems
         return grpc.dynamic_ssl_server_credentials(
-            self._configuration,
+            _configuration(self._made_of),
             self._present,
             self._files.settings.require_client_certificate,
         )
 
     def _present(self) -> Any:
-        """Return the configuration for one handshake; a thread of gRPC calls this."""
+        """Return the configuration for one handshake; None if it is the former one.
+
+        A thread of gRPC calls this. Each configuration that it gets replaces the former one, so an
+        unchanged one must not be returned: handshakes that run beside this one would crash.
+        """
         pems = self._files.pems
-        if pems is not self._made_of:
-            self._configuration, self._made_of = _configuration(pems), pems
-        return self._configuration
+        if pems is self._made_of:
+            return None
+        configuration = _configuration(pems)
+        threading.Event().wait(DRAIN_SECONDS)
+        self._made_of = pems
+        return configuration
 
 
 class ChannelSecurity:
@@ -53,11 +73,14 @@ class ChannelSecurity:
 
     Raises:
         ConfigurationError: a file cannot be used.
+        CannotStartError: certificate and key do not fit together, as in the middle of a renewal.
     """
 
     def __init__(self, settings: SecuritySettings | None = None) -> None:
         self.settings = settings or SecuritySettings()
-        self._files = PemFiles(self.settings) if self.settings.uses_tls else None
+        self._files: PemFiles | None = None
+        if self.settings.uses_tls:
+            self._files = PemFiles(self.settings, patience_seconds=RENEWAL_SECONDS)
         self._token: TokenFile | None = None
         if self.settings.token_file:
             self._token = TokenFile(self.settings.token_file)

@@ -56,6 +56,15 @@ def test_refusals_are_sentences(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "holds no certificate" in capsys.readouterr().err
 
 
+def test_a_refused_host_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    home = str(tmp_path / "ca")
+    assert app.run(["security", "init", home, "--host", "bücher.example"]) == 1
+    assert "'bücher.example' is no host name" in capsys.readouterr().err
+    assert app.run(["security", "init", home, "--host", "b1.example"]) == 0
+    assert app.run(["security", "init", home]) == 1
+    assert "`bookie security issue` makes certificates" in capsys.readouterr().err
+
+
 GUIDE = Path(__file__).parents[3] / "docs" / "security.md"
 
 

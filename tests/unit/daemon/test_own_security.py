@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bookie.config import Settings
 from bookie.daemon import own_security
 from bookie.daemon.own_security import prepare_security, watching_certificates
-from bookie.errors import ConfigurationError
-from bookie.security import PemFiles, authority, pem_files
+from bookie.errors import CannotStartError, ConfigurationError
+from bookie.security import authority, pem_files
+from bookie.security.contexts import server_context
 from bookie.telemetry import Metrics
 from tests.unit.ledger.real_cluster import until
+from tests.unit.security.odd_certificates import CLIENT, SERVER, issue_odd
 
 
 def settings(**security: object) -> Settings:
@@ -74,7 +78,131 @@ def test_a_certificate_for_another_host_is_told(
     security = authority.settings_for(directory, "b1")
     own = Settings.model_validate({"listen": {"advertised_host": host}, "security": security})
     assert prepare_security(own, Metrics()) is not None
-    assert ("certificate_of_another_host" in caplog.text) is is_told
+    assert ("does not name b1.example" in caplog.text) is is_told
+
+
+UNSUITABLE: dict[str, dict[str, Any]] = {
+    "lacks serverAuth": {"purposes": [CLIENT]},
+    "lacks clientAuth": {"purposes": [SERVER]},
+    "is not valid yet": {"days": (1, 30)},
+    "does not name 127.0.0.1": {"addresses": ["10.0.0.1"]},
+    "has expired": {"days": (-2, -1)},
+}
+"""Sentence → a certificate of the right CA that peers refuse."""
+
+CONFIGURED = ("lacks serverAuth", "lacks clientAuth")
+
+
+@pytest.mark.parametrize("sentence", CONFIGURED)
+def test_a_certificate_of_another_purpose_is_refused(directory: Path, sentence: str) -> None:
+    issue_odd(directory, "odd", **UNSUITABLE[sentence])
+    own = settings(**authority.settings_for(directory, "odd"))
+    with pytest.raises(ConfigurationError, match=rf"bookies would refuse .*odd\.pem: .*{sentence}"):
+        prepare_security(own, Metrics())
+    assert prepare_security(own, Metrics(), listeners=("http",)) is not None  # it only repairs
+
+
+def test_a_certificate_of_a_ca_that_is_not_trusted_is_refused(
+    directory: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    other = tmp_path_factory.mktemp("other")
+    authority.create_authority(other)
+    files = authority.settings_for(directory, "b1") | {"ca_file": str(other / "ca.pem")}
+    with pytest.raises(ConfigurationError, match=r"no CA in security\.ca_file has signed"):
+        prepare_security(settings(**files), Metrics())
+
+
+@pytest.mark.parametrize("sentence", sorted(set(UNSUITABLE) - set(CONFIGURED) - {"has expired"}))
+def test_a_certificate_that_may_become_good_is_told(
+    directory: Path, caplog: pytest.LogCaptureFixture, sentence: str
+) -> None:
+    issue_odd(directory, "odd", **UNSUITABLE[sentence])
+    assert prepare_security(settings(**authority.settings_for(directory, "odd")), Metrics())
+    (said,) = [one for one in caplog.messages if one.startswith("certificate_unsuitable")]
+    assert sentence in said
+
+
+@pytest.mark.parametrize("sentence", sorted(UNSUITABLE))
+async def test_a_running_bookie_keeps_its_certificate(
+    directory: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    sentence: str,
+) -> None:
+    """What peers refuse is told once; a good certificate is taken afterwards."""
+    monkeypatch.setattr(own_security, "LOOK_INTERVAL_SECONDS", 0.01)
+    monkeypatch.setattr(pem_files, "LOOK_SECONDS", 0.0)
+    files = prepare_security(settings(**authority.settings_for(directory, "b1")), Metrics())
+    assert files is not None
+    before = files.pems
+    async with watching_certificates(files, Metrics()):
+        issue_odd(directory, "b1", **UNSUITABLE[sentence])
+        await until(lambda: sentence in caplog.text)
+        assert not files.refresh()
+        assert files.pems is before
+        issue_odd(directory, "b1")
+        await until(lambda: files.pems is not before)
+    told = [
+        one for one in caplog.messages if one.startswith("certificate_not_") and sentence in one
+    ]
+    assert len(told) == 1
+
+
+async def test_a_running_bookie_keeps_its_ca_until_both_are_new(
+    directory: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pem_files, "LOOK_SECONDS", 0.0)
+    files = prepare_security(settings(**authority.settings_for(directory, "b1")), Metrics())
+    assert files is not None
+    other = tmp_path_factory.mktemp("other")
+    authority.create_authority(other)
+    authority.issue(other, "b1", ["127.0.0.1"])
+    before = files.pems
+    for name in ("ca.pem", "b1-key.pem", "b1.pem"):
+        assert files.pems is before
+        (directory / name).write_bytes((other / name).read_bytes())
+        assert files.refresh() is (name == "b1.pem")
+
+
+def half_renewed(directory: Path) -> bytes:
+    """The new key stands there, and the new certificate, which is returned, does not yet."""
+    former = (directory / "b1.pem").read_bytes()
+    authority.renew(directory, "b1")
+    renewed = (directory / "b1.pem").read_bytes()
+    (directory / "b1.pem").write_bytes(former)
+    return renewed
+
+
+def test_a_start_in_the_middle_of_a_renewal(directory: Path) -> None:
+    """It waits for the second file. Status 78 would end the bookie until somebody looks."""
+    renewed = half_renewed(directory)
+    timer = threading.Timer(0.3, (directory / "b1.pem").write_bytes, [renewed])
+    timer.start()
+    files = prepare_security(settings(**authority.settings_for(directory, "b1")), Metrics())
+    timer.join()
+    assert files is not None
+    assert files.pems.certificate == renewed
+
+
+def test_a_renewal_that_was_interrupted(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A later start may succeed, and the sentence names the command that mends it."""
+    monkeypatch.setattr(own_security, "START_PATIENCE_SECONDS", 0.2)
+    half_renewed(directory)
+    own = settings(**authority.settings_for(directory, "b1"))
+    with pytest.raises(CannotStartError, match="`bookie security renew` makes both anew"):
+        prepare_security(own, Metrics())
+    authority.renew(directory, "b1")
+    assert prepare_security(own, Metrics()) is not None
+
+
+def test_a_file_that_is_being_written(directory: Path) -> None:
+    """Some programs write files in place: for a moment there is half of one."""
+    content = (directory / "ca.pem").read_bytes()
+    (directory / "ca.pem").write_bytes(content[:100])
+    timer = threading.Timer(0.3, (directory / "ca.pem").write_bytes, [content])
+    timer.start()
+    assert prepare_security(settings(**authority.settings_for(directory, "b1")), Metrics())
+    timer.join()
 
 
 def make_odd(path: Path) -> None:
@@ -85,11 +213,12 @@ def make_odd(path: Path) -> None:
 
 @pytest.mark.parametrize(("file", "setting"), [("b1", "certificate_file"), ("ca", "ca_file")])
 def test_a_certificate_that_openssl_alone_takes_is_refused(
-    directory: Path, file: str, setting: str
+    directory: Path, monkeypatch: pytest.MonkeyPatch, file: str, setting: str
 ) -> None:
+    monkeypatch.setattr(own_security, "START_PATIENCE_SECONDS", 0.0)
     make_odd(directory / f"{file}.pem")
     security = settings(**authority.settings_for(directory, "b1"))
-    PemFiles(security.security)
+    server_context(security.security)
     with pytest.raises(ConfigurationError, match=rf"\[security\] cannot be used: .*{setting}: "):
         prepare_security(security, Metrics())
 

@@ -13,6 +13,7 @@ from bookie.daemon.preflight import Fact, Severity
 from bookie.daemon.security_check import DAY_SECONDS, check_security
 from bookie.env import SystemClock
 from bookie.security import authority, token_keys
+from tests.unit.security.odd_certificates import SERVER, issue_odd
 
 
 def check(
@@ -76,8 +77,12 @@ def test_a_key_that_others_read(files: dict[str, Any]) -> None:
 
 
 def test_clients_without_certificates(files: dict[str, Any]) -> None:
-    facts = check(**files, require_client_certificate=False)
-    assert facts["clients"].verdict is Severity.WARN
+    fact = check(**files, require_client_certificate=False)["clients"]
+    assert fact.verdict is Severity.WARN
+    assert "the roles of anonymous" in fact.found
+    nobody_asked = {**files, "require_client_certificate": False, "require_roles": False}
+    for host, verdict in (("127.0.0.1", Severity.WARN), ("0.0.0.0", Severity.FAIL)):
+        assert check(host=host, **nobody_asked)["clients"].verdict is verdict
 
 
 def test_a_file_that_cannot_be_used(files: dict[str, Any]) -> None:
@@ -104,3 +109,22 @@ def test_token_keys(files: dict[str, Any], tmp_path: Path) -> None:
     fact = check(**given)["token keys"]
     assert fact.verdict is Severity.FAIL
     assert "holds no JSON" in fact.found
+
+
+def test_a_key_that_grpc_cannot_use(tmp_path: Path, files: dict[str, Any]) -> None:
+    issue_odd(tmp_path, "b1", kind="P-521")
+    fact = check(**files)["certificate"]
+    assert fact.verdict is Severity.FAIL
+    assert "a key on the curve secp521r1, which gRPC cannot use" in fact.found
+
+
+def test_a_certificate_that_peers_refuse(tmp_path: Path, files: dict[str, Any]) -> None:
+    issue_odd(tmp_path, "b1", purposes=[SERVER])
+    fact = check(**files)["peers"]
+    assert fact.verdict is Severity.FAIL
+    assert "lacks clientAuth" in fact.found
+    issue_odd(tmp_path, "b1", days=(1, 90))
+    assert "is not valid yet" in check(**files)["peers"].found
+    authority.create_authority(tmp_path / "other")
+    files["ca_file"] = str(tmp_path / "other" / "ca.pem")
+    assert "no CA in security.ca_file has signed" in check(**files)["peers"].found

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import os
+import shutil
 import ssl
 import stat
 from pathlib import Path
@@ -114,7 +116,8 @@ def test_refusals(directory: Path, tmp_path: Path) -> None:
     with pytest.raises(BadRequestError, match=r"b1\.pem exists already; renew it"):
         authority.issue(directory, "b1", ["x"])
     for name in ("../b1", "", "ca", "x-key", ".b", "a/b"):
-        with pytest.raises(BadRequestError, match="must be 1 to 64"):
+        sentence = "is the name of the CA" if name == "ca" else "must be 1 to 64"
+        with pytest.raises(BadRequestError, match=sentence):
             authority.issue(directory, name, ["x"])
     with pytest.raises(BadRequestError, match="does not exist; `bookie security init"):
         authority.issue(tmp_path, "b1", ["x"])
@@ -125,6 +128,94 @@ def test_refusals(directory: Path, tmp_path: Path) -> None:
     (directory / "ca-key.pem").unlink()
     with pytest.raises(BadRequestError, match="only the CA's key can sign"):
         authority.issue(directory, "b2", ["x"])
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "b1.example:3181",
+        "https://b1.example",
+        "[::1]",
+        "",
+        "10.0.0.0/8",
+        "10.0.0.256",
+        "b 1",
+        "fe80::1%eth0",
+        "bücher.example",
+        "-b1.example",
+        "b1..example",
+        "b*.example",
+        "x" * 64,
+        ".".join(["x" * 60] * 5),
+    ],
+)
+def test_no_hosts(directory: Path, host: str) -> None:
+    with pytest.raises(BadRequestError, match="is no host name or address"):
+        authority.issue(directory, "b2", ["b2.example", host])
+    assert not (directory / "b2-key.pem").exists()
+
+
+def test_unusual_hosts(directory: Path) -> None:
+    hosts = ("*.example", "xn--bcher-kva.example", "b_2", "b3.example.", "2001:db8::1", "4.example")
+    authority.issue(directory, "b2", hosts)
+    assert facts(directory, "b2").names == hosts
+
+
+@pytest.mark.parametrize("name", ["../security/b1", "/b1", "", ".."])
+def test_a_renewal_stays_in_its_directory(directory: Path, name: str) -> None:
+    before = (directory / "b1.pem").read_bytes()
+    with pytest.raises(BadRequestError, match="must be 1 to 64"):
+        authority.renew(directory, name)
+    assert (directory / "b1.pem").read_bytes() == before
+
+
+def test_an_expired_ca_signs_nothing_until_it_is_renewed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(authority, "_CLOCK_SKEW", datetime.timedelta(days=9))
+        authority.create_authority(tmp_path, days=-1)
+    with pytest.raises(BadRequestError, match=r"has expired; `bookie security renew .* ca` renews"):
+        authority.issue(tmp_path, "b1", ["x"])
+    authority.renew(tmp_path, "ca")
+    authority.issue(tmp_path, "b1", ["x"])
+
+
+def test_the_key_of_another_ca_signs_nothing(directory: Path, tmp_path: Path) -> None:
+    authority.create_authority(tmp_path / "other")
+    shutil.copy(tmp_path / "other" / "ca-key.pem", directory / "ca-key.pem")
+    commands: tuple[Callable[[], object], ...] = (
+        lambda: authority.issue(directory, "b2"),
+        lambda: authority.renew(directory, "b1"),
+        lambda: authority.renew(directory, "ca"),
+    )
+    for command in commands:
+        with pytest.raises(BadRequestError, match="is the key of another CA than"):
+            command()
+
+
+def test_a_certificate_ends_with_its_ca_at_the_latest(directory: Path) -> None:
+    authority.issue(directory, "b2", ["x"], days=7000)
+    assert facts(directory, "b2").expires_seconds == facts(directory, "ca").expires_seconds
+
+
+def test_a_key_without_its_certificate_is_not_overwritten(directory: Path) -> None:
+    (directory / "b1.pem").unlink()
+    before = (directory / "b1-key.pem").read_bytes()
+    with pytest.raises(BadRequestError, match=r"b1-key\.pem exists already, without a certificate"):
+        authority.issue(directory, "b1", ["x"])
+    assert (directory / "b1-key.pem").read_bytes() == before
+
+
+def test_a_ca_with_a_key_alone_is_completed(directory: Path) -> None:
+    """A command was interrupted, or the certificate is lost; the key stays in any case."""
+    (directory / "ca.pem").unlink()
+    before = (directory / "ca-key.pem").read_bytes()
+    with pytest.raises(BadRequestError, match=r"`bookie security init .*` makes a CA"):
+        authority.renew(directory, "ca")
+    authority.create_authority(directory)
+    assert (directory / "ca-key.pem").read_bytes() == before
+    authority.issue(directory, "b2", ["x"])
 
 
 @pytest.mark.parametrize("is_permitted", [True, False])

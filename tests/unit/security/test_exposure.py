@@ -70,3 +70,22 @@ def test_a_port_without_tls_beside_one_with_it_is_named() -> None:
 
 def test_a_process_without_that_listener() -> None:
     assert require_protected(settings("0.0.0.0", "127.0.0.1"), ("http",)) == {}
+
+
+NOBODY_ASKED = {**FILES, "require_client_certificate": False, "require_roles": False}
+
+
+def test_tls_that_asks_nobody_who_he_is() -> None:
+    """It is encrypted, and anybody may delete everything."""
+    for listen, http, name in (("0.0.0.0", "::1", "listen"), ("::1", "0.0.0.0", "http")):
+        with pytest.raises(ConfigurationError, match=rf"{name}\.host = .* ask nobody who he is"):
+            require_protected(settings(listen, http, **NOBODY_ASKED), BOTH)
+    allowed = settings("0.0.0.0", "0.0.0.0", **NOBODY_ASKED, allow_plaintext=True)
+    assert require_protected(allowed, BOTH)
+    assert require_protected(settings("::1", "127.0.0.1", **NOBODY_ASKED), BOTH) == {}
+
+
+@pytest.mark.parametrize("setting", ["require_client_certificate", "require_roles"])
+def test_one_of_both_is_enough(setting: str) -> None:
+    security = {**NOBODY_ASKED, setting: True}
+    assert require_protected(settings("0.0.0.0", "0.0.0.0", **security), BOTH) == {}

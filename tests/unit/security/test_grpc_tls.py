@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
+import os
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,12 +17,14 @@ import pytest
 from grpc import aio
 
 from bookie.config import RpcSettings, SecuritySettings
+from bookie.daemon.local.process import child_environment
 from bookie.errors import BookieError, BookieUnreachableError, CannotStartError, TlsError
 from bookie.security import PemFiles, authority, pem_files
 from bookie.security.identity import PeerIdentity, identity_of_call
 from bookie.telemetry import Metrics
 from bookie.wire.grpc import transport
 from bookie.wire.grpc.client.channel import BookieChannel
+from bookie.wire.grpc.client.tls_problems import TlsHistory
 from bookie.wire.grpc.credentials import ChannelSecurity, ServerSecurity
 from bookie.wire.grpc.server.grpc_server import HeldPort, hold_port
 from tests.unit.wire.fake_node import INSTANCE_ID, FakeNode
@@ -211,3 +216,77 @@ async def test_a_port_that_grpc_does_not_open(
     with pytest.raises(CannotStartError, match=r"already in use$"):
         async with served(None):
             raise AssertionError
+
+
+def test_an_unchanged_configuration_is_not_replaced(
+    renewable: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """gRPC frees the former one, also under a handshake that uses it: the process would crash."""
+    monkeypatch.setattr(pem_files, "LOOK_SECONDS", 0.0)
+    dynamic = Mock()
+    monkeypatch.setattr(grpc, "dynamic_ssl_server_credentials", dynamic)
+    files = PemFiles(settings(renewable, "bookie"))
+    ServerSecurity(files).credentials()
+    present = dynamic.call_args.args[1]
+    assert present() is None
+    authority.renew(renewable, "bookie")
+    assert files.refresh()
+    assert present() is not None
+    assert present() is None
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_connection_that_ends_in_the_handshake(is_first: bool) -> None:
+    """It depends on how gRPC polls; a bookie that has answered before is only unreachable."""
+    history = TlsHistory(uses_tls=True)
+    history.was_ready = not is_first
+    for ending in (
+        "Socket closed",
+        "Handshake read failed (Socket closed)",
+        "Handshake read failed (recvmsg:Connection reset by peer (104))",
+    ):
+        details = f"failed to connect to all addresses; last error: UNAVAILABLE: b1:1: {ending}"
+        assert ("refuses this client's certificate" in history.problem(details)) is is_first
+        assert TlsHistory(uses_tls=False).problem(details) == ""
+    refused = "failed to connect to all addresses; Failed to connect to remote host"
+    assert history.problem(refused) == ""
+
+
+@pytest.mark.parametrize(
+    ("variables", "first"),
+    [({}, "grpc"), ({"GRPC_EXPERIMENTS": ""}, "bookie")],
+)
+async def test_a_refused_client_however_grpc_polls(
+    certificates: Path, variables: dict[str, str], first: str
+) -> None:
+    """The program may load gRPC before us, or choose how it polls."""
+    without = {"ca_file": str(authority.certificate_path(certificates, "ca"))}
+    program = (
+        f"import asyncio, {first}\n"
+        "from bookie.config import SecuritySettings\n"
+        "from tests.unit.security.test_grpc_tls import refused\n"
+        "async def main(port):\n"
+        f"    print(await refused(port, SecuritySettings.model_validate({without!r})))\n"
+    )
+    async with served(PemFiles(settings(certificates, "bookie"))) as held:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", f"{program}asyncio.run(main({held.port}))"),
+            stdout=asyncio.subprocess.PIPE,
+            env=child_environment(os.environ) | variables,
+        )
+        said, _ = await process.communicate()
+    assert "refuses this client's certificate" in said.decode()
+
+
+async def test_a_bookie_whose_ca_has_expired(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To renew the certificate would not help."""
+    authority.create_authority(tmp_path)
+    authority.issue(tmp_path, "bookie", ["127.0.0.1"])
+    authority.issue(tmp_path, "client")
+    monkeypatch.setattr(authority, "_CLOCK_SKEW", datetime.timedelta(days=3))
+    authority.renew(tmp_path, "ca", days=-1)
+    async with served(PemFiles(settings(tmp_path, "bookie"))) as held:
+        said = await refused(held.port, settings(tmp_path, "client"))
+    assert "has expired, or a CA that signed it" in said

@@ -13,6 +13,8 @@ from bookie.config import SecuritySettings
 from bookie.errors import ConfigurationError
 from bookie.security import PemFiles, authority, pem_files
 from bookie.security.certificates import first_expiry_seconds, read_certificates
+from bookie.security.usable import require_usable
+from tests.unit.security.odd_certificates import issue_odd, new_key, private_pem
 
 
 class Clock:
@@ -74,9 +76,10 @@ def test_a_client_needs_the_ca_alone(directory: Path) -> None:
     [
         ("ca.pem", None, r"security.ca_file .*ca.pem cannot be used: no such file"),
         ("b1-key.pem", None, r"security.key_file .* cannot be used: no such file"),
-        ("ca.pem", b"nonsense", r"security.ca_file .* cannot be used: "),
-        ("b1.pem", b"nonsense", r"b1.pem and security.key_file .* cannot be used together"),
-        ("b1-key.pem", b"nonsense", r"b1.pem and security.key_file .* cannot be used together"),
+        ("ca.pem", b"nonsense", r"security.ca_file .*ca.pem cannot be used: it holds no certifi"),
+        ("b1.pem", b"nonsense", r"security.certificate_file .*b1.pem .*: it holds no certificate"),
+        ("b1-key.pem", b"nonsense", r"security.key_file .*b1-key.pem .*: it holds no private key"),
+        ("b1-key.pem", b"", r"security.key_file .*b1-key.pem .*: it holds no private key"),
     ],
 )
 def test_files_that_cannot_be_used(
@@ -90,11 +93,89 @@ def test_files_that_cannot_be_used(
         PemFiles(settings(directory))
 
 
+@pytest.mark.parametrize(
+    ("file", "sentence"),
+    [
+        ("ca.pem", r"security\.ca_file .* it holds a certificate that is damaged or not whole"),
+        ("b1.pem", r"security\.certificate_file .* it holds a certificate that is damaged"),
+        ("b1-key.pem", r"security\.key_file .* it holds a key that is damaged or not whole"),
+    ],
+)
+def test_half_a_file(directory: Path, file: str, sentence: str) -> None:
+    (directory / file).write_bytes((directory / file).read_bytes()[:100])
+    with pytest.raises(ConfigurationError, match=sentence):
+        PemFiles(settings(directory))
+
+
+def test_half_of_a_second_certificate(directory: Path) -> None:
+    content = (directory / "ca.pem").read_bytes()
+    (directory / "ca.pem").write_bytes(content + content[:200])
+    with pytest.raises(ConfigurationError, match="a certificate that is damaged or not whole"):
+        PemFiles(settings(directory))
+
+
+def test_an_encrypted_key(directory: Path) -> None:
+    """OpenSSL must not ask for its passphrase at the terminal."""
+    (directory / "b1-key.pem").write_bytes(private_pem(new_key("P-256"), b"secret"))
+    with pytest.raises(ConfigurationError, match="its key is encrypted; store it without"):
+        PemFiles(settings(directory))
+
+
 def test_a_key_of_another_certificate(directory: Path) -> None:
     authority.issue(directory, "b2", ["127.0.0.1"])
     mixed = settings(directory).model_copy(update={"key_file": str(directory / "b2-key.pem")})
     with pytest.raises(ConfigurationError, match="key values mismatch"):
         PemFiles(mixed)
+
+
+@pytest.mark.parametrize("kind", ["P-256", "P-384", "2048"])
+def test_keys_that_both_libraries_take(directory: Path, kind: str) -> None:
+    issue_odd(directory, "odd", kind=kind)
+    assert PemFiles(settings(directory, "odd")).pems.certificate
+
+
+@pytest.mark.parametrize("kind", ["P-521", "secp256k1", "Ed25519"])
+def test_a_key_that_grpc_cannot_use(
+    directory: Path, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    """OpenSSL takes it: the bookie would start, and nobody could connect."""
+    issue_odd(directory, "odd", kind=kind)
+    sentence = r"security\.certificate_file is for .* which gRPC cannot use; take a key on P-256 or"
+    with pytest.raises(ConfigurationError, match=sentence):
+        PemFiles(settings(directory, "odd"))
+    files, clock = watched(directory)
+    before = files.pems
+    issue_odd(directory, "b1", kind=kind)
+    for _ in range(2):
+        assert not look(files, clock)
+    assert files.pems is before
+    (said,) = refusals(caplog)
+    assert "which gRPC cannot use" in said
+
+
+def test_a_small_rsa_key(directory: Path) -> None:
+    issue_odd(directory, "odd", kind="1024")
+    with pytest.raises(ConfigurationError):
+        PemFiles(settings(directory, "odd"))
+    with pytest.raises(ValueError, match="an RSA key of 1024 bits"):
+        require_usable((directory / "ca.pem").read_bytes(), (directory / "odd.pem").read_bytes())
+
+
+def test_a_byte_order_mark(directory: Path) -> None:
+    """An editor of Windows writes it; OpenSSL ignores it."""
+    (directory / "ca.pem").write_bytes(b"\xef\xbb\xbf" + (directory / "ca.pem").read_bytes())
+    with pytest.raises(
+        ConfigurationError, match=r"security\.ca_file begins with a byte order mark"
+    ):
+        PemFiles(settings(directory))
+
+
+def test_a_ca_that_grpc_cannot_verify(directory: Path) -> None:
+    issue_odd(directory, "odd", kind="secp256k1")
+    ca = (directory / "ca.pem").read_bytes() + (directory / "odd.pem").read_bytes()
+    (directory / "ca.pem").write_bytes(ca)
+    with pytest.raises(ConfigurationError, match="a CA on the curve secp256k1"):
+        PemFiles(settings(directory))
 
 
 def test_changed_files_are_taken(directory: Path) -> None:

@@ -48,6 +48,7 @@ from bookie.wire.grpc.client.streams import (
     closed_error,
     error_of,
 )
+from bookie.wire.grpc.client.tls_problems import TlsHistory
 from bookie.wire.grpc.credentials import ChannelSecurity
 from bookie.wire.interfaces import SERVICE
 from bookie.wire.unary_codec import Ranges
@@ -99,6 +100,7 @@ class BookieChannel:
         self.address = address
         self.credentials = credentials = None if security is None else security.credentials()
         self._security = security
+        self._tls = TlsHistory(uses_tls=credentials is not None)
         self._tasks = tasks
         self._connect_timeout_seconds = connect_timeout_seconds
         self._instance_id = instance_id
@@ -180,6 +182,7 @@ class BookieChannel:
             lambda: call(metadata=self._metadata_for(incarnation)),
             self._tasks,
             self._connect_timeout_seconds,
+            self._tls,
         )
 
     def _metadata_for(self, incarnation: str, life: str = "") -> Any:
@@ -337,8 +340,9 @@ class BookieChannel:
         self._deadlines.start(call, timeout)
         try:
             data: bytes = await call
+            self._tls.was_ready = True
         except grpc.RpcError as error:
-            raise error_of(self.address, error) from None
+            raise error_of(self.address, error, self._tls) from None
         except asyncio.CancelledError:
             if not self._deadlines.stop(call) and not is_being_cancelled():
                 raise OperationTimeoutError(
@@ -375,7 +379,7 @@ class BookieChannel:
             async for page in call:
                 yield page
         except grpc.RpcError as error:
-            raise error_of(self.address, error) from None
+            raise error_of(self.address, error, self._tls) from None
         except asyncio.CancelledError:
             self._check_cancelled()
             raise

@@ -49,7 +49,7 @@ from bookie.wire.coalesce import fitting, join_messages, split_message
 from bookie.wire.codec import encode_streamed_read, parse_add_response, scan_read_response
 from bookie.wire.commands import LacState, ReadCommand
 from bookie.wire.deadlines import Deadlines, is_being_cancelled
-from bookie.wire.grpc.client.tls_problems import tls_problem
+from bookie.wire.grpc.client.tls_problems import TlsHistory
 from bookie.wire.grpc.transport import named
 from bookie.wire.messages import Fields
 
@@ -77,14 +77,14 @@ class OnAnswer(Protocol):
         """Receive one answer; answers come in the order in which the requests were sent."""
 
 
-def error_of(address: str, error: grpc.RpcError) -> BookieError:
+def error_of(address: str, error: grpc.RpcError, tls: TlsHistory) -> BookieError:
     """Return the error of a failed call, with an unknown outcome unless a message was too large."""
     code = error.code()
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return OperationTimeoutError(f"bookie {address} did not answer in time")
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return BadRequestError(f"a message to or from bookie {address} is too large")
-    if reason := tls_problem(error.details() or ""):
+    if reason := tls.problem(error.details() or ""):
         return TlsError(f"bookie {address}: {reason}")
     return BookieUnreachableError(f"bookie {address} cannot be reached: {error.details()}")
 
@@ -98,6 +98,7 @@ class StreamCall:
     tasks: asyncio.TaskGroup
     connect_timeout_seconds: float
     """Seconds within which the bookie must accept the stream."""
+    tls: TlsHistory
 
 
 class _Attempt:
@@ -192,7 +193,7 @@ class Stream(ABC):
         """Handle one received message; each kind of stream overrides this method."""
 
     def _error_of(self, error: grpc.RpcError) -> BookieError:
-        return error_of(self.address, error)
+        return error_of(self.address, error, self._call.tls)
 
     def _refusal_of(self, offered: tuple[tuple[str, str | bytes], ...]) -> BookieError | None:
         """Return an error if the metadata shows that a wrong bookie accepted the stream."""
@@ -217,6 +218,8 @@ class Stream(ABC):
             refusal = self._refusal_of(offered)
             if refusal is not None:
                 return await self._tls_error(call) or refusal
+            if not call.done():
+                self._call.tls.was_ready = True
             attempt.joins = JOINED_MESSAGES_METADATA in offered
             # A call that failed has initial metadata too, and is done.
             if self._patient and not call.done():
@@ -241,7 +244,7 @@ class Stream(ABC):
 
     async def _tls_error(self, call: Any) -> TlsError | None:
         """Return why no bookie was reached, if TLS failed; then no metadata came either."""
-        problem = tls_problem(await call.details() or "") if call.done() else ""
+        problem = self._call.tls.problem(await call.details() or "") if call.done() else ""
         return TlsError(f"bookie {self.address}: {problem}") if problem else None
 
     def _writer(self, call: Any, attempt: _Attempt) -> asyncio.Task[None]:

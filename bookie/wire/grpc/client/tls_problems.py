@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
+_ENDED_SENTENCE: Final = (
+    "it ended the TLS handshake; probably it refuses this client's certificate, which is missing,"
+    " expired or of another CA (security.certificate_file)"
+)
+
 _PROBLEMS: Final = (
-    ("certificate has expired", "its certificate has expired; renew it"),
+    ("certificate has expired", "its certificate has expired, or a CA that signed it; renew it"),
     ("certificate is not yet valid", "its certificate is not valid yet; look at the clocks"),
     (
         "Hostname Verification Check failed",
@@ -17,11 +22,7 @@ _PROBLEMS: Final = (
         "its certificate is not signed by a CA in security.ca_file",
     ),
     ("WRONG_VERSION_NUMBER", "it does not speak TLS at this address"),
-    (
-        "Secure read failed",
-        "it ended the TLS handshake; most often it refuses this client's certificate, which is"
-        " missing, expired or of another CA (security.certificate_file)",
-    ),
+    ("Secure read failed", _ENDED_SENTENCE),
     ("Tls handshake failed", "the TLS handshake failed"),
 )
 """Part of gRPC's text → the sentence; the first that fits counts.
@@ -30,8 +31,31 @@ Source: texts of gRPC 1.85, seen by tests.
 """
 
 
-def tls_problem(details: str) -> str:
-    """Return why TLS failed; empty if the connection failed for another reason."""
-    if "failed to connect" not in details:
+_ENDED: Final = ("Socket closed", "Handshake read failed", "Connection reset by peer")
+"""What gRPC says if a bookie ends a connection that is not ready yet.
+
+It depends on how gRPC polls. A bookie that speaks TLS 1.3 judges the client's certificate after the
+client has finished its part of the handshake. So the client sees only that the connection ends.
+"""
+
+
+class TlsHistory:
+    """What the connections to one bookie have shown of TLS so far."""
+
+    __slots__ = ("_uses_tls", "was_ready")
+
+    def __init__(self, *, uses_tls: bool) -> None:
+        self._uses_tls = uses_tls
+        self.was_ready = False
+        """True if the bookie has answered: a connection that ends later has another reason."""
+
+    def problem(self, details: str) -> str:
+        """Return why TLS failed; empty if the connection failed for another reason."""
+        if "failed to connect" not in details:
+            return ""
+        for part, sentence in _PROBLEMS:
+            if part in details:
+                return sentence
+        if self._uses_tls and not self.was_ready and any(part in details for part in _ENDED):
+            return _ENDED_SENTENCE
         return ""
-    return next((sentence for part, sentence in _PROBLEMS if part in details), "")

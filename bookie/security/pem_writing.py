@@ -1,0 +1,115 @@
+"""Writes the files of a CA's directory: whole, durable, and by one command at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bookie.errors import BadRequestError
+
+_GROUP_BITS = 0o070
+
+
+@dataclass(frozen=True, slots=True)
+class NewFile:
+    """A file to be written."""
+
+    path: Path
+    content: bytes
+    mode: int
+    """The permissions, without those that the group keeps from a former file."""
+
+
+@contextlib.contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Hold the directory; another command waits until the block ends.
+
+    Raises:
+        OSError: the directory cannot be opened.
+    """
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def write_new(files: Sequence[NewFile]) -> None:
+    """Write files that do not exist, in this order.
+
+    Raises:
+        BadRequestError: one exists; it stays as it is, and none is written.
+        OSError: one cannot be written.
+    """
+    written: list[Path] = []
+    with _staged(files, [file.path for file in files]) as staged:
+        for file, temporary in staged:
+            try:
+                os.link(temporary, file.path)
+            except FileExistsError as error:
+                for path in written:
+                    path.unlink()
+                raise BadRequestError(f"{file.path} exists already") from error
+            written.append(file.path)
+
+
+def replace_files(files: Sequence[NewFile]) -> None:
+    """Replace files in this order; a reader sees the former content or the new one as a whole.
+
+    All content is durable before the first file is replaced. A file keeps its owner, its group and
+    the permissions of the group, as far as this user may set them: a bookie that runs as another
+    user can still read its key after root has renewed it. A symbolic link stays, and its target is
+    replaced.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    targets = [file.path.resolve() for file in files]
+    with _staged(files, targets) as staged:
+        for (_, temporary), target in zip(staged, targets, strict=True):
+            temporary.replace(target)
+
+
+@contextlib.contextmanager
+def _staged(
+    files: Sequence[NewFile], targets: Sequence[Path]
+) -> Iterator[list[tuple[NewFile, Path]]]:
+    """Write each file beside its target; at the end sync directories, and remove what is left."""
+    staged: list[tuple[NewFile, Path]] = []
+    try:
+        for file, target in zip(files, targets, strict=True):
+            temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
+            staged.append((file, temporary))
+            _write(temporary, target, file)
+        yield staged
+        for directory in {target.parent for target in targets}:
+            _sync(directory)
+    finally:
+        for _, temporary in staged:
+            temporary.unlink(missing_ok=True)
+
+
+def _write(temporary: Path, target: Path, file: NewFile) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    with open(os.open(temporary, flags, file.mode), "wb") as opened:
+        with contextlib.suppress(FileNotFoundError, PermissionError):
+            former = target.stat()
+            os.fchown(opened.fileno(), former.st_uid, former.st_gid)
+            os.fchmod(opened.fileno(), file.mode | former.st_mode & _GROUP_BITS)
+        opened.write(file.content)
+        opened.flush()
+        os.fsync(opened.fileno())
+
+
+def _sync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
