@@ -8,6 +8,7 @@ import os
 import shutil
 import ssl
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import Mock
 

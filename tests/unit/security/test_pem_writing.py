@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from bookie.errors import BadRequestError
-from bookie.security import PemFiles, authority, pem_writing
+from bookie.security import PemFiles, authority
 from tests.unit.security.test_pem_files import settings
 
 PROCESSES = 3
