@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib.util import find_spec
 
-from tests.fuzz import disk_targets, record_targets, server_targets, text_targets, wire_targets
+from tests.fuzz import (
+    access_targets,
+    disk_targets,
+    record_targets,
+    server_targets,
+    text_targets,
+    wire_targets,
+)
 from tests.fuzz.target import Target
 
-PARTS = [wire_targets, record_targets, disk_targets, text_targets, server_targets]
+PARTS = [wire_targets, record_targets, disk_targets, text_targets, server_targets, access_targets]
 
 HAS_SPARK = find_spec("pyspark") is not None
 """A soak may run without Spark, as `make soak` installs it."""
