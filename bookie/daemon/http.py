@@ -36,21 +36,18 @@ import asyncio
 import ipaddress
 import json
 import logging
-import os
-import socket
-import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.log import server_logger
 
-from bookie.addresses import is_wildcard, join_address
+from bookie.daemon.http_listener import Listener
 from bookie.daemon.readiness import Readiness
-from bookie.errors import BookieError, CannotStartError, NotPermittedError
+from bookie.errors import BookieError, NotPermittedError
 from bookie.ids import BOOKIE_ID_METADATA_KEY, INSTANCE_ID_METADATA_KEY, MAX_ID
 from bookie.node.garbage import GarbageStatus
 from bookie.security import PemFiles
@@ -464,55 +461,19 @@ async def serve_http(
     server = runner.server
     assert server is not None
 
+    files = access.files
+    listener = Listener(
+        server,
+        CONNECTIONS_MAX,
+        None if files is None else lambda: files.context,
+        handshake_seconds=HANDSHAKE_SECONDS_MAX,
+        shutdown_seconds=SHUTDOWN_SECONDS,
+    )
     try:
-        listener = await _listen(server, host, port, access.files)
+        await listener.open(host, port)
         try:
-            yield int(listener.sockets[0].getsockname()[1])
+            yield listener.port
         finally:
-            listener.close()
+            await listener.close()
     finally:
         await runner.cleanup()
-
-
-def _tls_arguments(files: PemFiles | None) -> dict[str, Any]:
-    """Return the arguments for TLS of `create_server`."""
-    if files is None:
-        return {}
-
-    def take_newest(connection: Any, _server_name: str | None, _context: ssl.SSLContext) -> None:
-        connection.context = files.context
-
-    files.context.sni_callback = take_newest
-    return {
-        "ssl": files.context,
-        "ssl_handshake_timeout": HANDSHAKE_SECONDS_MAX,
-        "ssl_shutdown_timeout": SHUTDOWN_SECONDS,
-    }
-
-
-async def _listen(
-    server: web.Server, host: str, port: int, files: PemFiles | None
-) -> asyncio.Server:
-    """Accept connections for `server`; close the oldest connections when there are too many.
-
-    Raises:
-        CannotStartError: the address cannot be listened on now.
-    """
-
-    def accept() -> asyncio.Protocol:
-        transports = [one.transport for one in server.connections if one.transport is not None]
-        for transport in transports[: max(0, len(transports) + 1 - CONNECTIONS_MAX)]:
-            transport.abort()
-        return server()
-
-    loop, tls = asyncio.get_running_loop(), _tls_arguments(files)
-    try:
-        if ":" in host and is_wildcard(host) and socket.has_dualstack_ipv6():
-            # The IPv6 wildcard takes IPv4 as well, as it does for gRPC.
-            both = socket.create_server((host, port), family=socket.AF_INET6, dualstack_ipv6=True)
-            return await loop.create_server(accept, sock=both, **tls)
-        return await loop.create_server(accept, host, port, **tls)
-    except OSError as error:
-        reason = os.strerror(error.errno).lower() if error.errno else str(error)
-        address = join_address(host, port)
-        raise CannotStartError(f"cannot serve HTTP on {address}: {reason}") from error

@@ -108,8 +108,8 @@ SECURITY_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "HTTP keeps its first context",
         "bookie/daemon/http.py",
-        "        connection.context = files.context\n",
-        "        pass\n",
+        "        None if files is None else lambda: files.context,\n",
+        "        None if files is None else (lambda first: lambda: first)(files.context),\n",
         (f"{_HTTP}::test_renewed_files_are_for_new_connections",),
         "A removed CA stays trusted until a restart.",
     ),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import ssl
 from pathlib import Path
 from typing import Any
@@ -10,12 +12,13 @@ import aiohttp
 import pytest
 
 from bookie.config import SecuritySettings
+from bookie.daemon import http
 from bookie.daemon.http import Administration, HttpAccess, serve_http
 from bookie.daemon.readiness import Readiness
 from bookie.security import PemFiles, authority, pem_files
 from bookie.security.contexts import client_context
 from bookie.telemetry import Metrics
-from tests.unit.security.test_grpc_tls import settings
+from tests.unit.security.test_grpc_tls import QUICK_SECONDS, settings
 
 
 def serve(files: PemFiles) -> Any:
@@ -103,3 +106,38 @@ async def test_renewed_files_are_for_new_connections(
             await status(port, "/metrics", before)
         async with standing.get(url, ssl=before) as response:
             assert response.status == 200
+
+
+async def test_silent_connections_are_bounded(
+    certificates: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They send not even the first bytes of a handshake; the oldest ones make room."""
+    monkeypatch.setattr(http, "CONNECTIONS_MAX", 3)
+    known = client_context(settings(certificates, "client"))
+    async with (
+        serve(PemFiles(settings(certificates, "bookie"))) as port,
+        asyncio.timeout(QUICK_SECONDS),
+    ):
+        with contextlib.ExitStack() as connections:
+            readers = []
+            for _ in range(10):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                connections.enter_context(contextlib.closing(writer))
+                readers.append(reader)
+            for reader in readers[:7]:
+                assert await reader.read() == b""
+            assert not readers[9].at_eof()
+            assert await status(port, "/metrics", known) == 200
+
+
+async def test_a_silent_connection_is_not_kept(
+    certificates: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "HANDSHAKE_SECONDS_MAX", 0.1)
+    async with (
+        serve(PemFiles(settings(certificates, "bookie"))) as port,
+        asyncio.timeout(QUICK_SECONDS),
+    ):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        with contextlib.closing(writer):
+            assert await reader.read() == b""
