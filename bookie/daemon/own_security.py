@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import socket
 from contextlib import AbstractAsyncContextManager
 from functools import partial
@@ -71,9 +72,17 @@ def prepare_security(
 
 
 def registered_host(settings: Settings) -> str:
-    """Return the host at which clients reach the bookie, and which its certificate must name."""
+    """Return the host at which clients reach the bookie, and which its certificate must name.
+
+    An address has its shortest form: gRPC compares it as text with the address in a certificate.
+    """
     host = settings.listen.advertised_host or settings.listen.host
-    return socket.gethostname() if is_wildcard(host) else host
+    if is_wildcard(host):
+        return socket.gethostname()
+    try:
+        return str(ipaddress.ip_address(host))
+    except ValueError:
+        return host
 
 
 def watching_certificates(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,33 +47,6 @@ def read_certificate_file(path: Path) -> list[CertificateFacts]:
         return read_certificates(path.read_bytes())
     except ValueError as error:
         raise BadRequestError(f"{path} holds no certificate (PEM): {error}") from error
-
-
-def covers(names: Iterable[str], host: str) -> bool:
-    """True if a certificate with these names is good for `host`, a host name or an address.
-
-    A star stands for one whole label, the first one. Source: RFC 6125, section 6.4.3.
-    """
-    wanted = _plain(host)
-    _, _, parent = wanted.partition(".")
-    offered = {_plain(name) for name in names}
-    return wanted in offered or (not _is_address(wanted) and f"*.{parent}" in offered)
-
-
-def _plain(name: str) -> str:
-    """Return a name in the one form in which names are compared."""
-    try:
-        return str(ipaddress.ip_address(name))
-    except ValueError:
-        return name.lower().removesuffix(".")
-
-
-def _is_address(text: str) -> bool:
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    return True
 
 
 def first_expiry_seconds(pem: bytes) -> float:

@@ -16,7 +16,7 @@ import pytest
 
 from bookie.errors import BadRequestError
 from bookie.security import authority
-from bookie.security.certificates import CertificateFacts, covers, read_certificate_file
+from bookie.security.certificates import CertificateFacts, read_certificate_file
 from bookie.security.contexts import client_context, server_context
 from tests.unit.security.test_pem_files import settings
 
@@ -232,21 +232,3 @@ def test_a_renewed_file_keeps_its_owner(
     owners = [call.args[1:] for call in fchown.call_args_list]
     assert owners == [(former.st_uid, former.st_gid)] * 2
     assert facts(directory, "b1").expires_seconds > before
-
-
-@pytest.mark.parametrize(
-    ("host", "is_covered"),
-    [
-        ("B1.example", True),
-        ("b2.example", False),
-        ("10.0.0.1", True),
-        ("10.0.0.2", False),
-        ("0:0:0:0:0:0:0:1", True),
-        ("b7.stars.example", True),
-        ("stars.example", False),
-        ("a.b7.stars.example", False),
-    ],
-)
-def test_the_hosts_that_names_cover(host: str, is_covered: bool) -> None:
-    names = ("b1.example", "10.0.0.1", "::1", "*.stars.example")
-    assert covers(names, host) is is_covered
