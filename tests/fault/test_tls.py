@@ -21,6 +21,7 @@ from bookie.security import authority
 from bookie.security.authority import settings_for, variables_for
 from bookie.sync import connect as connect_sync
 from tests.fault.daemon_cluster import BOOKIES, Appending
+from tests.fault.daemon_process import Home
 from tests.fault.secure_cluster import HOSTS, SecureCluster, new_authority, secure_cluster
 
 SECONDS_MAX = 300.0
@@ -31,6 +32,9 @@ PATIENT: Mapping[str, Any] = {"add_timeout_seconds": 60.0, "replace_after_second
 
 REFUSED_SECONDS_MAX = 45.0
 """A refusal comes after the add timeout of 1 s; before TLS had sentences, it came after minutes."""
+
+
+MUST_NOT_ARRIVE = b"this payload must not arrive"
 
 
 async def command(cluster: SecureCluster, *words: str, **variables: str) -> tuple[int, str, str]:
@@ -70,6 +74,8 @@ async def test_a_cluster_by_tls(tmp_path: Path) -> None:
             reader = await client.open_ledger(writer.ledger_id, recover=True)
             found = [entry.payload async for entry in reader.read(0, reader.last_entry_id)]
             assert found == [b"%d" % number for number in range(10)]
+            await append_one(client, MUST_NOT_ARRIVE)  # here it arrives, and is found
+            assert any(stored_files(home, MUST_NOT_ARRIVE) for home in cluster.homes.values())
 
         def without_a_loop() -> int:
             files: Any = settings_for(cluster.authority, "client")
@@ -189,12 +195,21 @@ async def test_refused(case: str, tmp_path: Path) -> None:
         started = time.monotonic()
         async with cluster.connect("", add_timeout_seconds=1.0, **client) as connected:
             with pytest.raises(BookieError, match=sentence):
-                await append_one(connected, b"must not arrive")
+                await append_one(connected, MUST_NOT_ARRIVE)
             if not sentence.startswith("bookie b1"):  # else there is no ledger to read
                 with pytest.raises(BookieError, match=sentence):
                     await read_one(connected)
         assert time.monotonic() - started < REFUSED_SECONDS_MAX
         assert daemon.process.returncode is None
+        daemon.process.terminate()
+        await daemon.end()
+        assert stored_files(cluster.homes["b1"], MUST_NOT_ARRIVE) == []
+
+
+def stored_files(home: Home, payload: bytes) -> list[Path]:
+    """The files of a bookie that has ended in which a payload stands."""
+    files = [path for path in home.path.rglob("*") if path.is_file()]
+    return [path for path in files if payload in path.read_bytes()]
 
 
 async def append_one(client: BookKeeper, payload: bytes) -> None:

@@ -10,6 +10,7 @@ _HTTP = "tests/unit/security/test_http_tls.py"
 _FILES = "tests/unit/security/test_pem_files.py"
 _EXPOSURE = "tests/unit/security/test_exposure.py"
 _AUTHORITY = "tests/unit/security/test_authority.py"
+_WRITING = "tests/unit/security/test_pem_writing.py"
 _REAL = "tests/fault/test_tls.py"
 _TOKENS = "tests/unit/security/test_tokens.py"
 _TOKEN_KEYS = "tests/unit/security/test_token_keys.py"
@@ -208,5 +209,86 @@ SECURITY_MUTANTS: tuple[Mutant, ...] = (
         "            lambda metadata=self._metadata_for(incarnation): call(metadata=metadata),\n",
         (f"{_TOKEN_FILE}::test_a_stream_that_is_opened_again_takes_the_token_of_its_moment",),
         "A writer would be refused as soon as its first token has expired.",
+    ),
+    Mutant(
+        "files of two renewals are taken together",
+        "bookie/security/pem_files.py",
+        "                return False  # a file changed meanwhile\n",
+        "                pass\n",
+        (f"{_FILES}::test_files_that_change_while_they_are_read",),
+        "gRPC would get a certificate, and HTTP the key of another one.",
+    ),
+    Mutant(
+        "OpenSSL asks for a passphrase at the terminal",
+        "bookie/security/contexts.py",
+        ', password=lambda: b""',
+        "",
+        (f"{_FILES}::test_an_encrypted_key",),
+        "A command would hang, and a bookie's renewal as well.",
+    ),
+    Mutant(
+        "HTTP gives session tickets",
+        "bookie/security/contexts.py",
+        "    context.num_tickets = 0\n",
+        "",
+        (f"{_AUTHORITY}::test_no_session_outlives_its_certificate",),
+        "A client whose CA was removed would come back with a ticket.",
+    ),
+    Mutant(
+        "commands accept TLS 1.2",
+        "bookie/security/contexts.py",
+        "    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)\n"
+        "    context.minimum_version = ssl.TLSVersion.TLSv1_3\n",
+        "    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)\n",
+        (f"{_AUTHORITY}::test_both_ends_want_tls_1_3",),
+        "The promise is 1.3.",
+    ),
+    Mutant(
+        "silent peers keep HTTP's connections",
+        "bookie/daemon/http_listener.py",
+        "                ssl_handshake_timeout=handshake,\n",
+        "                ssl_handshake_timeout=None if handshake else None,\n",
+        (f"{_HTTP}::test_a_silent_connection_is_not_kept",),
+        "Anybody could hold the descriptors that the bookie needs for its files.",
+    ),
+    Mutant(
+        "connections in a handshake are not counted",
+        "bookie/daemon/http_listener.py",
+        "        surplus = len(self._beginning) + len(transports)",
+        "        surplus = len(transports)",
+        (f"{_HTTP}::test_silent_connections_are_bounded",),
+        "Anybody could hold the descriptors that the bookie needs for its files.",
+    ),
+    Mutant(
+        "the auditor lists every bookie by TLS",
+        "bookie/repair/comparison.py",
+        "security=security if speaks_tls(endpoint) else None",
+        "security=security",
+        (f"{_GRPC}::test_listings_while_a_cluster_changes_to_tls",),
+        "Repair would stand still while a cluster changes to TLS.",
+    ),
+    Mutant(
+        "a key is public for a moment",
+        "bookie/security/authority.py",
+        "private, 0o600)",
+        "private, 0o644)",
+        (f"{_WRITING}::test_a_key_is_private_from_its_first_moment",),
+        "Another user of the machine could open it, and read on.",
+    ),
+    Mutant(
+        "commands on a CA do not exclude each other",
+        "bookie/security/pem_writing.py",
+        "        fcntl.flock(descriptor, fcntl.LOCK_EX)\n",
+        "",
+        (f"{_WRITING}::test_commands_at_the_same_time",),
+        "The refusal would name the wrong way out.",
+    ),
+    Mutant(
+        "what peers refuse is taken",
+        "bookie/security/pem_files.py",
+        "                self._require_no_new(faults)\n",
+        "",
+        ("tests/unit/daemon/test_own_security.py::test_a_running_bookie_keeps_its_certificate",),
+        "A wrong file of a renewal would cut a running bookie off.",
     ),
 )

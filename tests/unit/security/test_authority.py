@@ -8,7 +8,6 @@ import os
 import shutil
 import ssl
 import stat
-from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -71,6 +70,20 @@ def test_both_ends_agree(directory: Path, host: str) -> None:
     far = handshake(server, client_context(settings(directory, "client")), host)
     assert far.version() == "TLSv1.3"
     assert far.getpeercert()
+
+
+@pytest.mark.parametrize("older", ["server", "client"])
+def test_both_ends_want_tls_1_3(directory: Path, older: str) -> None:
+    server, client = server_context(settings(directory)), client_context(settings(directory))
+    end = server if older == "server" else client
+    end.minimum_version = end.maximum_version = ssl.TLSVersion.TLSv1_2
+    with pytest.raises(ssl.SSLError, match="unsupported protocol"):
+        handshake(server, client, "b1.example")
+
+
+def test_no_session_outlives_its_certificate(directory: Path) -> None:
+    """A ticket would let a client in whose CA is not trusted any more."""
+    assert server_context(settings(directory)).num_tickets == 0
 
 
 def test_a_certificate_for_another_host(directory: Path) -> None:
@@ -185,14 +198,12 @@ def test_an_expired_ca_signs_nothing_until_it_is_renewed(
 def test_the_key_of_another_ca_signs_nothing(directory: Path, tmp_path: Path) -> None:
     authority.create_authority(tmp_path / "other")
     shutil.copy(tmp_path / "other" / "ca-key.pem", directory / "ca-key.pem")
-    commands: tuple[Callable[[], object], ...] = (
-        lambda: authority.issue(directory, "b2"),
-        lambda: authority.renew(directory, "b1"),
-        lambda: authority.renew(directory, "ca"),
-    )
-    for command in commands:
-        with pytest.raises(BadRequestError, match="is the key of another CA than"):
-            command()
+    sentence = "is the key of another CA than"
+    with pytest.raises(BadRequestError, match=sentence):
+        authority.issue(directory, "b2")
+    for name in ("b1", "ca"):
+        with pytest.raises(BadRequestError, match=sentence):
+            authority.renew(directory, name)
 
 
 def test_a_certificate_ends_with_its_ca_at_the_latest(directory: Path) -> None:

@@ -16,9 +16,11 @@ import grpc
 import pytest
 from grpc import aio
 
+from bookie.cluster.registration_record import Endpoint, Registration
 from bookie.config import RpcSettings, SecuritySettings
 from bookie.daemon.local.process import child_environment
 from bookie.errors import BookieError, BookieUnreachableError, CannotStartError, TlsError
+from bookie.repair.comparison import listed_bookies
 from bookie.security import PemFiles, authority, pem_files
 from bookie.security.identity import PeerIdentity, identity_of_call
 from bookie.telemetry import Metrics
@@ -27,7 +29,7 @@ from bookie.wire.grpc.client.channel import BookieChannel
 from bookie.wire.grpc.client.tls_problems import TlsHistory
 from bookie.wire.grpc.credentials import ChannelSecurity, ServerSecurity
 from bookie.wire.grpc.server.grpc_server import HeldPort, hold_port
-from tests.unit.wire.fake_node import INSTANCE_ID, FakeNode
+from tests.unit.wire.fake_node import BOOKIE_ID, INSTANCE_ID, FakeNode
 
 RPC = RpcSettings(drain_seconds=0.2)
 QUICK_SECONDS = 20.0
@@ -290,3 +292,23 @@ async def test_a_bookie_whose_ca_has_expired(
     async with served(PemFiles(settings(tmp_path, "bookie"))) as held:
         said = await refused(held.port, settings(tmp_path, "client"))
     assert "has expired, or a CA that signed it" in said
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "grpcs"])
+async def test_listings_while_a_cluster_changes_to_tls(certificates: Path, protocol: str) -> None:
+    """The auditor lists bookies that have TLS already, and those that have not."""
+    files = PemFiles(settings(certificates, "bookie")) if protocol == "grpcs" else None
+    client = settings(certificates, "client", allow_plaintext=True)
+    async with served(files) as held:
+        registration = Registration(
+            BOOKIE_ID, (Endpoint("bookie", "127.0.0.1", held.port, protocol),)
+        )
+        async with listed_bookies(
+            [BOOKIE_ID],
+            {BOOKIE_ID: registration},
+            INSTANCE_ID,
+            QUICK_SECONDS,
+            ChannelSecurity(client),
+        ) as listed:
+            await listed[BOOKIE_ID].next_page()
+            assert listed[BOOKIE_ID].problem == ""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import ssl
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -114,8 +116,19 @@ def test_half_of_a_second_certificate(directory: Path) -> None:
         PemFiles(settings(directory))
 
 
-def test_an_encrypted_key(directory: Path) -> None:
-    """OpenSSL must not ask for its passphrase at the terminal."""
+def test_an_encrypted_key(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """OpenSSL must not ask for its passphrase at the terminal, where there is one."""
+    given = []
+
+    load = ssl.SSLContext.load_cert_chain
+
+    def watched(context: ssl.SSLContext, *files: Any, password: Any = None) -> None:
+        given.append(password)
+        load(context, *files, password=password)
+
+    monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", watched)
+    PemFiles(settings(directory)).client_context()
+    assert [one() for one in given] == [b"", b""]
     (directory / "b1-key.pem").write_bytes(private_pem(new_key("P-256"), b"secret"))
     with pytest.raises(ConfigurationError, match="its key is encrypted; store it without"):
         PemFiles(settings(directory))
@@ -214,6 +227,28 @@ def test_half_of_a_renewal_is_not_taken(directory: Path, caplog: pytest.LogCaptu
     (directory / "b1.pem").write_bytes(renewed)
     assert look(files, clock)
     assert files.pems.certificate == renewed
+
+
+@pytest.mark.parametrize("is_mended", [True, False])
+def test_files_that_change_while_they_are_read(directory: Path, is_mended: bool) -> None:
+    """What was read may be of two renewals; the next look takes what stands there then."""
+    changing = []
+
+    def change(_: pem_files.Pems) -> None:
+        if changing:
+            changing.pop()()
+
+    clock = Clock()
+    files = PemFiles(settings(directory), clock, change)
+    before = files.pems
+    authority.renew(directory, "b1")
+    if not is_mended:
+        changing.append(lambda: authority.renew(directory, "b1"))
+    assert look(files, clock) is is_mended
+    assert (files.pems is before) is not is_mended
+    assert look(files, clock) is not is_mended
+    assert files.pems.certificate == (directory / "b1.pem").read_bytes()
+    assert files.pems.key == (directory / "b1-key.pem").read_bytes()
 
 
 def refusals(caplog: pytest.LogCaptureFixture) -> list[str]:
