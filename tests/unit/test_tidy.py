@@ -50,6 +50,7 @@ HOMES: dict[str, tuple[str, ...]] = {
         "security/certificates.py",
         "security/token_keys.py",
         "security/tokens.py",
+        "security/usable.py",
     ),
     "jwt": ("security/token_keys.py", "security/tokens.py"),
     "typer": ("cli/",),

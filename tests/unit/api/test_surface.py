@@ -92,6 +92,8 @@ def test_keywords_of_connect_are_the_settings() -> None:
     of_security = SecuritySettings.model_fields.keys() - {
         "require_client_certificate",
         "token_keys_file",
+        "require_roles",
+        "principal_rules",
     }
     expected = ClientSettings.model_fields.keys() | of_security
     assert ClientOptions.__annotations__.keys() == expected

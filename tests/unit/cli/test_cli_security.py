@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import stat
 from pathlib import Path
 
@@ -68,14 +69,30 @@ def test_a_refused_host_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFix
 GUIDE = Path(__file__).parents[3] / "docs" / "security.md"
 
 
-def test_the_guide_as_it_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_guide_as_it_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its commands work, and its settings are those of the certificate that they make."""
+    uri = f"local://{tmp_path}/metadata"
+    assert app.run(["cluster", "init", "-m", uri]) == 0
+    monkeypatch.setenv("BOOKIE_METADATA", uri)
     page = GUIDE.read_text(encoding="utf-8").replace("/etc/bookie/security", f"{tmp_path}/ca")
-    typed = re.findall(r"^\$ bookie (security .*)$", page, re.MULTILINE)
-    assert [words.split()[1] for words in typed] == ["init", "issue", "issue", "show"]
+    page = page.replace("/etc/bookie/tokens", f"{tmp_path}/tokens").replace(
+        "/run/reports", f"{tmp_path}"
+    )
+    page = page.replace("etcd://m1:2379/prod", uri)
+    typed = [
+        shlex.split(words, comments=True)
+        for words in re.findall(r"^\$ bookie (security .*)$", page, re.MULTILINE)
+    ]
+    made = ["init", "issue", "issue", "show", "token-key", "token"]
+    assert [words[1] for words in typed] == made + ["role"] * 7
     for words in typed:
-        assert app.run(words.split()) == 0
-    assert "b2.example, 10.0.0.2" in capsys.readouterr().out
+        assert app.run(words) == 0, words
+    printed_by_all = capsys.readouterr().out
+    assert "b2.example, 10.0.0.2" in printed_by_all
+    assert re.search(r"shop +writer +log shop/\*", printed_by_all)
+    assert "reports lost 1 role" in printed_by_all
     (printed,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     (tmp_path / "bookie.toml").write_text(printed, encoding="utf-8")
     assert PemFiles(load_settings(tmp_path / "bookie.toml").security).pems.certificate

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import ssl
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -122,9 +123,9 @@ def test_an_encrypted_key(directory: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
     load = ssl.SSLContext.load_cert_chain
 
-    def watched(context: ssl.SSLContext, *files: Any, password: Any = None) -> None:
+    def watched(context: ssl.SSLContext, certificate: str, key: str, password: Any = None) -> None:
         given.append(password)
-        load(context, *files, password=password)
+        load(context, certificate, key, password=password)
 
     monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", watched)
     PemFiles(settings(directory)).client_context()
@@ -232,7 +233,7 @@ def test_half_of_a_renewal_is_not_taken(directory: Path, caplog: pytest.LogCaptu
 @pytest.mark.parametrize("is_mended", [True, False])
 def test_files_that_change_while_they_are_read(directory: Path, is_mended: bool) -> None:
     """What was read may be of two renewals; the next look takes what stands there then."""
-    changing = []
+    changing: list[Callable[[], None]] = []
 
     def change(_: pem_files.Pems) -> None:
         if changing:
