@@ -55,6 +55,7 @@ class Target:
     """Errors of the encoder about values that are valid, but too large to be written."""
     examples: int = 2000
     """How many inputs each test tries, by day as well as at night."""
+    hangs_after_seconds: float = HANGS_AFTER_SECONDS
     around: Callable[[], AbstractContextManager[Any]] | None = None
     """Is entered before the first input and left after the last one."""
 
@@ -73,7 +74,7 @@ class Target:
             AssertionError: the parser is too slow, or what it took does not survive its encoder.
             Exception: whatever the parser raises beyond its contract.
         """
-        with _interrupted():
+        with _interrupted(self.hangs_after_seconds):
             is_taken, value = self.answer(data)
             if is_taken and self.encode is not None:
                 self._check_again(value, data)
@@ -123,9 +124,9 @@ def plain(value: Any) -> Any:
 
 
 @contextmanager
-def _interrupted() -> Iterator[None]:
+def _interrupted(seconds: float) -> Iterator[None]:
     """Interrupt a parser that does not return."""
-    signal.setitimer(signal.ITIMER_VIRTUAL, HANGS_AFTER_SECONDS)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
     try:
         yield
     finally:
@@ -137,7 +138,7 @@ def watched(target: Target) -> Iterator[None]:
     """Run a test of a target: its surroundings, the end of what hangs, and a bound of memory."""
 
     def give_up(_number: int, _frame: FrameType | None) -> None:
-        raise HangError(f"{target} takes more than {HANGS_AFTER_SECONDS:g} s for one input")
+        raise HangError(f"{target} takes more than {target.hangs_after_seconds:g} s for one input")
 
     before = signal.signal(signal.SIGVTALRM, give_up)
     try:

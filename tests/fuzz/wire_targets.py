@@ -33,7 +33,7 @@ from bookie.wire.commands import (
     ReadReply,
     Reply,
 )
-from tests.fuzz.target import Target, vectors
+from tests.fuzz.target import Target, plain, vectors
 
 KEY = derive_key(b"secret")
 LEDGER = 7
@@ -166,9 +166,26 @@ def lac_packets(data: bytes) -> Any:
     return found
 
 
+class _CutError(Exception):
+    """The encoder would cut the sentence of an answer."""
+
+
+def _has_long_text(value: Any) -> bool:
+    if isinstance(value, str):
+        return len(value) > codec.MESSAGE_TEXT_CHARACTERS_MAX
+    return isinstance(value, tuple | list) and any(map(_has_long_text, value))
+
+
 def message(name: str, parse: Callable[[bytes], Any], *seeds: Any, encode: Any = None) -> Target:
+    def encode_whole(value: Any) -> bytes:
+        if _has_long_text(plain(value)):
+            raise _CutError
+        encoded: bytes = encode(value)
+        return encoded
+
     encoded = [one if isinstance(one, bytes) else one.SerializeToString() for one in seeds]
-    return Target(f"wire.{name}", parse, encoded, REFUSED, encode)
+    again = None if encode is None else encode_whole
+    return Target(f"wire.{name}", parse, encoded, REFUSED, again, (_CutError,))
 
 
 OK, FAILED = Reply(Status.OK), Reply(Status(3), "not today")
