@@ -75,6 +75,7 @@ AT_NIGHT: Mapping[str, int] = {
     "tests/fault/test_rights_of_processes.py": ALL,
     "tests/fault/test_local_cluster.py": 4,
     "tests/fault/test_older_metadata.py": 2,
+    "tests/fault/test_roles.py": 4,
     "tests/fault/test_tls.py": 7,
     "tests/fault/test_torture.py": ALL,
     "tests/ledger_history/test_ledger_checker.py": 4,

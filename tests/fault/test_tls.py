@@ -283,13 +283,14 @@ async def test_a_new_ca_in_the_middle_of_a_stream(tmp_path: Path) -> None:
 
 
 async def test_a_rolling_change_to_tls(tmp_path: Path) -> None:
-    """Bookies get certificates beside plaintext, then clients, then plaintext ends.
+    """Bookies get certificates beside plaintext, then clients. Plaintext ends, and roles begin.
 
     A writer without TLS, and one with it, append all the time; no append fails.
     """
     async with secure_cluster(tmp_path) as cluster:
         own = settings_for(cluster.authority, "bookie")
-        both = {**own, "allow_plaintext": True}
+        for_all = {**own, "require_roles": False}
+        both = {**for_all, "allow_plaintext": True}
         for name in BOOKIES:
             await cluster.start(name, {})
         async with asyncio.TaskGroup() as group, cluster.connect("", **PATIENT) as before:
@@ -307,9 +308,10 @@ async def test_a_rolling_change_to_tls(tmp_path: Path) -> None:
                 await asyncio.wait([running])
                 await first.check(before)
                 await before.aclose()
-                for name in BOOKIES:
-                    await cluster.restart(name, own)
-                    await second.goes_on()
+                for section in (for_all, own):  # plaintext ends, then roles begin
+                    for name in BOOKIES:
+                        await cluster.restart(name, section)
+                        await second.goes_on()
                 replaced.cancel()
                 await asyncio.wait([replaced])
                 await second.check(after)
