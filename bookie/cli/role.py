@@ -79,7 +79,7 @@ def revoke(
     """Take roles away. Running bookies follow within a second, in open connections too."""
     from bookie.cluster.role_grants import RoleGrants
 
-    is_limited = ledgers or log or namespace
+    is_limited = any(one is not None for one in (ledgers, log, namespace))
     scope = _scope(ledgers, log, namespace) if is_limited else None
     taken = on_store(metadata, lambda store: RoleGrants(store).revoke(name, role, scope))
     if not taken:
@@ -122,4 +122,8 @@ def _scope(ledgers: str | None, log: str | None, namespace: str | None) -> Grant
         if not namespace or set(namespace) & set("/*"):
             raise BadRequestError(f"--namespace {namespace} is not the name of a namespace")
         return GrantScope(log=f"{namespace}/*")
-    return EVERYTHING if log is None else GrantScope(log=log)
+    if log is None:
+        return EVERYTHING
+    if not log:
+        raise BadRequestError("--log is empty; leave it out if all logs are meant")
+    return GrantScope(log=log)

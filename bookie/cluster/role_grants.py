@@ -26,6 +26,9 @@ from bookie.metadata.store import MetadataStore
 from bookie.security.grants import GRANTS_MAX, Grant, Grants, GrantScope
 from bookie.security.rights import Role
 
+RECORD_BYTES_MAX: Final = 256 * 1024
+"""The largest record; stores take 512 KiB."""
+
 _FORMAT: Final = "bookie-roles"
 _VERSION: Final = 1
 
@@ -92,11 +95,13 @@ class RoleGrants:
             grants, version = await self._read()
             if grant in grants.all:
                 return False
-            if len(grants.all) >= GRANTS_MAX:
+            more = Grants((*grants.all, grant))
+            if len(more.all) > GRANTS_MAX or len(encode_grants(more)) > RECORD_BYTES_MAX:
                 raise BadRequestError(
-                    f"there are {GRANTS_MAX} grants, the most; a name may end in *, to mean several"
+                    f"there are {len(grants.all)} grants, and there is no room for more; a name "
+                    "may end in *, to mean several"
                 )
-            if await self._write(Grants((*grants.all, grant)), version):
+            if await self._write(more, version):
                 return True
 
     async def revoke(self, principal: str, role: Role | None, scope: GrantScope | None) -> int:

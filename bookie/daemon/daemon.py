@@ -168,6 +168,7 @@ async def _run(
             {"id": settings.bookie.id, "instance": instance_id, "version": bookie.__version__}
         )
         async with (
+            beside([access.follow(store, instance_id)]),
             patiently(
                 lambda: _start(store, settings, metrics, environment, instance_id),
                 stop_requested,
@@ -190,7 +191,6 @@ async def _run(
                 BookieRegistration(store, registration, instance_id=instance_id) as registered,
                 beside([keep_registered(updater, registered, metrics, readiness)]),
                 beside(_followers(store, instance_id, live, started, updater)),
-                beside([access.follow(store, instance_id)]),
                 beside(_repair(store, live, metrics, started)),
             ):
                 remarks = updater.remarks()

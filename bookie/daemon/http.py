@@ -81,6 +81,9 @@ OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 """The paths that need no client certificate by default: Kubernetes' probes cannot show one."""
 
 
+WANTED = web.RequestKey("wanted", str)
+"""The key of a request under which is kept what a change's body asks for, for the audit log."""
+
 _GARBAGE_ACTIONS = ("run", "force", "confirm-store", "undelete", "suspend", "resume")
 
 
@@ -207,7 +210,7 @@ class HttpAccess:
             return _error(403, str(error))
         answer = await handler(request)
         if right is Right.CHANGE and answer.status < 400:
-            caller.did(what)
+            caller.did(f"{what} {request.get(WANTED, '')}".rstrip(), always=True)
         return answer
 
 
@@ -355,7 +358,10 @@ class _Handlers:
         """Return the value that a change's body asks for, or an answer that refuses the change."""
         if not self._is_command(request):
             return _refused()
-        return await _value(request, key, allowed)
+        wanted = await _value(request, key, allowed)
+        if not isinstance(wanted, web.Response):
+            request[WANTED] = f"{key}={json.dumps(wanted)}"
+        return wanted
 
 
 async def _value(

@@ -34,7 +34,7 @@ class OwnAccess:
         clock, security = SystemClock(), settings.security
         self.gatekeeper = Gatekeeper(
             PrincipalRules(security.principal_rules.split()),
-            LedgerLogs(self._find_log, clock),
+            LedgerLogs(self._find_log),
             clock,
             AuditLog(clock),
             is_required=security.serves_tls and security.require_roles,
@@ -78,7 +78,11 @@ class OwnAccess:
         """Return the log of a ledger, empty if it is of none; None if there is no such ledger."""
         assert self._ledgers is not None
         try:
-            found = await self._ledgers.read(ledger_id)
+            try:
+                found = await self._ledgers.read(ledger_id)
+            except NoSuchLedgerError:
+                # The server that answered may lag behind the client that made the ledger.
+                found = await self._ledgers.read_latest(ledger_id)
         except NoSuchLedgerError:
             return None
         try:

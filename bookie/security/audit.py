@@ -36,9 +36,11 @@ class AuditLog:
                 "audit_refused", who=who, where=address, what=what, ledger=ledger_id, reason=reason
             )
 
-    def did(self, who: str, address: str, what: str, ledger_id: int | None) -> None:
-        """Note something destructive that was done."""
-        if self._has_room("audit_did"):
+    def did(
+        self, who: str, address: str, what: str, ledger_id: int | None, *, always: bool = False
+    ) -> None:
+        """Note something destructive that was done; what an admin did, `always`."""
+        if always or self._has_room("audit_did"):
             _log.info("audit_did", who=who, where=address, what=what, ledger=ledger_id)
 
     def _has_room(self, event: str) -> bool:

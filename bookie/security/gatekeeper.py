@@ -75,7 +75,7 @@ class PrincipalRules:
             for text in (identity.common_name,) if kind == "cn" else identity.names:
                 found = expression.fullmatch(text)
                 name = found and found[1 if expression.groups else 0]
-                if name and len(name) <= NAME_LENGTH_MAX:
+                if name and len(name) <= NAME_LENGTH_MAX and name.isprintable():
                     return name
         return ANONYMOUS
 
@@ -123,9 +123,9 @@ class Caller:
         if not self.permissions.decide_everywhere(right):
             raise self.refuse(what, right)
 
-    def did(self, what: str, ledger_id: int | None = None) -> None:
-        """Note something destructive in the audit log."""
-        self.audit.did(self.principal, self.address, what, ledger_id)
+    def did(self, what: str, ledger_id: int | None = None, *, always: bool = False) -> None:
+        """Note something destructive in the audit log; with `always` also in a flood."""
+        self.audit.did(self.principal, self.address, what, ledger_id, always=always)
 
 
 class Gatekeeper:
@@ -185,7 +185,7 @@ class Gatekeeper:
         if authorization:
             if self._tokens is not None:
                 return self._bearer(authorization, address)
-            if self._is_required and identity is None:
+            if self._is_required:
                 self._audit.refused(ANONYMOUS, address, "token", None, "none are taken")
                 raise NotPermittedError(
                     "this bookie takes no tokens: security.token_keys_file is not set"

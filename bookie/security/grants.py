@@ -81,6 +81,10 @@ class Grant:
             raise BadRequestError("a * may only be the last character of a name")
         if not 0 <= scope.first_ledger_id <= scope.last_ledger_id <= MAX_ID:
             raise BadRequestError("a range of ledgers is FIRST-LAST, with FIRST not above LAST")
+        if len(scope.log) > NAME_LENGTH_MAX or not scope.log.isprintable():
+            raise BadRequestError(
+                f"the name of a log has at most {NAME_LENGTH_MAX} printable characters"
+            )
         if scope.log and "/" not in scope.log:
             raise BadRequestError(
                 f"a log is <namespace>/<name>, and {scope.log!r} has no namespace"

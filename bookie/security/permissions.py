@@ -7,11 +7,11 @@ in the metadata store. Decisions are remembered until the grants change.
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeAlias
 
-from bookie.env import Clock
 from bookie.errors import NotPermittedError
 from bookie.security.grants import Grant, Grants, everywhere
 from bookie.security.rights import Right, least_role
@@ -27,37 +27,55 @@ KNOWN_LOGS_MAX: Final = 65536
 KNOWN_LEDGERS_MAX: Final = 65536
 """The most decisions that are remembered for a principal."""
 
-ABSENT_SECONDS: Final = 1.0
-"""A ledger that the store did not have is looked up again after so long."""
+LOOK_UPS_MAX: Final = 16
+"""The most look-ups at a time, so that nobody floods the store by asking for many ledgers."""
 
 
 class LedgerLogs:
-    """Of which log each ledger is, as the metadata store says; remembered."""
+    """Of which log each ledger is, as the metadata store says; remembered.
 
-    def __init__(self, find: FindLog, clock: Clock) -> None:
+    A ledger that the store does not have is never remembered: it may be made in the next moment.
+    """
+
+    def __init__(self, find: FindLog) -> None:
         self._find = find
-        self._clock = clock
-        self._known: OrderedDict[int, tuple[str | None, float]] = OrderedDict()
+        self._known: OrderedDict[int, str] = OrderedDict()
+        self._asked: dict[int, asyncio.Future[str | None]] = {}
+        """Look-ups under way. All who want the same wait for the same."""
+        self._places = asyncio.Semaphore(LOOK_UPS_MAX)
 
-    def known(self, ledger_id: int) -> tuple[str | None] | None:
-        """Return the log in a tuple, with None for an absent ledger; None if it must be learnt."""
-        found = self._known.get(ledger_id)
-        if found is None or found[1] < self._clock.monotonic():
-            return None
-        return (found[0],)
+    def known(self, ledger_id: int) -> str | None:
+        """Return the log of a ledger, empty if it is of none; None if it is not known here."""
+        return self._known.get(ledger_id)
 
-    async def learn(self, ledger_id: int) -> None:
-        """Look a ledger up in the metadata store.
+    async def learn(self, ledger_id: int) -> str | None:
+        """Look a ledger up in the metadata store; return None if there is no such ledger.
 
         Raises:
             MetadataError: the store does not answer, or its record is damaged.
         """
-        log = await self._find(ledger_id)
-        lasts = ABSENT_SECONDS if log is None else float("inf")
-        self._known[ledger_id] = (log, self._clock.monotonic() + lasts)
-        self._known.move_to_end(ledger_id)
-        while len(self._known) > KNOWN_LOGS_MAX:
-            self._known.popitem(last=False)
+        asked = self._asked.get(ledger_id)
+        if asked is not None:
+            return await asyncio.shield(asked)
+        # It goes on if the first who asked goes away.
+        look_up = asyncio.get_running_loop().create_task(self._look_up(ledger_id))
+        self._asked[ledger_id] = look_up
+        look_up.add_done_callback(lambda done: self._has_looked_up(ledger_id, done))
+        return await asyncio.shield(look_up)
+
+    def _has_looked_up(self, ledger_id: int, done: asyncio.Future[str | None]) -> None:
+        del self._asked[ledger_id]
+        if not done.cancelled():
+            done.exception()  # who asked has it, if he is still there
+
+    async def _look_up(self, ledger_id: int) -> str | None:
+        async with self._places:
+            log = await self._find(ledger_id)
+        if log is not None:
+            self._known[ledger_id] = log
+            while len(self._known) > KNOWN_LOGS_MAX:
+                self._known.popitem(last=False)
+        return log
 
 
 class Permissions:
@@ -76,6 +94,8 @@ class Permissions:
         self._grants = Grants()
         self._own: tuple[Grant, ...] = ()
         self._everywhere = 0
+        self._limited: tuple[Grant, ...] = ()
+        """The grants that do not hold for everything."""
         self._known: dict[int, int] = {}
         """Ledger id → rights."""
 
@@ -85,11 +105,17 @@ class Permissions:
             self._renew()
         if self._everywhere & right:
             return True
+        if not self._limited:
+            return False
         rights = self._known.get(ledger_id)
         if rights is None:
-            rights = self._rights_for(ledger_id)
-            if rights is None:
+            log = self._logs.known(ledger_id)
+            if log is None and self._needs_log(ledger_id):
                 return None
+            rights = self._rights_for(ledger_id, log or "")
+            if len(self._known) >= KNOWN_LEDGERS_MAX:
+                self._known.clear()
+            self._known[ledger_id] = rights
         return bool(rights & right)
 
     def decide_everywhere(self, right: Right) -> bool:
@@ -98,45 +124,32 @@ class Permissions:
             self._renew()
         return bool(self._everywhere & right)
 
-    async def learn(self, ledger_id: int) -> None:
-        """Look up what `decide` lacks.
-
-        Raises:
-            MetadataError: the store does not answer, or its record is damaged.
-        """
-        await self._logs.learn(ledger_id)
-
     async def may(self, right: Right, ledger_id: int) -> bool:
         """Return the decision, after a look into the store if it is needed; see `decide`."""
         decided = self.decide(right, ledger_id)
         if decided is None:
-            await self._logs.learn(ledger_id)
-            decided = self.decide(right, ledger_id)
-        return bool(decided)
+            log = await self._logs.learn(ledger_id)
+            if self._current() is not self._grants:
+                self._renew()
+            # A ledger that does not exist is of no log. The look-up need not be remembered.
+            decided = bool(self._rights_for(ledger_id, log or "") & right)
+        return decided
 
     def _renew(self) -> None:
         self._grants = self._current()
         self._own = self._grants.of(self.principal)
         self._everywhere = everywhere(self._own)
+        self._limited = tuple(one for one in self._own if not one.scope.is_everything)
         self._known.clear()
 
-    def _rights_for(self, ledger_id: int) -> int | None:
-        rights, is_known = self._everywhere, True
-        log: str | None = None
-        of_logs = [one for one in self._own if one.scope.log]
-        if any(one.scope.holds_ids_of(ledger_id) for one in of_logs):
-            known = self._logs.known(ledger_id)
-            if known is None:
-                return None
-            log = known[0]
-            is_known = log is not None
-        for one in self._own:
-            if one.scope.holds_ids_of(ledger_id) and one.scope.holds_log(log or ""):
+    def _needs_log(self, ledger_id: int) -> bool:
+        return any(one.scope.log and one.scope.holds_ids_of(ledger_id) for one in self._limited)
+
+    def _rights_for(self, ledger_id: int, log: str) -> int:
+        rights = self._everywhere
+        for one in self._limited:
+            if one.scope.holds_ids_of(ledger_id) and one.scope.holds_log(log):
                 rights |= one.rights
-        if is_known:
-            if len(self._known) >= KNOWN_LEDGERS_MAX:
-                self._known.clear()
-            self._known[ledger_id] = rights
         return rights
 
 

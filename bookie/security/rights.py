@@ -6,7 +6,7 @@ right    bit        what it permits
 ASK      1          what a bookie says of itself; every role gives it
 READ     2          entries, LACs and lists of entries
 WRITE    4          new entries, explicit LACs and syncs
-RECOVER  8          fences, and adds to a fenced ledger
+RECOVER  8          fences, and recovery adds: they write a ledger as a recovery does
 LIST     16         the list of all ledgers of a bookie
 CHANGE   32         commands that change a bookie: read-only, garbage, compaction
 ======== ========== ==================================================================

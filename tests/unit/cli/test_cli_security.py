@@ -86,7 +86,7 @@ def test_the_guide_as_it_is_printed(
         for words in re.findall(r"^\$ bookie (security .*)$", page, re.MULTILINE)
     ]
     made = ["init", "issue", "issue", "show", "token-key", "token"]
-    assert [words[1] for words in typed] == made + ["role"] * 7
+    assert [words[1] for words in typed] == made + ["role"] * 8
     for words in typed:
         assert app.run(words) == 0, words
     printed_by_all = capsys.readouterr().out

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from google.protobuf.descriptor import ServiceDescriptor
 
 from bookie._pb import bookie_pb2
-from bookie.cluster.role_grants import RoleGrants, decode_grants, encode_grants
+from bookie.cli import app
+from bookie.cluster.role_grants import RECORD_BYTES_MAX, RoleGrants, decode_grants, encode_grants
 from bookie.daemon.http import HttpAccess, serve_http
 from bookie.daemon.readiness import Readiness
 from bookie.env import SystemClock
@@ -20,7 +23,7 @@ from bookie.security.audit import LINES_PER_SECOND_MAX, AuditLog
 from bookie.security.gatekeeper import Gatekeeper, PrincipalRules
 from bookie.security.grants import ANONYMOUS, GRANTS_MAX, UNLIMITED, Grant, Grants, GrantScope
 from bookie.security.identity import PeerIdentity
-from bookie.security.permissions import LedgerLogs, Permissions
+from bookie.security.permissions import LOOK_UPS_MAX, LedgerLogs, Permissions
 from bookie.security.rights import HTTP_RIGHTS, ROLE_RIGHTS, RPC_RIGHTS, Right, Role, least_role
 from bookie.telemetry import Metrics
 from bookie.wire.interfaces import SERVICE
@@ -38,15 +41,13 @@ class Time(SystemClock):
         return self.seconds
 
 
-def logs_of(
-    known: dict[int, str], clock: Time | None = None, asked: list[int] | None = None
-) -> LedgerLogs:
+def logs_of(known: dict[int, str], asked: list[int] | None = None) -> LedgerLogs:
     async def find(ledger_id: int) -> str | None:
         if asked is not None:
             asked.append(ledger_id)
         return known.get(ledger_id)
 
-    return LedgerLogs(find, clock or Time())
+    return LedgerLogs(find)
 
 
 def permissions(
@@ -123,7 +124,7 @@ def test_a_range_of_ledgers_includes_both_ends(ledger_id: int, may: bool) -> Non
 
 async def test_a_right_for_logs_is_looked_up_once() -> None:
     asked: list[int] = []
-    logs = logs_of({1: SHOP, 2: "bank/a", 3: "", 4: "shop2/x"}, asked=asked)
+    logs = logs_of({1: SHOP, 2: "bank/a", 3: "", 4: "shop2/x"}, asked)
     some = permissions(Grant("p", Role.READER, GrantScope(log="shop/*")), logs=logs)
     assert some.decide(Right.READ, 1) is None
     assert await some.may(Right.READ, 1)
@@ -134,23 +135,63 @@ async def test_a_right_for_logs_is_looked_up_once() -> None:
     assert asked == [1, 2, 3, 4]
 
 
-async def test_a_ledger_that_the_store_does_not_have_is_asked_for_again_later() -> None:
-    clock, known, asked = Time(), dict[int, str](), list[int]()
-    some = permissions(
-        Grant("p", Role.READER, GrantScope(log=SHOP)), logs=logs_of(known, clock, asked)
-    )
-    assert not await some.may(Right.READ, 5)
+async def test_a_ledger_that_the_store_does_not_have_is_never_remembered() -> None:
+    """A stranger who asks for the next id must not keep its owner out."""
+    known = dict[int, str]()
+    logs = logs_of(known)
+    stranger = permissions(Grant("p", Role.READER, GrantScope(log="x/*")), logs=logs)
+    owner = permissions(Grant("p", Role.WRITER, GrantScope(log=SHOP)), logs=logs)
+    assert not await stranger.may(Right.READ, 5)
     known[5] = SHOP
-    assert not await some.may(Right.READ, 5)
-    assert asked == [5]
-    clock.seconds += 1.5
-    assert await some.may(Right.READ, 5)
+    assert await owner.may(Right.WRITE, 5)
+    assert not await stranger.may(Right.READ, 5)
+
+
+async def test_who_wants_the_same_waits_for_the_same_look_up() -> None:
+    asked: list[int] = []
+    now, most = 0, 0
+
+    async def find(ledger_id: int) -> str | None:
+        nonlocal now, most
+        asked.append(ledger_id)
+        now += 1
+        most = max(most, now)
+        await asyncio.sleep(0)
+        now -= 1
+        return SHOP
+
+    some = permissions(Grant("p", Role.READER, GrantScope(log=SHOP)), logs=LedgerLogs(find))
+    async with asyncio.TaskGroup() as group:
+        for number in range(1000):
+            group.create_task(some.may(Right.READ, number % 100))
+    assert sorted(asked) == list(range(100))
+    assert most == LOOK_UPS_MAX
+
+
+async def test_a_look_up_goes_on_without_the_first_who_asked() -> None:
+    began, end = asyncio.Event(), asyncio.Event()
+
+    async def find(_ledger_id: int) -> str | None:
+        began.set()
+        await end.wait()
+        return SHOP
+
+    logs = LedgerLogs(find)
+    async with asyncio.TaskGroup() as group:
+        first = group.create_task(logs.learn(1))
+        await began.wait()
+        second = group.create_task(logs.learn(1))
+        await asyncio.sleep(0)
+        first.cancel()
+        await asyncio.sleep(0)
+        end.set()
+        assert await second == SHOP
 
 
 async def test_other_rights_need_no_look_into_the_store() -> None:
     asked: list[int] = []
     grants = (Grant("p", Role.READER), Grant("p", Role.WRITER, GrantScope(log=SHOP)))
-    some = permissions(*grants, logs=logs_of({}, asked=asked))
+    some = permissions(*grants, logs=logs_of({}, asked))
     assert some.decide(Right.READ, 1) is True
     assert asked == []
 
@@ -230,10 +271,15 @@ async def test_there_is_a_most_of_grants() -> None:
     async with open_store("memory://many") as store:
         from bookie.cluster import keys
 
-        many = Grants(Grant(f"p{number}", Role.READER) for number in range(GRANTS_MAX))
-        await store.put(keys.ROLES, encode_grants(many))
-        with pytest.raises(BadRequestError, match="the most"):
-            await RoleGrants(store).grant(Grant("q", Role.READER))
+        two = Grants(Grant("p" * 250 + str(number), Role.READER) for number in range(2))
+        row = len(encode_grants(two)) - len(encode_grants(Grants(two.all[:1])))
+        for length, count in ((4, GRANTS_MAX), (251, (RECORD_BYTES_MAX - 50) // row)):
+            names = (f"{number:0{length}}" for number in range(count))
+            many = Grants(Grant(name, Role.READER) for name in names)
+            assert len(encode_grants(many)) <= RECORD_BYTES_MAX
+            await store.put(keys.ROLES, encode_grants(many))
+            with pytest.raises(BadRequestError, match="there is no room for more"):
+                await RoleGrants(store).grant(Grant("q" * 256, Role.READER))
 
 
 def gatekeeper(*grants: Grant, required: bool = True, rules: str = "cn:(.+)") -> Gatekeeper:
@@ -303,3 +349,29 @@ def test_a_flood_of_refusals_is_counted_and_not_written(caplog: pytest.LogCaptur
 def test_http_access_without_a_gatekeeper_asks_for_nothing() -> None:
     assert not HttpAccess().asks_roles
     assert not HttpAccess().asks_certificates
+
+
+def test_a_token_that_nobody_can_check_is_refused() -> None:
+    keeper = gatekeeper(Grant("p", Role.ADMIN))
+    with pytest.raises(NotPermittedError, match="takes no tokens"):
+        keeper.caller(PeerIdentity("p"), "Bearer x", "")
+    assert gatekeeper(required=False).caller(PeerIdentity("p"), "Bearer x", "").principal == "p"
+
+
+def test_what_an_admin_changed_is_noted_in_a_flood(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    audit = AuditLog(Time())
+    for _ in range(1000):
+        audit.did("p", "", "Fence", 1)
+    audit.did("admin", "", "PUT /garbage action=force", None, always=True)
+    assert len(caplog.records) == LINES_PER_SECOND_MAX + 1
+
+
+@pytest.mark.parametrize("command", ["grant shop writer", "revoke shop"])
+def test_an_empty_variable_is_no_limit(command: str, tmp_path: Path) -> None:
+    uri = f"local://{tmp_path}/metadata"
+    assert app.run(["cluster", "init", "-m", uri]) == 0
+    assert app.run(["security", "role", "grant", "shop", "reader", "-m", uri]) == 0
+    for option in ("--log", "--namespace", "--ledgers"):
+        words = ["security", "role", *command.split(), option, "", "-m", uri]
+        assert app.run(words) != 0

@@ -45,6 +45,9 @@ PENDING_MAX: Final = 4096
 
 RPC: Final = "AddStream"
 
+RECOVERED_MAX: Final = 4096
+"""The most ledgers that a stream remembers, so as to note each once in the audit log."""
+
 
 class AddStreamHandler(StreamHandler):
     """Serves one AddStream call.
@@ -76,8 +79,10 @@ class AddStreamHandler(StreamHandler):
         self._errors = errors
         self._refusal = refusal
         self._caller = caller
-        self._unknown: int | None = None
-        """The ledger of the last request, if its log decides and must be looked up."""
+        self._unknown: tuple[Right, int] | None = None
+        """Right and ledger of the last request, if the ledger's log decides, and is not known."""
+        self._recovered: set[int] = set()
+        """Ledgers of which the audit log says that this stream recovers them."""
         self._pending: deque[tuple[int, Outcome[Reply]]] = deque()
         self._joins = False
         """True once the client has sent a joined message: it then accepts joined answers, too."""
@@ -117,7 +122,7 @@ class AddStreamHandler(StreamHandler):
             return (data,)
 
     def _accept(
-        self, data: bytes | memoryview, *, admitted: bool = False
+        self, data: bytes | memoryview, *, permitted: bool = False, admitted: bool = False
     ) -> tuple[int, Outcome[Reply]] | None:
         """Pass one request to the node, or refuse it; None if it must wait.
 
@@ -130,14 +135,16 @@ class AddStreamHandler(StreamHandler):
         except BadRequestError as error:
             return request_id_of(data), self._refused(error)
         try:
-            if self._caller is not None and not admitted:
+            if self._caller is not None and not permitted:
                 right, ledger_id = _right(command), command.ledger_id
                 is_permitted = self._caller.decide(right, ledger_id)
-                if is_permitted is None and self._unknown is None:
-                    self._unknown = ledger_id
+                if is_permitted is None:
+                    self._unknown = right, ledger_id
                     return None
                 if not is_permitted:
                     return request_id, self._refused(self._caller.refuse(RPC, right, ledger_id))
+            if self._caller is not None and command.recovery:
+                self._note_recovery(command.ledger_id)
             size = len(data)
             if not (admitted or self._node.try_admit_add(size)):
                 return None
@@ -149,19 +156,27 @@ class AddStreamHandler(StreamHandler):
         """Pass one request to the node, once it has room and the caller's rights are known."""
         if self._unknown is not None:
             assert self._caller is not None
+            (right, ledger_id), self._unknown = self._unknown, None
             try:
-                await self._caller.permissions.learn(self._unknown)
-                known = self._accept(data)
-            except BookieError as error:
-                known = request_id_of(data), self._refused(error)
-            finally:
-                self._unknown = None
-            if known is not None:
-                return known
+                await self._caller.require(RPC, right, ledger_id)
+            except Exception as error:  # noqa: BLE001  (the servicer's error mapping)
+                return request_id_of(data), self._refused(error)
+            owed = self._accept(data, permitted=True)
+            if owed is not None:
+                return owed
         await self._node.admit_add(len(data))
-        owed = self._accept(data, admitted=True)
+        owed = self._accept(data, permitted=True, admitted=True)
         assert owed is not None, "what is admitted does not wait"
         return owed
+
+    def _note_recovery(self, ledger_id: int) -> None:
+        """Note once for each ledger that this stream writes as a recovery does."""
+        assert self._caller is not None
+        if ledger_id not in self._recovered:
+            if len(self._recovered) >= RECOVERED_MAX:
+                self._recovered.clear()
+            self._recovered.add(ledger_id)
+            self._caller.did("recovery adds", ledger_id)
 
     async def _write(self, context: CallContext) -> None:
         """Write answers in request order."""

@@ -13,7 +13,7 @@ import asyncio
 from typing import Final
 
 from bookie.errors import BookieError
-from bookie.ids import NO_ENTRY, Status
+from bookie.ids import NO_ENTRY
 from bookie.security.gatekeeper import Caller
 from bookie.security.rights import Right
 from bookie.wire.commands import LacState
@@ -61,16 +61,15 @@ class LacWatchHandler(StreamHandler):
 
     def _note(self, state: LacState) -> None:
         ledger_id = state.ledger_id
-        if (
-            self._caller is not None
-            and state.status is not Status.NOT_PERMITTED
-            and self._caller.decide(Right.READ, ledger_id) is False
-        ):
-            # The role was taken away while the ledger was watched.
-            self._watcher.unsubscribe(ledger_id)
-            self._refuse(ledger_id, self._caller.refuse(RPC, Right.READ, ledger_id))
-            return
-        self._latest[state.ledger_id] = state
+        if self._caller is not None and ledger_id not in self._refused:
+            decided = self._caller.decide(Right.READ, ledger_id)
+            if not decided:
+                # The role was taken away, or narrowed to some logs, while the ledger was watched.
+                self._watcher.unsubscribe(ledger_id)
+                self._latest.pop(ledger_id, None)
+                self._subscribe_if(ledger_id, decided)
+                return
+        self._latest[ledger_id] = state
         self._wake()
 
     def _refuse(self, ledger_id: int, error: Exception) -> None:
@@ -93,15 +92,19 @@ class LacWatchHandler(StreamHandler):
                 learning.cancel()
         for ledger_id in change.subscribe:
             decided = True if self._caller is None else self._caller.decide(Right.READ, ledger_id)
-            if decided:
-                self._subscribe(ledger_id)
-            elif decided is False:
-                assert self._caller is not None
-                self._refuse(ledger_id, self._caller.refuse(RPC, Right.READ, ledger_id))
-            elif ledger_id not in self._learning:
-                self._learning[ledger_id] = self._tasks.create_task(
-                    self._subscribe_later(ledger_id), name="log of a watched ledger"
-                )
+            self._subscribe_if(ledger_id, decided)
+
+    def _subscribe_if(self, ledger_id: int, is_permitted: bool | None) -> None:
+        """Subscribe, refuse, or subscribe later if the log of the ledger has to be looked up."""
+        if is_permitted:
+            self._subscribe(ledger_id)
+        elif is_permitted is False:
+            assert self._caller is not None
+            self._refuse(ledger_id, self._caller.refuse(RPC, Right.READ, ledger_id))
+        elif ledger_id not in self._learning:
+            self._learning[ledger_id] = self._tasks.create_task(
+                self._subscribe_later(ledger_id), name="log of a watched ledger"
+            )
 
     def _subscribe(self, ledger_id: int) -> None:
         try:
@@ -114,7 +117,7 @@ class LacWatchHandler(StreamHandler):
         assert self._caller is not None
         try:
             await self._caller.require(RPC, Right.READ, ledger_id)
-        except BookieError as error:
+        except Exception as error:  # noqa: BLE001  (the servicer's error mapping)
             self._refuse(ledger_id, error)
         else:
             self._subscribe(ledger_id)

@@ -23,6 +23,7 @@ from bookie.errors import BookieError, WrongIncarnationError
 from bookie.ids import INCARNATION_METADATA_KEY, LIFE_METADATA_KEY, NO_ENTRY, Status
 from bookie.security.gatekeeper import Caller, Gatekeeper
 from bookie.security.rights import RPC_RIGHTS, Right
+from bookie.security.tokens import LEEWAY_SECONDS
 from bookie.telemetry import Metrics
 from bookie.wire import unary_codec
 from bookie.wire.codec import encode_read_response, parse_read_request
@@ -39,6 +40,9 @@ from bookie.wire.interfaces import SERVICE, BookieNode, IdentifiedCall
 
 _Request = TypeVar("_Request")
 _Reply = TypeVar("_Reply")
+
+EXPIRY_LOOK_SECONDS: Final = 60.0
+"""The longest time between two looks at the clock, while a stream waits for its token's end."""
 
 _status: Final[Callable[[Any], Status]] = attrgetter("status")
 
@@ -253,13 +257,12 @@ class BookieService:
         if self._ended:
             stream.end()
         self._streams[stream] = None
-        expiry = _at_expiry(caller, stream.end)
+        stop_waiting = _end_later(caller, stream.end)
         try:
             await stream.serve(context)
         finally:
             del self._streams[stream]
-            if expiry is not None:
-                expiry.cancel()
+            stop_waiting()
 
     async def _list_entries(self, data: bytes, context: IdentifiedCall) -> None:
         async def pages() -> AsyncIterator[bytes]:
@@ -328,17 +331,32 @@ class BookieService:
             self._check(context)
             if self._gatekeeper is None:
                 return None, None
-            return caller_of(self._gatekeeper, context), None
+            caller = caller_of(self._gatekeeper, context)
+            return caller if self._gatekeeper.is_required else None, None
         except BookieError as error:
             return None, error
 
 
-def _at_expiry(caller: Caller | None, end: Callable[[], None]) -> asyncio.TimerHandle | None:
-    """Call `end` when the caller's token expires; None if he has none."""
+def _end_later(caller: Caller | None, end: Callable[[], None]) -> Callable[[], None]:
+    """Call `end` when the caller's token is no longer accepted; return what stops the wait.
+
+    The wall clock may jump, so it is looked at again at least once a minute.
+    """
     if caller is None or caller.expires_seconds is None:
-        return None
-    lasts = caller.expires_seconds - SystemClock().now_ms() / 1000
-    return asyncio.get_running_loop().call_later(max(0.0, lasts), end)
+        return lambda: None
+    loop, expires_seconds = asyncio.get_running_loop(), caller.expires_seconds
+    timer: asyncio.TimerHandle | None = None
+
+    def look() -> None:
+        nonlocal timer
+        left = expires_seconds + LEEWAY_SECONDS - SystemClock().now_ms() / 1000
+        if left <= 0:
+            end()
+        else:
+            timer = loop.call_later(min(left, EXPIRY_LOOK_SECONDS), look)
+
+    look()
+    return lambda: timer.cancel() if timer is not None else None
 
 
 def _first(request: tuple[Any, ...]) -> int:
