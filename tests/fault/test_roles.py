@@ -167,7 +167,7 @@ async def test_an_admin_from_anywhere_and_nobody_else(tmp_path: Path) -> None:
         assert status == 0, said
         await daemon.until("audit_did")
         did = json.loads(daemon.lines[-1])
-        assert (did["who"], did["what"]) == ("client", "PUT /read-only")
+        assert (did["who"], did["what"]) == ("client", "PUT /read-only read_only=true")
 
 
 @pytest.mark.timeout(300)
