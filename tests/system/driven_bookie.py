@@ -58,6 +58,8 @@ class DrivenBookie(CrashHarness):
         places = {"journal_dir": str(self.journal), "ledgers_dir": str(self.ledgers)}
         settings = {
             **SETTINGS,
+            # A device of the machine may stall for a second, and a start that cannot write ends.
+            "metadata": {**SETTINGS["metadata"], "session_timeout_seconds": 3.0},
             "storage": {**SETTINGS["storage"], **places, **(storage or {})},
             "limits": limits or {},
             "garbage": {**SETTINGS["garbage"], **(garbage or {})},
