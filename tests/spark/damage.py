@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import subprocess
 import sys
@@ -24,14 +23,10 @@ NAMES = ("bookie-1", "bookie-2", "bookie-3", "bookie-4")
 
 @contextmanager
 def running(directory: Path, bookies: int = 4) -> Iterator[str]:
-    """The bookies of a directory run; yields the metadata's URI. At the end they have stopped.
-
-    They repair nothing by themselves: an audit would not find what they have mended.
-    """
-    variables = {**os.environ, "BOOKIE_REPAIR__ENABLED": "false"}
+    """The bookies of a directory run; yields the metadata's URI. At the end they have stopped."""
     words = [sys.executable, "-m", "bookie", "local"]
     words += ["--data", str(directory), "--bookies", str(bookies)]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=variables) as supervisor:
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as supervisor:
         try:
             assert supervisor.stdout is not None
             assert any(READY in line for line in supervisor.stdout)

@@ -85,9 +85,13 @@ class Damaged:
 
 @pytest.fixture(scope="module")
 def damaged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Damaged]:
-    """Damage in the metadata while the bookies run, and in a file while they do not."""
+    """Damage in the metadata while the bookies run, and in a file while they do not.
+
+    The bookies repair nothing by themselves: an audit would not find what they have mended.
+    """
     home = tmp_path_factory.mktemp("damaged")
     with running(home) as uri:
+        assert run(["cluster", "settings", "set", "repair.enabled=false", "-m", uri]) == 0
         planted = asyncio.run(_plant(uri))
     flip_bit(home, planted.corrupt.last_fragment.bookies[1], MARKED)
     with running(home) as uri:
