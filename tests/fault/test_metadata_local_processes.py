@@ -52,12 +52,12 @@ async def _worker(
 
 async def _line(process: Process) -> str:
     assert process.stdout is not None
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         return (await process.stdout.readline()).decode().strip()
 
 
 async def _events(changes: AsyncIterator[Change]) -> AsyncIterator[tuple[ChangeKind, str]]:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         async for change in changes:
             assert isinstance(change, Commit)
             for event in change.events:
