@@ -24,7 +24,7 @@ class OwnAccess:
     """The gatekeeper of this process. Until the grants are loaded, it lets nobody in.
 
     A bookie asks for roles if it speaks TLS, and ``security.require_roles`` is set. Otherwise
-    everybody who reaches it may do everything, and the audit log is kept all the same.
+    everybody who reaches it may do everything. The audit log then has fences and changes alone.
 
     Raises:
         ConfigurationError: ``security.principal_rules`` are wrong.

@@ -1,8 +1,8 @@
 """What one principal may do, decided for each request from memory.
 
 Most decisions need no more than the ledger's id. If a grant is limited to logs, the bookie first
-has to know the log of the ledger. `Permissions.decide` then answers None, and `learn` looks it up
-in the metadata store. Decisions are remembered until the grants change.
+has to know the log of the ledger. `Permissions.decide` then answers None, and `may` looks it up in
+the metadata store. Decisions are remembered until the grants change.
 """
 
 from __future__ import annotations
