@@ -35,6 +35,7 @@ AT_NIGHT: Mapping[str, int] = {
     "tests/spark/test_spark_metadata_servers.py": ALL,
     "tests/spark/test_spark_notebook.py": ALL,
     "tests/spark/test_spark_pipelines.py": ALL,
+    "tests/spark/test_spark_prepare.py": ALL,
     "tests/spark/test_spark_sink_driver.py": ALL,
     "tests/spark/test_spark_sink_faults.py": ALL,
     "tests/spark/test_spark_source_memory.py": ALL,

@@ -343,6 +343,33 @@ def stats(
         print_records([asdict(one) for one in rows], output)
 
 
+@app.command("prepare")
+def prepare() -> None:
+    """Let later local jobs on this machine start sooner: write an archive of Spark's classes.
+
+    It takes about half a minute, and 190 MB of the user's cache directory. Type it once, and again
+    after another Spark or Java was installed. Removing the file is safe.
+    """
+    import asyncio
+
+    _require_spark()
+    path = asyncio.run(_prepare())
+    print(f"local jobs start sooner from now on, by {path}")
+
+
+async def _prepare() -> Path:
+    """Run the jobs of `prepare` on bookies of their own, and stop these."""
+    import asyncio
+    import tempfile
+
+    from bookie.daemon.local.supervisor import local_cluster
+    from bookie.spark.jobs.prepare import prepare as run
+
+    with tempfile.TemporaryDirectory(prefix="bookie-prepare-") as scratch:
+        async with local_cluster(Path(scratch, "cluster")) as cluster:
+            return await asyncio.to_thread(run, cluster.metadata_uri, Path(scratch))
+
+
 @app.command("package")
 def package(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="The directory of the zip.")],

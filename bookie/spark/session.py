@@ -21,6 +21,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from bookie.errors import BadRequestError, BookieError, CannotStartError
+from bookie.spark.class_archive import reading_options
 from bookie.spark.collecting import is_socket_error
 from bookie.spark.executors import check_executors, package_problem
 from bookie.spark.source import BookKeeperSource
@@ -43,13 +44,15 @@ RECOMMENDED = {
 }
 """Spark's settings for jobs; ``--conf`` overrides them."""
 
+DRIVER_OPTIONS = "spark.driver.extraJavaOptions"
+
 LOCAL = {
     # Spark must not listen on other addresses.
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     # Java's optimizing compiler takes half the time of a short job. A job of 1.5 million records,
     # which mostly runs Python, took as long without it.
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+    DRIVER_OPTIONS: "-XX:TieredStopAtLevel=1",
     # A shuffle of a job has one row for each bookie, log or damaged ledger.
     "spark.sql.shuffle.partitions": "8",
 }
@@ -103,11 +106,14 @@ def _open_here(name: str, master: str, conf: Mapping[str, str]) -> SparkSession:
 
 
 def local_settings() -> dict[str, str]:
-    """Return `LOCAL`, with Java's serial collector if nothing here may choose another one."""
-    key = "spark.driver.extraJavaOptions"
+    """Return `LOCAL`, with Java's serial collector and the archive of classes.
+
+    Both are left out if something here may choose another collector or another Spark.
+    """
     if any(name in os.environ for name in (*_OTHERS_SETTINGS, "SPARK_HOME")):
         return LOCAL
-    return {**LOCAL, key: f"{LOCAL[key]} {SERIAL}"}
+    options = [LOCAL[DRIVER_OPTIONS], SERIAL, *reading_options()]
+    return {**LOCAL, DRIVER_OPTIONS: " ".join(options)}
 
 
 @contextmanager

@@ -76,6 +76,7 @@ CLOCK_HOMES = {
 ENVIRONMENT_HOMES = {
     "config/": "the only reader of settings",
     "daemon/local/process.py": "a child inherits the variables that concern it",
+    "spark/class_archive.py": "XDG_CACHE_HOME says where every program keeps its caches",
     "spark/session.py": "Spark learns by a variable which Python to start",
     "testing/torture/run.py": "so does a writer that is tortured",
     "cli/options.py": "BOOKIE_CONFIG decides about reading a file, which most commands need not",

@@ -1,0 +1,116 @@
+"""``bookie spark prepare``: the jobs that load the classes of most jobs, and the archive of these.
+
+The jobs are an ingest, an export and the statistics, on five lines of text. Their data goes to a
+cluster of the caller's that nobody else uses.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
+
+from bookie.errors import CannotStartError, ConfigurationError
+from bookie.spark.class_archive import archive_path, writing_options
+from bookie.spark.jobs.export import ExportPlan, export_log
+from bookie.spark.jobs.ingest import ingest_files
+from bookie.spark.jobs.ingest_plan import IngestPlan
+from bookie.spark.jobs.moving import MoveTarget
+from bookie.spark.jobs.stats import stats
+from bookie.spark.session import DRIVER_OPTIONS, local_settings, open_session
+
+WRITE_SECONDS_MAX = 600.0
+"""The longest time for Java to write the archive; it takes about 10 s on an idle machine."""
+
+LOG = "prepare"
+
+
+def prepare(metadata: str, scratch: Path) -> Path:
+    """Make the archive of this installation of Spark, or replace it; return its path.
+
+    Jobs that run meanwhile keep the archive with which they began.
+
+    Args:
+        metadata: the URI of an empty cluster.
+        scratch: a directory for the jobs' files.
+
+    Raises:
+        ConfigurationError: the cache directory cannot be written.
+        CannotStartError: Spark does not start, or Java has not written the archive.
+    """
+    path = archive_path()
+    beside = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        beside.touch(mode=0o600)
+        beside.unlink()
+    except OSError as error:
+        raise ConfigurationError(f"{path.parent} cannot be written: {error.strerror}") from error
+    options = " ".join([local_settings()[DRIVER_OPTIONS], *writing_options(beside)])
+    try:
+        with _until_java_ended():
+            spark = open_session("prepare", "local[*]", {DRIVER_OPTIONS: options})
+            try:
+                _run_jobs(spark, metadata, scratch)
+            finally:
+                spark.stop()
+        _sync(beside)
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+    return path
+
+
+def _sync(written: Path) -> None:
+    """Let the whole archive survive a loss of power, before it gets its name."""
+    try:
+        descriptor = os.open(written, os.O_RDONLY)
+    except FileNotFoundError:
+        raise CannotStartError("Java has not written the archive of its classes") from None
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _run_jobs(spark: SparkSession, metadata: str, scratch: Path) -> None:
+    lines = scratch / "lines"
+    lines.mkdir()
+    (lines / "a.txt").write_text("".join(f"line {number}\n" for number in range(5)))
+    ingested, exported = str(scratch / "ingested"), str(scratch / "exported")
+    target = MoveTarget(metadata, LOG, ingested, create=True)
+    ingest_files(spark, IngestPlan(str(lines), "text"), target)
+    export_log(spark, metadata, LOG, ExportPlan(str(scratch / "out")), checkpoint=exported)
+    stats(spark, metadata)
+
+
+@contextmanager
+def _until_java_ended() -> Iterator[None]:
+    """Wait at the end for the Java of this process, which writes the archive as it ends.
+
+    Java ends by itself when its standard input does.
+    """
+    yield
+    gateway = SparkContext._gateway
+    java: subprocess.Popen[bytes] | None = gateway and gateway.proc
+    if gateway is None or java is None or java.stdin is None:
+        raise CannotStartError("Spark runs in a Java that this process did not start")
+    gateway.shutdown()
+    java.stdin.close()
+    try:
+        status = java.wait(WRITE_SECONDS_MAX)
+    except subprocess.TimeoutExpired:
+        java.kill()
+        java.wait()
+        raise CannotStartError(
+            f"Java has not written the archive of its classes within {WRITE_SECONDS_MAX:.0f} s"
+        ) from None
+    finally:
+        SparkContext._gateway = SparkContext._jvm = None
+    if status != 0:
+        raise CannotStartError(f"Java ended with status {status} and wrote no archive of classes")
