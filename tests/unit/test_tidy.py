@@ -80,6 +80,7 @@ ENVIRONMENT_HOMES = {
     "spark/session.py": "Spark learns by a variable which Python to start",
     "testing/torture/run.py": "so does a writer that is tortured",
     "cli/options.py": "BOOKIE_CONFIG decides about reading a file, which most commands need not",
+    "cli/serve.py": "SSL_CERT_FILE keeps aiohttp's client from reading certificates at its import",
     "cli/app.py": "BOOKIE_DEBUG decides about tracebacks, and NumPy's threads, before settings",
 }
 
