@@ -187,8 +187,8 @@ def _absolute(item: _Given) -> object:
 
     So a bookie stays the same bookie, wherever it is started. Earlier versions always used the
     working directory: if a bookie's directory is there, and not beside the file, it is still used.
-    The use of such a directory is deprecated, and causes a warning. Earlier versions have no files
-    in ``[security]``, and whom a process trusts must not depend on where it is started.
+    The use of such a directory is deprecated, and causes a warning. A path in ``[security]`` never
+    means the working directory: whom a process trusts must not depend on where it is started.
     """
     text = item.value
     if not isinstance(text, str) or not text:

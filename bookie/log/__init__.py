@@ -6,7 +6,7 @@ writes them.
 
 - A **writer** (`write/writer`) owns a partition. It takes the partition over (`write/takeover`),
   appends to the last ledger, and continues in another one when that is large or dead
-  (`write/partition_writer`, `head/roll`). Only one of its tasks changes the head.
+  (`write/partition_writer`, `head/roll`). Of the writer's tasks, only one changes the head.
 - **Publishers** of a transactional log write ledgers of their own (`publish/range_writer`). They
   publish ranges of these (`publish/publisher`), all ranges of a batch in one transaction.
 - A **reader** (`read/reader`) reads range after range (`read/ranges`) and follows the head. A

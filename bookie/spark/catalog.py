@@ -67,8 +67,8 @@ def carrying(schema: StructType, options: Mapping[str, str]) -> StructType:
 def _carried(schema: StructType) -> dict[str, str]:
     """Return the options that the columns carry; none unless these are all columns of one table.
 
-    A query over a table may return only some of the table's columns, and may be written elsewhere.
-    The options of these columns are not used, because the columns are not the whole table.
+    A query may return some columns of a table, and a user may write them elsewhere. The options of
+    the table then have no effect on the write.
     """
     texts = {one.metadata.get(CARRIED, "") for one in schema}
     if len(texts) != 1 or not (text := texts.pop()):

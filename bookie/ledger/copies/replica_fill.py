@@ -132,7 +132,10 @@ class ReplicaFill:
 
 
 def _windows_of(metadata: LedgerMetadata, bookie_id: str) -> Iterator[tuple[Stripe, int, int]]:
-    """The windows of the entries that a bookie has to store, each with its stripe."""
+    """Yield ranges of entry ids, first and last, in which a bookie has to store entries.
+
+    The stripe says which ids of a range these are.
+    """
     quorum = quorum_of(metadata)
     for fragment, last in settled_fragments(metadata):
         if bookie_id in fragment.bookies:

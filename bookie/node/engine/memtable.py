@@ -310,7 +310,10 @@ class Memtable:
         self.entries = 0
 
     def append(self, ledger_id: int, run: Run) -> LedgerRuns:
-        """Accept `run`; once the run is written, the caller reports this to the returned runs."""
+        """Accept `run`, and return all runs of its ledger.
+
+        When the file of the run is written, the caller tells so to the object that this returns.
+        """
         runs = self.ledgers.get(ledger_id)
         if runs is None:
             runs = self.ledgers[ledger_id] = LedgerRuns()

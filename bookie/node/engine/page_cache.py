@@ -48,7 +48,10 @@ class _Range(NamedTuple):
 
 
 class PageCache:
-    """Keeps the two windows; one event loop makes all calls, and a thread drops the pages."""
+    """Keeps the newest bytes written and the newest bytes read in memory, and drops older ones.
+
+    One event loop makes all calls. A thread drops the pages.
+    """
 
     def __init__(self, environment: Environment, files: FileTable, window_bytes: int) -> None:
         """With `window_bytes` 0, the kernel alone decides about all pages."""

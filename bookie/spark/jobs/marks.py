@@ -186,9 +186,9 @@ def _target_of(mark: JobMark) -> str:
 
 
 def _only_offset(text: str) -> Any:
-    """Return the offset in a file of Spark.
+    """Return the streaming offset that one file of a checkpoint holds; None for another file.
 
-    The lines of the file are a version, the batch, and the offset.
+    Spark writes three lines: a version, the batch, and the offset as JSON.
     """
     lines = text.splitlines()
     try:
