@@ -174,6 +174,7 @@ bench: $(VENV)/.test ## one bookie beside this machine's ceilings; prints, asser
 	$(BIN)/python -m tests.bench.bench_settings
 	$(BIN)/python -m tests.bench.bench_logs
 	$(BIN)/python -m tests.bench.bench_sync
+	$(BIN)/python -m tests.bench.bench_tls
 	$(BIN)/python -m tests.bench.bench_repair
 	$(BIN)/python -m tests.bench.bench_audit entries
 	$(BIN)/python -m tests.bench.bench_audit ledgers
