@@ -152,7 +152,11 @@ def _tuple_kind(parts: tuple[Any, ...]) -> _Kind:
 
 
 def _generic_kind(origin: type, parts: tuple[Any, ...]) -> _Kind:
-    """Return the kind of a collection with checked elements, or of another generic type."""
+    """Return the `_Kind` for a generic type.
+
+    The `_Kind` of a collection or a mapping also checks the elements. The `_Kind` of any other
+    generic type checks only the type itself.
+    """
     if issubclass(origin, Mapping):
         key, value = (_kind_of(part) for part in parts)
         return _Kind(

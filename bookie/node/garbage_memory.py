@@ -2,7 +2,8 @@
 
 **The store.** A metadata store restored from an older copy lacks newer ledgers, and its listing
 does not show that. But the counters of a restored store are lower than the counters that the bookie
-saw. Then the bookie durably distrusts the store until an operator confirms it. The record is JSON::
+saw. Then the bookie records that it distrusts the store. The distrust survives restarts and ends
+when an operator confirms the store. The record is JSON::
 
     {"absent_stop":"","absent_stop_local":0,"cookie_number":7,"counters":[[0,91]],
      "format":"bookie-garbage","has_listed":true,"observed_seconds":…,"store_doubt":"","version":1}

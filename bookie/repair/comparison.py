@@ -70,7 +70,10 @@ class ListedFinding:
 
 
 class ListedBookie:
-    """A registered bookie, and the listing of its ledgers in step with the walk."""
+    """A bookie, and the listing of its ledgers.
+
+    The listing advances together with the walk over all ledgers, in ascending order of ids.
+    """
 
     def __init__(
         self, bookie_id: str, channel: BookieChannel | None, seconds: float, problem: str = ""

@@ -2,7 +2,7 @@
 
 A grant gives one role to a principal: everywhere, for a range of ledger ids, or for some logs. A
 name that ends in ``*`` stands for all names with that beginning. A principal has the rights of all
-its grants together. Without a grant it has none.
+its grants together. A principal without a grant has no rights.
 """
 
 from __future__ import annotations

@@ -194,7 +194,7 @@ def survey(client: SyncBookKeeper, selection: LogSelection, password: bytes) -> 
 
 
 def parse_ledgers(text: str) -> tuple[tuple[int, int], ...]:
-    """Parse ranges of ids, such as ``1,2,10-20``, in ascending order.
+    """Parse ids and ranges of ids, such as ``1,2,10-20``; return the ranges in ascending order.
 
     Raises:
         BadRequestError: the text is no list of ids and ranges.

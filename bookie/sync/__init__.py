@@ -37,8 +37,8 @@ such child processes by spawn.
 the async handle as ``self._handle``. A method that awaits is written as ``verb =
 forwarded(Handle.verb)``; with a timeout, its body is ``return self._run(self._handle.verb(...),
 timeout)``. The body of a method that iterates is ``return self._iterate(self._handle.verb(...),
-ahead=...)``. An async context manager, such as a consumer, is entered and left by a `Resident`. One
-task of the loop both enters and leaves it, because task groups and timeouts inside it need that.
+ahead=...)``. A `Resident` enters and leaves an async context manager, such as a consumer. It does
+both in one task of the loop, because task groups and timeouts inside the manager need that.
 
 | module | what it holds |
 |---|---|

@@ -400,7 +400,7 @@ class BookieConnection:
     def _is_outdated(self, channel: BookieChannel) -> bool:
         """True if the channel has older credentials than the files, and lost its connection.
 
-        A connection that stands keeps its streams.
+        A channel that is still connected stays in use, so its streams continue.
         """
         if channel.credentials is None:
             return False

@@ -82,7 +82,7 @@ class EntryCopier:
         return await self._incarnations.of(self.target)
 
     async def copy(self, first: int, last: int, stripe: Stripe = EVERY_ID) -> str:
-        """Copy the ids of `stripe` from `first` to `last`, both inclusive.
+        """Copy the entries whose ids are in `stripe`, from id `first` to id `last`, both inclusive.
 
         Returns the reason if an entry has no good copy, else "". Entries before it are copied then.
 

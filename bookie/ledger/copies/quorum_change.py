@@ -82,7 +82,7 @@ class QuorumChanged:
 
 @dataclass(slots=True)
 class _GivenEntries:
-    """The bookies that a change relies on, and what they were given."""
+    """The bookies on which a change relies, and how many entries and bytes the change copied."""
 
     incarnations: dict[str, str] = field(default_factory=dict)
     relied_on: set[str] = field(default_factory=set)

@@ -171,7 +171,10 @@ def live_ranges(head: LogHead) -> tuple[LogRange, ...]:
 
 
 def live_bytes(head: LogHead) -> int:
-    """Return the payload bytes of all closed ranges of the partition that can be read."""
+    """Return the payload bytes of the partition's closed ranges.
+
+    A range that is kept only for its producers does not count.
+    """
     return head.chunk_bytes + size_of(live_ranges(head))
 
 

@@ -13,8 +13,9 @@ null or `PARENT`  made for what lies below it; goes with the delete of its last 
 anything else     a record
 ================= ================================================================================
 
-Some writes are internal: writes of parents, and the two halves of a take-over. The same transaction
-writes the scope's own node before and after internal writes, to mark them; see `changes`.
+Some writes are internal: writes of parents, and the two halves of a take-over. To mark them, their
+transaction also writes the scope's own node, once before them and once after them. `changes`
+recognises the events of internal writes by these marks.
 """
 
 from __future__ import annotations
