@@ -1,4 +1,4 @@
-"""The root of the command line: the table of command groups, and the exit of every command.
+"""The root of the command line: the table of command groups, and every command's exit status.
 
 The groups are a table of name, module and one line of help. A module is imported when its group is
 named. Printing the root's help, or completing a group's name, imports no module, so ``bookie

@@ -40,7 +40,10 @@ class Appended:
     """The offsets of the first and the last new record, by partition."""
 
     def add(self, positions: LogPositions, begins: dict[int, int]) -> int:
-        """Count records (old before the offsets in `begins`); return the number of new ones."""
+        """Count new records and duplicates; return the number of new records.
+
+        A duplicate has an offset below its partition's offset in `begins`.
+        """
         new = 0
         for partition, start, last in _spans(positions):
             first = max(start, begins[partition])

@@ -367,9 +367,10 @@ def rights(
 ) -> None:
     """Print the rights that each kind of process needs in the metadata store.
 
-    For etcd, these are the commands that make one role for each kind. For ZooKeeper, it is a table.
-    With --apply, an admin gives the records of an existing cluster the lists that the settings
-    metadata.acl_… describe. Apply them after `cluster init`, and after each change of the settings.
+    For etcd, the output is the commands that make one role for each kind. For ZooKeeper, the output
+    is a table with a row for each part of the store and a column for each kind. With --apply, an
+    admin gives the records of an existing cluster the lists that the settings metadata.acl_…
+    describe. Apply them after `cluster init`, and after each change of the settings.
     """
     from bookie.metadata.uri import parse_servers, split_uri
 

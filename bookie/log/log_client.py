@@ -128,8 +128,9 @@ class LogClient:
     ) -> LogDefinition:
         """Create a log. Fields that `policy` does not set are taken from the namespace's policy.
 
-        Without `policy`, an earlier policy for this log name stays. With `policy`, the earlier one
-        is replaced after the log has been created. So a failed creation changes nothing.
+        Without `policy`, an earlier policy for this log name stays. The call creates the log first,
+        and then stores a given `policy`, which replaces any earlier policy. So a failed creation
+        changes nothing.
 
         Raises:
             LogExistsError: the name is taken.

@@ -65,9 +65,9 @@ class Metrics:
     """Every metric of one bookie, in its own registry.
 
     Most attributes are prometheus-client objects and may be used from any thread. Metrics that
-    every request writes are `FastCounter` or `FastHistogram` objects, only for the event loop's
-    thread. Names of metrics have the prefix ``bookie_`` and end in their unit. Label values come
-    from closed sets, never from ledgers or clients.
+    every request writes are `FastCounter` or `FastHistogram` objects. Only the event loop's thread
+    may write them. Names of metrics have the prefix ``bookie_`` and end in their unit. Label values
+    come from closed sets, never from ledgers or clients.
     """
 
     exposed: ClassVar[tuple[str, ...]] = ("",)

@@ -99,7 +99,7 @@ async def local_cluster(
 async def start_all(
     processes: Sequence[BookieProcess], environment: Mapping[str, str] | None = None
 ) -> None:
-    """Start all stopped bookies at once, and wait until they are ready.
+    """Start all stopped bookies concurrently, and wait until they are ready.
 
     Raises:
         ShuttingDownError: one did not start; the others may run.
@@ -119,7 +119,7 @@ async def start_all(
 
 
 async def stop_all(processes: Sequence[BookieProcess]) -> None:
-    """Stop all running bookies at once."""
+    """Stop all running bookies concurrently, and wait until they have ended."""
     async with asyncio.TaskGroup() as group:
         for process in processes:
             if process.pid is not None:

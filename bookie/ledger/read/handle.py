@@ -1,8 +1,9 @@
 """The handle of a ledger's reader, which reads ranges, whole batches, and the tail.
 
 A reader returns only confirmed entries, except in `read_unconfirmed`. A closed ledger ends with its
-last entry. For a reader, an open ledger ends with the last add confirmed (LAC) that a bookie's
-packet proved. The LAC of a reader never moves back.
+last entry. For a reader, an open ledger ends with the highest last add confirmed (LAC) that the
+reader knows. A reader takes a LAC only from a packet whose digest is correct. The LAC of a reader
+never moves back.
 """
 
 from __future__ import annotations

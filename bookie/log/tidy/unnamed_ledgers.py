@@ -126,7 +126,9 @@ async def delete_ended(
 async def named_among(
     client: LogClient, partition: LogPartition, head: LogHead, wanted: Iterable[int]
 ) -> set[int]:
-    """Return those `wanted` ledgers that a range of the partition names; may read all chunks.
+    """Return those ledgers in `wanted` that are named by any range of the partition.
+
+    The call may read all chunks.
 
     Raises:
         BadVersionError: the head has changed meanwhile.

@@ -273,7 +273,7 @@ async def discard(client: LogClient, writer: WriterHandle, keeper: HeadKeeper | 
 
 
 async def remove_empty(client: LogClient, ends: list[LedgerEnd]) -> None:
-    """Delete those closed ledgers that are empty. Empty ledgers have left the chain before."""
+    """Delete the empty ledgers in `ends`. The caller has already removed them from the chain."""
     for end in ends:
         if end.last_entry_id == NO_ENTRY:
             await _delete(client, end.ledger_id)
