@@ -176,9 +176,9 @@ def gc(
     """Make a bookie free the space of deleted ledgers now, as it also does by itself.
 
     The bookie deletes a ledger at once if the ledger's deletion is proven. A ledger that is merely
-    absent from the metadata store waits for garbage.grace_seconds. While very many ledgers are
-    absent, all absent ledgers wait. `bookie node info` shows how many ledgers wait, and why.
-    --force deletes all absent ledgers.
+    absent from the metadata store waits for garbage.grace_seconds. The bookie keeps all absent
+    ledgers while there is more than one and their share of its ledgers exceeds garbage.stop_share.
+    `bookie node info` shows how many ledgers wait, and why. --force deletes all absent ledgers.
 
     If the metadata store went back in time, or is empty, the bookie deletes nothing until
     --confirm-store, even with --force. Before --confirm-store, restore the newest copy of the store

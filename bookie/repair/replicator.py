@@ -258,7 +258,8 @@ class Replicator:
     async def _due(self) -> list[UnderreplicatedLedger]:
         """Some marked ledgers that are not locked and do not wait, in random order.
 
-        Each call goes on where the last one ended, and begins anew at the end of the marks.
+        If a call fills its list, the next call continues after the last mark in it. A call that
+        reaches the end of the marks continues with the first mark.
         """
         now = self._worker.clock.monotonic()
         self._troubles = {

@@ -1,10 +1,10 @@
 """Finds the ledgers that depend on one bookie, and those whose last copies it may have.
 
 An acknowledged entry has at least Qa copies, on any Qa of the Qw members of its write set. A member
-is *lost* if its copies do not count. The bookie to delete is lost, and so is each bookie without a
-cookie (it was deleted before). A bookie whose cookie is NEW (it starts empty) or in doubt (it may
-lack entries) is lost, too. Once Qa members of an entry's write set are lost, all copies of the
-entry may be lost. A vacant slot never had a copy, so it is not lost.
+is *lost* if its copies do not count. The bookie to delete counts as lost. So does each bookie
+without a cookie, because it was deleted before. A bookie whose cookie is NEW (it starts empty) or
+in doubt (it may lack entries) counts as lost, too. Once Qa members of an entry's write set are
+lost, all copies of the entry may be lost. A vacant slot never had a copy, so it is not lost.
 """
 
 from __future__ import annotations

@@ -7,10 +7,11 @@ the next window.
 
 The ids of a window that share a write set form a **part**: one part without striping, otherwise one
 per class. One replica serves a part as long as it returns entries. After any failure for the next
-id (denied, unreadable, wrong digest, no answer), the next replica of the write set serves the part.
-After a silence, a second replica is asked as well, and the first answer with entries is used. The
-read fails only if all replicas failed for the same id. If all replicas denied the id, the read ends
-with `NoSuchEntryError`. Otherwise it ends with the error of a replica that did not deny the id.
+id (no such entry, unreadable, wrong digest, no answer), the next replica of the write set serves
+the part. After a silence, a second replica is asked as well, and the first answer with entries is
+used. The read fails only if all replicas failed for the same id. If all replicas answered that they
+do not have the entry, the read ends with `NoSuchEntryError`. Otherwise it ends with the error of a
+replica that failed in another way.
 """
 
 from __future__ import annotations

@@ -199,7 +199,7 @@ class LogPublisher:
         """Read the state on which a proposal is based. Read the ledgers only after this call.
 
         The application's record is read after the heads. So if a head already contains the batch,
-        the record names the batch, too.
+        the record already names this batch or a newer one.
         """
         logs = self._client.logs
         await self._client.store.sync()

@@ -105,7 +105,7 @@ class LogReading:
                 yield batch
 
     async def locate(self, partition: LogPartition, place: Place) -> int:
-        """Return the offset of a place.
+        """Return the offset for `place`: an end of the log, an offset itself, an entry, or a time.
 
         Raises:
             NoSuchLogError: there is no such log.

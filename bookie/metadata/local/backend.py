@@ -340,7 +340,7 @@ class LocalStore(MetadataStore):
             raise
 
     async def sync(self) -> None:
-        """Only require an open store: reads always show the last commit of any process."""
+        """Check only that the store is open: each read shows the last commit of any process."""
         self._require_open()
 
     def _require_open(self) -> LocalEnvironment:

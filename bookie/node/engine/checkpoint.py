@@ -311,9 +311,9 @@ class Checkpointer:
     ) -> RemovedEntries | None:
         """Remove some entries of a ledger from the index, durably; None if they must stay.
 
-        A removal needs the agreement of `may_go`, and all entries in the index before the mark, so
-        that no replay restores them. A listing of the ledger that begins meanwhile waits for the
-        end (`settled`). Raises like `run`.
+        A removal needs the agreement of `may_go`. The index must also have all changes of the
+        ledger, so that no replay restores the removed entries. A listing of the ledger that begins
+        meanwhile waits for the end (`settled`). Raises like `run`.
         """
         async with self._lock:
             if self.is_dirty(state.ledger_id) or state.deleted or not may_go():

@@ -322,7 +322,7 @@ class SimulatedDisk:
         return None
 
     def entered(self, inode: Inode) -> None:
-        """Run the hooks of a change in the cache, before the call returns."""
+        """Call `inside`, then `pause`, after the cache has a change and before the call returns."""
         self.inside("change", inode.path, inode.number)
         self.pause()
 
