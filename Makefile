@@ -29,7 +29,7 @@ SHARED = -n $(TEST_PROCESSES) --dist loadgroup --max-worker-restart=0
 
 .PHONY: help setup docs-setup spark-setup run demo spark-demo docker test-core model zookeeper test test-day java \
 	test-night test-system test-installed test-image test-kafka sim walk fault spark interop soak soak-system bench lint types imports docs \
-	check format news release proto proto-check lock clean
+	check format audit news sbom release proto proto-check lock clean
 
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -109,7 +109,7 @@ zookeeper: $(VENV)/.test ## the jars of ZooKeeper that tests start; 456 MB witho
 
 test: java test-core test-day test-night ## every test that needs nothing but PyPI and Java; about an hour on two cores
 
-test-day: java $(VENV)/.test $(VENV)/.spark zookeeper ## the tests of every change that `make test-core` leaves out
+test-day: java $(VENV)/.dev $(VENV)/.spark zookeeper ## the tests of every change that `make test-core` leaves out
 	$(PYTEST) --ignore=tests/system --ignore=tests/kafka -m "not core and not nightly" $(SHARED) --durations=25
 
 test-night: java $(VENV)/.dev $(VENV)/.spark zookeeper ## the tests that wait for the night
@@ -200,16 +200,23 @@ format: $(VENV)/.dev ## format, and fix what can be fixed safely
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+audit: $(VENV)/.dev ## advisories about what is pinned; needs the internet, or ADVISORIES=URL of an OSV mirror
+	@$(BIN)/python requirements/audit.py $(ADVISORIES)
+
 # ---- release it -----------------------------------------------------------------------------------
 
 news: $(VENV)/.dev ## the draft of the next version's section of CHANGELOG.md, from changes/
 	@$(BIN)/python -m towncrier build --draft --version $(VERSION)
 
-release: $(VENV)/.dev ## wheel, sdist, draft of the news and checksums in dist/; the image where podman is
+sbom: $(VENV)/.dev ## the bill of materials in dist/: everything that is pinned, with versions, licences and hashes
+	@$(BIN)/python requirements/sbom.py dist/bookie-$(VERSION).cdx.json
+
+release: $(VENV)/.dev ## wheel, sdist, bill of materials, draft of the news and checksums in dist/; the image where podman is
 	rm -rf dist
 	$(BIN)/python -c "from setuptools.build_meta import build_sdist; build_sdist('dist')" >/dev/null
 	@# From the sdist, so that the sdist is proven to be complete.
 	$(PIP) wheel --no-deps --no-build-isolation --wheel-dir dist dist/bookie-$(VERSION).tar.gz
+	$(BIN)/python requirements/sbom.py dist/bookie-$(VERSION).cdx.json dist/bookie-$(VERSION)-py3-none-any.whl
 	@# The fragments of this version, or its section once they have moved there.
 	{ if compgen -G 'changes/*.*.md' >/dev/null; then \
 	    $(BIN)/python -m towncrier build --draft --version $(VERSION) || exit; fi; \

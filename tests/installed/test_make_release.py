@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 import sys
 import tarfile
@@ -28,10 +30,15 @@ def test_what_a_release_builds_is_installed_and_runs(tmp_path: Path, wheel: Path
     assert {path.name for path in dist.iterdir()} == {
         wheel_name,
         sdist_name,
+        f"bookie-{VERSION}.cdx.json",
         "news.md",
         "SHA256SUMS",
     }
     run(["sha256sum", "--check", "--strict", "SHA256SUMS"], dist)
+
+    materials = json.loads((dist / f"bookie-{VERSION}.cdx.json").read_text(encoding="utf-8"))
+    (digest,) = materials["metadata"]["component"]["hashes"]
+    assert digest["content"] == hashlib.sha256((dist / wheel_name).read_bytes()).hexdigest()
 
     news = (dist / "news.md").read_text(encoding="utf-8")
     assert re.match(rf"## {re.escape(VERSION)}, ", news)
