@@ -122,7 +122,9 @@ class LacWatchHandler(StreamHandler):
         else:
             self._subscribe(ledger_id)
         finally:
-            self._learning.pop(ledger_id, None)
+            # Not the look-up of a later subscription, if this one was cancelled.
+            if self._learning.get(ledger_id) is asyncio.current_task():
+                del self._learning[ledger_id]
             self._answered.set()
 
     async def _write(self, context: CallContext) -> None:
