@@ -96,3 +96,21 @@ async def test_a_ledger_that_was_let_go_is_not_watched_after_its_look_up() -> No
         assert node.watchers[0].ledgers == set()
         assert call.answers == []
         call.requests.put_nowait(aio.EOF)
+
+
+async def test_a_stream_that_was_ended_ends_although_ledgers_go_on() -> None:
+    """The token ended. Each write lets the ledger advance, so there is always a state to send."""
+    node, call = FakeNode(), Stream()
+    node.lacs[1] = 0
+    stream = watch(node, None)
+    serving = asyncio.ensure_future(stream.serve(call))  # noqa: TID251 (the test gives it up)
+    call.requests.put_nowait(changed([1], []))
+    await until(lambda: bool(call.answers))
+    lacs = iter(range(1, 1000))
+    call.written = lambda: node.advance(1, [next(lacs)])
+    node.advance(1, [0])
+    stream.end()
+    for _ in range(300):
+        await asyncio.sleep(0)
+    assert serving.done(), len(call.answers)
+    await serving

@@ -60,6 +60,8 @@ class LacWatchHandler(StreamHandler):
         return len(self._refused) + len(self._learning) > WATCH_IDS_MAX
 
     def _note(self, state: LacState) -> None:
+        if self._ended:
+            return  # else ledgers that advance as fast as states are sent would keep the stream
         ledger_id = state.ledger_id
         if self._caller is not None and ledger_id not in self._refused:
             decided = self._caller.decide(Right.READ, ledger_id)
