@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from bookie.errors import NotPermittedError
@@ -31,6 +32,14 @@ LOOK_UPS_MAX: Final = 16
 """The most look-ups at a time, so that nobody floods the store by asking for many ledgers."""
 
 
+@dataclass(slots=True)
+class _LookUp:
+    """A look-up under way, and how many wait for it."""
+
+    task: asyncio.Task[str | None]
+    waiting: int = 0
+
+
 class LedgerLogs:
     """Of which log each ledger is, as the metadata store says; remembered.
 
@@ -40,7 +49,7 @@ class LedgerLogs:
     def __init__(self, find: FindLog) -> None:
         self._find = find
         self._known: OrderedDict[int, str] = OrderedDict()
-        self._asked: dict[int, asyncio.Future[str | None]] = {}
+        self._asked: dict[int, _LookUp] = {}
         """Look-ups under way. All who want the same wait for the same."""
         self._places = asyncio.Semaphore(LOOK_UPS_MAX)
 
@@ -55,18 +64,18 @@ class LedgerLogs:
             MetadataError: the store does not answer, or its record is damaged.
         """
         asked = self._asked.get(ledger_id)
-        if asked is not None:
-            return await asyncio.shield(asked)
-        # It goes on if the first who asked goes away.
-        look_up = asyncio.get_running_loop().create_task(self._look_up(ledger_id))
-        self._asked[ledger_id] = look_up
-        look_up.add_done_callback(lambda done: self._has_looked_up(ledger_id, done))
-        return await asyncio.shield(look_up)
-
-    def _has_looked_up(self, ledger_id: int, done: asyncio.Future[str | None]) -> None:
-        del self._asked[ledger_id]
-        if not done.cancelled():
-            done.exception()  # who asked has it, if he is still there
+        if asked is None:
+            # It goes on if the first who asked goes away, and ends with the last one.
+            task = asyncio.get_running_loop().create_task(self._look_up(ledger_id))
+            asked = self._asked[ledger_id] = _LookUp(task)
+        asked.waiting += 1
+        try:
+            return await asyncio.shield(asked.task)
+        finally:
+            asked.waiting -= 1
+            if not asked.waiting:
+                asked.task.cancel()
+                del self._asked[ledger_id]
 
     async def _look_up(self, ledger_id: int) -> str | None:
         async with self._places:

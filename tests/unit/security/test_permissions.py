@@ -375,3 +375,41 @@ def test_an_empty_variable_is_no_limit(command: str, tmp_path: Path) -> None:
     for option in ("--log", "--namespace", "--ledgers"):
         words = ["security", "role", *command.split(), option, "", "-m", uri]
         assert app.run(words) != 0
+
+
+class Counted:
+    """A store that is away, and says how many look-ups it has."""
+
+    def __init__(self) -> None:
+        self.now = 0
+        self.open = asyncio.Event()
+        self.asked: list[int] = []
+
+    async def find(self, ledger_id: int) -> str | None:
+        self.asked.append(ledger_id)
+        self.now += 1
+        try:
+            await self.open.wait()
+        finally:
+            self.now -= 1
+        return SHOP
+
+
+async def test_look_ups_that_nobody_waits_for_end() -> None:
+    """Callers come and go while the store is away. What they asked must not pile up."""
+    store = Counted()
+    logs = LedgerLogs(store.find)
+    some = permissions(Grant("p", Role.READER, GrantScope(log=SHOP)), logs=logs)
+    before = len(asyncio.all_tasks())
+    async with asyncio.TaskGroup() as group:
+        for number in range(100):
+            asking = group.create_task(some.may(Right.READ, number))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            asking.cancel()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert store.now == 0
+    assert len(asyncio.all_tasks()) == before
+    store.open.set()
+    assert await some.may(Right.READ, 5)
