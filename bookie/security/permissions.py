@@ -105,8 +105,8 @@ class Permissions:
         self._everywhere = 0
         self._limited: tuple[Grant, ...] = ()
         """The grants that do not hold for everything."""
-        self._known: dict[int, int] = {}
-        """Ledger id → rights."""
+        self._known: dict[int, tuple[int, int]] = {}
+        """Ledger id → the rights that it gives whatever its log is, and those that it may give."""
 
     def decide(self, right: Right, ledger_id: int) -> bool | None:
         """Return True if `right` is given for this ledger; None if its log must be learnt first."""
@@ -116,16 +116,13 @@ class Permissions:
             return True
         if not self._limited:
             return False
-        rights = self._known.get(ledger_id)
-        if rights is None:
-            log = self._logs.known(ledger_id)
-            if log is None and self._needs_log(ledger_id):
-                return None
-            rights = self._rights_for(ledger_id, log or "")
-            if len(self._known) >= KNOWN_LEDGERS_MAX:
-                self._known.clear()
-            self._known[ledger_id] = rights
-        return bool(rights & right)
+        known = self._known.get(ledger_id)
+        if known is None or known[0] != known[1]:
+            known = self._learn_without_store(ledger_id, known)
+        certain, possible = known
+        if certain & right:
+            return True
+        return None if possible & right else False
 
     def decide_everywhere(self, right: Right) -> bool:
         """True if `right` is given without a limit; for ASK every grant is enough."""
@@ -151,8 +148,26 @@ class Permissions:
         self._limited = tuple(one for one in self._own if not one.scope.is_everything)
         self._known.clear()
 
-    def _needs_log(self, ledger_id: int) -> bool:
-        return any(one.scope.log and one.scope.holds_ids_of(ledger_id) for one in self._limited)
+    def _learn_without_store(
+        self, ledger_id: int, known: tuple[int, int] | None
+    ) -> tuple[int, int]:
+        """Return what is certain and what is possible, and remember it."""
+        log = self._logs.known(ledger_id)
+        if log is not None:
+            rights = self._rights_for(ledger_id, log)
+            known = rights, rights
+        elif known is not None:
+            return known
+        else:
+            possible = self._everywhere
+            for one in self._limited:
+                if one.scope.holds_ids_of(ledger_id):
+                    possible |= one.rights
+            known = self._rights_for(ledger_id, ""), possible
+        if len(self._known) >= KNOWN_LEDGERS_MAX:
+            self._known.clear()
+        self._known[ledger_id] = known
+        return known
 
     def _rights_for(self, ledger_id: int, log: str) -> int:
         rights = self._everywhere

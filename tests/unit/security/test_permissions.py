@@ -413,3 +413,18 @@ async def test_look_ups_that_nobody_waits_for_end() -> None:
     assert len(asyncio.all_tasks()) == before
     store.open.set()
     assert await some.may(Right.READ, 5)
+
+
+async def test_a_look_up_is_left_out_if_the_log_decides_nothing() -> None:
+    """Right of a range, or a right that no log gives: the store may be away."""
+    asked: list[int] = []
+    grants = (
+        Grant("p", Role.READER, GrantScope(0, 9)),
+        Grant("p", Role.WRITER, GrantScope(log=SHOP)),
+    )
+    some = permissions(*grants, logs=logs_of({}, asked))
+    assert some.decide(Right.READ, 5) is True
+    assert some.decide(Right.RECOVER, 5) is False
+    assert some.decide(Right.WRITE, 5) is None
+    assert some.decide(Right.READ, 10) is None
+    assert asked == []
