@@ -31,6 +31,9 @@ KNOWN_LEDGERS_MAX: Final = 65536
 LOOK_UPS_MAX: Final = 16
 """The most look-ups at a time, so that nobody floods the store by asking for many ledgers."""
 
+LOOK_UPS_EACH_MAX: Final = 4
+"""The most look-ups of one principal at a time, so that others need not wait for all of his."""
+
 
 @dataclass(slots=True)
 class _LookUp:
@@ -105,6 +108,7 @@ class Permissions:
         self._everywhere = 0
         self._limited: tuple[Grant, ...] = ()
         """The grants that do not hold for everything."""
+        self._places = asyncio.Semaphore(LOOK_UPS_EACH_MAX)
         self._known: dict[int, tuple[int, int]] = {}
         """Ledger id → the rights that it gives whatever its log is, and those that it may give."""
 
@@ -133,13 +137,17 @@ class Permissions:
     async def may(self, right: Right, ledger_id: int) -> bool:
         """Return the decision, after a look into the store if it is needed; see `decide`."""
         decided = self.decide(right, ledger_id)
-        if decided is None:
+        if decided is not None:
+            return decided
+        async with self._places:
+            decided = self.decide(right, ledger_id)
+            if decided is not None:
+                return decided  # it was learnt meanwhile
             log = await self._logs.learn(ledger_id)
             if self._current() is not self._grants:
                 self._renew()
             # A ledger that does not exist is of no log. The look-up need not be remembered.
-            decided = bool(self._rights_for(ledger_id, log or "") & right)
-        return decided
+            return bool(self._rights_for(ledger_id, log or "") & right)
 
     def _renew(self) -> None:
         self._grants = self._current()

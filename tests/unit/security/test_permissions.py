@@ -23,7 +23,7 @@ from bookie.security.audit import LINES_PER_SECOND_MAX, AuditLog
 from bookie.security.gatekeeper import Gatekeeper, PrincipalRules
 from bookie.security.grants import ANONYMOUS, GRANTS_MAX, UNLIMITED, Grant, Grants, GrantScope
 from bookie.security.identity import PeerIdentity
-from bookie.security.permissions import LOOK_UPS_MAX, LedgerLogs, Permissions
+from bookie.security.permissions import LOOK_UPS_EACH_MAX, LOOK_UPS_MAX, LedgerLogs, Permissions
 from bookie.security.rights import HTTP_RIGHTS, ROLE_RIGHTS, RPC_RIGHTS, Right, Role, least_role
 from bookie.telemetry import Metrics
 from bookie.wire.interfaces import SERVICE
@@ -160,10 +160,12 @@ async def test_who_wants_the_same_waits_for_the_same_look_up() -> None:
         now -= 1
         return SHOP
 
-    some = permissions(Grant("p", Role.READER, GrantScope(log=SHOP)), logs=LedgerLogs(find))
+    logs, grant = LedgerLogs(find), Grant("*", Role.READER, GrantScope(log=SHOP))
+    callers = [permissions(grant, principal=f"p{number}", logs=logs) for number in range(10)]
     async with asyncio.TaskGroup() as group:
         for number in range(1000):
-            group.create_task(some.may(Right.READ, number % 100))
+            place, turn = number % 10, number // 10
+            group.create_task(callers[place].may(Right.READ, (10 * place + turn) % 100))
     assert sorted(asked) == list(range(100))
     assert most == LOOK_UPS_MAX
 
@@ -413,6 +415,27 @@ async def test_look_ups_that_nobody_waits_for_end() -> None:
     assert len(asyncio.all_tasks()) == before
     store.open.set()
     assert await some.may(Right.READ, 5)
+
+
+async def test_nobody_keeps_others_from_their_look_ups() -> None:
+    """One caller asks for many ledgers, and the store is slow: another one's first is looked up."""
+    store = Counted()
+    logs = LedgerLogs(store.find)
+    greedy, other = (
+        permissions(Grant(name, Role.READER, GrantScope(log=SHOP)), principal=name, logs=logs)
+        for name in ("greedy", "other")
+    )
+    async with asyncio.TaskGroup() as group:
+        for number in range(1000):
+            group.create_task(greedy.may(Right.READ, number))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        group.create_task(other.may(Right.READ, 5000))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert 5000 in store.asked
+        assert len(store.asked) == LOOK_UPS_EACH_MAX + 1
+        store.open.set()
 
 
 async def test_a_look_up_is_left_out_if_the_log_decides_nothing() -> None:
