@@ -25,8 +25,8 @@ no such ledger.
 KNOWN_LOGS_MAX: Final = 65536
 """The most ledgers whose log is remembered."""
 
-KNOWN_LEDGERS_MAX: Final = 65536
-"""The most decisions that are remembered for a principal."""
+KNOWN_LEDGERS_MAX: Final = 4096
+"""The most decisions that are remembered for a principal: 130 bytes and 2 µs or more each."""
 
 LOOK_UPS_MAX: Final = 16
 """The most look-ups at a time, so that nobody floods the store by asking for many ledgers."""

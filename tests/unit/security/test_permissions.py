@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -451,3 +452,18 @@ async def test_a_look_up_is_left_out_if_the_log_decides_nothing() -> None:
     assert some.decide(Right.WRITE, 5) is None
     assert some.decide(Right.READ, 10) is None
     assert asked == []
+
+
+def test_decisions_of_many_principals_take_little_memory() -> None:
+    """Each remembers what it decided; a bookie has room for thousands of principals."""
+    logs, grant = logs_of({}), Grant("*", Role.READER, GrantScope(0, 10**6))
+    principals = [permissions(grant, principal=f"p{number}", logs=logs) for number in range(4)]
+    tracemalloc.start()
+    try:
+        for one in principals:
+            for ledger_id in range(30_000):
+                assert one.decide(Right.READ, ledger_id)
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert taken < len(principals) * 1_500_000
