@@ -8,6 +8,7 @@ import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
+import aiohttp
 import pytest
 from google.protobuf.descriptor import ServiceDescriptor
 
@@ -467,3 +468,22 @@ def test_decisions_of_many_principals_take_little_memory() -> None:
     finally:
         tracemalloc.stop()
     assert taken < len(principals) * 1_500_000
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "X" * 2000])
+async def test_a_stranger_writes_nothing_of_his_own_into_the_audit_log(
+    method: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """HTTP listens to all: whoever reaches the port chooses method and path, up to 8 KiB."""
+    async with (
+        serve_http(
+            Metrics(), Readiness(), host="127.0.0.1", port=0, access=HttpAccess(None, gatekeeper())
+        ) as port,
+        aiohttp.ClientSession() as session,
+    ):
+        for path in ("/" + "x" * 4000, "/metrics%0aaudit_did", "/metrics"):
+            answer = await session.request(method, f"http://127.0.0.1:{port}{path}")
+            assert answer.status in (400, 403)
+    lines = [record.getMessage() for record in caplog.records]
+    assert not any("xxx" in line or "audit_did" in line for line in lines)
+    assert all(len(line) < 200 for line in lines)
