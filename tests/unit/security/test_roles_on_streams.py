@@ -4,22 +4,35 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+import pytest
 from grpc import aio
 
+from bookie._pb import bookie_pb2 as pb
 from bookie.env import SystemClock
+from bookie.ids import BOOKIE_ID_METADATA_KEY, INSTANCE_ID_METADATA_KEY, Status
 from bookie.security.audit import AuditLog
-from bookie.security.gatekeeper import Caller
+from bookie.security.gatekeeper import Caller, Gatekeeper, PrincipalRules
 from bookie.security.grants import Grant, Grants, GrantScope
 from bookie.security.permissions import LedgerLogs, Permissions
 from bookie.security.rights import Role
 from bookie.telemetry import Metrics
-from bookie.wire.commands import LacState
+from bookie.wire.commands import LacState, LedgerRow, Reply
 from bookie.wire.grpc.server.error_mapper import ErrorMapper
 from bookie.wire.grpc.server.lac_watch import LacWatchHandler
-from bookie.wire.unary_codec import WatchChange, encode_watch_change, parse_lac_state
-from tests.unit.wire.fake_node import FakeNode, until
+from bookie.wire.grpc.server.service import BookieService
+from bookie.wire.interfaces import SERVICE
+from bookie.wire.unary_codec import (
+    WatchChange,
+    encode_watch_change,
+    parse_lac_state,
+    parse_ledger_rows,
+    parse_ranges,
+)
+from tests.unit.wire.fake_node import BOOKIE_ID, INSTANCE_ID, FakeNode, until
 
 
 class Stream:
@@ -114,3 +127,51 @@ async def test_a_stream_that_was_ended_ends_although_ledgers_go_on() -> None:
         await asyncio.sleep(0)
     assert serving.done(), len(call.answers)
     await serving
+
+
+class Listing(Stream):
+    """A call that gets pages, without gRPC."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pages: list[bytes] = []
+
+    async def write(self, message: bytes) -> None:
+        self.pages.append(message)
+        self.written()
+
+    def invocation_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
+        return ((INSTANCE_ID_METADATA_KEY, INSTANCE_ID), (BOOKIE_ID_METADATA_KEY, BOOKIE_ID))
+
+    def auth_context(self) -> dict[str, list[bytes]]:
+        return {"x509_pem_cert": [b"x"], "x509_common_name": [b"p"]}
+
+    def peer(self) -> str:
+        return "ipv4:10.0.0.1:1"
+
+
+@pytest.mark.parametrize(
+    ("rpc", "request_", "parse"),
+    [
+        ("ListLedgers", pb.ListLedgersRequest(after_ledger_id=-1), parse_ledger_rows),
+        ("ListEntries", pb.ListEntriesRequest(ledger_id=3, last_entry_id=9), parse_ranges),
+    ],
+)
+async def test_a_listing_ends_when_the_role_is_taken_away(
+    rpc: str, request_: Any, parse: Callable[[bytes], tuple[Reply, object]]
+) -> None:
+    """The client takes pages slowly, so a listing lasts as long as he likes."""
+    node, call = FakeNode(), Listing()
+    node.rows = [[LedgerRow(number, False, False, 0, 1, 2, 3, 1)] for number in range(3)]
+    node.pages = [(np.array([number]), np.array([number])) for number in range(3)]
+    clock = SystemClock()
+    keeper = Gatekeeper(
+        PrincipalRules(["cn:(.+)"]), LedgerLogs(Store().find), clock, AuditLog(clock)
+    )
+    keeper.take(Grants([Grant("p", Role.REPAIRER)]))
+    call.written = lambda: keeper.take(Grants())
+    service = BookieService(node, node.settings, Metrics(), keeper)
+    details = SimpleNamespace(method=f"/{SERVICE}/{rpc}", invocation_metadata=())
+    await service.handlers().service(details).unary_stream(request_.SerializeToString(), call)
+    statuses = [parse(page)[0].status for page in call.pages]
+    assert statuses == [Status.OK, Status.NOT_PERMITTED]

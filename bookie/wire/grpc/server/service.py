@@ -185,25 +185,28 @@ class BookieService:
 
     async def _permit(
         self, rpc: str, context: IdentifiedCall, ledger_id: int | None, request: object = None
-    ) -> None:
+    ) -> Caller | None:
         """Refuse a call that the caller's roles do not permit; note fences in the audit log.
+
+        Return the caller, or None without a gatekeeper.
 
         Raises:
             NotPermittedError: they do not, or the token proves nothing.
             MetadataError: the store does not tell of which log the ledger is.
         """
         if self._gatekeeper is None:
-            return
+            return None
         caller = caller_of(self._gatekeeper, context)
         plain, flagged = RPC_RIGHTS[rpc]
         fences = isinstance(request, ReadCommand) and request.fence
         right = flagged if fences and flagged is not None else plain
         if ledger_id is None:
             caller.require_everywhere(rpc, right)
-            return
+            return caller
         await caller.require(rpc, right, ledger_id)
         if right is Right.RECOVER:
             caller.did(rpc, ledger_id)
+        return caller
 
     async def _read(self, command: ReadCommand, context: IdentifiedCall) -> ReadReply:
         """Read within the budget of bytes in flight."""
@@ -267,8 +270,10 @@ class BookieService:
     async def _list_entries(self, data: bytes, context: IdentifiedCall) -> None:
         async def pages() -> AsyncIterator[bytes]:
             wanted = unary_codec.parse_list_entries_request(data)
-            await self._permit("ListEntries", context, wanted[0])
+            caller = await self._permit("ListEntries", context, wanted[0])
             async for ranges in self._node.list_entries(*wanted):
+                if caller is not None:  # the client decides how long a listing takes
+                    await caller.require("ListEntries", Right.READ, wanted[0])
                 yield unary_codec.encode_ranges(Reply(Status.OK), ranges)
 
         await self._send_pages(
@@ -281,8 +286,10 @@ class BookieService:
     async def _list_ledgers(self, data: bytes, context: IdentifiedCall) -> None:
         async def pages() -> AsyncIterator[bytes]:
             after = unary_codec.parse_list_ledgers_request(data)
-            await self._permit("ListLedgers", context, None)
+            caller = await self._permit("ListLedgers", context, None)
             async for rows in self._node.list_ledgers(after):
+                if caller is not None:
+                    caller.require_everywhere("ListLedgers", Right.LIST)
                 yield unary_codec.encode_ledger_rows(Reply(Status.OK), rows)
 
         await self._send_pages(
