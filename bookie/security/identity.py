@@ -40,9 +40,11 @@ def identity_of_certificate(certificate: Mapping[str, Any] | None) -> PeerIdenti
     """
     if not certificate:
         return None
-    subject = {name: value for part in certificate.get("subject", ()) for name, value in part}
+    subject = (pair for part in certificate.get("subject", ()) for pair in part)
+    # The first of several counts, as with gRPC.
+    common = next((str(value) for name, value in subject if name == "commonName"), "")
     names = tuple(str(value) for _, value in certificate.get("subjectAltName", ()))
-    return PeerIdentity(str(subject.get("commonName", "")), names)
+    return PeerIdentity(common, names)
 
 
 def _text(value: bytes) -> str:

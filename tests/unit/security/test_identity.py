@@ -34,3 +34,10 @@ def test_a_request() -> None:
 def test_a_request_without_a_certificate() -> None:
     assert identity_of_certificate(None) is None
     assert identity_of_certificate({}) is None
+
+
+def test_the_first_of_several_common_names_counts() -> None:
+    """For both carriers alike, or one certificate would have two names and the roles of both."""
+    certificate = {"subject": ((("commonName", "ann"),), (("commonName", "admin"),))}
+    properties = {"x509_common_name": [b"ann", b"admin"], "x509_pem_cert": [b"-----BEGIN"]}
+    assert identity_of_certificate(certificate) == identity_of_call(properties)
