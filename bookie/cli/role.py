@@ -10,6 +10,7 @@ from bookie.cli.options import Metadata, Output, OutputFormat
 from bookie.cli.output import Record, print_records
 from bookie.cli.stores import on_store
 from bookie.errors import BadRequestError
+from bookie.ids import DIGITS_MAX
 from bookie.security.rights import Role
 
 if TYPE_CHECKING:
@@ -115,9 +116,10 @@ def _scope(ledgers: str | None, log: str | None, namespace: str | None) -> Grant
         raise BadRequestError("give one of --ledgers, --log and --namespace")
     if ledgers is not None:
         first, dash, last = ledgers.partition("-")
-        if not (first.isdecimal() and (last if dash else first).isdecimal()):
+        last = last if dash else first
+        if not all(one.isdecimal() and len(one) <= DIGITS_MAX for one in (first, last)):
             raise BadRequestError(f"--ledgers {ledgers} is not FIRST-LAST, such as 0-999")
-        return GrantScope(int(first), int(last if dash else first))
+        return GrantScope(int(first), int(last))
     if namespace is not None:
         if not namespace or set(namespace) & set("/*"):
             raise BadRequestError(f"--namespace {namespace} is not the name of a namespace")

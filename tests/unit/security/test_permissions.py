@@ -487,3 +487,14 @@ async def test_a_stranger_writes_nothing_of_his_own_into_the_audit_log(
     lines = [record.getMessage() for record in caplog.records]
     assert not any("xxx" in line or "audit_did" in line for line in lines)
     assert all(len(line) < 200 for line in lines)
+
+
+@pytest.mark.parametrize(
+    "ledgers", ["9" * 5000, "0-" + "9" * 5000, "9" * 20, "-", "5-", "-5", "5-4"]
+)
+def test_a_range_that_is_none_is_refused_in_a_sentence(
+    ledgers: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["security", "role", "grant", "p", "reader", "--ledgers", ledgers]
+    assert app.run([*words, "-m", f"local://{tmp_path}/metadata"]) != 0
+    assert "FIRST-LAST" in capsys.readouterr().err
