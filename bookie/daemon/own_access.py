@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from bookie.cluster.instance import read_instance_id
 from bookie.cluster.role_grants import RoleGrants
 from bookie.config import Settings
@@ -12,10 +14,13 @@ from bookie.ledger.catalog.ledgers import LedgerManager
 from bookie.metadata.store import MetadataStore
 from bookie.security.audit import AuditLog
 from bookie.security.gatekeeper import Gatekeeper, PrincipalRules
-from bookie.security.grants import Grants
+from bookie.security.grants import Grant, Grants
 from bookie.security.permissions import LedgerLogs
 from bookie.security.tokens import TokenKeys, TokenVerifier
 from bookie.telemetry import event_log
+
+GRANTS_TOLD_MAX = 20
+"""The most grants that a line of the log names."""
 
 _log = event_log(__name__)
 
@@ -39,6 +44,7 @@ class OwnAccess:
             AuditLog(clock),
             is_required=security.serves_tls and security.require_roles,
         )
+        self._grants: frozenset[Grant] = frozenset()
         self._token_keys_file = security.token_keys_file
         self._ledgers: LedgerManager | None = None
 
@@ -66,7 +72,14 @@ class OwnAccess:
 
     def _take(self, grants: Grants) -> None:
         self.gatekeeper.take(grants)
-        _log.info("roles_taken", grants=len(grants.all))
+        now = frozenset(grants.all)
+        _log.info(
+            "roles_taken",
+            grants=len(now),
+            given=_told(now - self._grants),
+            revoked=_told(self._grants - now),
+        )
+        self._grants = now
         if not grants.all:
             _log.warning(
                 "nobody_has_a_role",
@@ -90,3 +103,10 @@ class OwnAccess:
         except UnicodeDecodeError as error:
             raise FormatError(f"ledger {ledger_id} names its log by no text") from error
         return tag.partition(" ")[0]
+
+
+def _told(grants: Collection[Grant]) -> list[str]:
+    """Return grants for the log: there is no other place that keeps former ones."""
+    told = sorted(f"{one.principal} is {one.role.value} for {one.scope}" for one in grants)
+    more = len(told) - GRANTS_TOLD_MAX
+    return told if more <= 0 else [*told[:GRANTS_TOLD_MAX], f"and {more} more"]
