@@ -7,6 +7,7 @@ counted, and the count is logged.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Final
 
 from bookie.env import Clock
@@ -14,6 +15,9 @@ from bookie.telemetry import event_log
 
 LINES_PER_SECOND_MAX: Final = 50
 """The most lines of one event within a second."""
+
+LINES_EACH_MAX: Final = 20
+"""The most of them about one caller, so that nobody hides others by a flood of his own."""
 
 _log = event_log("bookie.audit")
 
@@ -25,13 +29,15 @@ class AuditLog:
         self._clock = clock
         self._begun = clock.monotonic()
         self._lines = {"audit_refused": 0, "audit_did": 0}
+        self._lines_of: Counter[tuple[str, str]] = Counter()
+        """Event and caller → lines in this second; no more than lines are written."""
         self._left_out = {"audit_refused": 0, "audit_did": 0}
 
     def refused(
         self, who: str, address: str, what: str, ledger_id: int | None, reason: str
     ) -> None:
         """Note a refused call: `reason` is the right that is missing, or why a token is refused."""
-        if self._has_room("audit_refused"):
+        if self._has_room("audit_refused", who):
             _log.warning(
                 "audit_refused", who=who, where=address, what=what, ledger=ledger_id, reason=reason
             )
@@ -40,10 +46,10 @@ class AuditLog:
         self, who: str, address: str, what: str, ledger_id: int | None, *, always: bool = False
     ) -> None:
         """Note something destructive that was done; what an admin did, `always`."""
-        if always or self._has_room("audit_did"):
+        if always or self._has_room("audit_did", who):
             _log.info("audit_did", who=who, where=address, what=what, ledger=ledger_id)
 
-    def _has_room(self, event: str) -> bool:
+    def _has_room(self, event: str, who: str) -> bool:
         now = self._clock.monotonic()
         if now - self._begun >= 1.0:
             self._begun = now
@@ -52,8 +58,11 @@ class AuditLog:
                     _log.warning("audit_lines_left_out", of=name, count=count)
             self._lines = dict.fromkeys(self._lines, 0)
             self._left_out = dict.fromkeys(self._left_out, 0)
+            self._lines_of.clear()
+        own = self._lines_of[event, who]
+        if own >= LINES_EACH_MAX or self._lines[event] >= LINES_PER_SECOND_MAX:
+            self._left_out[event] += 1
+            return False
         self._lines[event] += 1
-        if self._lines[event] <= LINES_PER_SECOND_MAX:
-            return True
-        self._left_out[event] += 1
-        return False
+        self._lines_of[event, who] = own + 1
+        return True

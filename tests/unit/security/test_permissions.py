@@ -21,7 +21,7 @@ from bookie.env import SystemClock
 from bookie.errors import BadRequestError, ConfigurationError, FormatError, NotPermittedError
 from bookie.ids import MAX_ID
 from bookie.metadata.connect import open_store
-from bookie.security.audit import LINES_PER_SECOND_MAX, AuditLog
+from bookie.security.audit import LINES_EACH_MAX, LINES_PER_SECOND_MAX, AuditLog
 from bookie.security.gatekeeper import Gatekeeper, PrincipalRules
 from bookie.security.grants import ANONYMOUS, GRANTS_MAX, UNLIMITED, Grant, Grants, GrantScope
 from bookie.security.identity import PeerIdentity
@@ -344,6 +344,9 @@ def test_a_flood_of_refusals_is_counted_and_not_written(caplog: pytest.LogCaptur
     audit = AuditLog(clock)
     for _ in range(1000):
         audit.refused("p", "ipv4:1.2.3.4:5", "Fence", 1, "recover")
+    assert len(caplog.records) == LINES_EACH_MAX
+    for number in range(1000):
+        audit.refused(f"q{number}", "ipv4:1.2.3.4:5", "Fence", 1, "recover")
     assert len(caplog.records) == LINES_PER_SECOND_MAX
     clock.seconds += 2
     audit.refused("p", "ipv4:1.2.3.4:5", "Fence", 1, "recover")
@@ -368,7 +371,23 @@ def test_what_an_admin_changed_is_noted_in_a_flood(caplog: pytest.LogCaptureFixt
     for _ in range(1000):
         audit.did("p", "", "Fence", 1)
     audit.did("admin", "", "PUT /garbage action=force", None, always=True)
-    assert len(caplog.records) == LINES_PER_SECOND_MAX + 1
+    assert len(caplog.records) == LINES_EACH_MAX + 1
+
+
+@pytest.mark.parametrize("event", ["audit_refused", "audit_did"])
+def test_a_flood_of_one_caller_hides_no_other(event: str, caplog: pytest.LogCaptureFixture) -> None:
+    """He may fence his own ledgers, or be refused, as often as he likes."""
+    caplog.set_level("INFO")
+    audit = AuditLog(Time())
+    for _ in range(1000):
+        audit.did("p", "", "Fence", 1)
+        audit.refused("p", "", "Fence", 1, "recover")
+    if event == "audit_did":
+        audit.did("q", "", "Fence", 2)
+    else:
+        audit.refused("q", "", "Fence", 2, "recover")
+    last = caplog.records[-1].getMessage()
+    assert (last.split()[0], "who='q'" in last) == (event, True)
 
 
 @pytest.mark.parametrize("command", ["grant shop writer", "revoke shop"])
