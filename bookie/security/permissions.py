@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from bookie.errors import NotPermittedError
+from bookie.errors import MetadataUnavailableError, NotPermittedError
 from bookie.security.grants import Grant, Grants, everywhere
 from bookie.security.rights import Right, least_role
 
@@ -33,6 +33,11 @@ LOOK_UPS_MAX: Final = 16
 
 LOOK_UPS_EACH_MAX: Final = 4
 """The most look-ups of one principal at a time, so that others need not wait for all of his."""
+
+LOOK_UP_SECONDS_MAX: Final = 2.0
+"""The longest wait of a request for a look-up, in which its stream's adds wait, too. It is shorter
+than the time that clients wait for an answer (5 s).
+"""
 
 
 @dataclass(slots=True)
@@ -139,15 +144,21 @@ class Permissions:
         decided = self.decide(right, ledger_id)
         if decided is not None:
             return decided
-        async with self._places:
-            decided = self.decide(right, ledger_id)
-            if decided is not None:
-                return decided  # it was learnt meanwhile
-            log = await self._logs.learn(ledger_id)
-            if self._current() is not self._grants:
-                self._renew()
-            # A ledger that does not exist is of no log. The look-up need not be remembered.
-            return bool(self._rights_for(ledger_id, log or "") & right)
+        try:
+            async with asyncio.timeout(LOOK_UP_SECONDS_MAX), self._places:
+                decided = self.decide(right, ledger_id)
+                if decided is not None:
+                    return decided  # it was learnt meanwhile
+                log = await self._logs.learn(ledger_id)
+        except TimeoutError as error:
+            raise MetadataUnavailableError(
+                f"the metadata store did not say within {LOOK_UP_SECONDS_MAX:g} s of which log the "
+                "ledger is, which decides what the caller may do"
+            ) from error
+        if self._current() is not self._grants:
+            self._renew()
+        # A ledger that does not exist is of no log. The look-up need not be remembered.
+        return bool(self._rights_for(ledger_id, log or "") & right)
 
     def _renew(self) -> None:
         self._grants = self._current()

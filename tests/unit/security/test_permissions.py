@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import aiohttp
@@ -18,9 +18,16 @@ from bookie.cluster.role_grants import RECORD_BYTES_MAX, RoleGrants, decode_gran
 from bookie.daemon.http import HttpAccess, serve_http
 from bookie.daemon.readiness import Readiness
 from bookie.env import SystemClock
-from bookie.errors import BadRequestError, ConfigurationError, FormatError, NotPermittedError
+from bookie.errors import (
+    BadRequestError,
+    ConfigurationError,
+    FormatError,
+    MetadataUnavailableError,
+    NotPermittedError,
+)
 from bookie.ids import MAX_ID
 from bookie.metadata.connect import open_store
+from bookie.security import permissions as permissions_module
 from bookie.security.audit import LINES_EACH_MAX, LINES_PER_SECOND_MAX, AuditLog
 from bookie.security.gatekeeper import Gatekeeper, PrincipalRules
 from bookie.security.grants import ANONYMOUS, GRANTS_MAX, UNLIMITED, Grant, Grants, GrantScope
@@ -457,6 +464,26 @@ async def test_nobody_keeps_others_from_their_look_ups() -> None:
         assert 5000 in store.asked
         assert len(store.asked) == LOOK_UPS_EACH_MAX + 1
         store.open.set()
+
+
+async def unanswered(asking: Awaitable[bool]) -> None:
+    with pytest.raises(MetadataUnavailableError, match="the metadata store did not say within"):
+        await asking
+
+
+async def test_a_store_that_is_away_holds_up_no_caller_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A client's adds stand behind each other: one look-up must not let all of them time out."""
+    monkeypatch.setattr(permissions_module, "LOOK_UP_SECONDS_MAX", 0.05)
+    store = Counted()
+    some = permissions(Grant("p", Role.WRITER, GrantScope(log=SHOP)), logs=LedgerLogs(store.find))
+    async with asyncio.timeout(20), asyncio.TaskGroup() as group:  # for a twentieth of a second
+        for number in range(3 * LOOK_UPS_EACH_MAX):
+            group.create_task(unanswered(some.may(Right.WRITE, number)))
+    assert store.now == 0
+    store.open.set()
+    assert await some.may(Right.WRITE, 1)
 
 
 async def test_a_look_up_is_left_out_if_the_log_decides_nothing() -> None:
