@@ -15,6 +15,8 @@ _REAL = "tests/fault/test_tls.py"
 _TOKENS = "tests/unit/security/test_tokens.py"
 _TOKEN_KEYS = "tests/unit/security/test_token_keys.py"
 _TOKEN_FILE = "tests/unit/security/test_token_file.py"
+_ROLES = "tests/unit/security/test_permissions.py"
+_STREAMS = "tests/unit/security/test_roles_on_streams.py"
 
 SECURITY_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
@@ -290,5 +292,53 @@ SECURITY_MUTANTS: tuple[Mutant, ...] = (
         "",
         ("tests/unit/daemon/test_own_security.py::test_a_running_bookie_keeps_its_certificate",),
         "A wrong file of a renewal would cut a running bookie off.",
+    ),
+    Mutant(
+        "a star means the anonymous as well",
+        "bookie/security/grants.py",
+        "            or (principal != ANONYMOUS and matches(one.principal, principal))\n",
+        "            or matches(one.principal, principal)\n",
+        (f"{_ROLES}::test_a_name_with_a_star_means_all_that_begin_so_but_never_the_anonymous",),
+        "A role for all who have a name would be one for all who reach the port.",
+    ),
+    Mutant(
+        "a decision outlives the role",
+        "bookie/security/permissions.py",
+        "        self._known.clear()\n\n    def _learn_without_store",
+        "\n    def _learn_without_store",
+        (f"{_ROLES}::test_changed_grants_count_for_what_was_decided_before",),
+        "Who lost a role would keep it for the ledgers that he has asked for.",
+    ),
+    Mutant(
+        "a listing is permitted once",
+        "bookie/wire/grpc/server/service.py",
+        "                if caller is not None:\n                    caller.require_everywhere",
+        "                if caller is None:\n                    caller.require_everywhere",
+        (f"{_STREAMS}::test_a_listing_ends_when_the_role_is_taken_away",),
+        "Who takes pages slowly would get them all after his role is gone.",
+    ),
+    Mutant(
+        "an ended stream of LACs takes further states",
+        "bookie/wire/grpc/server/lac_watch.py",
+        "        if self._ended:\n            return  # else",
+        "        if False:\n            return  # else",
+        (f"{_STREAMS}::test_a_stream_that_was_ended_ends_although_ledgers_go_on",),
+        "It would stand for ever after the end of its caller's token.",
+    ),
+    Mutant(
+        "a look-up outlives all who asked",
+        "bookie/security/permissions.py",
+        "                asked.task.cancel()\n",
+        "",
+        (f"{_ROLES}::test_look_ups_that_nobody_waits_for_end",),
+        "Callers who come and go would fill the memory while the store is away.",
+    ),
+    Mutant(
+        "the audit log takes any path",
+        "bookie/daemon/http.py",
+        '        what = "another page" if row is None else f"{method} {request.path}"\n',
+        '        what = f"{method} {request.path}"\n',
+        (f"{_ROLES}::test_a_stranger_writes_nothing_of_his_own_into_the_audit_log",),
+        "A stranger without a certificate could fill the log.",
     ),
 )

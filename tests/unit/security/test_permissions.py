@@ -211,6 +211,8 @@ def test_changed_grants_count_for_what_was_decided_before() -> None:
     now = [Grants([Grant("p", Role.WRITER, GrantScope(0, 5))])]
     some = Permissions("p", lambda: now[0], logs_of({}))
     assert some.decide(Right.WRITE, 3)
+    now[0] = Grants([Grant("p", Role.WRITER, GrantScope(4, 5))])
+    assert not some.decide(Right.WRITE, 3)
     now[0] = Grants()
     assert not some.decide(Right.WRITE, 3)
     now[0] = Grants([Grant("p", Role.ADMIN)])
