@@ -77,10 +77,11 @@ class Admission:
         return None
 
     def add(self, state: LocalLedger, command: AddCommand, max_lac: int) -> Waiter:
-        """Accept the batch: readers see it at once; the waiter says OK once it is durable.
+        """Accept the batch: readers see it at once; the waiter gets OK once the batch is durable.
 
-        Before this call, without an await in between, the caller checked `refusal` and compared
-        stored bytes.
+        With `deferred_sync`, the waiter of a plain add gets OK once the batch is written. Before
+        this call, the caller must check `refusal` and compare stored bytes, without an await in
+        between.
         """
         batch, lac_packet, recovery = command.batch, command.lac_packet, command.recovery
         assert batch is not None
@@ -116,7 +117,7 @@ class Admission:
         self.submit_with_next(request)
 
     def fence(self, state: LocalLedger, key: bytes) -> Waiter:
-        """Fence a ledger, even one unknown here; the waiter says OK once the fence is durable."""
+        """Fence a ledger, even an unknown one; the waiter gets OK once the fence is durable."""
         if state.fenced and state.fence_durable:
             return Waiter.of(OK)
         waiter: Waiter = Outcome()
@@ -149,7 +150,7 @@ class Admission:
         return waiter
 
     def delete(self, state: LocalLedger, deleted_at_ms: int) -> Waiter:
-        """Delete the ledger's entries; the waiter says OK once the deletion is durable."""
+        """Delete the ledger's entries; the waiter gets OK once the deletion is durable."""
         request = self._request(state, None, essential=True)
         self._put(request, encode_deleted(state.ledger_id, deleted_at_ms))
         if not state.deleted:
@@ -159,7 +160,7 @@ class Admission:
         return self._submit_and_wait(request, state)
 
     def set_limbo(self, state: LocalLedger, *, in_limbo: bool, fence: bool = True) -> Waiter:
-        """Put a ledger in limbo (fenced or not) or take it out; the waiter's OK means durable."""
+        """Put a ledger in limbo (fenced or not) or take it out; the waiter gets OK once durable."""
         request = self._request(state, None, essential=True)
         self._put(request, encode_limbo(state.ledger_id, in_limbo, fence))
         if not state.deleted:
@@ -171,7 +172,7 @@ class Admission:
         return self._submit_and_wait(request, state)
 
     def force(self) -> Waiter:
-        """Return a waiter that says OK once everything accepted so far is durable."""
+        """Return a waiter that gets OK once everything accepted so far is durable."""
         return self._submit_and_wait(JournalRequest(RequestKind.FORCE, _ignore))
 
     def _submit_and_wait(self, request: JournalRequest, state: LocalLedger | None = None) -> Waiter:
@@ -221,7 +222,7 @@ class Admission:
 
 @dataclass(slots=True, eq=False)
 class _AddDone:
-    """Completes one add: tells its entries their place in the file, and its waiter the outcome."""
+    """Completes one add: records the place of its entries in the file, and resolves its waiter."""
 
     runs: LedgerRuns
     run: Run

@@ -47,7 +47,7 @@ class DigestSizes:
         self._sizes: dict[int, int] = {}
 
     def protects(self, ledger_id: int, packet: Buffer) -> bool:
-        """True if the ledger's entries are known to have digests; `packet` is one of them."""
+        """True if the ledger is known to have digests, or if its `packet` has a valid CRC."""
         size = self._sizes.get(ledger_id)
         if size is None and _has_crc(packet):
             size = _CRC_BYTES
@@ -81,7 +81,7 @@ def _has_crc(packet: Buffer) -> bool:
 
 
 class BlockCheck:
-    """Checks bytes of files by the checksums of the blocks around them, each block once."""
+    """Checks bytes of a file by the checksum of the block that contains them."""
 
     def __init__(self, digests: DigestSizes, ledger_id: int) -> None:
         self._digests = digests

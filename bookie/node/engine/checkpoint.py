@@ -5,14 +5,14 @@ These are the steps in order; in a running engine only a checkpoint moves the ma
 1. One synchronous section swaps the memtable, and queues a barrier in the journal behind all
    accepted requests.
 2. The journal syncs the barrier's block; the mark is the end of that block.
-3. The checkpoint takes the rows of changed ledgers now. A row that is newer than the mark is
-   harmless; an older row would lose data.
+3. After the sync, the checkpoint copies the rows of changed ledgers from memory. A row that is
+   newer than the mark is harmless; a row that is older than the mark would lose data.
 4. One index transaction writes slots, rows, file statistics and the mark.
 5. The old memtable is dropped; a reader that holds it may finish reading.
 6. Files below the mark without a live byte are renamed, then freed in steps (`file_removal`).
 
 If the device is full at step 4, the transaction changes nothing and the memtable is kept. The
-checkpoint tries step 4 again later. Meanwhile the bookie refuses new entries.
+checkpoint tries step 4 again later. The bookie refuses new entries while the device is full.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class Checkpointer:
 
     @property
     def has_dead_files(self) -> bool:
-        """True if files that had no live byte at the start are not removed yet."""
+        """True if some files that had no live byte at the engine's start are not removed yet."""
         return bool(self._dead)
 
     def memtables(self) -> tuple[Memtable, ...]:
@@ -272,10 +272,10 @@ class Checkpointer:
     async def relocate(self, change: Relocation) -> None:
         """Point the index to copies of entries in a new log; remove files without live bytes.
 
-        A relocation runs between two checkpoints, never beside one, because both change the same
-        index pages. Many entries need several transactions, with pauses. After an interruption, the
-        index still points to the old places of entries not yet moved. Raises like `run`. If the
-        device is full at the first transaction, the new log is removed.
+        A relocation and a checkpoint never run at the same time, because both change the same index
+        pages. Many entries need several transactions, with pauses. After an interruption, the index
+        still points to the old places of entries not yet moved. Raises like `run`. If the device is
+        full at the first transaction, the new log is removed.
         """
         clock = self._env.clock.monotonic
         async with self._lock:
@@ -311,9 +311,9 @@ class Checkpointer:
     ) -> RemovedEntries | None:
         """Remove some entries of a ledger from the index, durably; None if they must stay.
 
-        A removal needs the agreement of `may_go`. The index must also have all changes of the
-        ledger, so that no replay restores the removed entries. A listing of the ledger that begins
-        meanwhile waits for the end (`settled`). Raises like `run`.
+        Entries are removed only if `may_go` returns True. The index must also have all changes of
+        the ledger, so that no replay restores the removed entries. A listing of the ledger that
+        begins during the removal waits until the removal ends (`settled`). Raises like `run`.
         """
         async with self._lock:
             if self.is_dirty(state.ledger_id) or state.deleted or not may_go():

@@ -199,8 +199,8 @@ class Directories:
 def _refuse_one_place(journal: str, ledgers: str) -> None:
     """Refuse two paths to one directory (also through a link), and one directory inside the other.
 
-    Each directory is locked, and counts as new only if it is empty. Without this check, a later
-    error would give the operator a wrong reason.
+    Without this check, the start would fail later: at the second lock of one directory, or because
+    a new directory is not empty. The later error would give the operator a wrong reason.
 
     Raises:
         ConfigurationError: the paths name one directory, or one directory contains the other.

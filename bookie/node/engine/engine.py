@@ -120,7 +120,7 @@ class Engine:
         self._bind_parts(reader)
 
     def _bind_parts(self, reader: EntryReader) -> None:
-        """Bind methods of the parts as the engine's own, to save calls: an add calls three."""
+        """Make methods of the parts methods of the engine: this saves three calls per add."""
         admission = self.admission
         self.known = self._states.get
         """Return the state of a ledger if it is in memory; see `LedgerStates.get`."""
@@ -133,15 +133,15 @@ class Engine:
         self.publish_lac = admission.publish_lac
         """Store an explicit LAC in memory now, and in the journal with the next block, unsynced."""
         self.force = admission.force
-        """Return a waiter that says OK once everything accepted so far is durable."""
+        """Return a waiter that gets OK once everything accepted so far is durable."""
         self.delete = admission.delete
-        """Delete the ledger's entries; the waiter says OK once the deletion is durable."""
+        """Delete the ledger's entries; the waiter gets OK once the deletion is durable."""
         self.set_limbo = admission.set_limbo
-        """Put a ledger in limbo (fenced or not) or take it out; the waiter's OK means durable."""
+        """Put a ledger in limbo (fenced or not) or take it out; the waiter gets OK once durable."""
         self.remove_copies = CopyRemoval(
             self.clock, self.load, self.checkpoint, self._checkpointer, self._failing
         ).run
-        """Remove the entries of a ledger that stays; see `CopyRemoval.run`."""
+        """Remove the entries of a ledger, but not the ledger; see `CopyRemoval.run`."""
         self.compaction_status = self.compactor.status
         self.read_only_reasons = admission.read_only_reasons
         """Reasons to refuse new entries, empty if there are none; the node adds its own reasons."""
@@ -159,7 +159,7 @@ class Engine:
     # --- changes -------------------------------------------------------------------------
 
     def fence(self, state: LocalLedger, key: bytes) -> Waiter:
-        """Fence a ledger, even one unknown here; the waiter says OK once the fence is durable."""
+        """Fence a ledger, even an unknown one; the waiter gets OK once the fence is durable."""
         return self.admission.fence(state, key)
 
     # --- ledgers -------------------------------------------------------------------------
@@ -173,7 +173,7 @@ class Engine:
         return self.known(ledger_id) or await self._states.load(ledger_id)
 
     async def ledgers(self, after: int, count_max: int) -> tuple[list[StoredLedger], int]:
-        """Return ledgers above id `after`, ascending, and the next `after` (`MAX_ID`: the end).
+        """Return ledgers above id `after`, ascending, and the next `after`: `MAX_ID` at the end.
 
         Reads up to `count_max` rows and omits deleted ledgers. Ledgers that are only in memory are
         included, with the counts of the last checkpoint.
@@ -206,7 +206,7 @@ class Engine:
     ) -> tuple[list[int], int]:
         """Return ledgers deleted before file `before_file` began, and the id to continue from.
 
-        From now on, compactions omit these deletions' records, unless something else needs them.
+        From now on, compactions omit these ledgers' deletion records if no other file needs them.
         """
         self.compactor.forgets_before = before_file
         find = self._index.find_forgettable
@@ -270,7 +270,7 @@ class Engine:
         return self._checkpointer.is_full and not is_hopeless
 
     async def room_for_adds(self) -> None:
-        """While adds must wait, wait until a checkpoint has ended, or cannot end."""
+        """Wait until adds need not wait for a checkpoint: until `holds_adds_back` is False."""
         if not self.holds_adds_back:
             return
         began = self.clock.monotonic()
@@ -321,10 +321,10 @@ class Engine:
         return self._reader.read_one(state.ledger_id, entry_id, state.last_entry_id)
 
     async def read_last(self, state: LocalLedger) -> ReadResult | None:
-        """Read the stored entry with the highest id, or say why it is unreadable; None if empty.
+        """Return the stored entry with the highest id, or its read error; None if there is none.
 
-        The state's `last_entry_id` may be higher than the id of that entry. The journal may have
-        refused an add, or a crash may have lost entries that an index row counted.
+        The state's `last_entry_id` may be higher than the id of the last stored entry. The journal
+        may have refused an add, or a crash may have lost entries that an index row counted.
 
         Raises:
             CorruptionError, StorageFailedError: as in `entry_ranges`.

@@ -1,7 +1,7 @@
 """Looks up the places of some entries, then reads their bytes.
 
 A fetch begins in the event loop, which reads only memory: memtables, cached index pages, the page
-cache. If the fetch must read a device, a read thread does all of the rest.
+cache. If the fetch must read a device, a read thread does the rest of the fetch.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class EntryFetch:
     ) -> bool:
         """Continue reading; True if the fetch has ended, with success or failure.
 
-        Without a `check`, a read thread reads the data that must be checked.
+        Without a `check`, stop at the first data that must be checked; a read thread continues.
         """
         extents = self._extents
         assert extents is not None, "located before"

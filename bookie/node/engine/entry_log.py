@@ -1,8 +1,8 @@
 """Writes entry logs; a log gets its final name once everything in it is durable.
 
 The first record of a log is a LINK, which names the newest file whose records the log may hold. A
-rebuild of the index reads the log right after that file, because the log's records are older than
-those of later files.
+rebuild of the index reads the log right after the file in the LINK. The log's records are older
+than those of later files.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def state_records(ledger_id: int, row: LedgerIndexRow) -> list[bytes]:
     """Encode the records of a ledger that a rebuild needs besides the ledger's entries.
 
     These records never say that a ledger left limbo. A ledger that is wrongly in limbo costs only a
-    check. A ledger that is wrongly not in limbo would hide a loss.
+    check. A ledger that is wrongly outside of limbo would hide a loss.
     """
     records = []
     if row.key_digest is not None:

@@ -1,11 +1,12 @@
 """Removes files: renames each file at once, durably, then frees its space in small steps.
 
-Freeing a large file at once keeps the file system's journal busy. Meanwhile, syncs of the bookie's
-journal wait: 70 ms for 256 MiB on ext4. A step that cuts a few MiB from the file's end delays no
-sync.
+Freeing a large file at once keeps the file system's journal busy, so syncs of the bookie's journal
+wait. The wait was 70 ms for 256 MiB on ext4. A step that cuts a few MiB from the file's end delays
+no sync.
 
-A file first gets a temporary name, durably, because a rebuild must not find half a file. The index
-forgets the file at once. After a crash, the next start removes what is left of the file.
+A file first gets a temporary name, durably, because a rebuild must not find half a file. The next
+index transaction removes the file's row. After a crash, the next start removes the rest of the
+file.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class _Next(enum.Enum):
 
 @dataclass(slots=True)
 class _Leaving:
-    """A file with its temporary name, which is being removed."""
+    """A file that is being removed, under its temporary name."""
 
     path: str
     size_bytes: int

@@ -6,9 +6,10 @@ its transaction, when the index writes and syncs.
 
 A hanging device reports no error, while requests wait and memory fills up.
 
-If the whole process is paused (SIGSTOP, a virtual machine), answers wait while the clock runs on.
-The watch notices a pause because its next look at the devices is late. A late look never ends the
-engine; it counts the time before it as one interval. Later looks notice a device that really hangs.
+If the whole process is paused (SIGSTOP, a virtual machine), the process takes no answers, but the
+clock runs on. The watch notices a pause because its next look at the devices is late. A late look
+never ends the engine: all the time since the previous look counts as one interval. Later looks
+notice a device that really hangs.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class DeviceWatch:
         removal: Removal,
         failed: Callable[[BaseException], None],
     ) -> None:
-        """A slow file removal counts for the ledgers device, even the removal of a journal."""
+        """A slow file removal is reported for the ledgers device, even if the file is a journal."""
         self._clock = clock
         self._settings = settings
         self._metrics = metrics

@@ -97,7 +97,8 @@ class LocalLedger:
         """True if acknowledged entries may be missing, so that the bookie may not deny an entry.
 
         A metadata store restored from an older state may show an open ledger whose copies were
-        removed. A recovery that counted such denials would close the ledger too early.
+        removed. If the bookie denied the removed entries, a recovery would close the ledger too
+        early.
         """
         return self.limbo or self.reclaimed
 
@@ -176,7 +177,7 @@ def highest_id(first_above: Callable[[int], int | None]) -> int:
 
 
 class LedgerStates:
-    """The ledger states in memory; loads the others from the index."""
+    """The ledger states in memory; a missing state is loaded from the index."""
 
     def __init__(
         self,
@@ -196,7 +197,7 @@ class LedgerStates:
         return len(self._states)
 
     def begin(self, indexed_max: int) -> None:
-        """Assume that each ledger above `indexed_max` in the index has its state in memory."""
+        """Declare that the states of all indexed ledgers above `indexed_max` are in memory."""
         self._indexed_max = indexed_max
 
     def get(self, ledger_id: int) -> LocalLedger | None:
@@ -272,8 +273,8 @@ ListLedgers = Callable[[int, int], Awaitable[tuple[list[StoredLedger], int]]]
 class LimboCount:
     """Counts the ledgers in limbo, from one listing of the index and all later changes.
 
-    One event loop uses it. If a ledger changes before the listing reaches it, the change is counted
-    when the listing does.
+    One event loop uses it. If a ledger changes before the listing reaches it, the listing counts
+    the change when it reaches the ledger.
     """
 
     def __init__(self) -> None:

@@ -29,7 +29,7 @@ PART_ENTRIES = 32 * 1024
 
 
 class Location(NamedTuple):
-    """An entry's place: `size` bytes at `offset` of `payload`, or else of `file`."""
+    """An entry's place: `size` bytes at `offset` of `payload`, or of `file` without a payload."""
 
     file: int
     offset: int
@@ -231,7 +231,7 @@ class LedgerRuns:
         self._firsts.append(run.first)
 
     def written(self, run: Run, file: int, offset: int) -> None:
-        """Record that the payload of `run` is now at `offset` of `file`; runs come in order."""
+        """Record that the payload of `run` is at `offset` of `file`; call this in order of runs."""
         run.file, run.offset, run.payload = file, offset, None
         self._written += 1
         if self._written >= FOLD_RUNS:
@@ -312,7 +312,7 @@ class Memtable:
     def append(self, ledger_id: int, run: Run) -> LedgerRuns:
         """Accept `run`, and return all runs of its ledger.
 
-        When the file of the run is written, the caller tells so to the object that this returns.
+        When the run is written to a file, the caller must call `written` of the returned object.
         """
         runs = self.ledgers.get(ledger_id)
         if runs is None:

@@ -119,7 +119,7 @@ class EntryReader:
         gap: int,
         was_read: Callable[[int, int, int], None],
     ) -> None:
-        """The reader reports to `was_read` the file, offset and size of possible device reads.
+        """`was_read` is called with file, offset and size of reads that may reach a device.
 
         `settled` waits until no transaction removes entries of a ledger.
         """
@@ -148,8 +148,8 @@ class EntryReader:
     ) -> ReadResult:
         """Read wanted entries of ``first … last`` in order, up to a limit or a missing entry.
 
-        The caller's synchronous section includes the read of the memtables, before the first await.
-        If the first wanted entry is stored, the result contains it, even if it exceeds `bytes_max`.
+        The memtables are read before the first await, in the caller's synchronous section. If the
+        first wanted entry is stored, the result contains it, even if it exceeds `bytes_max`.
         `bound` is at least the highest stored entry id.
         """
         if stripe.modulus == 0:

@@ -5,11 +5,11 @@ the checksums of blocks and of request payloads, and the ids in packets. In the 
 checks the checksums of pages, and that slots point inside their files. A pass bypasses the page
 cache where the file system allows it. A pass reads at a bounded rate, in steps of a worker thread.
 
-Damage that a pass finds is reported once and recorded in the index. While a record is there, the
-bookie is in doubt. The record is removed when a later pass finds the place sound or the file gone,
-or when the index points to no entry in the damaged place any more (`Scrubber.settle`). So a place
-whose entries were copied back from other bookies is no damage, and neither is a file that a
-compaction removes. The scrubber does not verify the digests of entries; clients and the integrity
+Damage that a pass finds is reported once and recorded in the index. While the index has such a
+record, the bookie is in doubt. A later pass removes the record if it finds the place sound or the
+file gone. `Scrubber.settle` removes the record if the index points to no entry in the damaged place
+any more. So damage ends when its entries are copied back from other bookies, or when a compaction
+removes the file. The scrubber does not verify the digests of entries; clients and the integrity
 check do.
 """
 
@@ -364,7 +364,7 @@ class Scrubber:
         return not is_known and self._is_there(finding.file)
 
     async def settle(self) -> None:
-        """Forget findings in files to whose places the index does not point any more.
+        """Forget a finding in a file if the index points to no entry in its place any more.
 
         Files with findings of a former process are read again first.
         """
@@ -381,7 +381,7 @@ class Scrubber:
         await self._forget([key for key in gone if key in self.findings])
 
     async def ids_in_damage(self, ledger_id: int, ids: Ids) -> Ids:
-        """Those of the stored `ids` that the index has in a damaged place.
+        """Return those of the stored `ids` whose entries lie in a damaged place.
 
         Raises:
             CorruptionError: a page of the index is damaged.
@@ -394,7 +394,7 @@ class Scrubber:
         return ids[is_inside & found.present]
 
     async def _with_entries(self, findings: Sequence[Finding]) -> set[tuple[int, int]]:
-        """Those of the places to which the index points, or may point because a page is damaged."""
+        """Return keys of findings to which the index points; a damaged page may point to all."""
         alive = {item.key for item in findings if not item.end}
         left = [item for item in findings if item.end]
         start: bytes | None = b""
@@ -407,7 +407,7 @@ class Scrubber:
     def _pointed_at(
         self, findings: Sequence[Finding], start: bytes
     ) -> tuple[set[tuple[int, int]], bytes | None]:
-        """Look at some index pages from the key `start` on."""
+        """Return keys of findings to whose places some pages point, and the following page key."""
         pairs, hidden = some_of(self._index.store, "locations", start)
         pages, damaged = sound_slots(pairs)
         following = behind(pairs, start)
@@ -471,7 +471,7 @@ class _Uncached:
 
 
 def _are_inside(slots: NDArray[np.uint32], findings: Sequence[Finding]) -> NDArray[np.bool_]:
-    """Flags by finding and slot: True if the slot's bytes overlap the damaged ones."""
+    """Flags by finding and slot: True if the slot's bytes overlap the finding's bytes."""
     begins = slots[:, 1].astype(np.int64)
     ends = begins + slots[:, 2]
     places = np.array([(one.file, one.offset, one.end) for one in findings], np.int64)
@@ -514,7 +514,7 @@ def _check(number: int, group: BlockGroup) -> list[Finding]:
 def _behind(
     file: _Uncached, header: FileHeader, offset: int, sequence: int
 ) -> tuple[int, int] | None:
-    """Return the next valid block after damage at `offset`, and the sequence before that block."""
+    """Return offset and preceding sequence number of the next valid block after `offset`."""
     try:
         found = next_valid(file, header, offset, sequence)
     except OSError:
