@@ -1,1 +1,1 @@
-"""Starts the engine: reads the files of the last process and builds the state that serves."""
+"""Starts the engine: reads the files of the last process and builds the engine's state."""

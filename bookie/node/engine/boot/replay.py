@@ -112,8 +112,8 @@ class Replay:
         """Replay `journals` (number and path, ascending) from `mark` on, or from their start.
 
         After a `clean` stop, the last journal file ends with its last block. After any other stop,
-        that file must have room for another block. If that file has no room, a later journal file
-        existed and is now missing.
+        the last journal file must have room for another block. Without that room, a later journal
+        file existed and is now missing.
 
         Raises:
             NewerFormatError: a newer version wrote a file.

@@ -1,8 +1,8 @@
 """Collects the records that a start has read from files and has not yet put into the index.
 
-Entries are kept as columns and are sorted by ledger when the batch is committed. So a block of
-single appends to many ledgers needs no work per ledger until then. Other records are kept apart,
-because their order relative to entries does not matter.
+Entries are kept as columns and are sorted by ledger when the batch is committed. So reading a block
+of single appends to many ledgers needs no work per ledger. Other records are kept apart, because
+their order relative to entries does not matter.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Starts the engine: reads the files of the last process and builds the state that serves.
+"""Starts the engine: reads the files of the last process and builds the engine's state.
 
 This order makes a start safe:
 
@@ -261,8 +261,8 @@ class Boot:
         """True if the index lacks the row of a log, or of a journal file that the mark covers.
 
         A file without a row is uncommitted or holds only dead entries; the start removes it. But if
-        an index page points into such a file, the file's row was lost. So the start first checks
-        all index pages.
+        an index page points into a file without a row, the row was lost. So the start checks all
+        index pages before it removes a file.
         """
         rows, mark = index.files(), index.mark()
         journals, logs = self._files_on_disk()
@@ -466,7 +466,7 @@ class Boot:
             return commit()
 
     def _give_back(self, outcome: ReplayOutcome, journals: dict[int, str]) -> None:
-        """Cut reserved room after each journal's last block, unless it is evidence of damage."""
+        """Cut the reserved room of sealed journals; after damage, keep the room as evidence."""
         if self._corrupt:
             return
         for sealed in outcome.sealed:
