@@ -212,7 +212,7 @@ def body_crc(nonce: bytes, sequence: int, buffers: Iterable[BytesLike]) -> int:
 
 
 def block_size_on_disk(body_length: int, alignment: int) -> int:
-    """Return the bytes from the start of a block to the start of the next one."""
+    """Return the number of bytes from the start of a block to the start of the next block."""
     return -(-(BLOCK_HEADER_SIZE_BYTES + body_length) // alignment) * alignment
 
 
@@ -285,7 +285,7 @@ def parse_block_headers(data: memoryview, alignment: int, nonce: bytes) -> Block
 
 
 def _chain(likely: Ids, following: Ids) -> tuple[Ids, Ids]:
-    """Keep the offsets that a chain from the first block reaches; the others are inside bodies."""
+    """Keep the offsets where a block follows the block before; others are inside bodies."""
     after = dict(zip(likely.tolist(), following.tolist(), strict=True))
     place, chain = 0, []
     while place in after:

@@ -153,7 +153,7 @@ def ledger_key(ledger_id: int) -> bytes:
 
 
 def ledger_keys_above(after: int) -> bytes:
-    """Return the key at which ledgers above `after` begin; -1 also includes truncated keys."""
+    """Return the lowest key above ledger `after`; for -1 it is empty, to include truncated keys."""
     return b"" if after == NO_ENTRY else ledger_key(after + 1)
 
 

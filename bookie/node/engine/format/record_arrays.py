@@ -1,7 +1,7 @@
 """Parses the records of a block into arrays: a start reads millions of records.
 
-The checks are the same as in the module `records`, but each one checks a whole column. If a column
-fails a check, `parse_records` is called to raise the error of the first wrong record.
+The checks are the same as in the module `records`, but each check covers a whole column. If a
+column fails a check, `parse_records` is called to raise the error of the first wrong record.
 """
 
 from __future__ import annotations
@@ -287,7 +287,7 @@ def _are_sound(heads: npt.NDArray[np.void]) -> bool:
 def _with_steps(
     body: memoryview, ids: Ids, first_of_record: Ids, counts: Ids, step_counts: Ids, steps_at: Ids
 ) -> Ids | None:
-    """Compute entry ids from the steps between them in `body`; None if a step is invalid."""
+    """Compute entry ids from the id differences in `body`; None if a difference is invalid."""
     stepped = step_counts > 0
     kept = step_counts[stepped]
     within = np.arange(int(kept.sum())) - np.repeat(np.cumsum(kept) - kept, kept)

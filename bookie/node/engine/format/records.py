@@ -205,7 +205,7 @@ def encode_link(number: int, nonce: bytes, end: int) -> bytes:
 
 
 def encode_limbo(ledger_id: int, in_limbo: bool, fences: bool = True) -> bytes:
-    """Encode a LIMBO record, LIMBO_UNFENCED without `fences`, UNLIMBO without `in_limbo`."""
+    """Encode UNLIMBO if `in_limbo` is false, LIMBO if `fences` is true, else LIMBO_UNFENCED."""
     kind = RecordType.UNLIMBO
     if in_limbo:
         kind = RecordType.LIMBO if fences else RecordType.LIMBO_UNFENCED
@@ -215,7 +215,7 @@ def encode_limbo(ledger_id: int, in_limbo: bool, fences: bool = True) -> bytes:
 def parse_records(body: memoryview, count: int) -> Iterator[tuple[int, Record]]:
     """Yield the records of a body, each with its offset; the caller has checked the block's CRC.
 
-    Entries are views of `body`, so an entry costs no work.
+    Entries are views of `body`, so no bytes are copied.
 
     Raises:
         FormatError: (while iterating) an unknown type or flag, a length out of bounds, inconsistent

@@ -1,10 +1,10 @@
 """Decides if an invalid block after the readable part of a file is torn or corrupt.
 
-Replay reads a file's blocks in order until the block at some offset X is invalid. If that block was
-never synced, the bookie acknowledged none of its content: the tail is **torn**, and the file ends
-at X. If the block was synced, acknowledged entries or fences are lost: this is **corruption**.
-After corruption, the bookie may deny an entry only once its ledgers have been checked. A wrong
-verdict loses data or availability.
+Replay reads a file's blocks in order until the block at some offset X is invalid. If the invalid
+block was never synced, the bookie acknowledged none of its content: the tail is **torn**, and the
+file ends at X. If the invalid block was synced, acknowledged entries or fences are lost: this is
+**corruption**. After corruption, a ledger must be checked before the bookie may deny an entry of
+the ledger. A wrong verdict loses data or availability.
 
 Three witnesses (facts on disk) can prove that the block at X was synced. Each witness is written
 only after the sync that it proves:
@@ -19,8 +19,8 @@ A valid block after X proves nothing by itself, because the disk may write two u
 any order.
 
 A crash **cannot leave** two states: a misplaced block at X, or a file that was cut before its
-reserved end. In both states the device lost or misplaced a write, so all of its content is in
-doubt.
+reserved end. Both states show that the device lost or misplaced a write, so all content of the
+device is in doubt.
 """
 
 from __future__ import annotations
@@ -130,9 +130,9 @@ def gather_evidence(
 
     Args:
         invalid_at: offset of the first invalid block in its file.
-        mark_offset: offset of the index's mark in this file; None if it lies in an earlier file, or
-            without an index. A file before the mark's file counts as marked to its end: give any
-            offset above its size.
+        mark_offset: offset of the index's mark in this file; None if the mark lies in an earlier
+            file, or if there is no index. If the mark lies in a later file, give any offset above
+            this file's size.
         later_durable_upto: the highest `durable_upto` of the valid blocks after `invalid_at`, if
             any.
         successor_end: the end of this file by the next file's LINK record, if that can be read.
