@@ -2,9 +2,9 @@
 
 Only the event loop uses the cache. A cached page equals the page in the index, provided that all
 newer changes are in a memtable. When an index transaction ends, the event loop drops the cached
-pages of the ledgers that it changed. The event loop drops the cached pages before it drops the
-memtable or a file. A look-up that began before the transaction ended may have read old pages. The
-stamp of such a look-up is outdated, so its pages are not cached.
+pages of the ledgers that the transaction changed. The event loop drops the cached pages before it
+drops the memtable or a file. A look-up that began before the transaction ended may have read old
+pages. The cache refuses old pages, because the stamp of their look-up is outdated.
 """
 
 from __future__ import annotations

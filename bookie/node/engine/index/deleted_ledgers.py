@@ -126,8 +126,8 @@ def delete_pages(
 ) -> tuple[list[int], bool]:
     """Remove some pages of deleted ledgers; return these ledgers, and True if pages are left.
 
-    The rows of these ledgers then name the files that the removed pages pointed into. `files`
-    contains the kinds of these files.
+    The rows of these ledgers get the files to which the removed pages pointed. `files` contains the
+    rows of files, which show the kind of each file.
 
     Raises:
         CorruptionError: a name or a page is damaged, or a ledger was not deleted.

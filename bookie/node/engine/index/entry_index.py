@@ -385,7 +385,7 @@ class Index:
             return forget(txn, ledger_ids, limits, at)
 
     def relocate(self, change: Relocation, *, is_last: bool = True) -> CommitResult:
-        """Register a log, and point to it the slots that still point to their entries' old places.
+        """Register a log; update the slots that still point to the old places of its entries.
 
         This is one durable transaction, which does not move the mark; raises like `commit`. Only
         the last transaction of a log reports dead files, because until then the log itself may have
@@ -405,7 +405,7 @@ class Index:
         return CommitResult({}, dead, transaction.slots.pages, deletions_left=False)
 
     def remove_entries(self, ledger_id: int) -> RemovedEntries:
-        """Remove some entries of a ledger that stays, in one durable transaction.
+        """Remove some entries of a ledger, but not the ledger, in one durable transaction.
 
         The mark does not move. Raises like `commit`.
         """
@@ -435,7 +435,7 @@ class Index:
 
 
 class _Commit:
-    """A write transaction in progress, which updates live bytes and counts with the slots."""
+    """A write transaction in progress; it updates live bytes and counts when slots change."""
 
     def __init__(
         self, txn: WriteTransaction, files: dict[int, FileRow], held: HeldIn = NOT_KNOWN
@@ -559,7 +559,7 @@ def _require_progress(before: bytes | None, mark: Mark | None) -> None:
 
 
 def _held_in(before: bytes | None, change: CheckpointChange) -> HeldIn:
-    """Return the files that may hold the entries of `change`; unknown in a rebuild."""
+    """Return the files that may hold the entries of `change`; `NOT_KNOWN` in a rebuild."""
     if change.mark is None:
         return NOT_KNOWN
     low = 1 if before is None else decode_mark(before).file_number

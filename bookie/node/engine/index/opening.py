@@ -18,7 +18,8 @@ def make_index(
     """Create the empty index of a new bookie; durable when this returns. Blocking.
 
     The index is created before the cookie says READY. So a READY cookie without an index means that
-    the index was lost. A new attempt replaces the rest of an interrupted attempt.
+    the index was lost. If an interrupted attempt left a damaged index, the next attempt creates the
+    index anew.
 
     Raises:
         ConfigurationError: the device is full; a later start tries again.

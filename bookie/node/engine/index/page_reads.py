@@ -1,8 +1,8 @@
 """Reads the index: looks up pages, lists all pages, and reads ``meta`` values by prefix.
 
-The store finds a key by comparisons, so a flipped bit in a key can hide a page. The search for the
-original key then ends beside that page, and the page's checksum covers the original key. So a page
-counts as missing only if its place has no neighbour with a damaged key.
+The store finds a key by comparisons, so a flipped bit in a key can hide a page. A search for the
+original key ends beside the hidden page. The hidden page fails its checksum, which covers the
+original key. So a page counts as missing only if the keys beside its place are intact.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Updates the index slots of entries that moved to another file.
 
-A compaction copies entries, then updates their slots in the index. Meanwhile a recovery add or a
-deletion may have changed a slot. So a compaction updates only slots that still point to the old
-place.
+A compaction copies entries, then updates their slots in the index. Between the copy and the update,
+a recovery add or a deletion may change a slot. So a compaction updates only slots that still point
+to the old place.
 """
 
 from __future__ import annotations

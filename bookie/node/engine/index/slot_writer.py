@@ -39,8 +39,8 @@ class SlotWriter:
     ) -> tuple[Ids, Ids]:
         """Write the table of each ledger; return how many entries and bytes each ledger gained.
 
-        The ledger ids must ascend. A ledger has no page above the page of its last entry, which
-        `last_entry_ids` names.
+        The ledger ids must ascend. `last_entry_ids` has each ledger's last id in the index: no page
+        exists above the page of this id.
 
         Raises:
             ChecksumError: a page that had to be changed is damaged.
@@ -72,7 +72,7 @@ class SlotWriter:
         entries: Ids,
         sizes: Ids,
     ) -> None:
-        """Write some tables, each with its ledger's position; add up new entries and bytes."""
+        """Write `parts` (ledger position and table); add the gains to `entries` and `sizes`."""
         positions = np.array([position for position, _ in parts], np.int64)
         lengths = np.array([len(table.ids) for _, table in parts], np.int64)
         begins = np.cumsum(lengths) - lengths
@@ -124,7 +124,7 @@ class SlotWriter:
         return bool(found)
 
     def count_live(self, files: U32, sizes: U32, sign: int) -> None:
-        """Count the bytes of slots that now point into these files, or (`sign` -1) no longer do."""
+        """Add the sizes of slots to their files' live bytes; with `sign` -1, subtract them."""
         if not len(files):
             return
         if bool((files == files[0]).all()):
