@@ -44,8 +44,8 @@ def create_first_journal(
 def remove_unused(disk: Disk, journals: dict[int, str], mark: Mark | None) -> None:
     """Unlink unused files of starts that failed at their commit; remove them from `journals`.
 
-    Without this, repeated starts would fill the device. The oldest unused file stays: if the file
-    before it was cut, this file proves that the journal continued.
+    Otherwise repeated failed starts would fill the device. The oldest unused file stays: if the
+    file before it was cut, the unused file proves that the journal continued.
     """
     if mark is None:
         return

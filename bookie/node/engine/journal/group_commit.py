@@ -112,7 +112,7 @@ class BlockFigures:
     """The total time of the syncs; None without a sync."""
 
     def note(self, metrics: Metrics, handback_seconds: float) -> None:
-        """Update the metrics; the event loop got the block `handback_seconds` after its end."""
+        """Update the metrics; the report of the block took `handback_seconds` to the event loop."""
         metrics.journal_handback_seconds.observe(handback_seconds)
         metrics.journal_queue_seconds.observe(self.queue_seconds)
         metrics.journal_group_requests.observe(self.requests)
@@ -156,7 +156,7 @@ class JournalWriter:
     """Does the work of the journal thread. Not thread-safe: one thread calls it.
 
     `next_number` returns a new file number. `release_reserve` frees the space that is reserved for
-    a full device. The journal thread may call both functions.
+    a full device. The journal thread may call `next_number` and `release_reserve`.
     """
 
     current: _OpenJournal
@@ -223,8 +223,8 @@ class JournalWriter:
         """Close the file and free its unused room; the worker must have ended.
 
         The file is cut right after its last block only after an orderly stop (`in_order`), which
-        the index records. After another stop, such a cut would mean that another file follows (see
-        `_roll`).
+        the index records. After any other stop, a file that ends there would mean that another file
+        follows (see `_roll`).
         """
         if self._is_open:
             journal = self.current
@@ -323,7 +323,7 @@ class JournalWriter:
         journal.durable_upto = journal.end
 
     def _make_room(self, requests: list[JournalRequest]) -> list[JournalRequest]:
-        """Extend the file or begin a new one; return requests that fit, set the others' errors."""
+        """Extend the file or begin a new one; return requests that fit, and fail the others."""
         try:
             self._grow(requests)
         except DiskFullError as error:
@@ -363,8 +363,8 @@ class JournalWriter:
     def _room_for(self, size: int) -> int:
         """Return the room for a block with `size` bytes of records and an idle marker after it.
 
-        The marker must always fit, and one more block must fit after the marker. The room for that
-        block shows a later start that no file follows.
+        The marker must always fit, and one more block must fit after the marker. From the room for
+        one more block, a later start knows that this file is the last.
         """
         alignment = self.current.header.alignment
         return block_size_on_disk(size + len(self._link), alignment) + 2 * alignment
@@ -391,7 +391,7 @@ class JournalWriter:
         journal.durable_upto = journal.end
 
     def _grow_ahead(self) -> None:
-        """Allocate the next step before the room is used up, together with a sync that is due."""
+        """Allocate the next step early, so that the next sync also makes the file size durable."""
         journal = self.current
         limit = self._settings.journal_file_bytes_max
         wanted = journal.end + self._settings.block_bytes_max + _LARGEST_ALIGNMENT_BYTES
@@ -455,7 +455,7 @@ class JournalWriter:
 
 
 def _summary(requests: list[JournalRequest]) -> tuple[int, bool, bool]:
-    """Return the bytes of all records, True if one needs a sync, and True if all are appends."""
+    """Return the bytes of all records, and two flags: a request needs a sync; all are appends."""
     size, synced, appends_only = 0, False, True
     for request in requests:
         size += request.size_bytes
