@@ -6,7 +6,7 @@ the emptiest first:
 - always files with a live share below the minor threshold;
 - files below the major threshold, while all files together are below it;
 - journal files while they exceed their budget (`journal_bytes_max`);
-- small files, once there are many: each start after a crash leaves one.
+- small files, once there are many: each start after a crash leaves a small file.
 
 The round reads these files once (`live_scan`) and writes their live entries, sorted by ledger and
 id, into a new log (`compaction_log`). Then the index is updated (`Checkpointer.relocate`), and dead
@@ -460,7 +460,7 @@ class Compactor:
         """Return the rows of these ledgers that the new log must hold.
 
         Old deletions that matter only for the `emptied` files are omitted. Otherwise a rebuild
-        would apply such a deletion to a later ledger with the same id.
+        would apply an old deletion to a later ledger with the same id.
         """
         files, mark = self._rows_and_mark()
         others = {number: row for number, row in files.items() if number not in emptied}

@@ -1,9 +1,9 @@
 """Writes the log of a compaction: entries sorted by ledger and id, in large records.
 
 The log is an entry log like the one that a start writes. The log's first record is a LINK to the
-newest file from which it took entries. A rebuild reads the log right after that file, because
-journals with lower numbers than the log may hold newer copies of its entries. The log also holds
-the ledgers' keys, fences, limbo, explicit LACs and deletions.
+newest file from which the log took entries. A rebuild reads the log right after the file in the
+LINK. Journals with lower numbers than the log may hold newer copies of the log's entries. The log
+also holds the ledgers' keys, fences, limbo, explicit LACs and deletions.
 
 A log gets its final name once all of its content is durable. A start removes a log that the index
 does not know.
