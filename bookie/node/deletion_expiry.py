@@ -4,10 +4,10 @@ Each row of a deleted ledger costs time in every round of the garbage collector.
 removed too early, a late writer can store entries of the ledger again. Wall clocks may be wrong, so
 expiry counts only time that complete collector rounds observed:
 
-1. A period begins with a record of the observed time and of the newest journal file.
+1. At the begin of a period, the bookie records the observed time and the newest journal file.
 2. After `deleted_ledger_retention_seconds`, rows of ledgers deleted before the period are removed.
-   Such a ledger must be absent from the metadata store, and all files with its entries must be gone
-   (`node/engine/index/deleted_ledgers.py`).
+   Before the removal, the ledger must be absent from the metadata store, and all files with its
+   entries must be gone (`node/engine/index/deleted_ledgers.py`).
 3. Then the next period begins.
 
 After the row is removed, a late add creates the ledger again. The collector then deletes this
@@ -54,7 +54,7 @@ class DeletionExpiry:
             self._since, self._before_file = _PERIOD.unpack(note)
 
     async def find_due(self, observed_seconds: float) -> list[int]:
-        """Return deleted ledgers whose rows this round may remove, unless the store lists them."""
+        """Return ledgers with expired rows; the caller must keep rows of ledgers in the store."""
         since = self._since
         if since is None or observed_seconds < since:
             with suppress(DiskFullError):

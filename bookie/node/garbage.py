@@ -8,11 +8,11 @@ steps:
    be lower than before (`StoreMemory`). If the check fails, delete nothing until an operator
    confirms the store, even after a restart.
 3. List all ledgers of the cluster; if the listing is incomplete, end the round.
-4. Read each ledger that the listing lacks directly; the read must find no ledger.
+4. For each ledger that the listing lacks, read the metadata directly; the read must find none.
 5. If the deletion of a ledger is proven (`deletion_proofs`), delete the ledger at once.
 6. A ledger without a proof is only absent. An absent ledger must stay absent for a whole grace
    period, in every listing (`Absences`). If too large a share of all ledgers is absent, no absent
-   ledger is deleted until an operator forces it.
+   ledger is deleted until an operator forces the deletion.
 7. Check the store again as in step 2, right before a deletion.
 
 Any error of the metadata store ends the round. A deletion is durable before the round counts it.
@@ -359,7 +359,8 @@ class GarbageCollector:
     def _step(self, now: float) -> float:
         """Return how much of the time since the last round counts for grace periods.
 
-        A process that was stopped for hours observed nothing then, so these hours do not count.
+        A process that was stopped for hours observed nothing in that time, so the hours do not
+        count.
         """
         if self._complete_at is None:
             return 0.0
@@ -461,7 +462,7 @@ class GarbageCollector:
         return found
 
     async def _not_listed(self, local: Iterable[int]) -> tuple[set[int], bool]:
-        """Return the ids of `local` that a complete listing lacks; True if the listing is empty."""
+        """Return the ids of `local` that a complete listing lacks, and if the listing is empty."""
         missing, is_empty = set(local), True
         async for ledger_id in self._ledgers.list_ids():
             is_empty = False
@@ -495,10 +496,10 @@ class GarbageCollector:
         return deleted
 
     async def _delete_absent(self, before: list[int], *, force: bool) -> int:
-        """Delete absent ledgers after their grace; with `force`, all that were absent `before`.
+        """Delete ledgers of `before` after their grace period; with `force`, delete all of them.
 
-        The metadata of all these ledgers is read before the first one is deleted, so an error
-        deletes none.
+        The metadata of all these ledgers is read before the first one is deleted, so an error of a
+        read deletes none.
         """
         waiting = self._absences
         latest = self._memory.now.observed_seconds - self._settings.grace_seconds
@@ -516,7 +517,7 @@ class GarbageCollector:
         return await self._delete(gone, lambda one: waiting.get(one) is due[one]) if gone else 0
 
     async def _delete(self, gone: list[int], may_go: Callable[[int], bool]) -> int:
-        """Delete ledgers durably if `may_go` still allows each; return the number deleted.
+        """Delete durably each ledger for which `may_go` returns True; return the number deleted.
 
         Raises:
             WrongClusterError, _StoreDoubtedError: as in `_look_at_store`; nothing was deleted.

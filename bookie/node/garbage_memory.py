@@ -1,9 +1,9 @@
 """Durable records of garbage collection: the state of the metadata store, and absent ledgers.
 
-**The store.** A metadata store restored from an older copy lacks newer ledgers, and its listing
-does not show that. But the counters of a restored store are lower than the counters that the bookie
-saw. Then the bookie records that it distrusts the store. The distrust survives restarts and ends
-when an operator confirms the store. The record is JSON::
+**The store.** A metadata store restored from an older copy lacks newer ledgers, but its listing
+looks complete. The counters of a restored store are lower than the counters that the bookie saw. If
+a counter is lower, the bookie records that it distrusts the store. The distrust survives restarts
+and ends when an operator confirms the store. The record is JSON::
 
     {"absent_stop":"","absent_stop_local":0,"cookie_number":7,"counters":[[0,91]],
      "format":"bookie-garbage","has_listed":true,"observed_seconds":…,"store_doubt":"","version":1}
@@ -169,7 +169,7 @@ class StoreMemory:
         self.now = replace(self.now, has_listed=True)
 
     def compare(self, marks: StoreMarks) -> str:
-        """Return the reason to doubt the store; if there is none, remember the store's marks."""
+        """Return the reason to doubt the store; if there is none, remember counters and number."""
         reason = self._difference(marks)
         if reason:
             self.doubt(reason)
@@ -205,7 +205,7 @@ class StoreMemory:
         self.now = replace(self.now, store_doubt=reason)
 
     def accept(self, marks: StoreMarks) -> None:
-        """Trust the store in its present state, and replace the remembered marks by its marks."""
+        """Trust the store in its present state, and remember its counters and cookie number."""
         self.now = replace(
             self.now,
             counters=dict(marks.counters),
@@ -215,10 +215,10 @@ class StoreMemory:
         )
 
     def stop_absent(self, absent: int, local: int, share: float, always: int) -> str:
-        """Return why absent ledgers must stay (there are too many of them); empty if they need not.
+        """Return the reason to keep absent ledgers (too many are absent); empty if there is none.
 
-        The share of absent ledgers is computed from the fewest ledgers that were stored here since
-        the stop began. So new ledgers cannot end the stop.
+        The share of absent ledgers is computed from the smallest number of ledgers stored here
+        since the stop began. So new ledgers cannot end the stop.
         """
         known = self.now
         local = min(local, known.absent_stop_local) if known.absent_stop else local

@@ -1,4 +1,4 @@
-"""Finds the entries that a bookie should hold by a ledger's metadata, and the missing entries."""
+"""Finds the entries that a bookie should hold according to metadata, and the missing entries."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """The number and the first id of entries that are missing here; `first` is -1 without any."""
+    """The number of entries that are missing here, and their first id; -1 if none is missing."""
 
     count: int = 0
     first: int = -1
@@ -77,7 +77,7 @@ def holdings(metadata: LedgerMetadata, bookie_id: str) -> Iterator[Holding]:
 
 
 async def missing_of(holding: Holding, stored: AsyncIterator[tuple[Ids, Ids]]) -> Missing:
-    """Count the entries of `holding` that `stored` lacks; its ranges are ascending and disjoint."""
+    """Count the entries of `holding` in none of the ascending, disjoint ranges of `stored`."""
     count, first, cursor = 0, -1, holding.first
     async for firsts, lasts in stored:
         starts = np.concatenate(([cursor], lasts[:-1] + 1))

@@ -1,8 +1,8 @@
 """Decides from the cookies if the directories belong to this bookie, and acts on the decision.
 
 The metadata store and each directory have a copy of the cookie. If a copy is missing or differs, a
-disk was exchanged, emptied or mixed up. Then the bookie could deny acknowledged entries, so it must
-not start. The bookie never recreates a missing copy.
+disk was exchanged, emptied or mixed up. The bookie must not start with such directories, because it
+could deny acknowledged entries. The bookie never recreates a missing copy.
 
 ===========  ==========================  ==============================================
 metadata     directories                 decision
@@ -20,17 +20,18 @@ READY        any missing or different    refuse
 
 To stamp a new bookie, the metadata cookie is first written as NEW with a fresh unique id. Then a
 durable cookie is written into each directory, and the empty index is created. Finally, a
-compare-and-set changes the metadata cookie to READY. After a crash between these steps, one of the
-rows above applies.
+compare-and-set changes the metadata cookie to READY. After a crash between two steps of stamping, a
+row of the table decides about the next start.
 
-To replace lost data, a compare-and-set writes the metadata cookie as NEW with another unique id; no
-entry may have its last copies here (`BookieLosses`). Only copies on currently registered bookies
-count. Then the bookie is stamped like a new bookie. If the disks were only unmounted, a later start
-with them is refused, because their cookies have the former unique id.
+A bookie with lost data may be replaced only if each entry has a copy on another bookie
+(`BookieLosses`). Only copies on currently registered bookies count. To replace the bookie, a
+compare-and-set writes the metadata cookie as NEW with another unique id. Then the bookie is stamped
+like a new bookie. If the disks were only unmounted, a later start with them is refused, because
+their cookies have the former unique id.
 
-A newly stamped bookie is in doubt, and its cookie says so. A bookie with the same id may have
-acknowledged entries earlier, in directories that are gone. The module `own_cookie` explains state
-numbers.
+A newly stamped bookie is in doubt, and its cookie records the doubt. A bookie with the same id may
+have acknowledged entries earlier, in directories that are gone. The module `own_cookie` explains
+state numbers.
 """
 
 from __future__ import annotations
@@ -186,8 +187,8 @@ async def ensure_identity(
     """Ensure that the directories belong to this bookie; stamp new directories.
 
     `furnish` creates the index of a new bookie in a worker thread; after an interruption it is
-    called again. With `losses`, the bookie may start empty instead of with lost data. When this
-    function returns, the decision has been carried out.
+    called again. With `losses`, a bookie whose data is lost may start empty. When this function
+    returns, the decision has been carried out.
 
     Raises:
         CookieError: the directories belong to another bookie, or a part is missing.

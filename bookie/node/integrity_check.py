@@ -10,16 +10,17 @@ that it is in doubt (it may lack entries). When every ledger is complete, the bo
 that the doubt has ended.
 
 A bookie that is not in doubt also checks: soon after its start, then periodically. The bookie may
-have been absent while a writer continued without it. Such a check is slow, trusts the entry counts
-in ledger rows, and looks twice before it reports a missing entry.
+have been absent while a writer continued without it. A check of a bookie without doubt is slow, and
+trusts the entry counts in ledger rows. The check looks twice before it reports a missing entry.
 
 Missing entries alone put no ledger in limbo, because the bookie may have been absent when they were
 written. After each known loss, every ledger that named the bookie entered limbo before the next
-request. A ledger that named the bookie later had no entries here before the loss. When a bookie
-joins a ledger, the writer learns the bookie's incarnation after the ledger names the bookie. A
-recovery adds a bookie to a ledger with a close that fails if the incarnation changed. So outside of
-limbo, the bookie denies no entry that it acknowledged. Recovery needs such denials: it finds the
-end of a ledger only if enough bookies deny the next entry. `_may_be_lost` lists the exceptions.
+request. If a ledger named the bookie only after the loss, it had no entries here before the loss.
+When a bookie joins a ledger, the writer learns the bookie's incarnation after the ledger names the
+bookie. If a recovery adds a bookie to a ledger, its close of the ledger fails if the bookie's
+incarnation changed. So outside of limbo, the bookie denies no entry that it acknowledged. Recovery
+needs denials: it finds the end of a ledger only if enough bookies deny the next entry.
+`_may_be_lost` lists the exceptions.
 """
 
 from __future__ import annotations
@@ -190,13 +191,13 @@ class IntegrityCheck:
         )
 
     def start(self) -> None:
-        """Start a check now, or after the current check, which then runs at full speed."""
+        """Start a check now; a check that is running goes to full speed, and another follows."""
         self._asked = True
         self._interval.end()
         self._pace.end()
 
     def look_again(self) -> None:
-        """Examine ledgers with missing entries again now, because some may have been deleted."""
+        """Examine ledgers with missing entries again now, because ledgers may have been deleted."""
         self._is_look_due = True
         self._interval.measure_again()
 
@@ -241,8 +242,8 @@ class IntegrityCheck:
         """Check until cancelled. An error of the metadata store postpones a check.
 
         While doubt or errors last, checks become rarer, down to one in `PAUSE_SECONDS_MAX`. Between
-        checks, ledgers that lacked entries are examined again. When these ledgers lack no entry any
-        more, a check starts at once.
+        checks, ledgers that lacked entries are examined again. When all ledgers that lacked entries
+        are complete, a check starts at once.
         """
         with suppress(CorruptionError):
             await self._engine.count_limbo()
@@ -322,8 +323,7 @@ class IntegrityCheck:
 
         Raises:
             MetadataError, RequestError: the ledgers could not be listed, or the store belongs to
-            another
-                cluster; results so far are kept.
+                another cluster; results so far are kept.
             DiskFullError: there is no room to record the result.
             StorageFailedError: the engine failed.
         """
@@ -400,13 +400,13 @@ class IntegrityCheck:
         return self.report
 
     async def _settle_damage(self) -> None:
-        """Forget damage in places whose entries stand elsewhere by now."""
+        """Forget a damaged place if the index points to no entry in the place any more."""
         if self._engine.damage:
             await self._engine.checkpoint()  # the scrubber looks at the index alone
             await self._scrubber.settle()
 
     def _tell(self, report: CheckReport, lacking: list[int]) -> None:
-        """Export how many entries are missing; log the first loss, and its end."""
+        """Export the number of missing entries; log when it becomes positive, and zero again."""
         before, self._missing_entries = self._missing_entries, report.missing_entries
         self._lacking = lacking
         self._metrics.missing_entries.set(report.missing_entries)
@@ -419,7 +419,7 @@ class IntegrityCheck:
     async def _listed(
         self, found: _Progress, *, is_asked: bool
     ) -> AsyncGenerator[LedgerMetadata, None]:
-        """Yield the ledgers that name this bookie, slowly unless an operator or ledger waits."""
+        """Yield the ledgers that name this bookie; pause between listings unless it is urgent."""
         after, damaged = NO_ENTRY, set[int]()
         while after < MAX_ID:
             count = 0
@@ -461,7 +461,7 @@ class IntegrityCheck:
     async def _look_at(
         self, metadata: LedgerMetadata, found: _Progress, *, is_deep: bool, is_final: bool = False
     ) -> bool:
-        """Check a ledger and count it; if entries are missing and not `is_final`, only return True.
+        """Check a ledger and count it; return True, without a count, if it must be checked again.
 
         Args:
             metadata: the metadata of the ledger, which names this bookie.
@@ -546,8 +546,9 @@ class IntegrityCheck:
     def _may_be_lost(self, state: LocalLedger) -> bool:
         """True if missing entries of a ledger outside of limbo may have been acknowledged here.
 
-        Damage, a deletion of the ledger, or a reclaim of its copies may have removed such entries.
-        Metadata that names these entries again may come from a store that went back in time.
+        Damage, a deletion of the ledger, or a reclaim of its copies may have removed acknowledged
+        entries. If metadata names deleted or reclaimed entries again, the store may have gone back
+        in time.
         """
         return state.deleted or state.reclaimed or bool(self._engine.damage)
 
@@ -572,7 +573,7 @@ class IntegrityCheck:
         return result
 
     async def _save(self, state: LocalLedger, metadata: LedgerMetadata, batch: EntryBatch) -> None:
-        """Store verified entries anew that lie in a damaged place, beside what is damaged there."""
+        """Store verified entries again if their stored copies lie in a damaged place."""
         ids = await self._scrubber.ids_in_damage(state.ledger_id, batch.entry_ids())
         if not len(ids):
             return
@@ -647,8 +648,9 @@ def _is_counted(state: LocalLedger, held: Sequence[Holding]) -> bool:
     """True if the row of a ledger proves that all its entries are here.
 
     The row only counts entries. So all counted entries must be entries that should be here: `held`
-    must be one run of ids, and the row's bounds must lie in it. If more are counted, some were owed
-    by a larger write quorum, and may hide missing ones.
+    must be one run of ids, and the row's bounds must lie in this run. If the row counts more
+    entries than `held`, a larger write quorum placed some of them here. Such entries may hide
+    missing entries.
     """
     if state.deleted:
         return False

@@ -2,7 +2,8 @@
 
 The bookie gives no negative answer about a ledger in limbo. Every ledger that names this bookie
 enters limbo, because an entry that was stored here may be gone. A ledger with unreadable metadata
-enters it too: it may name this bookie, and limbo only denies less.
+also enters limbo, because its metadata may name this bookie. Limbo without need is safe: it only
+prevents denials.
 
 This module fences no ledger. A fence may be lost, too, but the bookie refuses a fenced writer that
 names an earlier incarnation. A writer that names no incarnation is refused while the ledger is in

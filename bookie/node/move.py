@@ -154,7 +154,7 @@ def _cookie_in(directories: Directories, root: str) -> Cookie:
 
 
 def _are_swapped(disk: Disk, directories: Directories) -> bool:
-    """True if one root holds the other's content; the cookies are equal and do not show it."""
+    """True if the roots hold each other's content; their cookies are equal and do not show it."""
     parsed = [parse_file_name(name) for name in disk.names(directories.ledgers)]
     if any(kind is FileKind.JOURNAL for kind, _ in filter(None, parsed)):
         return True

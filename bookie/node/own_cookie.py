@@ -25,8 +25,7 @@ If another process deletes or changes the cookie, this process ends, because the
 owns the bookie's id.
 
 The **incarnation** is a random id. When the bookie may have lost acknowledged entries, it makes a
-new incarnation, by the same steps. Writers that know an older incarnation no longer count on the
-bookie.
+new incarnation, by the same steps. The bookie refuses calls that name an older incarnation.
 """
 
 from __future__ import annotations

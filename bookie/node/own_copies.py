@@ -22,7 +22,8 @@ class OwnCopies:
     async def pages(self) -> AsyncIterator[list[int]]:
         """Yield the ids of ledgers with entries stored here, ascending, in pages.
 
-        An entry counts once a checkpoint has moved it into the index.
+        Entries that are only in memory do not count: a checkpoint must have moved them into the
+        index.
         """
         after = NO_ENTRY
         while after < MAX_ID:

@@ -47,7 +47,7 @@ class EntryReads:
         return None
 
     async def read(self, state: LocalLedger, command: ReadCommand) -> ReadReply:
-        """Read wanted entries up to a limit or the first missing one; `problem_of` is empty."""
+        """Read wanted entries up to a limit or a missing entry; the command must be valid."""
         first, last = command.first_entry_id, command.last_entry_id
         if state.deleted or not state.exists:
             wanted = _first_wanted(command)
@@ -76,7 +76,7 @@ class EntryReads:
         return _reply(state, result)
 
     async def read_lac(self, state: LocalLedger) -> LacReply:
-        """Return stored facts about the ledger's end; in doubt, acknowledged ones may be gone."""
+        """Return stored facts about the ledger's end; for a ledger in doubt, only LAC and fence."""
         reply = await self._engine.read_lac(state)
         if state.is_in_doubt and reply.status is not Status.IO_ERROR:
             return LacReply(*_UNKNOWN, max_lac=reply.max_lac, fenced=reply.fenced)

@@ -5,11 +5,11 @@
 3. The engine starts: index, replay, new journal.
 4. If acknowledged data may be lost, the bookie gets a new incarnation. Then every ledger that names
    the bookie enters limbo.
-5. The bookie serves requests. Meanwhile, the integrity check examines the ledgers in limbo.
+5. The bookie serves requests, and the integrity check examines the ledgers in limbo.
 
-Both parts of step 4 are durable, the new incarnation first. A ledger that was created before the
-new incarnation was published is listed, and enters limbo. The writer of a later ledger learns the
-new incarnation, or is refused.
+In step 4, the new incarnation is durable before the ledgers enter limbo; limbo is durable before
+step 5. A ledger that was created before the new incarnation was published is listed, and enters
+limbo. The writer of a ledger that is created later learns the new incarnation, or is refused.
 
 The caller registers the bookie last, so that clients find it only when its answers are reliable.
 """
