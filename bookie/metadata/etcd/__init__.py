@@ -1,9 +1,9 @@
 """The metadata store in etcd; its URI is ``etcd://HOST:2379,HOST:2379/scope``.
 
-etcd offers most of what the store's contract demands. The etcd revision is the version of a record,
-an etcd Txn is a transaction, and a lease is a session. An etcd watch delivers the changes of one
-range of keys. Two things need code of our own: lost replies, and watches that must deliver every
-commit.
+etcd itself fulfils most of the store's contract. The etcd revision is the version of a record, an
+etcd Txn is a transaction, and a lease is a session. An etcd watch delivers the changes of one range
+of keys. This package adds two things: known outcomes after lost replies, and watches that deliver
+every commit.
 
 | module | what it holds |
 |---|---|
@@ -18,10 +18,10 @@ commit.
 | `listing` | children in pages that skip subtrees |
 
 **A write** is one Txn (`transactions`). The Txn compares the conditions of all operations, and
-writes if all conditions hold. Otherwise the Txn reads, in the same instant, what `evaluate` needs
-to name the error. The Txn also compares and replaces a *receipt*, a key that belongs to the
-session's lease. After a lost reply, the receipt shows the outcome of the write, or the store
-replaces the receipt and so prevents the write (`lease`).
+writes if all conditions hold. If a condition fails, the Txn reads, in the same instant, the records
+that `evaluate` needs to name the error. The Txn also compares and replaces a *receipt*, a key that
+belongs to the session's lease. After a lost reply, the receipt shows the outcome of the write, or
+the store replaces the receipt and so prevents the write (`lease`).
 
 **Watches** resume after the last delivered commit. If etcd has compacted the following revision
 away, or the cluster was restored to an older revision, the watch delivers `Resync`.

@@ -150,7 +150,7 @@ class EtcdClient:
         attempt_seconds: the longest time for one endpoint to answer.
         operation_seconds: the longest time for all attempts of a read.
         on_connected: called at the first answer of a watch, read or Txn after an unanswered call.
-            Answers about leases do not count: the session monitor takes them.
+            Answers about leases do not count, because the session monitor handles such answers.
     """
 
     def __init__(

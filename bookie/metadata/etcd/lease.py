@@ -8,9 +8,9 @@ and a new lease replaces it.
 **Receipts** show the outcome of a write after its reply was lost. A receipt is a key that belongs
 to the lease. Each Txn that writes also compares and replaces a receipt, which no other write uses
 meanwhile. A lost session loses its receipts and can write no more. After a lost reply, the store
-sends a second Txn, which replaces the receipt only if the write did not. If the second Txn
-succeeds, the write can never happen. If the write replaced the receipt already, the receipt shows
-the write's revision.
+sends a second Txn, which replaces the receipt unless the write has already replaced it. If the
+second Txn replaces the receipt, the write can never happen. If the write replaced the receipt
+first, the receipt shows the write's revision.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class EtcdLease:
         return Receipt(self._scope.receipt(self.id, self._receipts), self.id)
 
     def give_back(self, receipt: Receipt) -> None:
-        """End a write. Its receipt is reused unless the write may still happen."""
+        """End a write. The receipt is reused unless the write may still happen."""
         if not receipt.is_doubtful:
             self._free.append(receipt)
         self._writes.release()

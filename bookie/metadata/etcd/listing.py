@@ -1,17 +1,18 @@
 """List the direct children of a key from pages of etcd's flat, sorted keys.
 
 etcd has no directories: a listing of ``/a`` contains ``/a/b``, ``/a/b/c``, ``/a/b/d``, …. A page
-may end inside the subtree of a child ``/a/b``. Then the next page starts after that subtree (at
-``/a/b0``). So a deep tree costs one small page per child, however many descendants the child has.
-Foreign keys (`key_layout`) are left out.
+may end inside the subtree of a child ``/a/b``. The next page then starts after the subtree of
+``/a/b`` (at ``/a/b0``). So a deep tree costs one small page per child, however many descendants the
+child has. Foreign keys (`key_layout`) are left out.
 
-For each range, etcd counts all keys up to the range's end, also those beyond the limit. So pages of
-records that end nowhere would cost the square of the number of keys. In a wide directory, the
-listing reads names ahead, in large pages. Then each page of records ends where the next one begins.
+For each range, etcd counts all keys up to the range's end, also keys beyond the limit. So if all
+pages ended at the end of the directory, a listing would take time proportional to the square of the
+number of keys. In a wide directory, the listing first reads names, in large pages. From the names
+it knows where each page of records must end.
 
-All pages show the same revision. If etcd compacts that revision away meanwhile, the listing
-continues at the newest revision, after the last key that it has seen. A key that exists during the
-whole listing is still listed once.
+All pages show the same revision. If etcd compacts that revision away during the listing, the
+listing continues at the newest revision, after the last key that it has seen. A key that exists
+during the whole listing is still listed once.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class EtcdSession:
 
     @property
     def is_certain(self) -> bool:
-        """True unless the session is in doubt; a session that has not begun holds nothing."""
+        """True unless the session is in doubt; also True before the session begins."""
         return self._monitor is None or self._monitor.state is SessionState.CONNECTED
 
     async def begin(self) -> None:

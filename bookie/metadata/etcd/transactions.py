@@ -14,9 +14,9 @@ delete                   present or mod_revision = v, nothing below   delete
 check                    mod_revision = v, or absent                  nothing
 ======================== ============================================ ===========================
 
-Where the table says put, a read of the new record may follow: it shows if the record existed. The
-writes of a Txn stand in the Txn itself, unless there are too many: etcd before 3.5.28 and 3.6.9
-does not check rights in a Txn within a Txn.
+After a put of the table, the Txn may read the new record to learn if the record existed before.
+Writes are operations of the Txn itself; only too many writes are put into nested Txns. The reason
+is that etcd before 3.5.28 and 3.6.9 does not check rights in nested Txns.
 
 The Txn is built on guesses: is a record ephemeral, does our own ephemeral record exist, which
 number of a sequence was the last? If a guess is wrong, reads show the truth, and the Txn is built
@@ -107,7 +107,7 @@ class Transaction:
 
     @property
     def first_key(self) -> str:
-        """The first key that the transaction writes, or names; for messages."""
+        """The first key that is written, or the first key if none is written; for messages."""
         written = [one.key for one in self._given if not isinstance(one, Check)]
         return written[0] if written else self._given[0].key
 
@@ -256,9 +256,9 @@ class Transaction:
     def reads(self) -> pb.TxnRequest:
         """Build a Txn of reads for `learn`, after etcd refused a large Txn with `CompactedError`.
 
-        A large Txn cannot read in the instant in which it fails. So `learn` evaluates its
-        operations against a later state. If all operations succeed in that state, the Txn is built
-        again.
+        A large Txn cannot read in the instant in which it fails. So `learn` evaluates the
+        operations against a later state. If all operations succeed in the later state, the large
+        Txn is built again.
         """
         return pb.TxnRequest(success=messages.grouped(self._scope, self._reads.operations()))
 
