@@ -160,7 +160,7 @@ class LocalStore(MetadataStore):
     async def _wait(self, outcome: asyncio.Future[T]) -> T:
         """Return a write's outcome; raise MetadataUnavailableError after one session timeout.
 
-        The write itself continues after that error, so its outcome is unknown.
+        The write continues after MetadataUnavailableError, so its outcome is unknown.
         """
         try:
             async with asyncio.timeout(self.session_timeout_seconds):
@@ -193,8 +193,8 @@ class LocalStore(MetadataStore):
     async def _renew(self) -> None:
         """Continue the session if it still exists, or begin another session.
 
-        The heartbeat is written inside a write transaction: before other processes end a session,
-        they look at its heartbeat once more inside a write transaction.
+        The heartbeat is written inside a write transaction. Other processes end a session only
+        inside a write transaction, after another look at its heartbeat.
         """
         environment = self._require_open()
         self._require_unstuck(environment)
@@ -256,7 +256,7 @@ class LocalStore(MetadataStore):
 
         The heartbeat continues while writes are stuck. A stopped process can hold up the writes of
         all other processes. When the stopped process continues, it must find the heartbeats of the
-        others, or it would end their sessions.
+        other processes, or it would end their sessions.
         """
         with environment.read() as tree:
             alive = tree.has_session(self._session)

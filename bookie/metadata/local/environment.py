@@ -73,7 +73,7 @@ class _Job(Generic[T]):
 
 
 class LocalEnvironment:
-    """An open store directory. `acquire` returns it, and `release` gives it back."""
+    """An open store directory; `acquire` returns the environment, `release` gives it back."""
 
     def __init__(self, directory: Path, map_size_bytes: int = MAP_SIZE_BYTES) -> None:
         self.directory = directory

@@ -7,8 +7,8 @@ session. A peer (another process) ends a session in two cases:
 
 1. The owner is dead: the machine was started again (boot id), or the file is gone, or its lock is
    free.
-2. The owner hangs: the deadline passed and stayed the same for a third of the timeout. This peer
-   must itself run without a pause meanwhile. So living sessions survive a pause of the machine.
+2. The owner hangs: the deadline passed and stayed the same for a third of the timeout. The peer
+   must run without a pause during that third. So living sessions survive a pause of the machine.
 
 Deadlines use CLOCK_BOOTTIME, a clock that is the same for all processes and is never set. A process
 forked from an owner also holds the owner's lock; then only rule 2 (the owner hangs) applies.
@@ -227,7 +227,7 @@ class CommitNotifier:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
 
     def notify(self, sessions: Iterable[bytes]) -> None:
-        """Wake the owners of `sessions`; an owner that misses this finds the commits by polling."""
+        """Wake the owners of `sessions`; if a datagram is lost, the owner polls for commits."""
         for session in sessions:
             try:
                 self._socket.sendto(b"\0", _address(session))

@@ -71,7 +71,7 @@ class SessionRow:
 
 
 class TreeReader:
-    """The state at the begin of an LMDB transaction, with the transaction's own writes."""
+    """Reads the tables in an LMDB transaction, including the transaction's own writes."""
 
     def __init__(self, transaction: lmdb.Transaction, tables: dict[str, lmdb._Database]) -> None:
         self._transaction = transaction
@@ -137,7 +137,8 @@ class TreeReader:
         """Return some records below `key` with names greater than `after`, in order.
 
         Returns the records, and the name after which the next call continues; None at the end.
-        There are at most `names_max` records, with few more than `bytes_max` bytes of values.
+        There are at most `names_max` records. Their values exceed `bytes_max` bytes by less than
+        one record.
         """
         parent = key.rstrip("/")
         names = self.child_names(key, after, names_max)
