@@ -2,6 +2,6 @@
 
 `store` is the contract that each backend fulfils, `evaluate` says what a transaction means, and
 `connect` opens a store by URI. `memory`, `local`, `etcd` and `zookeeper` are the backends, one
-folder each; the docstring of each folder is its essay. A backend imports the contract and never
-another backend.
+folder each; the docstring of each folder explains the backend. A backend imports the contract and
+never another backend.
 """

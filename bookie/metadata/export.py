@@ -6,8 +6,8 @@ cluster's identity, so an incomplete copy does not look like a cluster. Repeat a
 interrupted: a record that exists in the target with the same value stays. A record that exists with
 another value stays, too, and is an error.
 
-**Sequential numbers** begin anew in the target. Queued items would then come after items that are
-added later, so a store with queued items is not copied.
+**Sequential numbers** begin anew in the target. Queued items would have higher numbers than items
+that are added later, so a store with queued items is not copied.
 
 **Access control lists** move with `migrate`: a list that restricts a record in the source also
 restricts the record in the target. Records that are open to all get the target's default list. An
@@ -20,8 +20,7 @@ A file has one JSON object a line::
     …
     {"records": 1, "sha256": "<of all lines before this one>"}
 
-An export file without a last line, or with one that does not match the other lines, was cut off or
-changed.
+An export file was cut off or changed if its last line is missing or does not match the other lines.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Views that follow part of a store: `Mirror` updates single records, `follow` reads all again.
 
 A view is the result of the last complete listing and of the changes since that listing. A failed
-listing does not change the view, because records may exist although the store is silent. After the
-store is closed, the view keeps its last state.
+listing does not change the view, because records may exist although the store does not answer.
+After the store is closed, the view keeps its last state.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _log = event_log(__name__)
 
 
 def backoff() -> Backoff:
-    """Return random delays, because all processes lose a store at the same time."""
+    """Return random delays, so that processes that lost the store together retry apart."""
     return Backoff(PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX, jitter, AROUND)
 
 
@@ -46,7 +46,7 @@ class Mirror(Generic[T]):
         store: must stay open until the mirror is closed.
         prefix: the key at or above all of `parents`; one watch follows it.
         parents: the keys whose children are mirrored. The keys are listed in this order. So a
-            record that moves to an earlier key meanwhile is seen twice, and never missed.
+            record that moves from an earlier to a later key during the listing is seen twice.
         decode: decodes a record's value. A record that raises `FormatError` is logged and left out.
         on_change: called with all values, by key, after each change.
     """

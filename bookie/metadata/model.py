@@ -172,9 +172,9 @@ ACL_SCHEMES = frozenset({"digest", "sasl", "x509", "ip", "world", "auth"})
 class Acl:
     """An entry of a record's access control list; only ZooKeeper has such lists.
 
-    `scheme` is one of `ACL_SCHEMES`. `id` has the form of that scheme (``user:base64 digest``, a
-    name, a certificate's subject, an address or network, ``anyone``). `permissions` is a subset of
-    `ACL_PERMISSIONS`.
+    `scheme` is one of `ACL_SCHEMES`. `id` has the form that `scheme` demands (``user:base64
+    digest``, a name, a certificate's subject, an address or network, ``anyone``). `permissions` is
+    a subset of `ACL_PERMISSIONS`.
     """
 
     scheme: str
@@ -215,15 +215,15 @@ class Put:
 
     With `ephemeral`, the record belongs to the lease of the writing store afterwards. Without
     `version`, the put creates the record, or replaces a record that belongs to this store already.
-    With its `version`, another store's ephemeral record is taken over.
+    With the version of another store's ephemeral record, the put takes the record over.
 
     With `sequential`, the put creates a record whose key is `key` followed by a number of at least
-    `SEQUENCE_DIGITS_MIN` digits. The number grows, and each number is used only once after that
-    `key`. `version` must then be None or `NOT_EXISTS`. To order such keys, compare their numbers:
-    as text, a number with more digits may come first.
+    `SEQUENCE_DIGITS_MIN` digits. The numbers of one `key` grow, and each number is used only once.
+    `version` must then be None or `NOT_EXISTS`. To order such keys, compare their numbers: as text,
+    a number with more digits may come first.
 
-    With both `ephemeral` and `sequential`, all such records below one parent are numbered together,
-    whatever their keys. Their numbers may begin anew when the parent has no children. For a name
+    All records below one parent that are ephemeral and sequential share one sequence of numbers,
+    whatever their keys. The sequence may begin anew when the parent has no children. For a name
     that is never used twice, put a unique part into `key`.
     """
 

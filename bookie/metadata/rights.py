@@ -1,4 +1,4 @@
-"""Rights in a cluster's metadata: who may write which keys. All who are named may read all keys.
+"""Rights in a cluster's metadata: who may write which keys. All kinds of processes read all keys.
 
 There are four kinds of processes. One table says which kind writes which part of the scope. etcd's
 roles and ZooKeeper's access control lists both come from this table:
@@ -84,7 +84,7 @@ def permissions_of(kind: Kind, part: str) -> frozenset[str]:
     """Return what a kind may do with the nodes of a part; `ROOT` is the scope's own node.
 
     Every process that writes also writes the scope's own node, to mark internal writes. But only
-    admins create and delete what lies directly below the scope.
+    admins create and delete nodes directly below the scope.
     """
     if kind is Kind.ADMIN:
         return _ALL
@@ -121,7 +121,7 @@ def etcd_grants(scope: str, kind: Kind) -> list[EtcdGrant]:
 
 
 def etcd_role(scope: str, kind: Kind) -> str:
-    """Return the name of the role: ``bookies-reader``."""
+    """Return the name of the role, such as ``bookies-reader``."""
     return f"{scope.strip('/').replace('/', '-')}-{kind}"
 
 

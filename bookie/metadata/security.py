@@ -1,4 +1,4 @@
-"""TLS and credentials for metadata servers. They are never part of a URI."""
+"""TLS and credentials for metadata servers; a metadata URI never contains credentials."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """A session with a metadata store as its owner sees it: alive, in doubt, or lost.
 
 A session keeps ephemeral records alive. The server ends a session after a timeout without a sign of
-life. The owner of the session must know the end before the server does, even if the network is cut.
-So the owner measures the timeout itself, from the moment at which it *sent* the last request that
-proved the session. The server's timeout began later, so the server cannot end the session before
-the owner's timeout has passed.
+life. The owner must regard the session as ended before the server ends it, even if the network is
+cut. So the owner measures the timeout itself, from the moment at which it *sent* the last request
+that proved the session. The server's timeout began later, so the server cannot end the session
+before the owner's timeout has passed.
 
 =========== ==================================================== ===============================
 state       meaning                                              leaves it
@@ -64,8 +64,8 @@ class SessionEvent(enum.Enum):
 
     A short outage is announced as CONNECTION_LOST, RECONNECTED. A long outage, or an expiry, is
     announced as CONNECTION_LOST, SESSION_LOST, RECONNECTED, SESSION_REESTABLISHED. At
-    SESSION_REESTABLISHED the store has a session again. The ephemeral records of the old session
-    are gone or about to go.
+    SESSION_REESTABLISHED the store has a session again. The server has deleted the ephemeral
+    records of the old session, or will soon delete these records.
     """
 
     CONNECTION_LOST = "connection lost"
@@ -105,7 +105,7 @@ class Tick:
 class Answered:
     """A request that keeps the session alive, for example a probe, was answered.
 
-    A read on etcd is no such request, because etcd answers reads even after the session's end.
+    A read on etcd does not count, because etcd answers reads even after the session's end.
     """
 
     sent_at: float
@@ -235,7 +235,7 @@ class SessionMachine:
 
     @property
     def deadline(self) -> float | None:
-        """Latest time for the next `Tick`; None if time changes nothing."""
+        """Latest time for the next `Tick`; None if no tick is needed in this state."""
         if self._state in (SessionState.CLOSED, SessionState.READ_ONLY):
             return None
         due = self._probe_at
@@ -428,7 +428,8 @@ class SessionPolicy:
 
     Args:
         timeout_seconds: the session timeout.
-        give_up_after_timeouts: an outage of more session timeouts is final; 0: no outage is.
+        give_up_after_timeouts: an outage of more session timeouts than this is final; 0 means that
+            no outage is final.
         shutdown_when_lost: if true, the first lost session is final.
     """
 
@@ -448,7 +449,7 @@ class SessionPolicy:
 
     @property
     def deadline(self) -> float | None:
-        """The time at which `step` must be called to give up; None if no time limit runs."""
+        """The time at which an outage becomes final; None without an outage or a limit."""
         if self._since is None or math.isinf(self._patience_seconds):
             return None
         return self._since + self._patience_seconds

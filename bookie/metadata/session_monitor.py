@@ -41,8 +41,8 @@ class SessionMonitor:
             server refuses our credentials, and any other BookieError if the server does not answer.
             A call is cancelled after a third of the timeout.
         renew: returns when there is a session, the old one or a new one, and the store is usable.
-            Raises the errors of `probe`. Called only while the session is lost. After a
-            cancellation its partial effects may stay.
+            Raises the errors of `probe`. Called only while the session is lost. Effects of a
+            cancelled call may stay.
         announce: takes each event of the session. It must not raise or call `tell`.
         begun_at: the time by `clock` when the request that began the session was sent; None means
             now.

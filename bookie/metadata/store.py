@@ -10,14 +10,14 @@ and etcd.
   commits of the whole store: of two writes of any keys, the later one has the greater revision.
 - **Parents are virtual**: a key exists if it has a record or children. A record that has children
   cannot be deleted.
-- **An ephemeral record** lives until its session ends, and has no children. A plain put changes its
-  value and keeps its owner. An ephemeral put with the right version takes over a record of another
-  session. A persistent record never turns ephemeral.
+- **An ephemeral record** lives until its session ends, and has no children. A plain put changes the
+  value of an ephemeral record and keeps the owner. An ephemeral put with the right version takes
+  over a record of another session. A persistent record never turns ephemeral.
 - **A transaction** is all or nothing. Its conditions are checked against the state before the
   transaction. So a transaction names each key once. Below a key that the transaction deletes or
   makes ephemeral, it names no other key.
 - **Watches** deliver every commit under a prefix once, in commit order, each commit whole. If a
-  watch cannot prove that, it delivers `Resync`, and the consumer lists the records again.
+  watch may have missed commits, it delivers `Resync`, and the consumer lists the records again.
 - **A listing** is complete or raises.
 """
 
@@ -78,7 +78,7 @@ class MetadataStore(ABC):
     @property
     @abstractmethod
     def is_session_certain(self) -> bool:
-        """True until an event or the clock casts doubt on the session, even before it begins.
+        """True unless the session is in doubt or lost; also True before the session begins.
 
         After a pause of the process, this property is False at once. The session's events come only
         in a later turn of the event loop, which is too late for a caller that relies on its lease.
