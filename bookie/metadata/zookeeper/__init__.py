@@ -2,7 +2,7 @@
 
 ZooKeeper has sessions and a tree. ZooKeeper lacks three things: parents that exist only while they
 have children, versions that never repeat, and known outcomes after a lost reply. This package adds
-the first two as far as a client can, and the third in full.
+such parents and versions as far as a client can, and known outcomes in full.
 
 | module | what it holds |
 |---|---|
@@ -19,20 +19,21 @@ the first two as far as a client can, and the third in full.
 | `kazoo_parts`, `sasl` | the few inner parts of kazoo that the store needs; DIGEST-MD5 |
 
 **A write** is one multi transaction with a receipt (`outcome`): a mark in a small ephemeral node of
-the session. After a lost reply, the mark in that node shows if the write was done.
+the session. After a lost reply, the mark in the ephemeral node shows if the write was done.
 
 **Parents.** ZooKeeper refuses to create a node without its parents; the store then makes the
 parents and tries again. A delete also removes the parents that it leaves empty. The end of a
-session does not remove empty parents. Such parents are listed. The next delete below them, or a
-recursive delete, removes them.
+session does not remove empty parents. Listings show empty parents until a later delete below the
+parent, or a recursive delete, removes them.
 
 **Versions.** ZooKeeper's version of a node begins at 0 again after a deletion. The store's version
-also names the write that created the node. A write is refused if this store has received an event
-about another life of the record, after a deletion. If a record was deleted and created again, a
-write that this store sends before it receives the deletion's event may change the new record.
+also names the write that created the node. A write is refused if this store has received the event
+that the expected record was deleted. Before this store receives the event, a write may change a new
+record of the same key.
 
-**Below** ``/.bookie``, outside of all scopes, lie the receipts (ephemeral) and a node that every
-removal of a parent writes. The access control of that node forbids deletion.
+**Below** ``/.bookie``, outside of all scopes, are the receipts (ephemeral) and the node
+`tree.REMOVALS`, which every removal of a parent writes. The access control of `REMOVALS` forbids
+its deletion.
 
 **Watches.** One persistent recursive watch serves the whole store. ZooKeeper drops the watch with
 the connection, so each reconnection sets the watch again and delivers `Resync`.

@@ -1,9 +1,9 @@
 """Translate ZooKeeper's events about nodes into the store's events about records.
 
-Events about nodes and events about records differ when a parent is made or removed, when a record
-is put on a parent, and when absence is checked. They also differ when one session takes over a
-record of another session. The writer marks these operations: in the transaction, it writes the
-scope's own node before and after them. Events of such operations are *inside brackets*.
+Events about nodes and events about records differ in four operations. A parent is made or removed,
+a record is put on a parent, or absence is checked. Or one session takes over a record of another
+session. The writer marks these operations: in the transaction, it writes the scope's own node
+before and after them. Events between these two writes are *inside brackets*.
 
 =============== ==================================== =============================================
 event           outside of brackets                  inside
@@ -17,7 +17,7 @@ deleted         DELETED                              nothing
 Events of one transaction have one zxid. Events of one zxid that arrive together become one commit.
 ZooKeeper does not mark the end of a transaction, so events that arrive in two parts become two
 commits. Servers before 3.9 send events without a zxid. With these servers, brackets cannot be
-recognised, and parents look like records that come and go.
+recognised, so parents look like records that are created and deleted.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 kazoo's thread talks to the server. `Bridge.send` makes one of kazoo's asynchronous calls and
 returns the answer through a future. All other notices (watch events, the session's state) go to one
-callback. Answers and notices reach the event loop in the order in which the server sent them: a
+callback. Answers and notices reach the event loop in the order in which the server sent them. So a
 watch event is seen before an answer that includes its change. All answers and notices that arrive
 while the loop is busy cost one wake-up.
 """
@@ -122,7 +122,7 @@ class _Result:
 
 
 class _Waker:
-    """Wakes kazoo's thread. A waker is both ends of kazoo's pipe; sending a byte never blocks."""
+    """Wakes kazoo's thread. A waker has both ends of kazoo's pipe; sending a byte never blocks."""
 
     def __init__(self) -> None:
         self._descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_SEMAPHORE | os.EFD_CLOEXEC)
@@ -338,7 +338,10 @@ class Bridge:
         return pending
 
     def give_up(self, begun_before: float) -> None:
-        """Await no answers to requests sent before `begun_before`; their outcomes stay unknown."""
+        """Stop waiting for the answers to requests that were sent before `begun_before`.
+
+        The outcomes of these requests stay unknown.
+        """
         for pending in list(self._waiting):
             if pending.begun_at >= begun_before:
                 return

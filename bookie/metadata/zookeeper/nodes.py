@@ -108,7 +108,8 @@ class NodeReader:
     ) -> None:
         """Read the access control lists of ephemeral records that an ephemeral put replaces.
 
-        ZooKeeper shows the names of digest users only to admins. But with kinds, the part decides.
+        ZooKeeper shows the names of digest users only to admins. If the scope has kinds, the list
+        of the key's part is used instead.
         """
         keys = []
         for operation in operations:
@@ -154,7 +155,7 @@ class NodeReader:
     async def stat_written(
         self, put: Put, zxid: int, deadline: float
     ) -> tuple[str, ZnodeStat] | None:
-        """Return key and stat of what the write `zxid` put; None if that is gone or overwritten.
+        """Return key and stat of the record that the write `zxid` put; None if gone or overwritten.
 
         Raises:
             MetadataUnavailableError: this user may not read the record, or the record is gone and
@@ -252,7 +253,7 @@ def _is_numbered(name: str, stem: str) -> bool:
 
 
 def refusal(error: NodeError, key: str) -> BookieError:
-    """Return our error for a refusal of the server that has nothing to do with the records."""
+    """Return our error for a refusal that does not depend on the state of the records."""
     if error.code == NO_AUTH:
         return UnauthorizedError(f"ZooKeeper denies us access to {key}")
     if error.code == INVALID_ACL:

@@ -5,14 +5,14 @@ the record does not help: another client may have written the same value, or a l
 write carries a *receipt*: one more operation in its transaction. The receipt writes a mark, which
 is used only once, into a small ephemeral node of the store. After a reconnection the store reads
 that node. If the node has the mark, the write was done, and the node's zxid is that of the write.
-If the node lacks the mark, the write will never be done: a server refuses requests that a session
+If the node lacks the mark, the write will never be done. A server refuses requests that a session
 sent before it moved to another connection.
 
 A store has a few receipts. Each receipt belongs to one write until the outcome of the write is
-known; this also limits the number of writes under way. A refused or cancelled write gives its
-receipt to the next write. Receipts lie outside of all scopes, where no store lists, watches or
-deletes them. The name of a receipt begins with the number of its session, and the receipt goes with
-that session.
+known. So the number of receipts limits the number of writes under way. A refused or cancelled write
+gives its receipt to the next write. Receipts lie outside of all scopes, where no store lists,
+watches or deletes them. The name of a receipt begins with the number of its session. ZooKeeper
+deletes the receipt when the session ends.
 
 Before the store reads a receipt, it makes a write of its own, the barrier. The barrier needs the
 quorum, so a deposed leader cannot answer it. On every server, the barrier comes after all requests
@@ -125,8 +125,8 @@ class Receipts:
         `losses` is `ZooKeeperLink.losses` at the time when the caller began; if a session was lost
         since then, the caller's facts are out of date. If the operations depend on facts from one
         connection, `connection` is its number, and only that connection may carry them. `may_hold`
-        is called right before the operations are sent, and returns False if an event has refuted
-        those facts.
+        is called right before the operations are sent, and returns False if an event shows that
+        these facts changed.
 
         Raises:
             OutdatedError: the connection is another one now, or an event refuted the facts; nothing
@@ -204,7 +204,7 @@ class Receipts:
         operations: Sequence[NodeOperation],
         deadline: float,
     ) -> ZnodeStat | None:
-        """Return the receipt's stat if the unanswered write was done; None if it never will be."""
+        """Return the receipt's stat if the unanswered write was done; None if it cannot happen."""
         while True:
             if await self._link.usable(deadline) != session:
                 raise _ended(operations)

@@ -4,8 +4,8 @@ If several creates of a store need the same parents, the first create makes the 
 other creates wait.
 
 A parent is removed only if it is still the node that was seen before (see `REMOVALS`). Removals by
-many stores at once conflict, and some removals give up. A parent that stays is removed by a later
-delete below it, or by a recursive delete.
+many stores at once conflict; after several conflicts, a removal leaves its parent. A later delete
+below that parent, or a recursive delete, removes it.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Parents:
         self._kept.pop(key, None)
 
     def all_kept(self, keys: Iterable[str]) -> bool:
-        """True if all these parents are known to stay, as sequential children need it."""
+        """True if all these parents are known to stay without children, as sequences require."""
         return all(key in self._kept for key in keys)
 
     # ---- making

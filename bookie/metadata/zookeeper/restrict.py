@@ -1,7 +1,7 @@
 """Gives a tree of nodes the access control lists of the table in `rights`.
 
-New nodes get their lists when they are created. `restrict` is for all other nodes: those from
-before, and the nodes of the table's parts, which only admins can create.
+New nodes get their lists when they are created. `restrict` changes the lists of existing nodes. It
+also creates the nodes of the table's parts, which only admins can create.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _WINDOW = 64
 async def restrict(link: ZooKeeperLink, nodes: NodeReader, scope: Scope) -> int:
     """Make the nodes of all parts, and give each node its list; return the number of new lists.
 
-    It may be repeated, and continues after an interruption. Nodes that other processes create
-    meanwhile get the lists that those processes have in their settings.
+    After an interruption, another call continues the work. Other processes create their nodes with
+    the lists of their own settings, even during the call.
 
     Raises:
         ConfigurationError: the settings name no users, or our user is none of the admins.
@@ -63,7 +63,7 @@ async def restrict(link: ZooKeeperLink, nodes: NodeReader, scope: Scope) -> int:
 
 
 async def _require_admin(link: ZooKeeperLink, scope: Scope) -> None:
-    """Refuse lists that would lock us out: try the admins' list on a node for a moment."""
+    """Refuse lists that would lock us out: try the admins' list on a temporary node."""
     path = scope.path(f"/rights-{uuid.uuid4().hex}")
     acl = scope.acl(ROOT)
     mark = scope.mark
@@ -83,7 +83,7 @@ async def _require_admin(link: ZooKeeperLink, scope: Scope) -> None:
 
 
 async def _keep_part(link: ZooKeeperLink, scope: Scope, part: str) -> None:
-    """Make the node of a part, unless it exists; as a parent it stays without children."""
+    """Make the node of a part, unless it exists, and mark it to stay without children."""
     path, mark = scope.path(part), scope.mark
     while True:
         try:

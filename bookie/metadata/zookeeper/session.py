@@ -1,12 +1,12 @@
 """The connection of one store to ZooKeeper: made, monitored, and restored after interruptions.
 
 ZooKeeper forgets a watch when the connection ends, even within one session. So after each
-connection the link first sets the watch on the scope again. Only then is the link usable. The
-store's watches are told that changes may have been missed.
+connection, the link is usable only once it has set the watch on the scope again. The store's
+watches are told that changes may have been missed.
 
-`SessionMonitor` decides if the session is alive. Its probe is a sync request, which only the leader
-can answer, because the leader decides about sessions. A read is no probe: a follower that has lost
-its leader still answers reads.
+`SessionMonitor` decides if the session is alive. The monitor's probe is a sync request, which only
+the leader can answer, because the leader decides about sessions. A read is no probe: a follower
+that has lost its leader still answers reads.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ class ZooKeeperLink:
         return self._bridge.send(request, session, connection)
 
     async def read(self, request: Request, deadline: float) -> Any:
-        """Send a request that changes nothing until it is answered, and return the answer.
+        """Send a read request, repeatedly until an answer comes, and return the answer.
 
         Raises:
             NodeError: the server's answer is an error.

@@ -1,13 +1,13 @@
 """Records as nodes of ZooKeeper's tree, and transactions as operations on nodes.
 
-A record is a node with the record's value as its data. The node's path is the scope's path and the
-record's key, where other tools expect it. ZooKeeper has no virtual parents. The data of a node
+A record is a node with the record's value as its data. The node's path is the scope's path followed
+by the record's key, as other tools expect. ZooKeeper has no virtual parents. The data of a node
 shows if the node is a record:
 
 ================= ================================================================================
 data              meaning
 ================= ================================================================================
-null or `PARENT`  made for what lies below it; goes with the delete of its last child
+null or `PARENT`  a parent without a record; removed together with its last child
 `KEPT`            persistent sequential records were numbered below it: it stays, because
                   ZooKeeper keeps the last number in the node
 anything else     a record
@@ -383,8 +383,9 @@ class Planner:
     def _take_over(self, index: int, put: Put, path: str, node: Node) -> None:
         """Delete and create the node in one transaction: ZooKeeper never changes a node's owner.
 
-        The new node is written again, because a take-over is not a first version. If the old node
-        had the same version, which other clients may expect, the new node is written twice.
+        The new node is written once more, because a take-over is not a first version. If the old
+        node had version 1, the new node is written twice, so that a write that expects version 1
+        fails.
         """
         if put.acl is None:
             put = replace(put, acl=self._view.acls.get(put.key))
@@ -397,7 +398,7 @@ class Planner:
         self._add(self._scope.mark)
 
     def _end_of_parent(self) -> list[NodeOperation]:
-        """Return the write of `REMOVALS`; it fails if a parent ended since the view was read."""
+        """Return the write of `REMOVALS`; it fails if a parent was removed after the view."""
         if self._is_guarded:
             return []
         self._is_guarded = True
