@@ -9,8 +9,8 @@ key below ``groups/<group>`` value
                             compare-and-set
 =========================== ====================================================================
 
-The progress of the group is in cursors with the group's name: one cursor for each partition
-(`logs`).
+The progress of the group is stored in cursors: each partition has a cursor with the group's name
+(see `logs`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ConsumerGroup:
         self._store = store
 
     async def read_assignment(self) -> Versioned[GroupAssignment]:
-        """Read the assignment; before the first one, return an empty one of version `NOT_EXISTS`.
+        """Read the assignment; empty and of version `NOT_EXISTS` if no assignment was written yet.
 
         Raises:
             FormatError: the record is damaged, or of a newer version.

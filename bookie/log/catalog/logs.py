@@ -268,8 +268,8 @@ class LogManager:
     async def remove(self, name: LogName) -> None:
         """Remove all metadata of a log that is marked as deleted, after its ledgers were deleted.
 
-        After an interruption, any process may repeat the call. A new log that was created under the
-        same name meanwhile stays.
+        After an interruption, any process may repeat the call. If another process has already
+        removed the log, a new log of the same name is not removed.
 
         Raises:
             LogExistsError: the log is not marked as deleted.
@@ -290,7 +290,7 @@ class LogManager:
             return  # another process removed it
 
     async def _announce(self, name: LogName, definition: LogDefinition, condition: Check) -> None:
-        """Give each partition a head. Readers watch the head's key, and learn of the deletion."""
+        """Write the missing heads. Readers watch heads, so the write wakes them up."""
         for number in range(definition.partitions):
             key = LogPartition(name, number).head_key
             if not await self._store.exists(key):
@@ -300,7 +300,7 @@ class LogManager:
     # ---- heads and chunks
 
     async def read_head(self, partition: LogPartition, log_id: str) -> Versioned[LogHead]:
-        """Read a partition's head; before its first owner, an empty one of version `NOT_EXISTS`.
+        """Read a partition's head; empty and with version `NOT_EXISTS` if no head was written yet.
 
         Raises:
             NoSuchLogError: the head belongs to another log, so this one was deleted.
@@ -314,10 +314,9 @@ class LogManager:
         return found
 
     async def revision(self, name: LogName) -> int:
-        """Return the store's revision of the last write of a log's definition; 0 if there is none.
+        """Return the revision of the last write of a log's definition; 0 if there is no definition.
 
-        The revision is greater than that of every earlier write of this definition, even by a
-        deleted log of the same name.
+        A later log of the same name has a greater revision than all writes of the deleted log.
         """
         return await self._revision(name.definition_key)
 
@@ -341,7 +340,7 @@ class LogManager:
         *,
         sealed: Sequence[LogChunk] = (),
     ) -> Versioned[LogHead]:
-        """Replace the head whose version is `version`, and write the chunks `sealed`, in one step.
+        """In one transaction, replace the head of this `version`, and write the chunks `sealed`.
 
         Raises:
             BadVersionError: the head was changed meanwhile; read it again.
@@ -356,7 +355,7 @@ class LogManager:
         changes: Sequence[tuple[LogPartition, LogHead, int, Sequence[LogChunk]]],
         others: Iterable[Operation] = (),
     ) -> list[int]:
-        """Replace several heads and perform `others` in one transaction; returns the new versions.
+        """In one transaction, replace heads and perform the operations `others`; return versions.
 
         Raises:
             BadVersionError: one of the heads was changed meanwhile.
@@ -467,8 +466,8 @@ class LogManager:
     async def cursor_revision(self, partition: LogPartition, cursor: str) -> int:
         """Return the store's revision of the last write of a cursor; 0 if there is no cursor.
 
-        The revision is greater than that of every earlier write of this cursor, even by a deleted
-        cursor of the same name.
+        A later cursor of the same name has a greater revision than all writes of the deleted
+        cursor.
         """
         return await self._revision(partition.cursor_key(cursor))
 
@@ -516,7 +515,7 @@ class LogManager:
     # ---- transactions
 
     async def last_batch(self, name: LogName, application: str) -> Versioned[int]:
-        """Read the last batch of an application; before its first, -1 of version `NOT_EXISTS`."""
+        """Read an application's last batch; -1 of version `NOT_EXISTS` if it published no batch."""
         record = await self._store.get(_transaction_key(name, application))
         if record is None:
             return Versioned(-1, NOT_EXISTS)
@@ -524,7 +523,7 @@ class LogManager:
 
     @staticmethod
     def put_batch(name: LogName, application: str, batch: int, version: int) -> Put:
-        """Return the operation that replaces an application's last batch of this `version`.
+        """Return the operation that replaces an application's last batch of version `version`.
 
         Raises:
             BadRequestError: the batch is no number from 0 to 2⁶³-1, or the id is not valid.
@@ -577,7 +576,7 @@ def checked_name(text: str, what: str) -> str:
 
 
 def _transaction_key(name: LogName, application: str) -> str:
-    """Return the key of an application. Percent-encoding gives each application id its own key."""
+    """Return the key of an application's last batch. Percent-encoding makes the key unique."""
     try:
         quoted = quote(application, safe="").replace(".", "%2E")
     except (TypeError, UnicodeEncodeError):
@@ -597,7 +596,7 @@ def _batch_of(record: Record) -> int:
 
 
 def decoded(decode: Callable[[bytes], T], record: Record) -> T:
-    """Decode the value of a record; an error of `decode` then names the record's key."""
+    """Decode the value of a record; add the record's key to an error that `decode` raises."""
     try:
         return decode(record.value)
     except FormatError as error:

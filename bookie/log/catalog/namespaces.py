@@ -95,7 +95,7 @@ class NamespaceManager:
         return await self._store.get_children(keys.NAMESPACES)
 
     async def all(self) -> AsyncIterator[tuple[str, Versioned[LogPolicy]]]:
-        """Yield all namespaces by name, each with the policy that it sets itself."""
+        """Yield the name of each namespace, and the policy that the namespace itself sets."""
         async for record in self._store.scan_children(keys.NAMESPACES):
             yield record.name, _policy_of(record)
 
