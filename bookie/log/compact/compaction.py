@@ -1,4 +1,4 @@
-"""Compact a log: copy many small ledgers of a partition into few, and put those in the head.
+"""Compact a log: copy many small ledgers of a partition into few, and name the few in the head.
 
 =========================== ======================================================================
 step                        work, and the leftovers after a crash
@@ -12,18 +12,18 @@ step                        work, and the leftovers after a crash
 =========================== ======================================================================
 
 Entries keep their offsets. Control records are copied, too. An entry is copied byte for byte,
-except for one field of its record: the *greatest timestamp so far*. The greatest timestamp is
-raised where it decreased between two publishers. Searches for a time use this field; readers do not
-see it.
+except for one field of its record: the *greatest timestamp so far*. If a publisher's field is less
+than that of an earlier record, the copy raises it. Searches for a time use this field; readers do
+not see it.
 
-A writer of the log stays its owner, and makes its next change on the new head. If the head changed
-during a compaction, the compaction changes the newest head. If another process truncated or joined
+A compaction does not change the owner of a partition. If another process changes the head during a
+compaction, the compaction is applied to the newest head. If another process truncated or joined
 ranges that were copied, the copy is deleted. So any number of compactions may run at the same time.
 
 **Old ledgers are deleted at once**, as after a truncation. A reader that meets a missing ledger or
-chunk reads the newest head, and continues at its offset. A delayed deletion would not save readers
-this step: a sweep may delete old ledgers that no range names at any time. A delay would also double
-the space.
+chunk reads the newest head, and continues at its offset. Readers would need this step even if the
+deletion were delayed: at any time, a sweep may delete old ledgers that no range names. During a
+delay, the originals and the copies would both take space.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ _log = event_log(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CompactionGroup:
-    """Ranges of one partition to be joined to one range; one process copies the whole group."""
+    """Ranges of one partition that become one range. One process copies the whole group."""
 
     partition: LogPartition
     log_id: str
@@ -144,7 +144,7 @@ class PublishedCompaction:
 async def plan_compaction(
     client: LogClient, name: LogName, limits: CompactionLimits
 ) -> CompactionPlan:
-    """Find the groups of ranges to join, within the log's retention. No bookie is asked.
+    """Find the groups of ranges to join. The retention policy limits groups. No bookie is asked.
 
     Raises:
         BadRequestError: the limits are not valid.
@@ -223,7 +223,7 @@ async def _copy(client: LogClient, group: CompactionGroup, password: bytes) -> L
 
 
 async def _write(writer: WriterHandle, found: AsyncGenerator[RunEntries, None]) -> None:
-    """Append the entries, with a bounded amount not yet durable; return when all are durable."""
+    """Append the entries; return when all are durable. The bytes in flight are limited."""
     greatest_ms = NO_TIME_MS
     unconfirmed: deque[tuple[int, asyncio.Future[range]]] = deque()
     unconfirmed_bytes = 0
@@ -249,10 +249,11 @@ async def _write(writer: WriterHandle, found: AsyncGenerator[RunEntries, None]) 
 async def publish_compaction(
     client: LogClient, partition: LogPartition, copies: Sequence[CopiedGroup]
 ) -> PublishedCompaction:
-    """Replace old ledgers of a partition by their copies in the head, and delete the old ones.
+    """Replace ledgers of a partition by their copies in the head, and delete the originals.
 
-    All copies are published in one step. Copies that cannot be published are deleted. After an
-    error, the outcome of that step is unknown; a sweep deletes the leftover ledgers.
+    One compare-and-set publishes all copies. Copies that cannot be published are deleted. After a
+    MetadataError, the outcome of the compare-and-set is unknown; a sweep deletes the leftover
+    ledgers.
 
     Raises:
         NoSuchLogError: the log was deleted.
@@ -310,7 +311,7 @@ class _Publication:
         return PublishedCompaction(len(done), size_of(done), overtaken, tuple(failures))
 
     async def _publish(self) -> tuple[LogHead, list[LogRange]]:
-        """Replace the ranges in the newest chain; return the head and ranges after that."""
+        """Replace the ranges in the newest chain; return the new head and all its ranges."""
         client, partition = self._client, self._partition
         attempts = Attempts()
         while True:
@@ -335,7 +336,7 @@ class _Publication:
     def _step(
         self, head: LogHead, chunks: Sequence[LogChunk], waiting: Sequence[JoinedRanges]
     ) -> tuple[LogHead, tuple[LogChunk, ...], list[LogRange]] | None:
-        """Return the change that publishes all of `waiting`; None if there is none to make."""
+        """Return the change that publishes `waiting`; None if `waiting` is empty or refused."""
         if not waiting:
             return None
         try:
