@@ -8,8 +8,8 @@ balanced    the numbers of partitions of two members differ by one at most
 sticky      among all such assignments, the rule takes the fewest partitions from members that stay
 =========== ====================================================================================
 
-Equal members, partitions and earlier shares give an equal assignment, in whatever order they are
-listed.
+The assignment depends only on the members, the partitions and the former shares, but not on their
+order.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def assign(
 
 
 def _sizes(kept: Mapping[str, Sequence[str]], total: int) -> dict[str, int]:
-    """Count each member's new partitions. Members that had most partitions get the remainder."""
+    """Return the new size of each share. The largest shares in `kept` get the remainder."""
     least, more = divmod(total, len(kept))
     by_most = sorted(kept, key=lambda name: (-len(kept[name]), name))
     return {name: least + (index < more) for index, name in enumerate(by_most)}

@@ -27,7 +27,7 @@ class AutoCommit:
 
 
 class HeldCursor:
-    """A cursor in the epoch of one holder, made by `take_cursor`. Commits run one after another.
+    """A cursor that one process holds, from `take_cursor` on. Commits run one after another.
 
     The epoch is a fencing token. When another process takes or resets the cursor, a new epoch
     begins. In the new epoch, the former holder cannot change the cursor.
@@ -76,7 +76,7 @@ class HeldCursor:
                 await self._adopt(self._record.propose(value, self._found.version))
 
     async def check(self) -> None:
-        """Read the cursor and check that this holder still has it; raises what `commit` raises."""
+        """Check that this holder still has the cursor. Raises the same errors as `commit`."""
         async with self._serial:
             await self._adopt(self._record.read())
 

@@ -33,9 +33,9 @@ from bookie.log.record.log_record import LogPosition, LogRecord
 
 
 class RecordFlow:
-    """Gives batches or single records to the application, and tracks the ones it has finished.
+    """Gives batches or single records to the application, and notes which records it has finished.
 
-    The application works on the last batch or record that it got, until it asks for the next one.
+    The application has finished a batch or a record when it asks for the next one.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class RecordFlow:
 async def commit_by_time(
     auto_commit: AutoCommit, consumers: Callable[[], Iterable[PartitionConsumer]]
 ) -> None:
-    """Commit finished records at regular times; this coroutine never ends by itself."""
+    """Commit finished records at regular intervals, until cancellation."""
     while True:
         await asyncio.sleep(auto_commit.every_seconds)
         for consumer in list(consumers()):
@@ -202,7 +202,9 @@ class LogConsumer:
         return self._consumer.cursor.committed
 
     async def lag(self) -> int:
-        """Count the entries not given out yet. Control records count, truncated entries do not.
+        """Count the confirmed entries not given out yet. Truncated entries do not count.
+
+        Control records count.
 
         Raises:
             UnavailableError: too few bookies answered to tell where the partition ends.
@@ -214,8 +216,8 @@ class LogConsumer:
     async def commit(self, up_to: LogRecord | LogPosition | int | None = None) -> None:
         """Mark records as consumed: all that were given out, or all up to and including `up_to`.
 
-        If `up_to` is a number, it is the offset of the next record to consume. Offsets before the
-        last commit are already committed. The commit is durable when the call returns.
+        If `up_to` is a number, the records before this offset are marked. Lower offsets than the
+        last commit are ignored. The commit is durable when the call returns.
 
         Raises:
             CursorLostError: another consumer has the cursor, or it was reset or deleted.
@@ -227,7 +229,7 @@ class LogConsumer:
         await self._consumer.commit_up_to(up_to)
 
     def batches(self) -> AsyncIterator[ConsumedBatch]:
-        """Yield batches of records, which is faster than single records."""
+        """Yield batches of records. Batches are faster than single records."""
         return self._batches()
 
     async def _batches(self) -> AsyncIterator[ConsumedBatch]:
@@ -235,7 +237,7 @@ class LogConsumer:
             yield await self._flow.next_batch()
 
     async def next_batch(self) -> ConsumedBatch:
-        """Wait for the next batch and return it; raises what `__anext__` raises."""
+        """Wait for the next batch and return it. Raises the same errors as `__anext__`."""
         _ = self._consumer
         return await self._flow.next_batch()
 

@@ -1,4 +1,4 @@
-"""The cursors of a log, on all its partitions: create, commit, reset, list, delete; and lag.
+"""The cursors of a log on all its partitions: create, commit, reset, list and delete them.
 
 A cursor has one record in each partition. A reset or a deletion of a cursor needs no lock. A reset
 raises the epoch, so the holder of the former epoch can no longer commit. A reset or a deletion also
@@ -40,7 +40,7 @@ CursorStep = Callable[[LogCursor], LogCursor]
 
 @dataclass(frozen=True, slots=True)
 class CursorStatus:
-    """One cursor of one partition, and the number of entries that it is behind the end."""
+    """One cursor of one partition, and the present bounds of the partition."""
 
     partition: LogPartition
     name: str
@@ -52,12 +52,12 @@ class CursorStatus:
 
     @property
     def lag(self) -> int:
-        """The number of entries to consume. Control records count, truncated entries do not."""
+        """The number of entries not consumed. Control records count. Truncated entries do not."""
         return max(0, self.end_offset - max(self.cursor.offset, self.earliest_offset))
 
 
 class CursorRecord:
-    """One cursor of one partition. Each change is proposed separately and has one outcome.
+    """One cursor of one partition. A change is made at most once, even if the store is silent.
 
     ============================ =================================================================
     outcome of a write           then
@@ -68,7 +68,7 @@ class CursorRecord:
                                  still there, write the *same* proposal again
     ============================ =================================================================
 
-    A proposal is recognised by its value, so two proposals must have different values. Each call
+    A proposal is recognised by its value, so two proposals must have different values. So each call
     that takes or resets a cursor writes an owner name that no other call writes (`unique_owner`).
     """
 
@@ -101,9 +101,9 @@ class CursorRecord:
         return await patiently(read, deadline=self._deadline(), retried=UNANSWERED)
 
     async def propose(self, value: LogCursor, version: int) -> Versioned[LogCursor]:
-        """Replace the cursor of `version`, and return the cursor as it is afterwards.
+        """Replace the cursor whose version is `version`; return the cursor that is stored now.
 
-        Another process may have changed the cursor first; then its value is returned.
+        If another process changed the cursor first, the result is the value of that process.
 
         Raises:
             NoSuchCursorError: the cursor was deleted.
@@ -166,10 +166,11 @@ class Cursors:
         time: Moment | None = None,
         protected: bool = True,
     ) -> None:
-        """Create a cursor on each partition. After an interrupted call, call it again to finish.
+        """Create a cursor on each partition. To finish an interrupted creation, call this again.
 
-        The cursor begins at `start`, by default the earliest record, or at the first record of
-        `time` or later. Retention keeps the records that a `protected` cursor has not consumed.
+        The cursor begins at `start` or, if `time` is given, at the first record of `time` or later.
+        Without both, it begins at the earliest record. Retention keeps the records that a
+        `protected` cursor has not consumed.
 
         Raises:
             KeyExistsError: the cursor exists on all partitions.
@@ -219,10 +220,11 @@ class Cursors:
         time: Moment | None = None,
         partition: int | None = None,
     ) -> Mapping[int, int]:
-        """Move a cursor to any place, in one partition or all; return each partition's offset.
+        """Move a cursor to any place, in one partition or all; return each partition's new offset.
 
-        The cursor moves to `start`, by default the earliest record, or to the first record of
-        `time` or later. A consumer that holds the cursor gets CursorLostError.
+        The cursor moves to `start` or, if `time` is given, to the first record of `time` or later.
+        Without both, it moves to the earliest record. A consumer that holds the cursor gets
+        CursorLostError.
 
         Raises:
             NoSuchCursorError, NoSuchLogError: the cursor or the log does not exist.
@@ -250,7 +252,9 @@ class Cursors:
 
     @checked
     async def protect(self, cursor: str, *, protected: bool = True) -> None:
-        """Set if retention keeps records that the cursor has not consumed; consumers continue.
+        """Decide if retention keeps the records that a cursor has not consumed.
+
+        A consumer that holds the cursor continues.
 
         Raises:
             NoSuchCursorError, NoSuchLogError: the cursor or the log does not exist.
@@ -277,7 +281,7 @@ class Cursors:
             raise NoSuchCursorError(f"there is no cursor {cursor} on {self._name}")
 
     async def all(self) -> Mapping[str, Mapping[int, LogCursor]]:
-        """Return all cursors: for each cursor name, the cursor of each partition."""
+        """Return all cursors, by cursor name and by partition number."""
         found: dict[str, dict[int, LogCursor]] = {}
         for partition in await self._partitions():
             for name, cursor in (await self._client.logs.cursors(partition)).items():
@@ -308,7 +312,7 @@ class Cursors:
 
     @checked
     async def lag(self, cursor: str) -> int:
-        """Count a cursor's unconsumed entries in all partitions; raises what `status` raises."""
+        """Count a cursor's unconsumed entries in all partitions. Raises the errors of `status`."""
         return sum(one.lag for one in await self.status(cursor))
 
     # ---- inside
@@ -331,7 +335,7 @@ class Cursors:
         return True
 
     async def _evict(self, record: CursorRecord) -> None:
-        """Remove the first claim on the cursor, so that its consumer learns of the loss at once."""
+        """Delete the holder's claim on the cursor. So the holder learns of the loss at once."""
         queue = WaitQueue(
             await self._client.participant(), record.partition.holder_key(record.name)
         )
@@ -346,7 +350,7 @@ def _reset(offset: int, owner: str, revision: int, found: LogCursor) -> LogCurso
 
 
 def next_epoch(found: LogCursor, revision: int) -> int:
-    """Return the epoch after that of `found`; the first epoch of a cursor is `revision`.
+    """Return the cursor's next epoch. The first epoch of a cursor is `revision`, but at least 1.
 
     Each epoch begins with a write. So no epoch is greater than the revision of the write that began
     the epoch.
@@ -355,5 +359,5 @@ def next_epoch(found: LogCursor, revision: int) -> int:
 
 
 def unique_owner(client: LogClient) -> str:
-    """Return a unique name for one process that takes or resets a cursor."""
+    """Return an owner name for one take or reset of a cursor. No other call returns this name."""
     return f"{client.identity} {secrets.token_hex(4)}"

@@ -1,4 +1,4 @@
-"""A group of consumers that share the partitions of logs; each partition has one member at a time.
+"""A group of consumers that share the partitions of logs. One member consumes each partition.
 
 ::
 
@@ -8,10 +8,10 @@
             await member.commit(record)
 
 The group's leader assigns partitions to members (`group_leader`), and each member consumes the
-partitions that it gets. Before a member gives a partition up, it waits until the application asks
-for the next record. The next member waits for the lock, and then takes the cursor, which has the
-group's name. The new epoch of the cursor fences the former member. So even two leaders cannot make
-two members commit for one partition.
+partitions that it gets. Before a member releases a partition, it waits until the application asks
+for the next record. The next member waits for the partition's lock, and then takes the partition's
+cursor in a new epoch. The cursor has the group's name. The new epoch fences the former member. So
+even two leaders cannot make two members commit for one partition.
 
 A member whose process dies is replaced when its session ends. A member that has lost its cursor,
 for example by a reset, takes the cursor again while the partition is assigned to it.
@@ -69,7 +69,7 @@ _log = event_log(__name__)
 
 
 class GroupRecord(NamedTuple):
-    """A record and the name of its `log`. All `LogRecord` attributes are here, too."""
+    """A record and the name of its `log`. It has all attributes of a `LogRecord`."""
 
     log_partition: LogPartition
     """The log, and the number of the partition."""
@@ -211,7 +211,7 @@ class GroupMember:
         return GroupRecord(consumer.partition, token, record)
 
     def batches(self) -> AsyncIterator[ConsumedBatch]:
-        """Yield batches of records, each of one partition, which is faster than single records."""
+        """Yield batches, each of one partition. Batches are faster than single records."""
         return self._batches()
 
     async def _batches(self) -> AsyncIterator[ConsumedBatch]:
@@ -219,7 +219,7 @@ class GroupMember:
             yield await self.next_batch()
 
     async def next_batch(self) -> ConsumedBatch:
-        """Wait for the next batch and return it; raises what `__anext__` raises."""
+        """Wait for the next batch and return it. Raises the same errors as `__anext__`."""
         self._require_entered()
         return await self._flow.next_batch()
 
@@ -227,7 +227,8 @@ class GroupMember:
     async def commit(self, up_to: GroupRecord | ConsumedBatch | None = None) -> None:
         """Mark records as consumed: all that were given out, or all up to and including `up_to`.
 
-        `up_to` concerns only its own partition. The commit is durable when the call returns.
+        With `up_to`, only the partition of `up_to` is committed. The commit is durable when the
+        call returns.
 
         Raises:
             CursorLostError: the partition belongs to another member now, or its cursor was reset.
@@ -289,7 +290,7 @@ class GroupMember:
         self._want(map(LogPartition.parse, found.value.shares.get(self.name, ())))
 
     def _want(self, partitions: Iterable[LogPartition]) -> None:
-        """Begin to consume those `partitions` that are new, and give up all others."""
+        """Begin to consume `partitions`, as far as they are new; release all other partitions."""
         self._wanted = frozenset(partitions)
         for partition, task in self._serving.items():
             if partition not in self._wanted and partition not in self._consumers:
@@ -314,7 +315,7 @@ class GroupMember:
         self._flow.news.set()
 
     async def _serve(self, partition: LogPartition) -> None:
-        """Consume a partition while it is assigned to this member, in one epoch after another."""
+        """Consume a partition while it is assigned to this member; take a lost cursor again."""
         assert self._participant is not None
         attempt = 0
         while partition in self._wanted:
@@ -348,7 +349,7 @@ class GroupMember:
         self._stir()
 
     async def _keep(self, partition: LogPartition, consumer: PartitionConsumer) -> None:
-        """Give out a partition's records until the cursor is lost or the partition unassigned."""
+        """Give out a partition's records until its cursor is lost or its assignment ends."""
         self._consumers[partition] = consumer
         self._turns.append(partition)
         self._on_change(self.assignment)
@@ -420,7 +421,7 @@ class GroupStatus:
 
     @property
     def lag(self) -> int:
-        """The number of entries that the group has not consumed. Control records count."""
+        """The number of entries that the group has not consumed, including control records."""
         return sum(one.lag for one in self.cursors)
 
 

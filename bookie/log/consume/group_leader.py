@@ -1,8 +1,8 @@
 """The leader of a group watches members and logs, and assigns the partitions.
 
 Every member is a candidate for leader. The leader writes a new assignment when the members, or the
-logs that they want, change. Each write is a compare-and-set with the leader's claim as a condition,
-so a former leader cannot write. The group consumes each log that at least one of its members wants.
+logs that they want, change. Each write is a compare-and-set that requires the leader's claim, so a
+former leader cannot write. The group consumes each log that at least one of its members wants.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _log = event_log(__name__)
 
 
 class GroupLeader:
-    """One member as a candidate: `run` competes in the election, and leads when elected."""
+    """One member as a candidate. `run` joins the election, and leads while it is elected."""
 
     def __init__(
         self, client: LogClient, participant: Participant, group: ConsumerGroup, member: str
@@ -80,7 +80,7 @@ class GroupLeader:
         self._changed.set()
 
     def _forget(self, names: Collection[LogName] | None) -> None:
-        """Forget the partition counts of `names`, or of all logs after a gap in a watch (None)."""
+        """Forget the partition counts of `names`. None means all logs: a watch may have a gap."""
         for name in list(self._partitions) if names is None else names:
             self._partitions.pop(name, None)
         self._changed.set()
@@ -104,7 +104,7 @@ class GroupLeader:
                 await self._changed.wait()
 
     async def _share_out(self, profiles: Mapping[str, MemberProfile]) -> None:
-        """Compute the assignment, and write it unless the store already has it.
+        """Compute the assignment, and write it if it differs from the stored one.
 
         Raises:
             MetadataUnavailableError, SessionLostError: unknown whether the change was made.
@@ -156,7 +156,7 @@ class GroupLeader:
 
 
 class DefinitionWatch:
-    """Call back when logs are created or deleted; an async context manager."""
+    """Calls `on_change` when logs are created or deleted; an async context manager."""
 
     def __init__(
         self,
@@ -207,7 +207,7 @@ class DefinitionWatch:
 
 
 def split_pattern(pattern: str) -> tuple[str, str]:
-    """Split a pattern into its namespace and the pattern for the names of logs in it.
+    """Split a pattern into a namespace, and a pattern for the log names in that namespace.
 
     Raises:
         BadRequestError: the namespace is not a valid name.
@@ -227,7 +227,7 @@ def read_profile(record: Record) -> MemberProfile:
 
 
 def _watched(profiles: Collection[MemberProfile]) -> set[str]:
-    """Return the keys at or below which the definitions of all wanted logs are stored."""
+    """Return the keys to watch: the definitions of all wanted logs are at or below these keys."""
     found: set[str] = set()
     for profile in profiles:
         found.update(LogName.parse(log).definition_key for log in profile.logs)

@@ -1,8 +1,8 @@
 """One partition with one consumer: the lock, the cursor, the reads and the commits.
 
-The consumer holds a lock, so that other consumers wait while it lives. After it got the lock, the
-consumer takes the cursor in a new epoch. Only the epoch ensures that no two consumers commit at the
-same time:
+The consumer holds a lock, so other consumers wait until the lock is released. When it has the lock,
+the consumer takes the cursor in a new epoch. Only the epoch, not the lock, ensures that at most one
+consumer can commit:
 
 ============================ =====================================================================
 event                        then
@@ -54,7 +54,7 @@ CERTAIN_SECONDS = 0.001
 
 @dataclass(frozen=True, slots=True)
 class ConsumedBatch:
-    """Consecutive records of one partition. Tokens never decrease from batch to batch."""
+    """Consecutive records of one partition. A later batch never has a smaller token."""
 
     partition: LogPartition
     token: int
@@ -65,8 +65,8 @@ class ConsumedBatch:
 class PartitionConsumer:
     """The consumption of one partition by one consumer, from `hold` to `close`.
 
-    `take` never waits: it returns a batch or None. `on_news` is called when `take` may return a
-    batch again.
+    `take` never waits: it returns a batch or None. After None, `on_news` is called when another
+    call of `take` may return a batch.
     """
 
     def __init__(
@@ -117,9 +117,10 @@ class PartitionConsumer:
 
     @property
     def may_give(self) -> bool:
-        """True if this consumer certainly has the cursor. If False, `on_news` reports a change.
+        """True if this consumer certainly has the cursor.
 
-        If the lock was claimed again, the result is False until the cursor has been checked.
+        `on_news` is called when a False result becomes True. If the lock was claimed again, the
+        result is False until the cursor has been checked.
         """
         now = self._now()
         if now < self._certain_until:
@@ -212,7 +213,7 @@ class PartitionConsumer:
             _log.warning("not_committed", partition=str(self.partition), reason=str(error))
 
     async def commit(self, offset: int) -> None:
-        """Let the next consumer begin at `offset`. Raises what `HeldCursor.commit` raises."""
+        """Commit `offset`, at which the next consumer begins. Raises as `HeldCursor.commit`."""
         try:
             await self.cursor.commit(offset)
         except (CursorLostError, NoSuchLogError) as error:
@@ -261,7 +262,7 @@ class PartitionConsumer:
             self._pump.cancel()
 
     def _fail(self, error: BookieError) -> None:
-        """Stop consuming for good because of `error`, and release the lock at once."""
+        """Stop consuming permanently because of `error`, and release the lock at once."""
         if self.error is not None or self._is_closed:
             return
         self.error = error
@@ -294,7 +295,7 @@ class PartitionConsumer:
                 self._fail(CursorLostError(f"another consumer holds {self._record}"))
 
     async def _check(self, token: int) -> None:
-        """Check that no other process took the cursor before the lock was claimed again."""
+        """After the lock was claimed again, check that no other process took the cursor before."""
         attempt = 0
         while self.error is None and not self._is_closed:
             try:
