@@ -2,7 +2,7 @@
 
 A partition is a chain of ledgers. The owner of a partition takes the partition over, adds ledgers,
 and closes them. Other processes truncate the partition, join its closed ranges or, in a
-transactional log, publish ranges. Each step here is proposed by compare-and-set. A step that would
+transactional log, publish ranges. Each change is written by compare-and-set. A function that would
 break a rule raises an error, so every head obeys these rules:
 
 ================================== ==============================================================
@@ -48,7 +48,7 @@ def taken_over(head: LogHead, owner: LogOwner, *, first_epoch: int = 1) -> LogHe
 
 
 def given_up(head: LogHead) -> LogHead:
-    """Remove the owner from the head. The owner must have closed its last ledger before.
+    """Remove the owner from the head. The owner must close its last ledger before this call.
 
     Raises:
         BadRequestError: a range is open.
@@ -85,7 +85,7 @@ class LedgerEnd:
 
 
 def with_closed(head: LogHead, end: LedgerEnd) -> LogHead:
-    """Close the oldest open range at `end`. If empty, remove the range from the chain.
+    """Close the oldest open range at `end`. If the range is empty, remove it from the chain.
 
     Raises:
         BadRequestError: `end` belongs to another ledger.
@@ -163,7 +163,7 @@ def size_of(ranges: Iterable[LogRange]) -> int:
 
 
 def live_ranges(head: LogHead) -> tuple[LogRange, ...]:
-    """Return the ranges of the head, except one that is kept only for its producers."""
+    """Return the head's ranges, without a truncated range that is kept only for its producers."""
     ends = [one.end_offset for one in head.ranges[:1]]
     if ends and ends[0] is not None and ends[0] <= head.start_offset:
         return head.ranges[1:]
@@ -173,7 +173,7 @@ def live_ranges(head: LogHead) -> tuple[LogRange, ...]:
 def live_bytes(head: LogHead) -> int:
     """Return the payload bytes of the partition's closed ranges.
 
-    A range that is kept only for its producers does not count.
+    A truncated range that is kept only for its producers does not count.
     """
     return head.chunk_bytes + size_of(live_ranges(head))
 
@@ -183,10 +183,10 @@ def truncated(
 ) -> tuple[LogHead, list[LogRange]]:
     """Remove the entries before `before_offset`; returns the new head and the removed ranges.
 
-    A range stays in the head if it is open, has an entry at or after `before_offset`, or has a
-    snapshot of producers. `chunks` are the oldest chunks that end at or before the offset, without
-    a gap. Chunks that the head no longer has are ignored. So the same truncation can be tried again
-    on a newer head.
+    A range stays in the head if it is open, has an entry at or after `before_offset`, or has the
+    newest snapshot of producers. `chunks` are the oldest chunks, in order, that end at or before
+    the offset. Chunks that the head no longer names are ignored, so the same truncation can be
+    tried again on a newer head.
 
     Raises:
         BadRequestError: the offset is behind the last closed range. Or a chunk is not the oldest
@@ -265,7 +265,7 @@ class JoinedRanges:
 
 
 def place_of(ranges: Sequence[LogRange], part: Sequence[LogRange]) -> int:
-    """Return the index at which `part` begins in `ranges`; -1 if `part` is not there as a whole."""
+    """Return the index at which `part` begins in `ranges`; -1 if a range of `part` is missing."""
     base = part[0].base_offset or 0
     at = bisect_left(ranges, base, key=lambda one: MAX_ID if (b := one.base_offset) is None else b)
     return at if tuple(ranges[at : at + len(part)]) == tuple(part) else -1
@@ -278,11 +278,11 @@ def compacted(
     *,
     ranges_max: int = HEAD_RANGES_MAX,
 ) -> tuple[LogHead, tuple[LogChunk, ...], list[LogRange]]:
-    """Replace original ranges by joined ones; returns head, new chunks, removed ranges.
+    """Replace ranges by joined ranges; return the head, new chunks and removed ranges.
 
-    `chunks` are all chunks that `head` names. A chunk never changes. If a joined range replaces
+    `chunks` are all chunks that `head` names. A chunk never changes. So if a joined range replaces
     ranges of a chunk, the whole chain is rewritten without its truncated ranges. In the new chain,
-    the head keeps the newest `ranges_max` ranges, and chunks with new numbers get the older ranges.
+    the head keeps the newest `ranges_max` ranges. New chunks with new numbers get the older ranges.
     Offsets, times, the owner and open ranges do not change.
 
     Raises:

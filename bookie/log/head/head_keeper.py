@@ -1,4 +1,4 @@
-"""The owner's changes of a partition's head: one change at a time, each with one outcome.
+"""The owner's changes of a partition's head: one at a time, each made once or not at all.
 
 ============================ =====================================================================
 outcome of a write           then
@@ -12,9 +12,9 @@ unknown                      read until the store answers, then as above. If the
                              late, and must not meet a different second one
 ============================ =====================================================================
 
-The store may make a write without answering, and another process may then truncate the partition.
-In this case the owner repeats a change that the head already has. So the steps here leave a head
-unchanged if it already has the change.
+The store may make a write although its answer is lost. If another process then truncates the
+partition, the owner cannot recognise its write, and applies its step again. So each step leaves a
+head unchanged if the head already has the change.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ HeadCheck = Callable[[], Awaitable[object]]
 
 
 def adding(ledger_id: int) -> HeadStep:
-    """Return a step that adds a ledger as the last range, which is open."""
+    """Return a step that adds a ledger as the last range. The new range is open."""
 
     def step(head: LogHead) -> LogHead:
         is_there = any(one.ledger_id == ledger_id for one in head.open_ranges)
@@ -96,16 +96,15 @@ class HeadKeeper:
     def may_name(self, ledger_id: int) -> bool:
         """True if the head that was read last names the ledger.
 
-        This owner's change may take effect just before a takeover by a new owner. In this case the
-        head contains the ledger until the new owner has closed the ledger.
+        If this owner's change took effect just before a takeover, the new owner's head names the
+        ledger until the new owner has closed the ledger.
         """
         return any(one.ledger_id == ledger_id for one in self._latest.ranges)
 
     async def change(self, step: HeadStep, *, check: HeadCheck | None = None) -> LogHead:
-        """Apply `step` to the newest head, write the result, and return the head after that.
+        """Apply `step` to the newest head, write the result, and return the new head.
 
-        If another process has changed the head, `check` runs before `step` is applied to the new
-        head.
+        If another process has changed the head, `check` runs before `step` is applied again.
 
         Raises:
             LogTakenOverError: another owner has the partition; the step was not taken.
@@ -135,7 +134,7 @@ class HeadKeeper:
     async def _write(
         self, head: LogHead, sealed: tuple[LogChunk, ...]
     ) -> Versioned[LogHead] | None:
-        """Write a head. If another change came first, adopt the changed head and return None."""
+        """Write a head. If another process changed the head first, adopt its head; return None."""
         version = self._found.version
         deadline = _now() + self._patience_seconds
         while True:
@@ -155,7 +154,7 @@ class HeadKeeper:
             return None
 
     async def _read(self) -> Versioned[LogHead]:
-        """Read the head. If the store does not answer, try again until the patience is over."""
+        """Read the head. If the store does not answer, try again for `patience_seconds`."""
         return await patiently(
             lambda: self._logs.read_latest_head(self._partition, self.log_id),
             deadline=_now() + self._patience_seconds,

@@ -1,7 +1,7 @@
 """The ranges of a partition in the order in which a reader reads them.
 
-The ledgers may be ahead of the head. A ledger whose metadata says CLOSED has ended, even if its
-range is still open in the head. The known ends of CLOSED ledgers complete the head's ranges:
+The metadata of a ledger may be newer than the head: the ledger may be CLOSED while its range is
+still open in the head. The known ends of CLOSED ledgers complete the head's ranges:
 
 ======================================== =====================================================
 the oldest open range's ledger has ended the range ends with it; an empty one is left out
@@ -9,8 +9,8 @@ the range before an open one has an end  that end is the base of the open one
 ======================================== =====================================================
 
 At most one ledger of a partition has unconfirmed entries. So after the end of a CLOSED ledger, a
-reader continues with the next range. The reader does so even if the head still shows the range of
-the CLOSED ledger as open.
+reader continues with the next range, even if the head still shows the CLOSED ledger's range as
+open.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bookie.log.catalog.log_metadata import LogRange
 
 
 def completed(ranges: Sequence[LogRange], ends: Mapping[int, int]) -> tuple[LogRange, ...]:
-    """Complete a head's ranges by `ends`, the last entry id of each CLOSED ledger by ledger id."""
+    """Complete a head's ranges by `ends`, which maps each CLOSED ledger to its last entry id."""
     found: list[LogRange] = []
     end: int | None = None
     for one in ranges:
@@ -58,10 +58,10 @@ class LedgerRun:
 def runs_from(
     ranges: Iterable[LogRange], offset: int, before: int | None = None
 ) -> list[LedgerRun]:
-    """Return the runs of `ranges` that cover the offsets from `offset` up to before `before`.
+    """Return the runs of `ranges` from `offset` on, up to but not including `before`.
 
-    Neighbouring ranges that continue the same ledger become one run. The first range whose offset
-    is unknown ends the list.
+    Neighbouring ranges that continue the same ledger become one run. The list ends before the first
+    range whose offset is unknown.
     """
     runs: list[LedgerRun] = []
     for one in ranges:

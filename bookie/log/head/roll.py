@@ -1,4 +1,4 @@
-"""The rule of a roll: the size or age of a ledger after which a partition begins another one.
+"""The rule of a roll: the size or age of a ledger after which a partition begins a new ledger.
 
 The log's policy sets the size and the age (:mod:`bookie.log.catalog.log_policy` has the defaults).
 The owners and publishers of a log use this rule.
