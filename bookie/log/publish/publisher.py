@@ -3,8 +3,8 @@
 The transaction replaces the head of each partition that the batch touches, and the record of the
 application's last batch. The transaction fails if another process has changed a head or that
 record. After a failed transaction, the publisher reads everything again. Each batch of an
-application has a greater number than the batch before. So exactly one attempt publishes a batch;
-the reply of that attempt may be lost.
+application has a greater number than the batch before. So at most one attempt publishes a batch,
+even if the reply of that attempt is lost.
 
 ================================ =================================================================
 limit of one transaction         limit of one batch
@@ -88,7 +88,7 @@ class LogPublisher:
 
     @checked
     async def bounds(self) -> RecordBounds:
-        """Return the limits of a record by the log's present policy; the log need not exist yet.
+        """Return the limits of a record under the log's present policy. The log need not exist.
 
         Raises:
             NoSuchKeyError: there is no such namespace.
@@ -110,12 +110,12 @@ class LogPublisher:
     async def publish(
         self, application_id: str, batch: int, ranges: Iterable[PendingRange]
     ) -> bool:
-        """Publish a batch, which may be empty; False if it or a newer batch was published before.
+        """Publish a batch; False if this batch or a newer one was published before.
 
-        The ranges of a partition are published in the given order. When the call returns, all
-        readers see all ranges of the batch. From then on, an equal or older batch of the
-        application is dropped. After an error nothing was published. After a cancellation, or if
-        the client was closed, the outcome is unknown: publish the same batch again.
+        A batch may be empty. The ranges of a partition are published in the given order. When the
+        call returns, all readers see all ranges of the batch. From then on, an equal or older batch
+        of the application is dropped. After an error nothing was published. After a cancellation,
+        or if the client was closed, the outcome is unknown: publish the same batch again.
 
         Raises:
             NoSuchLogError: there is no such log.
@@ -159,9 +159,9 @@ class LogPublisher:
     async def forget(self, application_id: str) -> None:
         """Delete the record of an application that will publish nothing more.
 
-        Call this when the application's last `publish` has returned. A late request of that batch
-        changes nothing, because the heads have newer versions by then. Published ranges stay. It is
-        no error if the application is unknown.
+        Call this when the application's last `publish` has returned. If a request of that `publish`
+        arrives later, it publishes nothing, because the heads have newer versions. Published ranges
+        stay. It is no error if the application is unknown.
 
         Raises:
             MetadataError: the metadata store failed; the record may stay, without harm.
@@ -174,7 +174,7 @@ class LogPublisher:
         """Delete the ledgers of ranges that will not be published; return the deleted ledger ids.
 
         A ledger stays if a published range names it, or if it belongs to another log. A range of a
-        deleted ledger can no longer be published, not even by a call at the same moment.
+        deleted ledger can no longer be published, not even by a concurrent `publish`.
 
         Raises:
             NoSuchLogError: there is no such log.
@@ -196,7 +196,7 @@ class LogPublisher:
         return deleted
 
     async def _look(self, application_id: str, wanted: _Wanted) -> _Look:
-        """Read the state on which a proposal is based. Read the ledgers only after this call.
+        """Read the state on which a proposal is based. Its ledgers must be read after this call.
 
         The application's record is read after the heads. So if a head already contains the batch,
         the record already names this batch or a newer one.
@@ -284,7 +284,7 @@ def _checked(name: LogName, batch: int, ranges: Iterable[PendingRange]) -> _Want
 def _refuse_overlap(
     partition: LogPartition, given: Sequence[LogRange], published: Iterable[LogRange]
 ) -> None:
-    """Raise an error if two ranges of `given` and `published` share an entry."""
+    """Raise BadRequestError if two of the ranges in `given` and `published` share an entry."""
     ledgers = {one.ledger_id for one in given}
     rows = [(one.ledger_id, one.first_entry_id, one.last_entry_id or 0) for one in given]
     rows += [

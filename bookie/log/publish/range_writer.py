@@ -4,8 +4,8 @@ No reader sees a range before it is published (:mod:`bookie.log.publish.publishe
 a pipeline writes records and cuts them into ranges. The executor sends each small `PendingRange` to
 the driver, which publishes it.
 
-One ledger serves many batches. A new ledger begins only between two ranges: when the old ledger is
-too large or too old by the log's policy, or has failed. A sweep deletes a ledger that is older than
+One ledger serves many batches. If the ledger is too large or too old for the log's policy, or has
+failed, the next range begins in a new ledger. A sweep deletes a ledger that is older than
 a day if no range names it (:mod:`bookie.log.tidy.sweep`). So no range begins in a ledger that is
 older than half a day.
 """
@@ -66,7 +66,7 @@ class PendingRange:
     """Payload bytes of the range's entries."""
 
     def as_log_range(self) -> LogRange:
-        """Return the range for a head. A range has no offset before its publication."""
+        """Convert to a range of a head. The range has no offset before its publication."""
         return LogRange(
             self.ledger_id,
             self.first_entry_id,
@@ -117,7 +117,7 @@ class RangeWriter:
         *,
         password: bytes = b"",
     ) -> RangeWriter:
-        """Return a writer for `application_id`; the first record makes the writer create a ledger.
+        """Return a writer for `application_id`. The writer creates a ledger for its first record.
 
         Raises:
             NoSuchLogError: there is no such log.
@@ -166,10 +166,10 @@ class RangeWriter:
         return len(given)
 
     async def append_encoded(self, payloads: list[bytes], greatest_ms: int) -> None:
-        """Write records in order that the caller has encoded; return when all are durable.
+        """Write records, which the caller has encoded, in order; return when all are durable.
 
-        `greatest_ms` is the greatest timestamp of the range up to the last of these records.
-        Records whose timestamp is earlier contain it as a field
+        `greatest_ms` is the greatest timestamp of the range up to the last of these records. Each
+        late record must contain the greatest timestamp so far
         (:mod:`bookie.log.record.log_record`). The bytes are not checked. Raises what `append`
         raises; after an error some of the records may be in the ledger.
         """
@@ -182,7 +182,7 @@ class RangeWriter:
             await current.append(payloads, greatest_ms)
 
     async def _require_time(self, greatest_ms: int) -> None:
-        """Refuse a time too far ahead, but compare the clock with bookies before a refusal."""
+        """Refuse a time too far ahead. If the clock has moved, compare it with bookies first."""
         try:
             self._latest.require(greatest_ms)
         except ClockError:
@@ -191,9 +191,7 @@ class RangeWriter:
             self._latest.require(greatest_ms)
 
     async def cut(self) -> PendingRange | None:
-        """End the range and return it when all its entries are durable.
-
-        Return None for an empty range.
+        """End the range; return it when all its entries are durable, or None if it is empty.
 
         The range contains all appends that were called before `cut`. Later appends begin another
         range. A cancelled call drops the range.
@@ -214,7 +212,7 @@ class RangeWriter:
         return current.cut(self._partition)
 
     def discard(self) -> None:
-        """Drop the records since the last `cut`. Appends work again after a failed range."""
+        """Drop the records since the last `cut`. If the range has failed, appends work again."""
         self._range = None
 
     async def aclose(self) -> None:
@@ -232,7 +230,7 @@ class RangeWriter:
         await self.aclose()
 
     async def _current(self) -> _RangeInWork:
-        """Return the range for appends. The caller must append at once, to keep the order."""
+        """Return the range for appends. To keep the order, the caller must append at once."""
         self._client.require_here()
         # A lock admits its callers in order. While others wait, a later append waits behind them,
         # even if the range has begun.
@@ -368,7 +366,7 @@ def require_transactional(partition: LogPartition, definition: LogDefinition) ->
 def _encoded(
     records: list[Payload | NewRecord], now_ms: int, greatest_ms: int
 ) -> tuple[list[bytes], int]:
-    """Return the encoded records, and the greatest timestamp up to the last one."""
+    """Return the encoded records, and the range's greatest timestamp after these records."""
     try:
         # A record is a tuple, and bytes do not take a tuple.
         prefix = plain_prefix(now_ms, greatest_ms=greatest_ms)
