@@ -18,7 +18,7 @@ _log = event_log(__name__)
 
 
 class HeadWatch:
-    """A watch of a partition's head, which begins with the first `next` and ends with `close`."""
+    """A watch of a partition's head. It begins with the first `next` and ends with `close`."""
 
     def __init__(
         self,
@@ -36,9 +36,10 @@ class HeadWatch:
         self._heads: AsyncIterator[Versioned[LogHead]] | None = None
 
     async def next(self) -> Versioned[LogHead]:
-        """Wait for the next change and return the head; at first or after a failure, do not wait.
+        """Wait for the next change of the head, and return the head.
 
-        The call waits while the store does not answer.
+        A new watch begins in the first call and after each failure. It returns the present head at
+        once. While the store does not answer, the call waits.
 
         Raises:
             NoSuchLogError: the log was deleted.

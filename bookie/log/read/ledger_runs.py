@@ -1,7 +1,7 @@
 """Read runs of entries from one ledger after another, with a bounded read-ahead.
 
-The reader of a ledger reads a large run, and requests some answers ahead. Several small runs are
-read at once. So a reader of a log with many small ranges does not wait for each range in turn.
+A large run is read alone, with some requests ahead. Several small runs are read at once, so the
+reader of a log with many small ranges does not wait for each range in turn.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class RunEntries(NamedTuple):
 
 
 class LedgerReaders:
-    """The readers of a log's ledgers; only the readers that were used last stay open."""
+    """The readers of a log's ledgers. The `HANDLES_KEPT` most recently used ones stay open."""
 
     def __init__(self, ledgers: LedgerClient, password: bytes = b"") -> None:
         self._ledgers = ledgers
@@ -47,7 +47,7 @@ class LedgerReaders:
         return self._ledgers.pool
 
     async def open(self, ledger_id: int) -> ReaderHandle:
-        """Return a reader of a ledger; call `refresh` if the reader must know the ledger's end.
+        """Return a reader of a ledger. The reader knows the ledger's end only after `refresh`.
 
         Raises:
             NoSuchLedgerError: the ledger was deleted.
@@ -65,14 +65,14 @@ class LedgerReaders:
         return handle
 
     def forget(self) -> None:
-        """Drop all open readers, because a ledger has vanished; each is opened again later."""
+        """Drop all open readers, because a ledger is missing. `open` opens them again."""
         self._handles.clear()
 
 
 async def read_runs(
     runs: Iterable[LedgerRun], readers: LedgerReaders
 ) -> AsyncGenerator[RunEntries, None]:
-    """Read the entries of `runs` in order. Each run has an end and only acknowledged entries.
+    """Read the entries of `runs` in order. Runs must have an end, and only acknowledged entries.
 
     Raises:
         NoSuchLedgerError: a ledger was deleted; all runs before it were delivered.

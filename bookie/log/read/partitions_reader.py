@@ -1,4 +1,4 @@
-"""Read several partitions as one: each in its own order, and all as their records arrive.
+"""Read several partitions at once. Only records of the same partition come in order.
 
 For each partition, one task keeps one batch ready. If an iteration ends before it has taken the
 ready batch, the next iteration reads the batch again.
@@ -25,7 +25,7 @@ from bookie.log.record.log_record import LogPosition, LogRecord
 
 @dataclass(slots=True)
 class _Lane:
-    """One partition, and the batch of it that is ready."""
+    """One partition, and its batch that is ready."""
 
     reader: LogReader
     batch: Sequence[LogRecord] = ()
@@ -54,7 +54,7 @@ class PartitionsReader:
 
     @property
     def next_offsets(self) -> Mapping[int, int | None]:
-        """For each partition: `LogReader.next_offset`. A ready batch counts as read."""
+        """For each partition: `LogReader.next_offset`. Records of a ready batch count as read."""
         return {number: reader.next_offset for number, reader in self._readers.items()}
 
     @checked

@@ -44,11 +44,13 @@ class LogRanges:
 
     @property
     def ranges(self) -> Sequence[LogRange]:
-        """The ranges of the known head. Known ends of ledgers close ranges that are open there."""
+        """The ranges of the known head. Ranges of ledgers known to be CLOSED are closed."""
         return self._ranges
 
     async def refresh(self) -> bool:
-        """Read every change that was finished before this call; True if there was a change.
+        """Read the newest head; True if it differs from the known head.
+
+        The newest head has every change that was finished before this call.
 
         Raises:
             NoSuchLogError: the log was deleted.
@@ -60,7 +62,7 @@ class LogRanges:
         return self.adopt(found)
 
     async def require_log(self) -> None:
-        """Check that the log exists. The deletion of a log deletes its ledgers before its heads.
+        """Check that the log exists. A head may exist after the deletion of the log has begun.
 
         Raises:
             NoSuchLogError: the log was deleted.
@@ -112,7 +114,9 @@ class LogRanges:
             return chunk.ranges[range_of_offset(chunk.ranges, offset) :]
 
     async def from_time(self, timestamp_ms: int) -> Sequence[LogRange]:
-        """Return ranges from the first that may have a record of `timestamp_ms` or later.
+        """Return ranges, beginning with the first that may have a record of this time or later.
+
+        All of them are from one chunk or from the head.
 
         Raises:
             MetadataError: the metadata store failed.
@@ -173,9 +177,9 @@ class LogRanges:
         return found
 
     async def _first_chunk(self, is_before: Callable[[LogChunk], bool]) -> LogChunk | None:
-        """Return the first chunk for which `is_before` is false.
+        """Return the first chunk for which `is_before` is false; None if it is true for all.
 
-        `is_before` must be true for all chunks before it.
+        `is_before` must be true for all chunks before the result, and false for all after it.
         """
         low, high = self.head.first_chunk, self.head.next_chunk
         found = None

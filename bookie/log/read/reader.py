@@ -95,9 +95,9 @@ class LogReader:
     ) -> None:
         """Start at `start` (`LogStart`), or at the first record of the time `start_time` or later.
 
-        The reader stops before the record at `end`. With `follow`, the reader waits for new records
-        without an end, or up to `end`. Without `follow`, the reader stops after the last record
-        that is confirmed when the reader gets there. If the next record was truncated and
+        The reader stops before the record at `end`. With `follow`, the reader waits for records
+        until it reaches `end`; without `end`, it never stops. Without `follow`, the reader also
+        stops when no further record is confirmed. If the next record was truncated and
         `on_truncated` is ``skip``, the reader logs a line and continues at the earliest record.
 
         Raises:
@@ -158,7 +158,7 @@ class LogReader:
         return self._seeks
 
     def seek(self, to: LogStart = None, *, time: Moment | None = None) -> None:
-        """Move to a place. The next record comes from there, even if a task is waiting for one.
+        """Move to a place. A task that already waits for a record gets it from the new place.
 
         After a seek, the caller may still use the rest of a batch from `batches`, but `records`
         yields no more records of its current batch.
@@ -203,7 +203,7 @@ class LogReader:
                     self._next_offset = behind
 
     async def batches(self) -> AsyncGenerator[Sequence[LogRecord], None]:
-        """Yield batches of records, which is faster than single records. No batch is empty.
+        """Yield batches of records. Batches are faster than single records, and never empty.
 
         Raises:
             LogTruncatedError: the next record was truncated; the error names the earliest one.
@@ -243,7 +243,7 @@ class LogReader:
             await watch.close()
 
     def _taken(self, found: RunEntries) -> Sequence[LogRecord]:
-        """Decode the records in the entries, and count these entries as read from now on."""
+        """Decode the records in the entries. From now on, the entries count as read."""
         entries = found.entries
         first = LogPosition(
             found.ledger_id, entries[0].entry_id, found.offset, self.partition.number
@@ -258,7 +258,7 @@ class LogReader:
         return batch
 
     async def _stretches(self, watch: HeadWatch) -> AsyncGenerator[RunEntries, None]:
-        """Yield the entries from the target on. After a seek, continue at the new target."""
+        """Yield the entries from the target on. After a seek, continue from the new target on."""
         while True:
             runs: Sequence[LedgerRun] = ()
             try:
@@ -287,7 +287,7 @@ class LogReader:
                 await self._after_vanished(error, runs)
 
     def _has_target(self) -> bool:
-        """True if the offset of a place must be found before the next read."""
+        """True if the offset of the start or of a seek must be found before the next read."""
         return self._target is not None
 
     @property
@@ -326,7 +326,7 @@ class LogReader:
                     yield found
 
     async def _open_run(self, run: LedgerRun) -> AsyncGenerator[RunEntries, None]:
-        """Yield the entries of an open range until its ledger ends; the rest is read later."""
+        """Yield entries of an open range. If its ledger ends, `_stretches` reads the rest."""
         handle = await self._readers.open(run.ledger_id)
         try:
             last = await handle.refresh()
@@ -365,7 +365,7 @@ class LogReader:
         return handle.is_closed
 
     async def _unless_sought(self, coroutine: Coroutine[None, None, T]) -> T | None:
-        """Return the result of `coroutine`, or None if a seek cancels it."""
+        """Return the result of `coroutine`. If a seek comes first, cancel it and return None."""
         call = Background(self._readers.pool, coroutine, f"reader of {self.partition}")
         self._waker = asyncio.get_running_loop().create_future()
         try:
@@ -383,10 +383,7 @@ class LogReader:
             self._ranges.adopt(found)
 
     async def _go_to_target(self, watch: HeadWatch) -> None:
-        """Find the target's offset.
-
-        If a seek comes meanwhile, the next call finds the new target.
-        """
+        """Find the target's offset. After a seek during this call, call it again."""
         self._is_sought = False
         target, seeks = self._target, self._seeks
         assert target is not None
@@ -415,7 +412,7 @@ class LogReader:
         return max(end, self._ranges.head.start_offset)
 
     async def _offset_of_entry(self, target: AtEntry, watch: HeadWatch) -> int | None:
-        """Return the offset of an entry; None if a seek comes meanwhile."""
+        """Return the offset of an entry; None if a seek comes during this call."""
         seeks = self._seeks
         while self._seeks == seeks:
             found = await find_entry(self._ranges, self._readers, target.ledger_id, target.entry_id)

@@ -42,7 +42,7 @@ class PartitionReading(Protocol):
         """Yield the records from `offset` on, without an end, in batches that are not empty."""
 
     async def locate(self, partition: LogPartition, place: Place) -> int:
-        """Return the offset of a place; ``latest`` is the offset after the last confirmed one."""
+        """Return the offset of a place. ``latest`` is the offset after the last confirmed record."""
 
     async def bounds(self, partition: LogPartition) -> tuple[int, int]:
         """Return the earliest offset, and the offset after the last confirmed record."""
@@ -52,12 +52,12 @@ class PartitionReading(Protocol):
 
 
 async def locate_cursor(reading: PartitionReading, partition: LogPartition, place: Place) -> int:
-    """Return the offset for a cursor at a place, which must not be beyond the end of the log.
+    """Return the offset for a cursor at `place`. The place must not be after the end of the log.
 
-    A cursor beyond the end would silently skip records that are appended later. The end that
-    bookies report may lack the newest records. So an offset is refused at once only if too many
-    bookies lack the record before it: then that record cannot be confirmed. Otherwise this call
-    reads the end several times.
+    A cursor after the end would silently skip records that are appended later. The end that bookies
+    report may lack the newest records. So if `place` is after the reported end, this call reads the
+    end again, up to `END_LOOKS_MAX` times. It refuses the place at once if so many bookies lack the
+    record before it that this record cannot be confirmed.
 
     Raises:
         BadRequestError: the place is after the end.
@@ -105,7 +105,7 @@ class LogReading:
                 yield batch
 
     async def locate(self, partition: LogPartition, place: Place) -> int:
-        """Return the offset for `place`: an end of the log, an offset itself, an entry, or a time.
+        """Return the offset of a place, which may be of any kind.
 
         Raises:
             NoSuchLogError: there is no such log.
@@ -141,8 +141,9 @@ class LogReading:
     async def is_beyond(self, partition: LogPartition, offset: int) -> bool:
         """True if the record before `offset` was surely not confirmed when this call began.
 
-        The head is read first, and names the ledger of every record confirmed until then. False if
-        a bookie has the record, if too few bookies answer, or while the log changes its ledger.
+        The head is read first: it names the ledgers of all records that are confirmed before the
+        read. The result is False if a bookie has the record, if too few bookies answer, or while
+        the log begins a new ledger.
 
         Raises:
             NoSuchLogError: there is no such log.

@@ -158,7 +158,7 @@ async def confirmed_end(one: LogRange, ranges: LogRanges, readers: LedgerReaders
 async def find_entry(
     ranges: LogRanges, readers: LedgerReaders, ledger_id: int, entry_id: int
 ) -> LogRange:
-    """Return an entry's range. The position right after a ledger's end belongs to its last range.
+    """Return an entry's range. An entry id right after a ledger's end belongs to the last range.
 
     Raises:
         LogTruncatedError: no range contains the entry: it was truncated, or copied by a compaction.
@@ -190,10 +190,11 @@ async def after_vanished(ledger_id: int, ranges: LogRanges, readers: LedgerReade
 
 
 async def find_time(ranges: LogRanges, readers: LedgerReaders, timestamp_ms: int) -> int:
-    """Return an offset; all records before it have timestamps below `timestamp_ms`.
+    """Return an offset before which all records have timestamps below `timestamp_ms`.
 
-    The offset is that of the first record with `timestamp_ms` or later, except in the module's two
-    cases. If no record has such a timestamp, the offset is the end of the log.
+    The result is the offset of the first record with `timestamp_ms` or later, except in the two
+    cases of the module's docstring. If no record has such a timestamp, the result is the end of the
+    log.
 
     Raises:
         NoSuchLedgerError, NoSuchEntryError, UnavailableError, CorruptionError: a read failed.
@@ -209,7 +210,10 @@ async def find_time(ranges: LogRanges, readers: LedgerReaders, timestamp_ms: int
 async def _find_time(
     ranges: LogRanges, readers: LedgerReaders, timestamp_ms: int
 ) -> tuple[int | None, int | None]:
-    """Return the offset, or the missing ledger's id; neither if the known ranges have changed."""
+    """Return an offset and a missing ledger's id; at most one is given.
+
+    Both are None if the known ranges have changed: search again.
+    """
     end = None
     for one in await ranges.from_time(timestamp_ms):
         if one.base_offset is None:

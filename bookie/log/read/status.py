@@ -86,7 +86,7 @@ async def unpublished_entries(
 
 
 async def extent_of(ranges: LogRanges, readers: LedgerReaders) -> LogExtent:
-    """Return a partition's extent from its refreshed ranges; raises what `log_extent` raises."""
+    """Return a partition's extent from its refreshed ranges. Raises as `log_extent` does."""
     end = await find_end(ranges, readers)
     head = ranges.head
     return LogExtent(

@@ -1,6 +1,6 @@
-"""Find the places of a log's records, for jobs that split the reading among many tasks.
+"""Find the ledgers and offsets of a log's records, for jobs that read by many tasks.
 
-A survey neither fences nor writes anything. Each answer is valid for the moment of its call.
+A survey neither fences nor writes anything. A result is valid only at the moment of the call.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class LogSurvey:
     async def locate(
         self, partition: int, start: LogStart = None, *, time: Moment | None = None
     ) -> int:
-        """Return the offset of a place. For a time: of the first record of that time or later.
+        """Return the offset of `start`, or of the first record of `time` or later.
 
         Raises:
             LogTruncatedError, BadRequestError: the partition has no such place.
@@ -82,7 +82,7 @@ class LogSurvey:
 
     @checked
     async def spans(self, partition: int, start: int, end: int) -> Sequence[LogSpan]:
-        """Return the spans from the offset `start` up to `end`, in order and without a gap.
+        """Return the spans from `start` up to, but not including, `end`, in order, without a gap.
 
         The caller must know that all records before `end` are confirmed, for example from `bounds`.
 
@@ -135,7 +135,7 @@ class LogSurvey:
 
 
 def _mean_sizes(ranges: Sequence[LogRange]) -> Mapping[int, float]:
-    """Return each ledger's mean payload bytes of an entry in its closed ranges."""
+    """Return, for each ledger, the mean payload bytes of an entry in closed ranges."""
     sizes: dict[int, tuple[int, int]] = {}
     for one in ranges:
         if one.count and one.size_bytes is not None:
