@@ -1,4 +1,4 @@
-"""Repeat a compare-and-set: after a lost race, or until an unknown outcome is known."""
+"""Repeat a compare-and-set if another process was faster, or if the outcome is unknown."""
 
 from __future__ import annotations
 
@@ -38,10 +38,11 @@ async def patiently(
     retried: type[BookieError] | tuple[type[BookieError], ...],
     on_failure: Callable[[BookieError], Awaitable[object]] | None = None,
 ) -> T:
-    """Call `attempt` until it succeeds or the deadline passes; retry after `retried` errors only.
+    """Call `attempt` until it succeeds or the deadline passes.
 
-    `deadline` is a time of the event loop. `on_failure` runs before each pause, and may raise. At
-    the deadline, the error of the last attempt is raised.
+    Only errors of the types `retried` cause another attempt. `deadline` is a time of the event
+    loop. `on_failure` runs before each pause, and may raise. At the deadline, the error of the last
+    attempt is raised.
     """
     now = asyncio.get_running_loop().time
     pauses = Backoff(PATIENT_PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX, jitter, AROUND)
@@ -57,14 +58,14 @@ async def patiently(
 
 
 class Attempts:
-    """The attempts at one change. Each attempt reads the present state and proposes the next.
+    """The attempts at one change. Each attempt reads the present state and proposes a new state.
 
     ::
 
         attempts = Attempts()
         while True:
             try:
-                ...  # read, synced; return if it is done
+                ...  # sync and read; return if the change is already made
                 with attempts.proposing():
                     return await write(...)
             except MetadataError as error:

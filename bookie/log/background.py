@@ -1,4 +1,4 @@
-"""Run a call as one of the client's tasks, beside the task of its caller."""
+"""Run a call in a separate task, which belongs to the client and not to the caller."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def ignore_error(future: asyncio.Future[Any]) -> None:
 
 
 class Background(Generic[T]):
-    """A call in a task of its own. Wait for the call's `result`, or `close` the call.
+    """A call that runs in a separate task. The caller must await `result` or `close`.
 
     The caller may begin the call in one task and end it in another, as async generators do. So no
     task group of the caller can own the call.

@@ -1,9 +1,9 @@
-"""Compare this machine's clock with bookies' clocks before its time is stored or deletes data.
+"""Compare this machine's clock with bookies' clocks, so that a wrong clock deletes no data.
 
 A machine whose clock is forty days ahead would delete records that are a minute old. So deletions
 by time use the earliest of this machine's clock and the clocks of some bookies. No ledger of a log
-is created while this machine's clock contradicts all bookies that answer. Otherwise ledgers and
-records would keep the wrong time.
+is created while this machine's clock contradicts all bookies that answer. Otherwise the wrong time
+would be stored in ledgers and records.
 
 A bookie tells its time in the answer to ``GetInfo``. Between answers, this machine's monotonic
 clock advances the times of the bookies. So a step of the wall clock does not change those times.
@@ -57,7 +57,7 @@ class ClockCheck:
         self._warned = False
 
     async def deletion_ms(self) -> int:
-        """Return the time of the earliest clock, by which data may be deleted, in ms since 1970.
+        """Return the time of the earliest clock, in ms since 1970. Deletions by age use this time.
 
         Raises:
             NotEnoughBookiesError: too few bookies told their time, so nothing may be deleted by

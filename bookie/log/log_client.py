@@ -113,7 +113,7 @@ class LogClient:
             begun.exception()  # all callers may have been cancelled
 
     async def close(self) -> None:
-        """Give up all cursors and group memberships. Call this before the store is closed."""
+        """Release all cursors and leave all groups. Call this before the store is closed."""
         self._leaving.set()
         if self._taking_part is not None:
             await asyncio.wait([self._taking_part])
@@ -128,9 +128,9 @@ class LogClient:
     ) -> LogDefinition:
         """Create a log. Fields that `policy` does not set are taken from the namespace's policy.
 
-        Without `policy`, an earlier policy for this log name stays. The call creates the log first,
-        and then stores a given `policy`, which replaces any earlier policy. So a failed creation
-        changes nothing.
+        The call creates the log first, and then replaces the stored policy of this name by
+        `policy`. So if the log cannot be created, nothing changes. If `policy` is None, a stored
+        policy of this name stays.
 
         Raises:
             LogExistsError: the name is taken.
@@ -181,10 +181,10 @@ class LogClient:
             return (await self.logs.read(name)).value
 
     async def policy(self, name: LogName) -> LogPolicy:
-        """Return a log's complete policy: its own, then its namespace's, then the defaults.
+        """Return a log's policy, with fields inherited from its namespace and from the defaults.
 
         Raises:
-            NoSuchKeyError: there is no such namespace; the default one need not exist.
+            NoSuchKeyError: the namespace does not exist, and is not the default namespace.
         """
         return await self._decided(name.namespace, name.log)
 
