@@ -20,16 +20,16 @@ offset bytes meaning
 ====== ===== ====================================================================
 
 A record with an empty key differs from a record without a key. Most records have only 16 bytes and
-the key before the value. A record of this kind is parsed with one `struct` call and two slices.
+the key before the value. Such a record is parsed with one `struct` call and two slices.
 
-Version 1 can be read, but is no longer written. The fixed part of version 1 had 32 bytes, with all
-lengths and the sequence number in it.
+Version 1 can be read, but is no longer written. Its fixed part has 32 bytes, and contains all
+lengths and the sequence number.
 
 A **late** record has a smaller timestamp than a record before it. Every record contains the
 greatest timestamp so far, so a reader finds a time by binary search. **Control records** are for
 writers; readers skip them (:mod:`bookie.log.record.producers`). While a writer keeps the sequence
-numbers of producers, each record has a flag: an earlier entry of the same ledger is a control
-record.
+numbers of producers, each record has flag 16, which says that the same ledger has an earlier
+control record.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ NO_HEADERS: Mapping[str, bytes] = MappingProxyType({})
 
 
 class Producer(NamedTuple):
-    """The producer of a record, and the record's number, by which a repeat is recognised."""
+    """The producer and the number of a record. They show if the record is sent again."""
 
     producer_id: str
     sequence: int
@@ -73,7 +73,7 @@ class Producer(NamedTuple):
 
 
 class LogPosition(NamedTuple):
-    """The place of a record. `offset` is the order in a partition; ledger ids need not ascend."""
+    """The place of a record. Only `offset` gives the order of a partition's records."""
 
     ledger_id: int
     entry_id: int
@@ -168,7 +168,7 @@ def plain_prefix(
 ) -> bytes:
     """Return the bytes before the value of a record that has only a timestamp and a value.
 
-    The same prefix serves for any number of records: ``plain_prefix(now) + value``.
+    One prefix can be used for many records: ``plain_prefix(now) + value``.
     """
     return encode_log_record(
         LogRecord(timestamp_ms, b""), greatest_ms=greatest_ms, follows_control=follows_control
@@ -181,7 +181,7 @@ def is_control(data: BytesLike) -> bool:
 
 
 def follows_control(data: BytesLike) -> bool:
-    """True if flags say that this record, or an earlier one of its ledger, is a control record."""
+    """True if this record is a control record, or if its ledger has an earlier control record."""
     return len(data) > 1 and bool(data[1] & (FOLLOWS_CONTROL | _IS_CONTROL))
 
 
@@ -201,7 +201,9 @@ def greatest_timestamp_ms(data: BytesLike) -> int:
 
 
 def with_greatest(data: bytes, greatest_ms: int) -> bytes:
-    """Raise the record's greatest timestamp to at least `greatest_ms`; add at most 8 bytes.
+    """Return the record with a greatest timestamp of at least `greatest_ms`.
+
+    The result is at most 8 bytes longer than `data`.
 
     Raises:
         FormatError: `data` is not a log record.
@@ -222,7 +224,7 @@ def decode_log_record(
     offset: int = -1,
     partition: int = 0,
 ) -> LogRecord:
-    """Decode `data`, the payload of the entry at the position that the other arguments give.
+    """Decode `data`, the payload of an entry. The other arguments are the entry's position.
 
     Raises:
         FormatError: `data` is not a log record, is damaged, or has a newer version.

@@ -1,4 +1,4 @@
-"""Decode many consecutive log records at once, and encode the first parts of many by NumPy.
+"""Decode many log records at once, and encode the first bytes of many, both by NumPy.
 
 Most batches contain only plain records, without headers and without a producer. Reading a batch of
 plain records takes a few C calls, and each `LogRecord` is made only when it is accessed. The module
@@ -63,11 +63,11 @@ def record_starts(
     key_lengths: NDArray[np.int64],
     header_counts: NDArray[np.int64],
 ) -> RecordStarts:
-    """Encode the first parts of records; `greatest_ms` is the greatest timestamp before them.
+    """Encode the first bytes of records; `greatest_ms` is the greatest timestamp before them.
 
-    Each array has one element for each record; there is at least one record. A record without a key
-    has the key length 0. The caller ensures that numbers fit into their fields: 16 bits for the
-    number of headers, 32 for the length of a key.
+    Each array has one element for each record, and must not be empty. A record without a key
+    has the key length 0. The caller must ensure that a number of headers fits into 16 bits, and a
+    key length into 32 bits.
     """
     greatest = np.maximum(np.maximum.accumulate(timestamps_ms), greatest_ms)
     is_late = greatest > timestamps_ms
@@ -82,7 +82,7 @@ def record_starts(
 
 
 class RecordColumns(NamedTuple):
-    """Consecutive records without headers and producer, whose bytes are in one piece of memory.
+    """Consecutive records without headers and without producers, all in one piece of memory.
 
     Each array has one element for each record. A key ends at the place where the value begins.
     """
@@ -104,7 +104,7 @@ class RecordColumns(NamedTuple):
 def record_columns(
     data: BytesLike, starts: NDArray[np.int64], ends: NDArray[np.int64]
 ) -> RecordColumns | None:
-    """Return the records' columns; None if a record is damaged or is not a plain record.
+    """Return the columns of plain records; None if any record is damaged or not plain.
 
     Records that are not plain are control records, and records with headers or a producer.
     """
@@ -142,7 +142,7 @@ _value_of = itemgetter(slice(FIXED_SIZE_BYTES, None))
 
 
 class PlainRecords(Sequence[LogRecord]):
-    """Consecutive records without headers and producer. Each record object is made on access."""
+    """Consecutive plain records. The object for a record is made only when it is accessed."""
 
     __slots__ = ("columns", "first", "payloads")
 

@@ -1,4 +1,4 @@
-"""The positions of records that were appended together, stored without an object for each."""
+"""The positions of records that were appended together, stored as few runs of positions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class PositionRun(NamedTuple):
 
 
 class LogPositions(Sequence[LogPosition]):
-    """The positions of consecutive appends, in order: usually one run in one ledger."""
+    """The positions of records that were appended together, in order: usually one run."""
 
     __slots__ = ("_starts", "runs")
 
@@ -35,7 +35,7 @@ class LogPositions(Sequence[LogPosition]):
 
     @classmethod
     def of(cls, positions: Iterable[LogPosition]) -> LogPositions:
-        """Make positions from separate ones, such as positions in several partitions."""
+        """Collect `positions`, which may be in several partitions."""
         return cls(PositionRun(*one[:3], 1, one.partition) for one in positions)
 
     def __len__(self) -> int:

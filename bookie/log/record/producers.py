@@ -1,18 +1,18 @@
-"""The idempotent producers of a partition: their known sequence numbers, and snapshots.
+"""The idempotent producers of a partition: their known sequence numbers, and snapshots of these.
 
 A producer numbers its records. The producer sends a record again if it does not know the outcome of
-the first append. To a repeated record, the partition's writer answers with the position of the
-first append. The writer remembers the last `WINDOW_SEQUENCES` numbers of each producer. The writer
-remembers only the producers that appended last.
+the first append. For a repeated record, the partition's writer returns the position of the first
+append. The writer remembers at least the last `WINDOW_SEQUENCES` numbers of a producer. If this is
+too much, the writer forgets the producers whose last append is oldest.
 
-A snapshot is the value of a control record in the log. It is canonical JSON
+A snapshot is the value of a control record in the log. The value is canonical JSON
 (:mod:`bookie.metadata.json_record`), format ``bookie-producers``, version 1::
 
     {"names":["<id>", …],"runs":[[name, sequence, ledger, entry, offset, length], …], …}
 
 A run is `length` consecutive sequence numbers in consecutive entries. The runs of a producer are in
-ascending order. In a run, `name` is an index into the names. The last name belongs to the producer
-that appended last.
+ascending order. The `name` of a run is an index into ``names``. Names are ordered by the last
+append of the producer, oldest first.
 
 Source: the idempotent producers of Apache Kafka, except that numbers may leave gaps.
 """
@@ -79,7 +79,7 @@ class ProducerWindows:
     """The known sequence numbers of the producers of one partition."""
 
     def __init__(self, known: Mapping[str, list[SequenceRun]] | None = None) -> None:
-        """`known` comes from an earlier writer, with the least recent producer first."""
+        """`known` are the numbers that an earlier writer knew, least recent producer first."""
         self._runs = {name: list(runs) for name, runs in (known or {}).items() if runs}
         self._count = sum(map(len, self._runs.values()))
 
@@ -120,9 +120,9 @@ class ProducerWindows:
         )
 
     def add(self, producer: Producer, at: LogPosition, length: int = 1) -> None:
-        """Note the positions, from `at` on, of `length` records; the first one is by `producer`.
+        """Note the positions of `length` records. `producer` and `at` belong to the first one.
 
-        The new numbers are greater than all earlier ones of the producer, except after `forget`.
+        The numbers must be greater than all known numbers of the producer.
         """
         producer_id, sequence = producer
         runs = self._runs.pop(producer_id, [])
@@ -141,7 +141,7 @@ class ProducerWindows:
             self._count -= len(self._runs.pop(next(iter(self._runs))))
 
     def forget(self, producer: Producer) -> None:
-        """Forget a record and all later ones of its producer, because they were not appended."""
+        """Forget a record that was not appended, and all later records of its producer."""
         producer_id, sequence = producer
         runs = self._runs.get(producer_id, [])
         self._count -= len(runs)

@@ -1,4 +1,4 @@
-"""Encode the records of a partition in order: each contains the greatest timestamp so far."""
+"""Encode the records of a partition in order, each with the greatest timestamp so far."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class NewRecord(NamedTuple):
 class LatestTime:
     """The latest time that a record may have: the present time plus `ahead_seconds` of the policy.
 
-    The present time is the wall clock's time at its last comparison, advanced by the monotonic
-    clock.
+    The present time is the wall clock's time when it was last compared, plus the time that the
+    monotonic clock has measured since then.
     """
 
     def __init__(self, clock: Clock, ahead_seconds: int) -> None:
@@ -171,7 +171,7 @@ class RecordEncoder:
         return self._has_producers and self._entries_since_snapshot >= SNAPSHOT_ENTRIES
 
     def snapshot(self) -> NewEntries:
-        """Encode a control record with the known producers, as an entry."""
+        """Return the entry of a control record with a snapshot of the known producers."""
         self._entries_since_snapshot = 0
         at_ms = min(self._greatest_ms, self._clock.now_ms())
         record = LogRecord(at_ms, encode_producers(self.windows.state()))
