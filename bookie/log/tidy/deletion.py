@@ -23,10 +23,10 @@ _log = event_log(__name__)
 async def delete_log(client: LogClient, name: LogName) -> None:
     """Delete a log with all its ledgers, its cursors, its policy and its applications' records.
 
-    After the first step nobody can open the log. The owner and readers of the log get
-    NoSuchLogError, at the latest when the metadata is deleted. After an error or a crash, a
-    repeated call continues the deletion; a sweep also continues it. A sweep also deletes the
-    ledgers of the log that no head names yet.
+    The first step marks the log as deleted: from then on, nobody can open the log. The owner and
+    readers of the log get NoSuchLogError, at the latest when the metadata is deleted. After an
+    error or a crash, a repeated call or a sweep continues the deletion. A sweep also deletes the
+    log's ledgers that no head names.
 
     Raises:
         NoSuchLogError: there is no such log, or it was deleted completely.
@@ -45,9 +45,9 @@ async def delete_log(client: LogClient, name: LogName) -> None:
 async def _delete_ledgers(
     client: LogClient, partition: LogPartition, definition: LogDefinition
 ) -> None:
-    """Delete the ledgers that the chain names. Repeat this if the head has changed meanwhile.
+    """Delete the ledgers that the chain names. Repeat this until the head does not change.
 
-    Open ledgers are closed first, so that an owner cannot append to a deleted ledger.
+    Open ledgers are closed first, so that the owner cannot append to a deleted ledger.
     """
     version: int | None = None
     while True:
@@ -63,7 +63,7 @@ async def _delete_ledgers(
 
 
 async def _end_writer(client: LogClient, ledger_id: int) -> None:
-    """Close a ledger against its writer. If too few bookies answer, the deletion continues."""
+    """Fence and close a ledger. If this fails or takes too long, the deletion continues."""
     with suppress(BookieError, TimeoutError):
         async with asyncio.timeout(FENCE_SECONDS_MAX):
             await client.ledgers.close_for_deletion(ledger_id)

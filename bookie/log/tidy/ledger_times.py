@@ -1,11 +1,14 @@
 """The creation times of a log's ledgers, which limit the possible times of its records.
 
 A record is appended after its ledger was created, and before the next ledger of the partition is
-added. So the creation times of the two ledgers are a lower and an upper bound of the record's time.
-The lower bound only keeps records for longer, so every creation time may be used for this bound.
-The upper bound lets records be deleted earlier. So only a tagged creation time is used for the
-upper bound: its creator compared its clock with clocks of bookies (:mod:`bookie.log.clock_check`).
-A copy made by a compaction has the latest tag of its originals.
+added. So the creation time of the record's ledger is a lower bound of the record's time. The
+creation time of the next ledger is an upper bound.
+
+A wrong lower bound only keeps records for longer, so every creation time may be a lower bound. A
+wrong upper bound would delete records too early, so only a tagged creation time may be an upper
+bound. A tag shows that the creator of the ledger compared its clock with clocks of bookies
+(:mod:`bookie.log.clock_check`). A ledger made by a compaction has the latest tag of the ledgers
+that it replaces.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ class LedgerTimes:
         self._created: dict[int, Creation | None] = {}
 
     async def created(self, ledger_id: int) -> Creation | None:
-        """Return the creation of a ledger; None if the ledger is gone or its creation time unknown.
+        """Return the creation of a ledger; None if the ledger is deleted or the time is unknown.
 
         Raises:
             MetadataError: the metadata store failed.
@@ -54,7 +57,7 @@ class LedgerTimes:
         return self._created[ledger_id]
 
     async def latest_ms(self, ranges: Iterable[LogRange]) -> int:
-        """Return the newest creation time of the ledgers of `ranges`; -1 if one is not tagged."""
+        """Return the newest creation time of the ranges' ledgers; -1 if any time is not tagged."""
         found = [await self.created(one.ledger_id) for one in ranges]
         if any(one is None or not one.is_compared for one in found):
             return -1
@@ -63,7 +66,7 @@ class LedgerTimes:
     async def end_ms(self, one: LogRange, after: Sequence[LogRange], keep_from_ms: int) -> int:
         """Return the end time of a closed range, exact enough to decide if the range is kept.
 
-        `after` are ranges that follow the range `one`. Raises what `created` raises.
+        `after` are later ranges than `one`, in order. Raises the errors of `created`.
         """
         end_ms = one.end_ms
         assert end_ms is not None, "the range is closed"

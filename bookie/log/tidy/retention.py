@@ -70,10 +70,10 @@ def limits_of(
 
 
 def plausible_end_ms(end_ms: int, created_ms: int | None, next_created_ms: int | None) -> int:
-    """Move the end time of a range into the bounds that the creation times of ledgers give.
+    """Limit the end time of a range by the creation times of two ledgers.
 
-    `created_ms` belongs to the ledger of the range, `next_created_ms` to the ledger of the next
-    range. None means that the time is unknown.
+    `created_ms` is the creation time of the range's ledger. `next_created_ms` is that of a ledger
+    of a later range. None means that the time is unknown.
     """
     if created_ms is not None:
         end_ms = max(end_ms, created_ms)

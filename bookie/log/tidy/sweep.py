@@ -12,12 +12,13 @@ an owner that crashed, or a  applies the retention of each partition; a live own
 partition without an owner   and the head still names a dead one
 ============================ =====================================================================
 
-A sweep deletes only ledgers above a certain age. A publisher begins no range in a ledger that is
-older than half a day, and publishes within another half day. The age of a ledger follows from the
-clock of its creator and the clock of the sweep. The clocks of creators and sweeps were compared
-with the clocks of bookies (`clock_check`). Safety does not depend on clocks: the publication of a
-range is refused if its ledger was deleted (:mod:`bookie.log.tidy.unnamed_ledgers`). A batch whose
-publication was refused must be written again.
+A sweep deletes only ledgers that are older than `older_than_seconds`, by default a day. A publisher
+begins no range in a ledger that is older than half a day, and should publish a range within half a
+day. The age of a ledger follows from the clock of its creator and the clock of the sweep. Both
+clocks were compared with the clocks of bookies (`clock_check`).
+
+Safety does not depend on clocks: the publication of a range is refused if its ledger was deleted
+(:mod:`bookie.log.tidy.unnamed_ledgers`). Then the batch must be written again.
 
 Any number of sweeps may run at the same time.
 """
@@ -91,7 +92,7 @@ class _Sweep:
         self.done = LogSweep()
 
     async def run(self) -> None:
-        """Apply retention, then delete unnamed ledgers. List the ledgers before reading heads."""
+        """Apply retention, then list all ledgers, and then read heads to delete unnamed ledgers."""
         self._before_ms = await self._client.clocks.deletion_ms() - self._older_than_ms
         for name in [name async for name in self._client.logs.list_logs()]:
             try:
@@ -149,7 +150,7 @@ class _Sweep:
             self.done.truncated[partition] = start
 
     async def _candidates(self) -> dict[_Tags, list[int]]:
-        """Return the ledgers of logs that are old enough, grouped by their tags."""
+        """Return those ledgers of logs that are old enough to be deleted, grouped by their tags."""
         candidates: dict[_Tags, list[int]] = {}
         ledgers = self._client.ledgers.ledgers
         async for found in ledgers.list_readable(lambda _: None):
@@ -194,7 +195,7 @@ class _Sweep:
 
 
 def _tags_of(ledger: LedgerMetadata) -> _Tags | None:
-    """Return a ledger's tags; None if it belongs to no log, or if its tags cannot be read."""
+    """Return a ledger's tags; None if the ledger belongs to no log or its tags are not valid."""
     log, number = (ledger.custom_metadata.get(key) for key in (LOG_TAG, PARTITION_TAG))
     if log is None or number is None:
         return None

@@ -1,9 +1,11 @@
 """Truncate a partition: before an offset or a time, or as far as the log's retention allows.
 
-A truncation changes the head first, then deletes ledgers, and deletes chunks last. Every process
-may truncate, by compare-and-set. The owner of the partition stays its owner, and makes its next
-change on the truncated head. A crash between these steps leaves ledgers and chunks that no head
-names. A later sweep deletes such ledgers and chunks (:mod:`bookie.log.tidy.sweep`).
+A truncation changes the head first, then deletes ledgers, and deletes chunks last. A crash between
+these steps leaves ledgers and chunks that no head names. A later sweep deletes such ledgers and
+chunks (:mod:`bookie.log.tidy.sweep`).
+
+Any process may truncate, because the head changes by compare-and-set. A truncation does not change
+the owner of the partition. The owner makes its next change on the truncated head.
 
 The owner of a partition applies the retention from time to time. A sweep applies the retention to
 all partitions, because many partitions have no owner. The rule of retention is in
@@ -43,8 +45,9 @@ async def truncate(
     """Truncate a partition before an offset, a position or a time; return the first offset left.
 
     When the call returns, no reader can read the truncated entries. A ledger is deleted only as a
-    whole, so it stays while it has a later entry. `before_ms` is in ms since 1970: the first ranges
-    are removed if all their records are older. If the offset was truncated before, nothing changes.
+    whole, so a ledger with a later entry stays. `before_ms` is in ms since 1970: a range at the
+    beginning of the partition is removed if all its records are older. An offset that was already
+    truncated is no error.
 
     Raises:
         NoSuchLogError: there is no such log.
@@ -86,7 +89,7 @@ async def apply_retention(client: LogClient, partition: LogPartition) -> int:
 async def retention_offset(client: LogClient, partition: LogPartition, head: LogHead) -> int:
     """Return the first offset that retention keeps now; `start_offset` if it keeps all records.
 
-    Raises what `apply_retention` raises, and BadVersionError if the head has changed meanwhile.
+    Raises the errors of `apply_retention`, and BadVersionError if the head has changed meanwhile.
     """
     policy = await client.policy(partition.name)
     cursors = await client.logs.cursors(partition)
@@ -102,7 +105,7 @@ async def truncate_as(
 ) -> int:
     """Truncate a partition before the offset that `choose` returns for its newest head.
 
-    Raises what `truncate` raises.
+    Raises the errors of `truncate`.
     """
     gone: list[LogRange] = []
     chunks: list[LogChunk] = []
@@ -124,8 +127,8 @@ async def _truncate_head(
 ) -> LogHead:
     """Truncate the head and return it; add the removed ranges and chunks to `gone` and `chunks`.
 
-    An attempt with an unknown outcome also adds its ranges and chunks. In this case the head may
-    still name those ranges and chunks.
+    An attempt whose outcome is unknown also adds its ranges and chunks, although the head may still
+    name them.
     """
     attempts = Attempts()
     while True:
@@ -158,10 +161,8 @@ async def expired_offset(
 ) -> int:
     """Return the first offset that `limits` keep.
 
-    This reads the chunks that may be deleted, and one more.
-
-    With `times`, the end time of a range is limited by the creation times of ledgers. Without
-    `times`, the end time is that of the range's records.
+    The call reads the chunks that may be deleted, and the next chunk. With `times`, creation times
+    of ledgers limit the end time of a range. Without `times`, only the timestamps of records count.
 
     Raises:
         BadVersionError: the head has changed meanwhile.
@@ -197,7 +198,7 @@ async def _dated(
 async def _neighbours(
     client: LogClient, partition: LogPartition, head: LogHead
 ) -> AsyncGenerator[tuple[LogRange, Sequence[LogRange]], None]:
-    """Yield the ranges of a chain in order, each with some of the ranges that follow it."""
+    """Yield the ranges of a chain in order. Each comes with some of the ranges after it."""
     last: LogRange | None = None
     async with aclosing(_links(client, partition, head)) as links:
         async for ranges in links:
@@ -213,7 +214,7 @@ async def _neighbours(
 async def _links(
     client: LogClient, partition: LogPartition, head: LogHead
 ) -> AsyncGenerator[tuple[LogRange, ...], None]:
-    """Yield the ranges of a chain in order: those of each chunk, then those of the head."""
+    """Yield the ranges of each chunk, and then the ranges of the head, all in order."""
     for number in range(head.first_chunk, head.next_chunk):
         yield (await read_chunk(client, partition, head, number)).ranges
     yield live_ranges(head)
@@ -222,7 +223,7 @@ async def _links(
 async def _chunks_before(
     client: LogClient, partition: LogPartition, head: LogHead, offset: int
 ) -> list[LogChunk]:
-    """Return the chunks that end at or before `offset`."""
+    """Return the oldest chunks, as far as they end at or before `offset`."""
     whole: list[LogChunk] = []
     for number in range(head.first_chunk, head.next_chunk):
         chunk = await read_chunk(client, partition, head, number)

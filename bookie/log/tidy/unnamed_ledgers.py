@@ -1,16 +1,15 @@
 """Delete ledgers of a partition that no range of the partition names.
 
-The deletion of a ledger may race with a publication of a range in that ledger. The deletion and the
-publication may take effect late, because a request can arrive after its caller gave up. Two rules
+The deletion of a ledger may race with a publication of a range in that ledger. Each of the two may
+take effect late, because a request can arrive after its caller has stopped waiting. Two rules
 ensure that no head names a deleted ledger:
 
-1. The deletion rewrites the unchanged head in the same transaction. The deletion fails if the head
-   has changed since the search for the ledger. After the deletion, a change proposed on the old
-   version of the head fails.
+1. The transaction that deletes a ledger also writes the unchanged head, which gets a new version.
+   The transaction fails if the head has changed since the ledger was searched in the chain.
 2. A publication reads the head first, and then checks that its ledgers exist.
 
-So a publication fails if it read the head before the deletion. A publication that read the head
-after the deletion sees that the ledger is gone.
+So if a publication read the head before the deletion, it fails because the head has a new version.
+If it read the head after the deletion, it sees that the ledger does not exist.
 """
 
 from __future__ import annotations
@@ -106,11 +105,11 @@ async def delete_ended(
 ) -> list[int]:
     """Delete the ledgers of closed ranges that left the chain; return the deleted ledger ids.
 
-    A ledger stays if another range names it, if it is open, or if it has entries after the removed
-    ranges. The publisher may still publish those entries. A sweep later deletes ledgers that stayed
-    for this reason.
+    A ledger stays if another range names it, or if it is open. It also stays if it has entries
+    after the removed ranges, because its publisher may still publish them. A later sweep deletes
+    such ledgers, if no range names them.
 
-    Raises what `delete_unnamed` raises.
+    Raises the errors of `delete_unnamed`.
     """
     ends: dict[int, int] = {}
     for one in gone:
