@@ -43,7 +43,7 @@ async def end_of(ledgers: LedgerClient, metadata: LedgerMetadata, password: byte
 async def check_last_record(
     ledgers: LedgerClient, ledger_id: int, base_offset: int, password: bytes
 ) -> bool:
-    """Decode the last known entry of a ledger without fencing; False if it has no entry.
+    """Decode the last known entry of a ledger without fencing; False if no entry is known.
 
     Raises:
         FormatError: the entry is no record, or a record of a newer version.
@@ -64,7 +64,7 @@ async def producers_of(
     """Return the producers that the writer of a closed ledger knew.
 
     The call reads the ledger backwards to its last snapshot of producers. If the last entry shows
-    no producers, only that entry is read.
+    that the ledger has no snapshot, only that entry is read.
 
     Raises:
         UnavailableError, CorruptionError: an entry could not be read.

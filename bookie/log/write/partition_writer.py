@@ -6,7 +6,7 @@
                     ▲ hold, go on                          ▲ appended again
                     └────────── one task: roll, mend, close ┘
 
-Only the task in the figure changes the head, so all changes form one sequence:
+Only this one task changes the head, so changes never overlap:
 
 ======= ==========================================================================================
 roll    add a new ledger; hold appends until the old ledger's are confirmed; switch; close the old
@@ -153,7 +153,7 @@ class PartitionWriter:
 
     @property
     def next_offset(self) -> int:
-        """The offset that the next record gets, unless the present ledger fails before."""
+        """The offset that the next record gets if the present ledger does not fail."""
         return self._segment.base_offset + self._segment.writer.last_entry_id + 1
 
     @property
@@ -176,7 +176,7 @@ class PartitionWriter:
         producer: Producer | None = None,
         turn: Turn | None = None,
     ) -> LogPositions:
-        """Append records in order, at their `turn`, as `LogWriter.append_many` describes."""
+        """Append records in order, as `LogWriter.append_many` does. `turn` is a reserved place."""
         if not records:
             self._require_here()
             self._require_open()
@@ -223,7 +223,7 @@ class PartitionWriter:
     # -- appending ---------------------------------------------------------------------------------
 
     def turn(self) -> AbstractContextManager[Turn]:
-        """Take a place in the order of appends now, for a call of `append` in the block."""
+        """Reserve a place in the order of appends, for a call of `append` in the `with` block."""
         self._require_here()
         return self._window.turn()
 
@@ -232,9 +232,9 @@ class PartitionWriter:
             raise BadRequestError(f"{self.partition} belongs to another event loop; call it there")
 
     async def admit(self, turn: Turn | None = None) -> None:
-        """Wait for room, in the order of calls.
+        """Wait until the in-flight window has room. Callers are admitted in the order of calls.
 
-        Then the caller must call `submit` or `turn_away` at once.
+        After this call, the caller must call `submit` or `turn_away` at once.
         """
         self._require_here()
         if turn is not None or self._window.is_blocked:
@@ -289,7 +289,7 @@ class PartitionWriter:
         return appended
 
     def _send(self, appended: Unconfirmed) -> None:
-        """Append the remaining entries of `appended`. If the writer has ended, the future fails."""
+        """Send the remaining entries. If the ledger's writer has ended, `appended.future` fails."""
         segment = appended.segment = self._segment
         try:
             if self._encoder.is_snapshot_due:
@@ -421,7 +421,7 @@ class PartitionWriter:
         self._retry_at = self._loop.time() + ROLL_RETRY_SECONDS
 
     async def _retire(self) -> None:
-        """Close the ledger before the present one. The next roll waits for this."""
+        """Close the previous ledger and its range. The next roll waits until this is done."""
         assert self._retired is not None, "the caller looked"
         try:
             await self._close_range(self._retired)
@@ -507,7 +507,7 @@ class PartitionWriter:
         """Continue in a new ledger after the writer of the present ledger has ended.
 
         Raises:
-            NotPermittedError: the caller's roles permit no appends, in another ledger neither.
+            NotPermittedError: the caller's roles permit no appends; a new ledger does not help.
         """
         if isinstance(self._segment.writer.failure, NotPermittedError):
             raise fresh(self._segment.writer.failure)
@@ -554,7 +554,7 @@ class PartitionWriter:
                 one.future.set_result(range(0))
 
     async def _close_ledger(self, segment: Segment) -> LedgerEnd:
-        """Close a ledger and return its end. Recover a ledger that another process fenced.
+        """Close a ledger and return its end. If another process fenced the ledger, recover it.
 
         Raises:
             LogTakenOverError: another owner has the partition, and may have removed the ledger.
@@ -580,7 +580,7 @@ class PartitionWriter:
             return await self._client.ledgers.recover(ledger_id, self._options.password)
 
     async def _patiently(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Repeat `attempt` while the store or bookies do not answer, until the patience is over.
+        """Repeat `attempt` while the store or bookies do not answer, up to `patience_seconds`.
 
         Raises:
             LogTakenOverError: another process owns the partition.
@@ -597,10 +597,10 @@ class PartitionWriter:
     # -- ledgers that take nothing -----------------------------------------------------------------
 
     def _require_progress(self) -> None:
-        """Check that some ledger confirms entries while appended entries wait.
+        """If entries wait for confirmation, check that they do not wait for too long.
 
         Raises:
-            NotEnoughBookiesError: no entry was confirmed during the whole patience.
+            NotEnoughBookiesError: no entry was confirmed for `patience_seconds`.
         """
         if not self._unconfirmed or self._segment.writer.last_add_confirmed != NO_ENTRY:
             self._silent_since = None
@@ -613,10 +613,10 @@ class PartitionWriter:
                 )
 
     async def _until_answers(self, broken: Segment) -> None:
-        """If the last ledger confirmed no entry, wait until enough bookies for a new ledger answer.
+        """If `broken` confirmed no entry, wait until enough bookies answer for a new ledger.
 
         Raises:
-            NotEnoughBookiesError: too few bookies answered during the whole patience.
+            NotEnoughBookiesError: too few bookies answered for `patience_seconds`.
         """
         is_first = self._silent_since is None
         if is_first:
@@ -654,7 +654,7 @@ class PartitionWriter:
         self._end(ClientClosedError("the client was closed while a log was open"))
 
     def _end(self, error: BookieError) -> None:
-        """Refuse further appends. Waiting appends get an error, and their outcome is unknown."""
+        """Refuse further appends. Waiting appends raise `error`; their outcome is unknown."""
         if self._error is not None:
             return
         self._error = fresh(error)

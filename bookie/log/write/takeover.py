@@ -1,8 +1,8 @@
 """Become the owner of a partition: claim it, fence and close its open ledgers, add a ledger.
 
-If several processes open a partition at once, each takes it from the process before. A process that
-lost the partition pauses and tries again. The pauses double and have jitter, so that finally one
-process succeeds.
+If several processes open a partition at once, each new owner replaces the previous one. A process
+that lost the partition during its takeover pauses and tries again. The pauses double and have
+jitter, so that finally one process succeeds.
 """
 
 from __future__ import annotations
@@ -67,17 +67,17 @@ class WriterOptions:
 async def take_over(
     client: LogClient, partition: LogPartition, definition: LogDefinition, options: WriterOptions
 ) -> Ownership:
-    """Take `partition` from its present owner, if any. Serve nothing before this call returns.
+    """Take `partition` from its present owner, if any. Accept no appends before this call returns.
 
-    The call waits for bookies within the patience. Meanwhile the present owner continues.
+    The call waits for bookies, up to `patience_seconds`. The present owner continues until enough
+    bookies have answered.
 
     Raises:
-        LogTakenOverError: other processes took the partition again and again, during the whole
-            patience.
+        LogTakenOverError: for `patience_seconds`, other processes took the partition each time.
         NoSuchLogError: the log was deleted.
         NoSuchLedgerError: one of the partition's last ledgers is gone.
-        NotEnoughBookiesError: too few bookies for a new ledger answered, during the whole patience.
-        LedgerRecoveryError: too few bookies told where a ledger ends, during the whole patience.
+        NotEnoughBookiesError: for `patience_seconds`, too few bookies for a new ledger answered.
+        LedgerRecoveryError: for `patience_seconds`, too few bookies told where a ledger ends.
         ClockError: the clock of this machine contradicts all bookies.
         MetadataError: the metadata store failed.
     """
@@ -108,7 +108,7 @@ class _Takeover:
         self._is_waiting = False
 
     async def run(self) -> Ownership:
-        """Take the steps of the takeover in their order.
+        """Perform the steps of the takeover in order.
 
         Raises:
             LogTakenOverError: another process was faster; nothing is left over.
@@ -217,7 +217,7 @@ class _Takeover:
     async def _patiently(
         self, attempt: Callable[[], Awaitable[T]], retried: type[BookieError]
     ) -> T:
-        """Repeat `attempt` while too few bookies answer, until the patience is over."""
+        """Repeat `attempt` while it raises `retried`, until the deadline of the takeover."""
 
         async def tell(error: BookieError) -> None:
             if isinstance(error, ClockError):
@@ -229,7 +229,7 @@ class _Takeover:
         return await patiently(attempt, deadline=self._deadline, retried=retried, on_failure=tell)
 
     async def _windows(self, head: LogHead, ends: list[LedgerEnd]) -> ProducerWindows:
-        """Return the known producers, read from the newest ledger that has an entry."""
+        """Read the known producers in the newest ledger that has an entry."""
         newest = None
         base = head.open_ranges[0].base_offset or 0 if ends else 0
         for end in ends:
@@ -249,7 +249,7 @@ class _Takeover:
             return ProducerWindows()  # a truncation has just deleted it
 
     async def _prepare(self, head: LogHead) -> WriterHandle:
-        """Create a ledger for this owner, but only if enough bookies answer."""
+        """Create a ledger for the new owner. Before that, check that enough bookies answer."""
         policy = await self._client.policy(self._partition.name)
         shape = self._client.shape(policy, self._options.password)
         await self._client.require_answers(shape)
@@ -261,9 +261,9 @@ class _Takeover:
 
 
 async def discard(client: LogClient, writer: WriterHandle, keeper: HeadKeeper | None) -> None:
-    """Delete a ledger that was created for a log before another process took the log over.
+    """Delete a new ledger that its creator cannot use, for example after a takeover by another.
 
-    If the head names the ledger, the ledger stays, and the new owner closes it. If the deletion
+    If the head may name the ledger, the ledger stays, and the new owner closes it. If the deletion
     fails, a sweep of logs finds the ledger by its tags.
     """
     writer.abandon()
@@ -273,7 +273,7 @@ async def discard(client: LogClient, writer: WriterHandle, keeper: HeadKeeper | 
 
 
 async def remove_empty(client: LogClient, ends: list[LedgerEnd]) -> None:
-    """Delete the empty ledgers in `ends`. The caller has already removed them from the chain."""
+    """Delete the empty ledgers in `ends`. The chain must not name them any more."""
     for end in ends:
         if end.last_entry_id == NO_ENTRY:
             await _delete(client, end.ledger_id)

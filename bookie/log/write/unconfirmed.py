@@ -71,7 +71,7 @@ class Unconfirmed:
 
     @property
     def next_run(self) -> PositionRun:
-        """The positions that `entries` get if the present ledger confirms them."""
+        """The positions that `entries` get if the ledger of `segment` confirms them."""
         offset = self.segment.base_offset + self.first_entry_id
         ledger_id = self.segment.writer.ledger_id
         count, partition = len(self.entries.payloads), self.segment.partition
@@ -85,7 +85,7 @@ class Unconfirmed:
         return Producer(producer_id, sequence + sum(run.entries for run in self.runs))
 
     def keep(self, last_entry_id: int) -> None:
-        """Move the records up to `last_entry_id`, where the ledger was closed, to `runs`."""
+        """Move the records that the closed ledger contains, up to `last_entry_id`, to `runs`."""
         payloads, _, _, prefix = self.entries
         written = min(max(0, last_entry_id - self.first_entry_id + 1), len(payloads))
         if written:

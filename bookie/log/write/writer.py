@@ -27,13 +27,14 @@ class LogWriter:
     """Appends to a log as the log's only writer. `BookKeeper.open_log` makes a writer.
 
     When an append returns, its record is durable on the ack quorum. Readers see the record a moment
-    later. If the process is killed before that, the next owner of the log makes the record
-    readable. Appends may be concurrent. Within a partition, the order of the calls is the order of
-    the records. The writer continues in another ledger when bookies fail or when a ledger is large.
+    later. If the process is killed before readers see the record, the next owner of the log makes
+    it readable. Appends may be concurrent. Within a partition, the order of the calls is the order
+    of the records. The writer continues in another ledger when bookies fail or when a ledger is
+    large.
 
-    The writer ends when another process opens the log. Appends of a writer that has ended in this
-    way raise LogTakenOverError. A writer that is dropped without `close` causes a ResourceWarning,
-    and owns the log until the client is closed.
+    The writer ends when another process opens the log: from then on, appends raise
+    LogTakenOverError. A writer that is dropped without `close` causes a ResourceWarning, and owns
+    the log until the client is closed.
     """
 
     def __init__(
@@ -106,7 +107,8 @@ class LogWriter:
                 the producer's earlier records in the partition. If the record was appended before,
                 its first position is returned. In a log of several partitions, `producer` needs
                 `key` or `partition`.
-            partition: append to this partition; None chooses by the key, or in turn.
+            partition: append to this partition. None chooses the key's partition or, without a
+                key, the partitions in turn.
 
         Raises:
             BadRequestError: an argument is wrong; nothing was appended.
@@ -141,11 +143,11 @@ class LogWriter:
         records of each partition may be durable.
 
         Args:
-            records: values, or a `NewRecord` for a record with more than a value.
-            producer: the producer's id, and the first record's number; the others have the numbers
-                that follow. `producer` needs a single partition.
-            partition: append all to this partition. If it is None and the log has several, each
-                record with a key goes to the key's partition, and the others together in turn.
+            records: for each record, its value or a `NewRecord`.
+            producer: the producer's id, and the first record's number. The other records have the
+                numbers that follow. In a log of several partitions, `producer` needs `partition`.
+            partition: append all records to this partition. None chooses the key's partition for
+                each record with a key, and one partition for all other records.
         """
         found = checked_records(records)
         if partition is not None or self._count == 1:
@@ -175,7 +177,7 @@ class LogWriter:
         return LogPositions.of(positions[index] for index in range(len(whole)))
 
     async def roll(self) -> None:
-        """Continue in a new ledger in each partition. Appends are accepted meanwhile.
+        """Continue in a new ledger in each partition. During the roll, appends are accepted.
 
         Raises:
             NotEnoughBookiesError: too few bookies for a new ledger; the writer keeps the old one.
@@ -184,7 +186,7 @@ class LogWriter:
         await gather(one.roll() for one in self._partitions.values())
 
     async def close(self) -> None:
-        """Confirm pending appends, close the ledgers, and give the log up. Twice is no error.
+        """Confirm pending appends, close the ledgers, and release the log. Twice is no error.
 
         Raises:
             LogTakenOverError: another process owns a partition.
@@ -234,7 +236,7 @@ class LogWriter:
 
 
 def partition_of(key: bytes, partitions: int) -> int:
-    """Return a key's partition: its CRC32C modulo the number of partitions, which is fixed."""
+    """Return a key's partition: the key's CRC32C, modulo the fixed number of partitions."""
     return crc32c(key) % partitions
 
 
