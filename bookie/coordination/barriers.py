@@ -7,10 +7,10 @@ key               meaning
 ``ready``         leased: enough came; everybody may begin
 ================= ================================================================================
 
-The last process to arrive opens the barrier for all processes. At the end, the process with the
-first name waits for the other processes, one after another, and closes the barrier. Every other
-process deletes its record and waits for that first process. If a process dies inside, the others go
-on as if it had left.
+The last process to arrive opens the barrier for all processes. At the end, the process whose name
+sorts first waits until all other processes have left, and closes the barrier. Every other process
+deletes its record, and waits until that process has left. A process that dies inside counts as a
+process that has left.
 
 Source: the double barrier recipe of ZooKeeper.
 """
@@ -30,10 +30,12 @@ from bookie.metadata.model import Change, ChangeKind, Resync, check_key
 
 
 class DoubleBarrier:
-    """One process's passage: an async context manager that waits for all at entry and at exit.
+    """One process at a barrier: an async context manager that waits for the other processes.
+
+    Both the entry and the exit of the context wait.
 
     Args:
-        participant: the process that passes.
+        participant: the process that passes the barrier.
         path: the key of the barrier.
         name: the name of this process; no other process at the barrier has it.
         count: the number of processes that must arrive before any begins.

@@ -4,10 +4,10 @@ A value is loaded when it is first requested, and dropped when a commit has chan
 of a record is cached, too. All values are dropped when changes may have been missed (`Resync`), and
 when a new session begins. During an outage of the store the cache returns old values.
 
-The next `get` after a write through the cache returns the written value, even before an event of
-that write. A load that began before a change is not kept in the cache. Callers share the cached
-values, so do not change what `get` returns. The functions that `read_modify_update` calls get a
-copy.
+The next `get` after a write through the cache returns the written value, even before the watch
+reports the write. A load that began before a change is not kept in the cache. Callers share the
+cached values, so do not change a value that `get` returned. A function that `read_modify_update`
+calls gets a copy.
 
 Source: the metadata cache of Apache Pulsar.
 """
@@ -109,17 +109,17 @@ class _Write:
 
 
 class MetadataCache(Generic[T]):
-    """A cache of the values below `prefix`; an async context manager that keeps them current.
+    """A cache of the values below `prefix`, kept current while this async context manager is open.
 
     Args:
         participant: the participant whose store has the values; the store must stay open until the
             cache is closed.
         prefix: the key at or above all values; other keys are refused.
         codec: converts values to bytes and back.
-        on_change: called with each change of a key under the prefix. The cache has dropped the old
-            value before, so a read of the cache returns the new value.
-        on_reload: if given, changed values that were cached are loaded again at once. Then
-            `on_reload` is called with the key and the new value.
+        on_change: called with each change of a key under the prefix, after the cache has dropped
+            the old value. So a read of the cache returns the new value.
+        on_reload: if given, a cached value that has changed is loaded again at once. After the
+            load, `on_reload` is called with the key and the new value.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class MetadataCache(Generic[T]):
         return None if found is None else found.value
 
     async def get_with_stat(self, key: str) -> Cached[T] | None:
-        """Return the value of `key` and its record's state. Each key has one load at a time.
+        """Return the value of `key` and the state of its record. Concurrent calls share one load.
 
         Raises:
             FormatError: the record cannot be decoded; the cache does not change.
@@ -195,7 +195,7 @@ class MetadataCache(Generic[T]):
 
     @checked
     async def put(self, key: str, value: T, *, ephemeral: bool = False) -> Stat:
-        """Create or replace a record. An ephemeral record then belongs to the store's session.
+        """Create or replace a record. The store's session owns the record if it is ephemeral.
 
         Raises:
             KeyExistsError: a persistent record exists, and the put is ephemeral.
@@ -231,9 +231,9 @@ class MetadataCache(Generic[T]):
 
     @checked
     async def read_modify_update(self, key: str, modify: Callable[[T], T]) -> T:
-        """Replace a value by `modify` of a copy; repeat this while other writers are faster.
+        """Replace a value by the result of `modify`, which is called with a copy of the value.
 
-        `modify` may be called several times for one update.
+        If another writer was faster, `modify` is called again, with the newer value.
 
         Raises:
             NoSuchKeyError: there is no record.
@@ -247,7 +247,7 @@ class MetadataCache(Generic[T]):
 
     @checked
     async def read_modify_update_or_create(self, key: str, modify: Callable[[T | None], T]) -> T:
-        """Do `read_modify_update`; if there is no record, create the record by `modify(None)`."""
+        """Do `read_modify_update`. If there is no record, create it with `modify(None)`."""
         return await self._read_modify_update(key, modify, lambda: modify(None))
 
     async def _read_modify_update(
@@ -324,7 +324,7 @@ class MetadataCache(Generic[T]):
             self.invalidate_all()
 
     def _take(self, event: WatchEvent) -> bool:
-        """Drop the value that `event` replaces. True if the value should be loaded again."""
+        """Drop the value that `event` replaces; return True if it should be loaded again."""
         self._supersede(event.key, event.revision)
         if event.key not in self._entries:
             # The loaded answer may be older than the event, and its caller wants the newest value.

@@ -27,8 +27,8 @@ class Counter:
     Args:
         participant: the participant whose store has the counter.
         path: the key of the counter.
-        block: the count of numbers that `next` reserves at once. Numbers that are unused at the end
-            are skipped.
+        block: the count of numbers that `next` reserves at once. If the process ends, the unused
+            numbers of its block are skipped.
     """
 
     @checked
@@ -40,7 +40,7 @@ class Counter:
         self._serial = asyncio.Lock()
 
     async def next(self) -> int:
-        """Return a number that nobody gets again; raises what `reserve` raises."""
+        """Return a number that no other call returns. Raises the errors of `reserve`."""
         async with self._serial:
             if not self._left:
                 self._left = await self.reserve(self._block)
@@ -49,7 +49,7 @@ class Counter:
 
     @checked
     async def reserve(self, count: int) -> range:
-        """Reserve `count` consecutive numbers, greater than all numbers that were given before.
+        """Reserve `count` consecutive numbers, greater than all numbers that were reserved before.
 
         Raises:
             BadRequestError: `count` is less than 1.

@@ -50,7 +50,7 @@ class Discovery:
 
     @checked
     def view(self, service: str) -> ServiceView:
-        """Return a view of a service's instances that a watch keeps up to date."""
+        """Return a view of a service's instances. A watch keeps the open view up to date."""
         return ServiceView(self._participant, f"{self._path}/{service}")
 
 

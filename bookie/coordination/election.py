@@ -13,8 +13,8 @@ UNKNOWN   the session is in doubt: it may lead, or another candidate may already
 ========= ======================================================================================
 
 The state becomes UNKNOWN at the first doubt about the session, before the session is lost. A leader
-that has lost its claim makes a new claim. The new claim is first if no other candidate waits,
-otherwise last. A candidate that closes late deletes only its own claim.
+that has lost its claim makes a new claim at the end of the queue. A candidate deletes only its own
+claim, even if it closes after another candidate has become the leader.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Election:
 
     @property
     def state(self) -> LeaderState:
-        """The state by events and the clock.
+        """The state of the candidate, computed from session events and the clock.
 
         The clock may make the state UNKNOWN before any event.
         """
@@ -106,7 +106,7 @@ class Election:
 
     @property
     def lock(self) -> Lock:
-        """The lock that the leader holds, which guards its writes to the store (`Lock.check`).
+        """The leader's lock. `Lock.check` of this lock guards the leader's writes to the store.
 
         Raises:
             LockLostError: this candidate does not know itself to be the leader.
@@ -117,10 +117,10 @@ class Election:
 
     @checked
     async def elect(self, value: bytes = b"", *, take_over: bool = False) -> LeaderState:
-        """Join the election until `close`; return the candidate's state when it is known.
+        """Join the election until `close`; return when the candidate leads or follows.
 
-        The call returns when the candidate leads or follows, which needs an answer of the store.
-        With `take_over`, a present leader with the same owner name (not empty) is replaced.
+        The result is the state of the candidate. The call waits until the store answers. With
+        `take_over`, the candidate replaces a present leader that has the same non-empty owner name.
         """
         if self._standing is None:
             self._value = value
@@ -135,7 +135,7 @@ class Election:
     async def leader(self) -> Holder | None:
         """Read the leader from the store; None if there is no leader.
 
-        Raises the errors of a read.
+        Raises the errors of `LockManager.read`.
         """
         return await LockManager(self._participant).read(self._queue.path)
 

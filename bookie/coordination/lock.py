@@ -1,4 +1,4 @@
-"""A lock that was acquired: its state, and a fencing token to guard what it protects.
+"""A lock that was acquired: its state, and the token that fences former holders.
 
 **A lock is advisory.** A holder that was paused learns late that its session ended and that another
 process holds the lock. Packets of the old holder may still be on their way. So guard the protected
@@ -9,15 +9,15 @@ that write.
 ============ =====================================================================================
 state        meaning
 ============ =====================================================================================
-HELD         the claim is first in the queue, and the session is certain
+HELD         no other claim blocks the claim, and the session is certain
 UNCERTAIN the session or the claim is in doubt: begin nothing that relies on the lock
 RELEASED     its holder released it
 LOST         another process holds it or may have; final, and `lost` is set
 ============ =====================================================================================
 
 After an outage the lock becomes HELD again if its session survived. If the session or the claim was
-lost, the lock is claimed again, with a greater token. But if another claim is in the queue, the
-lock is LOST.
+lost, the lock is claimed again, with a greater token. But if another claim blocks the new claim,
+the lock is LOST.
 
 Source: the distributed locks of Apache Pulsar's coordination service, except the queue.
 """
@@ -99,7 +99,7 @@ class Lock:
 
     @property
     def state(self) -> LockState:
-        """The state by events and the clock.
+        """The state of the lock, computed from session events and the clock.
 
         The clock may make the state UNCERTAIN before any event.
         """
@@ -121,7 +121,7 @@ class Lock:
         return self._token
 
     def check(self) -> Check:
-        """Return a condition for a transaction of the same store: the claim is unchanged.
+        """Return a condition that the claim is unchanged, for a transaction of the same store.
 
         Raises:
             LockLostError: the lock was released or lost.
@@ -130,7 +130,9 @@ class Lock:
 
     @checked
     async def update(self, content: bytes) -> None:
-        """Replace the content of the claim. The token stays, unless the claim was deleted before.
+        """Replace the content of the claim.
+
+        The token does not change, unless the claim was deleted and must be made again.
 
         Raises:
             LockLostError: this lock is no longer held.
@@ -156,7 +158,7 @@ class Lock:
                     return
 
     async def release(self) -> None:
-        """Give the lock to the next claim. If the lock is already lost or released, do nothing.
+        """Release the lock. If the lock is already lost or released, do nothing.
 
         If the store does not answer, the claim is deleted in the background as soon as the store
         answers.
@@ -186,10 +188,7 @@ class Lock:
     # ---- acquiring
 
     async def try_to_hold(self, instead_of: Record | None = None) -> bool:
-        """Claim the lock.
-
-        If another claim is before this one, give the claim up and return False.
-        """
+        """Claim the lock. If the new claim must wait, delete it and return False."""
         await self._enter(instead_of)
         try:
             if await self._queue.blocker(self._ticket, self._claim.mode) is not None:
@@ -202,9 +201,9 @@ class Lock:
         return True
 
     async def wait_to_hold(self, in_line: Callable[[], object] = lambda: None) -> None:
-        """Wait in the queue until this claim is first, through outages and lost sessions.
+        """Wait until no other claim blocks this claim, through outages and lost sessions.
 
-        `in_line` is called each time that another claim is found before this claim.
+        `in_line` is called each time that a blocking claim is found.
         """
         self._participant.on_session(self._wake)
         self.is_waiting = True
@@ -281,7 +280,7 @@ class Lock:
         self._participant.spawn(self._keep())
 
     def _settle(self) -> None:
-        """Set the state after a read has shown the claim: HELD if the session is certain."""
+        """Set the state after a read found the claim: HELD if the session is certain."""
         certain = self._participant.is_certain_by_events
         self._turn(LockState.HELD if certain else LockState.UNCERTAIN)
 
@@ -321,10 +320,7 @@ class Lock:
             self._doubt.set()
 
     async def _keep(self) -> None:
-        """Check the claim after each doubt.
-
-        Each lock has one task, and one check runs at a time.
-        """
+        """Check the claim each time that `_doubt` is set. Each lock has one task that does this."""
         attempt = 0
         while True:
             await self._doubt.wait()
@@ -345,10 +341,10 @@ class Lock:
             attempt += 1
 
     async def _revalidate(self) -> None:
-        """Check that the claim exists. If it is gone, claim the lock again unless others wait.
+        """Check that the claim exists. If not, claim the lock again, unless other claims block it.
 
         Raises:
-            LockLostError: another claim is in the queue, so the lock is LOST.
+            LockLostError: another claim blocks the new claim, so the lock is LOST.
         """
         ticket = self._current()
         await self._store.sync()

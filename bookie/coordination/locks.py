@@ -51,9 +51,9 @@ class LockManager:
     ) -> Lock:
         """Acquire the lock `path` if it is free now.
 
-        With `take_over`, a holder with the same owner name (not empty) loses the lock to this
-        caller. Use `take_over` only if each process has an owner name of its own. Then a holder
-        with that name is an earlier run of the same process.
+        With `take_over`, this caller replaces a holder that has the same non-empty owner name. Use
+        `take_over` only if no two processes have the same owner name. Then that holder can only be
+        an earlier run of this process.
 
         Raises:
             LockBusyError: another process holds the lock, or waits for it.
@@ -87,10 +87,10 @@ class LockManager:
         mode: ClaimMode = ClaimMode.EXCLUSIVE,
         timeout_seconds: float | None = None,
     ) -> Lock:
-        """Acquire the lock `path`; wait in the queue up to the timeout, or for ever if it is None.
+        """Acquire the lock `path`; wait in the queue up to `timeout_seconds`. None waits for ever.
 
-        Outages of the store do not end the wait. A lost session also loses the place in the queue;
-        the wait continues at the end.
+        Outages of the store do not end the wait. After a lost session, the wait continues at the
+        end of the queue.
 
         Raises:
             OperationTimeoutError: the turn did not come in time.
@@ -111,9 +111,9 @@ class LockManager:
 
     @checked
     async def read(self, path: str) -> Holder | None:
-        """Read the holder of a lock, or None.
+        """Read the holder of a lock; None if no process holds it.
 
-        If several readers share the lock, the first reader is returned.
+        If several readers share the lock, the result is the reader that came first.
         """
         first = await WaitQueue(self._participant, path).first()
         if first is None:
@@ -160,11 +160,11 @@ class LockManager:
 class ReadWriteLocks:
     """Locks of one participant that many readers can share, or one writer can hold alone.
 
-    Readers and writers wait in one queue, so neither kind can starve the other. A reader waits for
-    the last writer before it. A writer waits for the claim directly before it. When a writer is
-    done, the readers behind it enter together, up to the next writer. These locks are advisory,
-    too: guard effects by the writer's token, which is greater than the tokens of all earlier
-    claims. The locks are released when the participant closes.
+    Readers and writers wait in one queue, so readers cannot starve writers, or writers readers. A
+    reader waits for the last writer before it. A writer waits for the claim directly before it.
+    When a writer releases the lock, all readers between it and the next writer get the lock. These
+    locks are advisory, too: guard effects by the writer's token, which is greater than the tokens
+    of all earlier claims. The locks are released when the participant closes.
     """
 
     @checked
@@ -176,7 +176,7 @@ class ReadWriteLocks:
     ) -> Lock:
         """Share the lock `path` with other readers.
 
-        Raises what `LockManager.acquire` raises.
+        Raises the errors of `LockManager.acquire`.
         """
         return await self._locks.acquire(
             path, content, mode=ClaimMode.SHARED, timeout_seconds=timeout_seconds
@@ -187,20 +187,20 @@ class ReadWriteLocks:
     ) -> Lock:
         """Hold the lock `path` alone.
 
-        Raises what `LockManager.acquire` raises.
+        Raises the errors of `LockManager.acquire`.
         """
         return await self._locks.acquire(path, content, timeout_seconds=timeout_seconds)
 
     async def try_read(self, path: str, content: bytes = b"") -> Lock:
         """Share the lock if no writer is in the queue.
 
-        Raises what `LockManager.try_acquire` raises.
+        Raises the errors of `LockManager.try_acquire`.
         """
         return await self._locks.try_acquire(path, content, mode=ClaimMode.SHARED)
 
     async def try_write(self, path: str, content: bytes = b"") -> Lock:
         """Hold the lock alone if the queue is empty.
 
-        Raises what `LockManager.try_acquire` raises.
+        Raises the errors of `LockManager.try_acquire`.
         """
         return await self._locks.try_acquire(path, content)

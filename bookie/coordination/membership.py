@@ -1,9 +1,9 @@
 """The live members of a group: each member has one leased record.
 
 A member's record ``PATH/NAME`` exists while the member's context is open. After a lost session or a
-deletion, the record is written again. A record of the same name may belong to another session, for
-instance to the session of an earlier run of this process. In this case the member waits until that
-session ends. If the record stays, another process has the name.
+deletion, the record is written again. If a record of the same name belongs to another session, the
+member waits: the session may be that of an earlier run of this process, and end soon. If the record
+stays, another process has the name.
 
 Source: the group membership recipe of ZooKeeper; PIP-57 for the wait.
 """
@@ -74,7 +74,7 @@ class Member:
         return self._key
 
     async def update(self, value: bytes) -> None:
-        """Replace the member's value. After a retryable error, the value is still written later.
+        """Replace the member's value. After a retryable error, the value will be written later.
 
         Raises:
             LockBusyError: another session took the name.
@@ -179,8 +179,8 @@ class Member:
     async def _try_write(self) -> bool:
         """Write the member's record if necessary; return True if this member has the record.
 
-        Writing is necessary if the record is missing, outdated or owned by another session of this
-        member. Return False if the key holds a record that this member did not write.
+        Writing is necessary if the record is missing or outdated, or belongs to a former session.
+        Return False if the key has a record that this member did not write.
 
         Raises:
             MetadataClosedError: the membership is over.
@@ -232,7 +232,7 @@ class Group:
         return {record.name: _content(record) async for record in records}
 
     def view(self) -> GroupView:
-        """Return a view of the members that a watch keeps up to date; see `GroupView`."""
+        """Return a view of the members. A watch keeps the open view up to date."""
         return GroupView(self._participant, self._path)
 
 

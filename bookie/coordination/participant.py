@@ -1,8 +1,8 @@
-"""A process's access to the coordination on a store: its session and its background work.
+"""The part of one process in coordination: its session with a store, and its background work.
 
 The recipes ask the participant if the session is certain, and get the session's events in order.
-The recipes also hand over work that the participant must finish even if the caller is cancelled.
-For instance, a write that may still happen must be undone.
+The recipes also give work to the participant that must be finished even if the caller is cancelled.
+For example, an unanswered write must be undone, because it may still take effect.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _log = event_log(__name__)
 
 
 class Participant:
-    """An async context manager. Leaving it gives up everything that recipes hold through it.
+    """An async context manager. Its end releases all locks, claims and memberships of recipes.
 
     Args:
         store: the participant uses the session of this store, which must stay open until the
@@ -82,8 +82,8 @@ class Participant:
     def session_epoch(self) -> int:
         """A number that changes when a session is lost and when a new session begins.
 
-        If the number is equal at two moments, the session was not lost between them, and neither
-        were its leased records.
+        If the number is equal at two moments, the session and its leased records have lasted from
+        the first moment to the second.
         """
         return self._epoch
 
@@ -118,11 +118,11 @@ class Participant:
         return guid
 
     def abandon(self, guid: str) -> None:
-        """Give a claim up: from now on, its records in the store are leftovers."""
+        """Note that a claim is no longer used: from now on, its records are leftovers."""
         self._live.discard(guid)
 
     def is_leftover(self, guid: str) -> bool:
-        """True if a claim was made by this participant and was given up."""
+        """True if this participant made a claim with this guid and no longer uses it."""
         return guid.startswith(self._name) and guid not in self._live
 
     # ---- work
@@ -149,8 +149,8 @@ class Participant:
     async def insist(self, work: Callable[[], Awaitable[object]]) -> None:
         """Repeat `work` until the store answers, or until the store is closed.
 
-        `SessionLostError` is no answer: a session that is lost by this process's clock may come
-        back with all its records.
+        `SessionLostError` does not count as an answer: if only this process's clock ended the
+        session, the session may continue with all its records.
         """
         attempt = 0
         while True:
@@ -165,11 +165,11 @@ class Participant:
                 return
 
     def sweep(self, work: Callable[[], Awaitable[object]]) -> None:
-        """Undo, by `work` in the background, an unanswered write that may have taken effect.
+        """In the background, do `work`, which must undo a write that was not answered.
 
         `work` is repeated until the store answers. Later `work` runs once more, because the write
-        may arrive late. Leaving the context waits for the store's first answer, but only while the
-        session is certain.
+        may arrive late. The end of the context waits for the store's first answer, but only while
+        the session is certain.
         """
         self.spawn_if_open(self._sweep(work))
 
@@ -190,7 +190,9 @@ class Participant:
         work: Coroutine[Any, Any, T],
         undo: Callable[[T], Coroutine[Any, Any, None]] | None = None,
     ) -> T:
-        """Do `work` to its end. If the caller is cancelled, call `undo` with the result of `work`.
+        """Do `work` to its end, even if the caller is cancelled.
+
+        After a cancellation, `undo` is called with the result of `work`.
 
         Raises:
             MetadataClosedError: the context was left; `work` was not begun.
@@ -230,7 +232,7 @@ class Participant:
             raise
 
     async def pause(self, attempt: int) -> None:
-        """Wait before the attempt with the number `attempt + 1`."""
+        """Wait after the failure of attempt number `attempt`, counted from 0."""
         await asyncio.sleep(self._backoff.after(attempt))
 
     # ---- life

@@ -9,8 +9,8 @@ key                         meaning
 ``turn/…``                  the queue of consumers that wait for an item
 =========================== ======================================================================
 
-An item is put exactly once: the same transaction puts the item and deletes a receipt that was
-created before. A late or repeated attempt finds no receipt, so it fails.
+An item is put exactly once: one transaction puts the item and deletes a receipt. The receipt was
+created in an earlier step. A late or repeated attempt finds no receipt, so it fails.
 
 An item is taken **at least once**. If a consumer's session ends before the item is done, another
 consumer gets the item, although the first consumer may still work on it. So the work on an item
@@ -76,7 +76,7 @@ class Taken:
 
     @property
     def name(self) -> str:
-        """The item's name in its queue. The number in the name grows with every new item."""
+        """The item's name in its queue. Newer items have greater numbers than this item."""
         return self._item.name
 
     async def done(self) -> None:
@@ -119,7 +119,7 @@ class Taken:
         return record is not None and record.version == self._item.version
 
     async def give_back(self) -> None:
-        """Give the item to another consumer, now or as soon as the store answers."""
+        """Release the item for other consumers, now or as soon as the store answers."""
         if not self._is_over:
             self._is_over = True
             try:
@@ -193,7 +193,7 @@ class Queue:
     async def _make_receipt(self) -> str:
         """Create a receipt.
 
-        Each name is tried only once, so a receipt that appears late is never used.
+        Each attempt has a new name, so a receipt that appears late is never used.
         """
         attempt = 0
         while True:
@@ -219,7 +219,7 @@ class Queue:
 
     @checked
     async def take(self, *, timeout_seconds: float | None = None) -> Taken:
-        """Take the oldest free item; wait for one until the timeout, or for ever if it is None.
+        """Take the oldest free item; wait for it up to `timeout_seconds`. None waits for ever.
 
         Raises:
             OperationTimeoutError: no item was free, or other consumers were first in the queue.
@@ -245,7 +245,7 @@ class Queue:
         return given[0]
 
     async def _wait_for_item(self, given: list[Taken], until: float | None) -> None:
-        """Wait for an item and add it to `given`, until the time `until` of the event loop."""
+        """Take an item and add it to `given`; wait until the time `until` of the event loop."""
         async with asyncio.timeout_at(until), self._store.watch(self._path) as changes:
             while True:
                 taken = await self._participant.finish(self._take(), _give_back)
@@ -303,7 +303,7 @@ class Queue:
 
 
 def _age(name: str) -> tuple[int, str]:
-    """Return the sort key for names of items: a number with more digits is greater."""
+    """Return a key that sorts names of items by number: more digits make a greater number."""
     return len(name), name
 
 

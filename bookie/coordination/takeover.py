@@ -1,8 +1,8 @@
-"""Take over a record if its owner's session is about to end, but no other record.
+"""Take over a record whose owner's session ends soon; leave the record of a living owner.
 
 A record of the same name may come from an earlier run of this process. Such a record ends soon,
-with its session; the record of a living owner stays. Only an answer of the store shows which kind a
-record is: a slow or silent store proves nothing.
+with its session. The record of a living owner stays. Only an answer of the store shows if the
+record has ended: a slow or silent store proves nothing.
 
 Source: PIP-57.
 """
@@ -18,13 +18,15 @@ from bookie.metadata.model import Change
 async def take_over(
     try_write: Callable[[], Awaitable[bool]], changes: AsyncIterator[Change], wait_seconds: float
 ) -> bool:
-    """Write when no other owner has the record; False if the record stays for `wait_seconds`.
+    """Write a record as soon as no other owner has it; return False after `wait_seconds`.
 
     `try_write` writes the record, or returns False if another owner has it. Errors of `try_write`
-    are raised. A call of `try_write` may take as long as the store needs: `wait_seconds` limits
-    only the wait for `changes`. After the wait, `try_write` is called once more, so a result of
-    False always comes from an answer of the store. `changes` is a watch on the record that was
-    opened before the call. The watch cannot be used again afterwards.
+    are raised. `changes` is a watch on the record, which the caller has opened before the call.
+    After the call, the watch cannot be used again.
+
+    `wait_seconds` limits only the wait for `changes`: a call of `try_write` may take as long as the
+    store needs. After the wait, `try_write` is called once more. So a result of False always comes
+    from an answer of the store.
     """
     now = asyncio.get_running_loop().time
     deadline, is_over = float("inf"), False

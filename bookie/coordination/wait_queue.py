@@ -3,16 +3,16 @@
 A claim is an ephemeral record ``PATH/claim-<guid>-0000000042``. The number of a new claim is
 greater than the numbers of all claims in the queue; the numbers give the order. Numbers may begin
 again when the queue is empty, but the guid makes each name unique. So a read, check or delete by
-name never hits another claim.
+name never concerns another claim.
 
 An exclusive claim waits for the claim directly before it. A shared claim waits for the last
-exclusive claim before it. So the end of a claim wakes only the next claim, or the readers behind a
-writer.
+exclusive claim before it. So the end of a claim wakes only the claims that waited for it.
 
 If the creation of a claim was not answered, the claim may exist, or may appear later. So the
 process lists the queue and looks for the guid before it tries again. When the process has found or
-made one record of the guid, it deletes other records of the guid in the background; these block no
-claim. The process deletes the records of claims that it gave up in the same way.
+made one record of the guid, it deletes other records of the guid in the background. Until then,
+these other records do not block their own claim. The process also deletes, in the background, the
+records of claims that it no longer uses.
 
 Source: the lock recipe of ZooKeeper, with the protection by a GUID of Apache Curator.
 """
@@ -115,9 +115,9 @@ class WaitQueue:
                 return Contender(record, read_claim(record))
 
     async def blocker(self, ticket: Ticket | None, mode: ClaimMode) -> str | None:
-        """Return the name of the claim for which `ticket` must wait, or None.
+        """Return the name of the claim for which `ticket` must wait; None if it need not wait.
 
-        If `ticket` is None, the question is about a new claim with this `mode`.
+        If `ticket` is None, the result is for a new claim with this `mode`.
 
         Raises:
             ClaimLostError: `ticket` is not in the queue.
@@ -146,7 +146,7 @@ class WaitQueue:
         return None
 
     async def clear_leftovers(self) -> None:
-        """Delete the claims that this participant made and then gave up."""
+        """Delete the claims that this participant made and no longer uses."""
         for contender in await self.contenders():
             claim = contender.claim
             if claim is not None and self._participant.is_leftover(claim.guid):
@@ -156,7 +156,7 @@ class WaitQueue:
     # ---- entering and leaving
 
     async def enter(self, claim: Claim, *, instead_of: Record | None = None) -> Ticket:
-        """Put `claim` at the end of the queue; the same transaction deletes `instead_of`.
+        """Put `claim` at the end of the queue, and delete `instead_of` in the same transaction.
 
         If the caller is cancelled, or if the outcome stays unknown, the record of the claim is
         deleted in the background.
@@ -203,7 +203,7 @@ class WaitQueue:
         )
 
     async def _try_to_enter(self, operations: list[Operation], guid: str, *, again: bool) -> Ticket:
-        """Make the claim. With `again`, look first if the queue already has the claim."""
+        """Make the claim. With `again`, first check if the queue already has the claim."""
         if again:
             await self._store.sync()
             for record in await self._find(guid):
@@ -239,9 +239,9 @@ class WaitQueue:
         ]
 
     def _sweep_soon(self, guid: str, but: Ticket | None = None) -> None:
-        """Delete a claim's records in the background, except `but`.
+        """Delete a claim's records in the background, except the record of `but`.
 
-        If `but` is None, the claim is given up.
+        If `but` is None, the claim is no longer used.
         """
         if but is None:
             self._participant.abandon(guid)
@@ -264,9 +264,10 @@ class WaitQueue:
         wake: asyncio.Event,
         in_line: Callable[[], object] = lambda: None,
     ) -> None:
-        """Return when the claim of `ticket` is first. Each `wake` causes another look at the queue.
+        """Wait until no other claim blocks the claim of `ticket`.
 
-        `in_line` is called each time that another claim is found before this one.
+        When `wake` is set, the queue is read again. `in_line` is called each time that a blocking
+        claim is found.
 
         Raises:
             ClaimLostError: the claim has left the queue.
@@ -307,7 +308,7 @@ def is_gone(change: Change) -> bool:
 
 
 def with_stat(ticket: Ticket, stat: Stat) -> Ticket:
-    """Return the same claim, with the version of its record after a new write."""
+    """Return the same claim with the version in `stat`, which a later read or write returned."""
     return replace(ticket, version=stat.version)
 
 
