@@ -203,7 +203,7 @@ class LogClient:
 
         Raises:
             ClockError: the clock of this machine contradicts all bookies.
-            BookieError: what `LedgerClient.create` raises.
+            BookieError: the errors of `LedgerClient.create`.
         """
         created_ms = None
         if await self.clocks.require_right():

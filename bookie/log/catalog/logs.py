@@ -327,7 +327,7 @@ class LogManager:
     async def read_latest_head(self, partition: LogPartition, log_id: str) -> Versioned[LogHead]:
         """Read the head of a partition, with every change that was finished before this call.
 
-        Raises what `read_head` raises.
+        Raises the errors of `read_head`.
         """
         await self._store.sync()
         return await self.read_head(partition, log_id)

@@ -76,7 +76,7 @@ class HeldCursor:
                 await self._adopt(self._record.propose(value, self._found.version))
 
     async def check(self) -> None:
-        """Check that this holder still has the cursor. Raises the same errors as `commit`."""
+        """Check that this holder still has the cursor. Raises the errors of `commit`."""
         async with self._serial:
             await self._adopt(self._record.read())
 

@@ -237,7 +237,7 @@ class LogConsumer:
             yield await self._flow.next_batch()
 
     async def next_batch(self) -> ConsumedBatch:
-        """Wait for the next batch and return it. Raises the same errors as `__anext__`."""
+        """Wait for the next batch and return it. Raises the errors of `__anext__`."""
         _ = self._consumer
         return await self._flow.next_batch()
 

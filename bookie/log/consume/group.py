@@ -219,7 +219,7 @@ class GroupMember:
             yield await self.next_batch()
 
     async def next_batch(self) -> ConsumedBatch:
-        """Wait for the next batch and return it. Raises the same errors as `__anext__`."""
+        """Wait for the next batch and return it. Raises the errors of `__anext__`."""
         self._require_entered()
         return await self._flow.next_batch()
 

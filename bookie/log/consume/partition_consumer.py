@@ -187,7 +187,7 @@ class PartitionConsumer:
 
         Raises:
             BadRequestError: the position was not given out yet.
-            BookieError: what `HeldCursor.commit` raises.
+            BookieError: the errors of `HeldCursor.commit`.
         """
         if up_to is None:
             offset = self.position
@@ -213,7 +213,7 @@ class PartitionConsumer:
             _log.warning("not_committed", partition=str(self.partition), reason=str(error))
 
     async def commit(self, offset: int) -> None:
-        """Commit `offset`, at which the next consumer begins. Raises as `HeldCursor.commit`."""
+        """Commit `offset`, the next offset to consume. Raises the errors of `HeldCursor.commit`."""
         try:
             await self.cursor.commit(offset)
         except (CursorLostError, NoSuchLogError) as error:

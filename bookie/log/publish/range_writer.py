@@ -142,7 +142,7 @@ class RangeWriter:
             BadRequestError: the record is too large or its time too far ahead, or it cannot be
                 encoded.
             LogClosedError: the range has failed before, or the writer is closed.
-            BookieError: what `WriterHandle.append` raises; the range has failed.
+            BookieError: the errors of `WriterHandle.append`; the range has failed.
         """
         at_ms = None if timestamp is None else moment_ms(timestamp)
         given = {} if headers is None else headers
@@ -152,7 +152,7 @@ class RangeWriter:
         """Write records in order; when all are durable, return their number.
 
         The default timestamp of a record is the clock's time. Bare values are written faster than
-        `NewRecord`. Raises what `append` raises; after an error some of the records may be in the
+        `NewRecord`. Raises the errors of `append`; after an error some of the records may be in the
         ledger.
         """
         given = checked_records(records)
@@ -170,8 +170,8 @@ class RangeWriter:
 
         `greatest_ms` is the greatest timestamp of the range up to the last of these records. Each
         late record must contain the greatest timestamp so far
-        (:mod:`bookie.log.record.log_record`). The bytes are not checked. Raises what `append`
-        raises; after an error some of the records may be in the ledger.
+        (:mod:`bookie.log.record.log_record`). The bytes are not checked. Raises the errors of
+        `append`; after an error some of the records may be in the ledger.
         """
         payloads = checked_payloads(payloads)
         if type(greatest_ms) is not int:

@@ -85,7 +85,7 @@ class PartitionsReader:
         return self.records()
 
     async def records(self) -> AsyncGenerator[LogRecord, None]:
-        """Yield the records one by one. Raises what `LogReader.batches` raises."""
+        """Yield the records one by one. Raises the errors of `LogReader.batches`."""
         async with aclosing(self._batches()) as lanes:
             async for lane in lanes:
                 batch, unread = lane.batch, 0
@@ -100,7 +100,7 @@ class PartitionsReader:
                     lane.batch = batch[unread:] if unread < len(batch) else ()
 
     async def batches(self) -> AsyncGenerator[Sequence[LogRecord], None]:
-        """Yield batches, each of one partition. Raises what `LogReader.batches` raises."""
+        """Yield batches, each of one partition. Raises the errors of `LogReader.batches`."""
         async with aclosing(self._batches()) as lanes:
             async for lane in lanes:
                 batch, lane.batch = lane.batch, ()

@@ -190,7 +190,7 @@ class LogReader:
         return self.records()
 
     async def records(self) -> AsyncGenerator[LogRecord, None]:
-        """Yield the records one by one. Raises what `batches` raises."""
+        """Yield the records one by one. Raises the errors of `batches`."""
         async with aclosing(self.batches()) as batches:
             async for batch in batches:
                 behind, seeks = self._next_offset, self._seeks

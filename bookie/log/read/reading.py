@@ -42,7 +42,7 @@ class PartitionReading(Protocol):
         """Yield the records from `offset` on, without an end, in batches that are not empty."""
 
     async def locate(self, partition: LogPartition, place: Place) -> int:
-        """Return the offset of a place. ``latest`` is the offset after the last confirmed record."""
+        """Return a place's offset. ``latest`` is the offset after the last confirmed record."""
 
     async def bounds(self, partition: LogPartition) -> tuple[int, int]:
         """Return the earliest offset, and the offset after the last confirmed record."""
@@ -90,7 +90,7 @@ class LogReading:
     async def batches(
         self, partition: LogPartition, offset: int
     ) -> AsyncGenerator[Sequence[LogRecord], None]:
-        """Yield the records from `offset` on. Raises what `LogReader.batches` raises."""
+        """Yield the records from `offset` on. Raises the errors of `LogReader.batches`."""
         reader = LogReader(
             self._client,
             partition,
@@ -133,7 +133,7 @@ class LogReading:
                 return found.base_offset + entry_id - found.first_entry_id
 
     async def bounds(self, partition: LogPartition) -> tuple[int, int]:
-        """Return the earliest offset and the end offset. Raises what `locate` raises."""
+        """Return the earliest offset and the end offset. Raises the errors of `locate`."""
         definition = await self._client.definition(partition.name)
         extent = await log_extent(self._client, partition, definition, self._password)
         return extent.earliest_offset, extent.end_offset

@@ -86,7 +86,7 @@ async def unpublished_entries(
 
 
 async def extent_of(ranges: LogRanges, readers: LedgerReaders) -> LogExtent:
-    """Return a partition's extent from its refreshed ranges. Raises as `log_extent` does."""
+    """Return a partition's extent from its refreshed ranges. Raises the errors of `log_extent`."""
     end = await find_end(ranges, readers)
     head = ranges.head
     return LogExtent(

@@ -88,7 +88,7 @@ class LogSurvey:
 
         Raises:
             LogTruncatedError: `start` was truncated.
-            BookieError: what a read raises.
+            BookieError: a read failed.
         """
         self._client.require_here()
         at = self._partition(partition)
@@ -155,7 +155,7 @@ async def await_records(
 
     Raises:
         NoSuchLogError: a log was deleted.
-        BookieError: what `LogReader.batches` raises.
+        BookieError: the errors of `LogReader.batches`.
     """
     async with Calls[BookieError | None]() as calls:
         for partition, offset in offsets.items():
