@@ -32,7 +32,7 @@ from bookie.metadata.model import Change, ChangeKind, Resync, check_key
 class DoubleBarrier:
     """One process at a barrier: an async context manager that waits for the other processes.
 
-    Both the entry and the exit of the context wait.
+    The process waits at the entry and at the exit of the context.
 
     Args:
         participant: the process that passes the barrier.

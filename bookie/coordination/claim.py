@@ -10,8 +10,8 @@ owner, a newline          the name that the process gave, JSON text; often empty
 the rest                  the content, for the users of the lock
 ========================= ========================================================================
 
-The first two lines are ASCII. By the guid, a process recognises its own claim after a lost reply,
-and distinguishes the claim from claims of an earlier run of the process.
+The first two lines are ASCII. By the guid, a process recognises its own claim after a lost reply.
+Claims of an earlier run of the process have other guids.
 """
 
 from __future__ import annotations

@@ -160,11 +160,11 @@ class LockManager:
 class ReadWriteLocks:
     """Locks of one participant that many readers can share, or one writer can hold alone.
 
-    Readers and writers wait in one queue, so readers cannot starve writers, or writers readers. A
-    reader waits for the last writer before it. A writer waits for the claim directly before it.
-    When a writer releases the lock, all readers between it and the next writer get the lock. These
-    locks are advisory, too: guard effects by the writer's token, which is greater than the tokens
-    of all earlier claims. The locks are released when the participant closes.
+    Readers and writers wait in one queue, so neither kind can starve the other. A reader waits for
+    the last writer before it. A writer waits for the claim directly before it. When a writer
+    releases the lock, all readers between it and the next writer get the lock. These locks are
+    advisory, too: guard effects by the writer's token, which is greater than the tokens of all
+    earlier claims. The locks are released when the participant closes.
     """
 
     @checked

@@ -2,8 +2,8 @@
 
 A member's record ``PATH/NAME`` exists while the member's context is open. After a lost session or a
 deletion, the record is written again. If a record of the same name belongs to another session, the
-member waits: the session may be that of an earlier run of this process, and end soon. If the record
-stays, another process has the name.
+member waits, because the session may belong to an earlier run of this process. If the record stays,
+another process has the name.
 
 Source: the group membership recipe of ZooKeeper; PIP-57 for the wait.
 """

@@ -76,7 +76,7 @@ class Taken:
 
     @property
     def name(self) -> str:
-        """The item's name in its queue. Newer items have greater numbers than this item."""
+        """The item's name in its queue. While the item exists, newer items have greater numbers."""
         return self._item.name
 
     async def done(self) -> None:

@@ -1,4 +1,4 @@
-"""Compare this machine's clock with bookies' clocks, so that a wrong clock deletes no data.
+"""Compare this machine's clock with bookies' clocks, so that a wrong clock does no harm.
 
 A machine whose clock is forty days ahead would delete records that are a minute old. So deletions
 by time use the earliest of this machine's clock and the clocks of some bookies. No ledger of a log

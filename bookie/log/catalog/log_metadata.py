@@ -20,8 +20,8 @@ chunks: all closed    a chunk never changes
 ===================== ===============================================================
 
 Each record is canonical JSON (:mod:`bookie.metadata.json_record`), version 1. The formats are
-``bookie-log``, ``bookie-log-head`` and ``bookie-log-chunk``. A range is ``[ledger, first, last or
-null, base or null, end time or null, bytes or null]``.
+``bookie-log``, ``bookie-log-head`` and ``bookie-log-chunk``. A range is ``[ledger, first entry,
+last entry or null, base offset or null, end time or null, bytes or null]``.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class LogRange:
 
 @dataclass(frozen=True, slots=True)
 class LogOwner:
-    """The owner of a partition, as the partition's head names it."""
+    """The owner of a partition, as stored in the partition's head."""
 
     name: str
     """Host and process, or a name that the owner chose. Several owners may share a name."""

@@ -316,7 +316,8 @@ class LogManager:
     async def revision(self, name: LogName) -> int:
         """Return the revision of the last write of a log's definition; 0 if there is no definition.
 
-        A later log of the same name has a greater revision than all writes of the deleted log.
+        The revision is greater than the revisions of all earlier writes, including the writes of a
+        deleted log of the same name.
         """
         return await self._revision(name.definition_key)
 
@@ -466,8 +467,8 @@ class LogManager:
     async def cursor_revision(self, partition: LogPartition, cursor: str) -> int:
         """Return the store's revision of the last write of a cursor; 0 if there is no cursor.
 
-        A later cursor of the same name has a greater revision than all writes of the deleted
-        cursor.
+        The revision is greater than the revisions of all earlier writes, including the writes of a
+        deleted cursor of the same name.
         """
         return await self._revision(partition.cursor_key(cursor))
 
@@ -523,7 +524,7 @@ class LogManager:
 
     @staticmethod
     def put_batch(name: LogName, application: str, batch: int, version: int) -> Put:
-        """Return the operation that replaces an application's last batch of version `version`.
+        """Return the operation that replaces an application's last batch, which has this `version`.
 
         Raises:
             BadRequestError: the batch is no number from 0 to 2⁶³-1, or the id is not valid.

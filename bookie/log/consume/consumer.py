@@ -202,9 +202,9 @@ class LogConsumer:
         return self._consumer.cursor.committed
 
     async def lag(self) -> int:
-        """Count the confirmed entries not given out yet. Truncated entries do not count.
+        """Count the confirmed entries that were not given out yet.
 
-        Control records count.
+        Control records count. Truncated entries do not count.
 
         Raises:
             UnavailableError: too few bookies answered to tell where the partition ends.

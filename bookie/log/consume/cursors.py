@@ -68,8 +68,9 @@ class CursorRecord:
                                  still there, write the *same* proposal again
     ============================ =================================================================
 
-    A proposal is recognised by its value, so two proposals must have different values. So each call
-    that takes or resets a cursor writes an owner name that no other call writes (`unique_owner`).
+    A proposal is recognised by its value, so two proposals must have different values. Therefore
+    each call that takes or resets a cursor writes an owner name that no other call writes
+    (`unique_owner`).
     """
 
     def __init__(self, client: LogClient, partition: LogPartition, name: str) -> None:

@@ -196,7 +196,7 @@ class LogPublisher:
         return deleted
 
     async def _look(self, application_id: str, wanted: _Wanted) -> _Look:
-        """Read the state on which a proposal is based. Its ledgers must be read after this call.
+        """Read the state on which a proposal is based. Ledgers must be read after this call.
 
         The application's record is read after the heads. So if a head already contains the batch,
         the record already names this batch or a newer one.

@@ -216,7 +216,7 @@ class RangeWriter:
         self._range = None
 
     async def aclose(self) -> None:
-        """Close the ledger, and drop the records since the last `cut`. Twice is no error."""
+        """Close the ledger; drop the records since the last `cut`. A repeated call is no error."""
         self._client.require_here()
         self._is_closed = True
         self._range = None

@@ -38,8 +38,8 @@ class HeadWatch:
     async def next(self) -> Versioned[LogHead]:
         """Wait for the next change of the head, and return the head.
 
-        A new watch begins in the first call and after each failure. It returns the present head at
-        once. While the store does not answer, the call waits.
+        A watch begins in the first call, and again after each failure. The call in which a watch
+        begins returns the present head at once. While the store does not answer, the call waits.
 
         Raises:
             NoSuchLogError: the log was deleted.

@@ -47,7 +47,7 @@ class LedgerReaders:
         return self._ledgers.pool
 
     async def open(self, ledger_id: int) -> ReaderHandle:
-        """Return a reader of a ledger. The reader knows the ledger's end only after `refresh`.
+        """Return a reader of a ledger. Call its `refresh` before you use the ledger's end.
 
         Raises:
             NoSuchLedgerError: the ledger was deleted.

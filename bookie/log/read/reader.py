@@ -158,7 +158,7 @@ class LogReader:
         return self._seeks
 
     def seek(self, to: LogStart = None, *, time: Moment | None = None) -> None:
-        """Move to a place. A task that already waits for a record gets it from the new place.
+        """Move to a place. The next record comes from this place, even for a task that waits now.
 
         After a seek, the caller may still use the rest of a batch from `batches`, but `records`
         yields no more records of its current batch.

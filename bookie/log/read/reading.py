@@ -56,8 +56,8 @@ async def locate_cursor(reading: PartitionReading, partition: LogPartition, plac
 
     A cursor after the end would silently skip records that are appended later. The end that bookies
     report may lack the newest records. So if `place` is after the reported end, this call reads the
-    end again, up to `END_LOOKS_MAX` times. It refuses the place at once if so many bookies lack the
-    record before it that this record cannot be confirmed.
+    end again, up to `END_LOOKS_MAX` times. The call refuses the place at once if too many bookies
+    lack the previous record, so that this record cannot be confirmed.
 
     Raises:
         BadRequestError: the place is after the end.
@@ -105,7 +105,7 @@ class LogReading:
                 yield batch
 
     async def locate(self, partition: LogPartition, place: Place) -> int:
-        """Return the offset of a place, which may be of any kind.
+        """Return the offset of a place: an end of the log, an offset, an entry or a time.
 
         Raises:
             NoSuchLogError: there is no such log.

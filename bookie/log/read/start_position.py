@@ -158,7 +158,9 @@ async def confirmed_end(one: LogRange, ranges: LogRanges, readers: LedgerReaders
 async def find_entry(
     ranges: LogRanges, readers: LedgerReaders, ledger_id: int, entry_id: int
 ) -> LogRange:
-    """Return an entry's range. An entry id right after a ledger's end belongs to the last range.
+    """Return the range of an entry.
+
+    An entry id right after the end of a ledger belongs to the last range of the ledger.
 
     Raises:
         LogTruncatedError: no range contains the entry: it was truncated, or copied by a compaction.

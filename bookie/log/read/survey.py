@@ -1,4 +1,4 @@
-"""Find the ledgers and offsets of a log's records, for jobs that read by many tasks.
+"""Find the ledgers and offsets of a log's records, for jobs that read with many tasks.
 
 A survey neither fences nor writes anything. A result is valid only at the moment of the call.
 """

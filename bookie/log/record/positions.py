@@ -1,4 +1,4 @@
-"""The positions of records that were appended together, stored as few runs of positions."""
+"""The positions of records that were appended together, stored as runs of positions."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 A producer numbers its records. The producer sends a record again if it does not know the outcome of
 the first append. For a repeated record, the partition's writer returns the position of the first
-append. The writer remembers at least the last `WINDOW_SEQUENCES` numbers of a producer. If this is
-too much, the writer forgets the producers whose last append is oldest.
+append. The writer remembers at least the last `WINDOW_SEQUENCES` numbers of a producer. Above
+`PRODUCERS_MAX` producers or `RUNS_MAX` runs, it forgets the producers whose last append is oldest.
 
 A snapshot is the value of a control record in the log. The value is canonical JSON
 (:mod:`bookie.metadata.json_record`), format ``bookie-producers``, version 1::

@@ -89,7 +89,7 @@ async def apply_retention(client: LogClient, partition: LogPartition) -> int:
 async def retention_offset(client: LogClient, partition: LogPartition, head: LogHead) -> int:
     """Return the first offset that retention keeps now; `start_offset` if it keeps all records.
 
-    Raises the errors of `apply_retention`, and BadVersionError if the head has changed meanwhile.
+    Raises the errors of `apply_retention`, and BadVersionError if a chunk of `head` was removed.
     """
     policy = await client.policy(partition.name)
     cursors = await client.logs.cursors(partition)

@@ -5,11 +5,11 @@ take effect late, because a request can arrive after its caller has stopped wait
 ensure that no head names a deleted ledger:
 
 1. The transaction that deletes a ledger also writes the unchanged head, which gets a new version.
-   The transaction fails if the head has changed since the ledger was searched in the chain.
+   The transaction fails if the head has changed since the chain was searched.
 2. A publication reads the head first, and then checks that its ledgers exist.
 
-So if a publication read the head before the deletion, it fails because the head has a new version.
-If it read the head after the deletion, it sees that the ledger does not exist.
+So a publication that read the head before the deletion fails, because the head has a new version. A
+publication that read the head after the deletion sees that the ledger does not exist.
 """
 
 from __future__ import annotations

@@ -186,7 +186,9 @@ class LogWriter:
         await gather(one.roll() for one in self._partitions.values())
 
     async def close(self) -> None:
-        """Confirm pending appends, close the ledgers, and release the log. Twice is no error.
+        """Confirm pending appends, close the ledgers, and release the log.
+
+        A repeated call is no error.
 
         Raises:
             LogTakenOverError: another process owns a partition.
