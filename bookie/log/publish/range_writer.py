@@ -13,10 +13,10 @@ older than half a day.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Self, TypeAlias
 
 from bookie.env import Moment, moment_ms
 from bookie.errors import (
@@ -75,6 +75,13 @@ class PendingRange:
             self.end_ms,
             self.size_bytes,
         )
+
+
+_Encoded: TypeAlias = Callable[[int], tuple[list[bytes], int]]
+"""Encodes the records of an append, given the range's greatest timestamp before them.
+
+Returns the entries, and the greatest timestamp after them.
+"""
 
 
 class RangeWriter:
@@ -158,11 +165,7 @@ class RangeWriter:
         given = checked_records(records)
         if not given:
             return 0
-        current = await self._current()
-        now_ms = self._client.clock.now_ms()
-        payloads, greatest_ms = _encoded(given, now_ms, current.end_ms)
-        await self._require_time(greatest_ms)
-        await current.append(payloads, greatest_ms)
+        await self._append(lambda end_ms: _encoded(given, self._client.clock.now_ms(), end_ms))
         return len(given)
 
     async def append_encoded(self, payloads: list[bytes], greatest_ms: int) -> None:
@@ -177,9 +180,12 @@ class RangeWriter:
         if type(greatest_ms) is not int:
             raise BadRequestError(f"greatest_ms must be ms since 1970, not {greatest_ms!r}")
         if payloads:
-            current = await self._current()
-            await self._require_time(greatest_ms)
-            await current.append(payloads, greatest_ms)
+            await self._append(lambda _: (payloads, greatest_ms))
+
+    async def _append(self, encoded: _Encoded) -> None:
+        current, payloads, greatest_ms = await self._accept(encoded)
+        # There is no await in between: `cut` would not see this append, and lose its records.
+        await current.append(payloads, greatest_ms)
 
     async def _require_time(self, greatest_ms: int) -> None:
         """Refuse a time too far ahead. If the clock has moved, compare it with bookies first."""
@@ -229,11 +235,14 @@ class RangeWriter:
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
-    async def _current(self) -> _RangeInWork:
-        """Return the range for appends. To keep the order, the caller must append at once."""
+    async def _accept(self, encoded: _Encoded) -> tuple[_RangeInWork, list[bytes], int]:
+        """Return the range for an append, and the append's entries with their greatest timestamp.
+
+        To keep the order, the caller must append at once.
+        """
         self._client.require_here()
         # A lock admits its callers in order. While others wait, a later append waits behind them,
-        # even if the range has begun.
+        # even if the range has begun. A cut waits, too.
         async with self._beginning:
             if self._range is None:
                 self._require_open()
@@ -241,9 +250,11 @@ class RangeWriter:
                 self._require_open()
                 self._range = _RangeInWork(ledger)
             current = self._range
-        if current.error is not None:
-            raise _failed(self._partition, current.error) from current.error
-        return current
+            if current.error is not None:
+                raise _failed(self._partition, current.error) from current.error
+            payloads, greatest_ms = encoded(current.end_ms)
+            await self._require_time(greatest_ms)
+        return current, payloads, greatest_ms
 
     def _require_open(self) -> None:
         if self._is_closed:

@@ -47,6 +47,11 @@ class MovedClock(SetClock):
 
     def __init__(self) -> None:
         self.ms = SystemClock().now_ms()
+        self.suspended_ms = 0
+        """The time that only the wall clock has counted."""
+
+    def monotonic(self) -> float:
+        return (self.ms - self.suspended_ms) / 1000
 
 
 @pytest.fixture(params=["memory", "local"])
@@ -215,6 +220,35 @@ async def test_entries_follow_the_calls_while_a_ledger_is_made(
             await asyncio.sleep(0)
     assert await LogPublisher(client, ORDERS).publish(APPLICATION, 0, [await _cut(writer)])
     assert [int(value) for value in await _values(client)] == list(range(len(calls)))
+
+
+async def test_a_cut_waits_for_an_append_that_compares_the_clock(
+    client: LogClient, writer: RangeWriter, clock: MovedClock
+) -> None:
+    """Its records would otherwise be durable, acknowledged, and in no range."""
+    await writer.append_many([b"0"])
+    clock.ms += 2 * 86_400_000
+    clock.suspended_ms = 2 * 86_400_000
+    compare, may_go, asked = client.clocks.require_right, asyncio.Event(), asyncio.Event()
+
+    async def slowly(*, again: bool = False) -> bool:
+        asked.set()
+        await may_go.wait()
+        return await compare(again=again)
+
+    client.clocks.require_right = slowly  # type: ignore[method-assign]
+    async with asyncio.TaskGroup() as tasks:
+        appending = [tasks.create_task(writer.append_many([b"1"]))]
+        await asked.wait()
+        appending.append(tasks.create_task(writer.append_many([b"2"])))
+        await asyncio.sleep(0)
+        cutting = tasks.create_task(_cut(writer))
+        await asyncio.sleep(0)
+        may_go.set()
+    assert [one.result() for one in appending] == [1, 1]
+    values = [decode_log_record(data).value for data in await _payloads(client, cutting.result())]
+    assert values == [b"0", b"1", b"2"]
+    assert await writer.cut() is None
 
 
 async def test_ledgers_roll_between_ranges(
