@@ -114,8 +114,9 @@ class LogPublisher:
 
         A batch may be empty. The ranges of a partition are published in the given order. When the
         call returns, all readers see all ranges of the batch. From then on, an equal or older batch
-        of the application is dropped. After an error nothing was published. After a cancellation,
-        or if the client was closed, the outcome is unknown: publish the same batch again.
+        of the application is dropped. After NoSuchLogError, LogFullError or BadRequestError nothing
+        was published. After another error or a cancellation, or if the client was closed, the
+        outcome may be unknown: publish the same batch again.
 
         Raises:
             NoSuchLogError: there is no such log.
