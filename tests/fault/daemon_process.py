@@ -115,6 +115,21 @@ class Daemon:
                 assert line, f"ended before {event}: {self.lines}"
                 self.lines.append(line.decode().rstrip())
 
+    @asynccontextmanager
+    async def followed(self) -> AsyncIterator[None]:
+        """Read its log during the block, which does not call `until`: a full pipe would stop it."""
+        reading = asyncio.get_running_loop().create_task(self._read())
+        try:
+            yield
+        finally:
+            reading.cancel()
+            await asyncio.wait([reading])
+
+    async def _read(self) -> None:
+        assert self.process.stderr is not None
+        while line := await self.process.stderr.readline():
+            self.lines.append(line.decode().rstrip())
+
     async def end(self) -> int:
         """Wait for its end, reading the rest of its log; the exit status."""
         assert self.process.stderr is not None
