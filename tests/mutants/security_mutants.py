@@ -14,6 +14,7 @@ _WRITING = "tests/unit/security/test_pem_writing.py"
 _REAL = "tests/fault/test_tls.py"
 _TOKENS = "tests/unit/security/test_tokens.py"
 _TOKEN_KEYS = "tests/unit/security/test_token_keys.py"
+_MATRIX = "tests/fault/test_rights_matrix.py"
 _TOKEN_FILE = "tests/unit/security/test_token_file.py"
 _ROLES = "tests/unit/security/test_permissions.py"
 _STREAMS = "tests/unit/security/test_roles_on_streams.py"
@@ -340,5 +341,21 @@ SECURITY_MUTANTS: tuple[Mutant, ...] = (
         '        what = f"{method} {request.path}"\n',
         (f"{_ROLES}::test_a_stranger_writes_nothing_of_his_own_into_the_audit_log",),
         "A stranger without a certificate could fill the log.",
+    ),
+    Mutant(
+        "a reader makes a bookie sync",
+        "bookie/security/rights.py",
+        '        "Force": RpcRights(Right.WRITE),\n',
+        '        "Force": RpcRights(Right.READ),\n',
+        (f"{_MATRIX}::test_the_matrix",),
+        "A role would permit more than the guide says, and no other test knows the guide.",
+    ),
+    Mutant(
+        "a fencing read of a stream needs the right to read alone",
+        "bookie/wire/grpc/server/read_stream.py",
+        "    return Right.RECOVER if command.fence else Right.READ\n",
+        "    return Right.READ\n",
+        (f"{_MATRIX}::test_the_matrix",),
+        "Each reader could end each writer.",
     ),
 )
