@@ -109,6 +109,10 @@ class UnauthorizedError(RequestError):
     status = Status.UNAUTHORIZED
 
 
+class WeakDigestError(RequestError):
+    """The ledger's digest is weaker than the client's setting ``client.digest_least`` permits."""
+
+
 class NotPermittedError(RequestError):
     """The caller's roles do not permit the request, or his token proves nothing."""
 

@@ -102,6 +102,7 @@ class BookKeeper(ClusterConnection):
             StoreWentBackError: the metadata store was set back to an older state and would give out
                 used ids again.
             BadRequestError: sizes or digest type are wrong.
+            WeakDigestError: ``client.digest_least`` refuses the digest type.
             MetadataError: the metadata store failed; a ledger may have been created.
         """
         shape = LedgerShape(
@@ -128,6 +129,7 @@ class BookKeeper(ClusterConnection):
         Raises:
             NoSuchLedgerError: the ledger does not exist.
             UnauthorizedError: the password is wrong.
+            WeakDigestError: ``client.digest_least`` refuses the ledger's digest type.
             LedgerClosedError: the ledger already has or had its one writer.
             MetadataError: the metadata store failed; unknown whether the ledger was claimed.
         """
@@ -147,6 +149,7 @@ class BookKeeper(ClusterConnection):
         Raises:
             NoSuchLedgerError: the ledger does not exist.
             UnauthorizedError: the password is wrong.
+            WeakDigestError: ``client.digest_least`` refuses the ledger's digest type.
             NotEnoughBookiesError: too few bookies answered to tell where the ledger ends.
             LedgerRecoveryError: too few bookies answered the recovery; try again.
             MetadataError: the metadata store failed.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TypedDict, Unpack
+from typing import Literal, TypedDict, Unpack
 
 from bookie.api.bookkeeper import BookKeeper
 from bookie.config import RpcSettings, Sources, load_settings
@@ -29,6 +29,7 @@ class ClientOptions(TypedDict, total=False):
     batch_entries_max: int
     batch_bytes_max: int | str
     tail_refresh_seconds: float
+    digest_least: Literal["dummy", "crc32", "crc32c", "hmac"]
     # Of the section [security].
     ca_file: str | Path
     certificate_file: str | Path

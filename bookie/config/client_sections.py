@@ -184,6 +184,12 @@ class ClientSettings(Section):
     tail_refresh_seconds: float = Field(
         default=10.0, gt=0, description="Silence after which a tailing reader asks by itself."
     )
+    digest_least: Literal["dummy", "crc32", "crc32c", "hmac"] = Field(
+        default="dummy",
+        description="The weakest digest of a ledger that the client makes, opens or recovers. A"
+        " ledger's digest stands in its metadata: whoever changes that could turn the check of"
+        " entries off. dummy accepts all ledgers.",
+    )
 
     @model_validator(mode="after")
     def _relations(self) -> Self:

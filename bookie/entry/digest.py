@@ -65,6 +65,15 @@ class DigestType(enum.IntEnum):
     DUMMY = 4
 
 
+DIGESTS_BY_STRENGTH = (DigestType.DUMMY, DigestType.CRC32, DigestType.CRC32C, DigestType.HMAC)
+"""From nothing, by checksums against damage alone, to the proof that a writer knew the key."""
+
+
+def is_weaker(one: DigestType, other: DigestType) -> bool:
+    """True if a digest type `one` proves less about an entry than a type `other`."""
+    return DIGESTS_BY_STRENGTH.index(one) < DIGESTS_BY_STRENGTH.index(other)
+
+
 class Digester(Protocol):
     """Computes one type of digest."""
 

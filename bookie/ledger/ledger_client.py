@@ -15,7 +15,7 @@ from bookie.cluster.cookies import CookieManager
 from bookie.cluster.directory import BookieDirectory
 from bookie.cluster.instance import read_instance_id
 from bookie.config import RpcSettings, Sources
-from bookie.entry.digest import DigestType, is_password, key_of_life
+from bookie.entry.digest import DigestType, is_password, is_weaker, key_of_life
 from bookie.env.clock import SystemClock
 from bookie.errors import (
     BadRequestError,
@@ -23,6 +23,7 @@ from bookie.errors import (
     LedgerClosedError,
     LedgerExistsError,
     UnauthorizedError,
+    WeakDigestError,
 )
 from bookie.ledger.catalog.ledger_ids import LedgerIdGenerator
 from bookie.ledger.catalog.ledgers import LedgerManager, new_token
@@ -96,6 +97,7 @@ async def open_ledger_client(
             LedgerManager(store),
             LedgerIdGenerator(store),
             record,
+            digest_least=DigestType[settings.client.digest_least.upper()],
         )
 
 
@@ -111,7 +113,10 @@ class LedgerClient:
         ledgers: LedgerManager,
         ids: LedgerIdGenerator,
         writer_record: WriterRecord | None = None,
+        *,
+        digest_least: DigestType = DigestType.DUMMY,
     ) -> None:
+        """Ledgers with a digest weaker than `digest_least` are refused."""
         self.instance_id = instance_id
         self.directory = directory
         self.ensembles = ensembles
@@ -119,6 +124,7 @@ class LedgerClient:
         self.ledgers = ledgers
         self.ids = ids
         self._writer_record = writer_record
+        self._digest_least = digest_least
 
     async def _writer_id(self) -> str:
         """Return the id that new ledgers name, once its record exists; empty if they name none."""
@@ -137,6 +143,7 @@ class LedgerClient:
         `created_ms` is the creation time in ms since 1970; None means now.
         """
         password = checked_bytes(shape.password, "the password")
+        self._require_digest(shape.digest_type, "a new ledger")
         token = new_token()
         bookies = self.ensembles.choose(shape.quorum, allow_degraded=shape.allow_degraded)
         self.pool.require_permitted(bookies)
@@ -186,7 +193,7 @@ class LedgerClient:
     async def claim(self, ledger_id: int, password: bytes = b"") -> WriterHandle:
         """Become the writer of an unclaimed ledger; see `BookKeeper.claim_ledger`."""
         found = await self.ledgers.read(ledger_id)
-        _check_password(found.value, password)
+        self._admit(found.value, password)
         custom_metadata = dict(found.value.custom_metadata)
         unclaimed = custom_metadata.pop(UNCLAIMED, None) is not None
         if not unclaimed or found.value.state is not LedgerState.OPEN:
@@ -217,9 +224,10 @@ class LedgerClient:
         meant for `read_acknowledged`.
         """
         found = await self.ledgers.read(ledger_id)
-        _check_password(found.value, password)
+        self._admit(found.value, password)
         if recover:
             found = await recover_ledger(found, self.pool, self.ledgers, self.ensembles)
+            self._admit(found.value, password)  # it may have changed meanwhile
         reader = ReaderHandle(found, self.pool, self.ledgers)
         if asks_for_lac and not reader.is_closed:
             await reader.refresh()
@@ -240,16 +248,35 @@ class LedgerClient:
         Raises the errors of `BookKeeper.open_ledger` with `recover`.
         """
         found = await self.ledgers.read_latest(ledger_id)
-        _check_password(found.value, password)
+        self._admit(found.value, password)
         return (await recover_ledger(found, self.pool, self.ledgers, self.ensembles)).value
 
     async def close_for_deletion(self, ledger_id: int) -> None:
         """Take a ledger from its writer and close it, without password; the writer is fenced.
 
+        Its digest may be of any type: nobody will read it.
+
         Raises the errors of `recover`.
         """
         found = await self.ledgers.read_latest(ledger_id)
         await recover_ledger(found, self.pool, self.ledgers, self.ensembles)
+
+    def _admit(self, metadata: LedgerMetadata, password: bytes) -> None:
+        """Check, before any bookie is asked, that the caller may use a ledger as it is.
+
+        Raises:
+            UnauthorizedError: its password is another one.
+            WeakDigestError: its digest is too weak for this client.
+        """
+        _check_password(metadata, password)
+        self._require_digest(metadata.digest_type, f"ledger {metadata.ledger_id}")
+
+    def _require_digest(self, digest_type: DigestType, ledger: str) -> None:
+        if is_weaker(digest_type, self._digest_least):
+            given, least = digest_type.name.lower(), self._digest_least.name.lower()
+            raise WeakDigestError(
+                f"{ledger} has the digest {given}, and client.digest_least is {least}"
+            )
 
 
 def _check_password(metadata: LedgerMetadata, password: bytes) -> None:

@@ -16,6 +16,7 @@ REBALANCE = "tests/unit/ledger/copies/test_rebalance_plan.py::test_"
 RECLAIMING = "bookie/repair/reclaimer.py"
 WRITERS = "tests/unit/repair/test_open_ledgers.py::test_"
 QUORUM = "tests/unit/ledger/copies/test_quorum_change.py::test_"
+DIGEST = "tests/unit/ledger/test_digest_least.py::test_"
 LOST = "tests/unit/node/test_lost_data.py::test_"
 MOVING = "bookie/ledger/copies/replica_move.py"
 
@@ -330,5 +331,29 @@ CLIENT_MUTANTS = (
         "return []",
         (f"{QUORUM}copies_that_were_missing_before_are_made",),
         "The metadata names only the bookies that lack an entry.",
+    ),
+    Mutant(
+        "a weak digest is refused only after the recovery",
+        "bookie/ledger/ledger_client.py",
+        "        self._admit(found.value, password)\n        if recover:\n",
+        "        _check_password(found.value, password)\n        if recover:\n",
+        (f"{DIGEST}a_downgraded_ledger",),
+        "Entries that anybody can forge would decide where the ledger ends.",
+    ),
+    Mutant(
+        "a digest that was weakened during the recovery is taken",
+        "bookie/ledger/ledger_client.py",
+        "            self._admit(found.value, password)  # it may have changed meanwhile\n",
+        "",
+        (f"{DIGEST}a_downgrade_during_a_recovery",),
+        "Who writes metadata only has to wait for the right moment.",
+    ),
+    Mutant(
+        "the digests are compared by their numbers",
+        "bookie/entry/digest.py",
+        "DIGESTS_BY_STRENGTH.index(one) < DIGESTS_BY_STRENGTH.index(other)",
+        "one < other",
+        (f"{DIGEST}the_order",),
+        "CRC-32C would count more than HMAC, and no digest at all most of all.",
     ),
 )
