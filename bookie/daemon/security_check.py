@@ -10,15 +10,23 @@ from bookie.config import SecuritySettings, Settings
 from bookie.daemon.own_security import registered_host
 from bookie.daemon.preflight import Fact, Severity
 from bookie.errors import BookieError
+from bookie.metadata.etcd.server_version import CHECKS_RIGHTS_FROM, ask_version, checks_rights
+from bookie.metadata.security import MetadataSecurity, security_of
+from bookie.metadata.uri import Host, parse_servers, split_uri
 from bookie.security import PemFiles
 from bookie.security.certificates import read_certificate_file
-from bookie.security.exposure import exposed_listeners, open_listeners
+from bookie.security.exposure import exposed_listeners, is_loopback, open_listeners
 from bookie.security.suitability import HOST, faults_of
 from bookie.security.tokens import HS256, TokenKeys
 
 DAY_SECONDS = 86400
 EXPIRY_DAYS_MIN = 30
 """A certificate that is valid for a shorter time should be renewed now."""
+
+FIRST_ETCD = tuple(
+    f"{major}.{minor}.{patch}" for (major, minor), patch in CHECKS_RIGHTS_FROM.items()
+)
+"""The versions of etcd that check all rights, for advice."""
 
 
 def check_security(settings: Settings, now_seconds: float) -> list[Fact]:
@@ -33,7 +41,7 @@ def check_security(settings: Settings, now_seconds: float) -> list[Fact]:
         checks += check_certificates(settings, now_seconds)
     if settings.security.token_keys_file:
         checks.append(check_token_keys(settings.security.token_keys_file))
-    return checks
+    return checks + check_etcd(settings)
 
 
 def check_plaintext(settings: Settings) -> Fact:
@@ -70,8 +78,8 @@ def check_certificates(settings: Settings, now_seconds: float) -> list[Fact]:
     if security.key_file and os.stat(security.key_file).st_mode & (stat.S_IRGRP | stat.S_IROTH):
         advice = f"chmod 600 {security.key_file}"
         certificates.append(Fact("key", Severity.WARN, "others may read the key", advice))
-    if security.serves_tls and not security.require_client_certificate:
-        certificates.append(check_clients(settings))
+    if security.serves_tls:
+        certificates += check_clients(settings)
     return certificates
 
 
@@ -89,18 +97,53 @@ def check_token_keys(path: str) -> Fact:
     return Fact("token keys", Severity.OK, named)
 
 
-def check_clients(settings: Settings) -> Fact:
-    """Check a bookie that asks for no client certificate: beyond loopback it needs roles."""
+def check_clients(settings: Settings) -> list[Fact]:
+    """Check that a bookie asks clients who they are: beyond loopback for certificates and roles."""
+    security = settings.security
+    if security.require_client_certificate:
+        hosts = {"listen": settings.listen.host, "http": settings.http.host}
+        reached = {f"{name}.host = {host}" for name, host in hosts.items() if not is_loopback(host)}
+        if security.require_roles or not reached:
+            return []
+        found = f"security.require_roles is off, with {', '.join(sorted(reached))}"
+        found += ": every client with a certificate may read, write and fence"
+        return [Fact("clients", Severity.WARN, found, "give roles, and set it")]
     found = "security.require_client_certificate is off"
-    if settings.security.require_roles:
+    if security.require_roles:
         found += ": a client without a certificate may do what the roles of anonymous permit"
-        return Fact("clients", Severity.WARN, found, "give clients certificates")
+        return [Fact("clients", Severity.WARN, found, "give clients certificates")]
     found += ", and so is require_roles: every client may read and write"
     is_refused = open_listeners(settings, ("listen", "http"))
     verdict = Severity.WARN
-    if is_refused and not settings.security.allow_plaintext:
+    if is_refused and not security.allow_plaintext:
         verdict = Severity.FAIL
-    return Fact("clients", verdict, found, "set security.require_roles")
+    return [Fact("clients", verdict, found, "set security.require_roles")]
+
+
+def check_etcd(settings: Settings) -> list[Fact]:
+    """Check that etcd servers keep users within their roles; without a user there are none."""
+    metadata = settings.metadata
+    parts = split_uri(metadata.uri)
+    if parts.scheme != "etcd" or not metadata.user:
+        return []
+    try:
+        security = security_of(metadata)
+        hosts = parse_servers(metadata.uri, parts).hosts
+    except BookieError as error:
+        return [Fact("etcd", Severity.FAIL, str(error), "correct the section [metadata]")]
+    return [_check_etcd_server(host, security) for host in hosts]
+
+
+def _check_etcd_server(host: Host, security: MetadataSecurity) -> Fact:
+    advice = f"use etcd {', '.join(FIRST_ETCD)} or newer"
+    try:
+        version = ask_version(host, security)
+    except BookieError as error:
+        return Fact("etcd", Severity.WARN, str(error), advice)
+    if checks_rights(version):
+        return Fact("etcd", Severity.OK, f"{host} is etcd {version}")
+    found = f"{host} is etcd {version}: a user can get round its roles by transactions"
+    return Fact("etcd", Severity.WARN, found, advice)
 
 
 def check_peers(security: SecuritySettings, host: str) -> list[Fact]:

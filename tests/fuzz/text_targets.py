@@ -25,6 +25,7 @@ from bookie.ids import is_valid_bookie_id
 from bookie.log.catalog.logs import LogName, LogPartition
 from bookie.metadata import uri
 from bookie.metadata.etcd.key_layout import KeyLayout
+from bookie.metadata.etcd.server_version import checks_rights, parse_version
 from bookie.security.authority import require_hosts
 from bookie.wire.grpc.client.tls_problems import TlsHistory
 from tests.fuzz.target import Target
@@ -180,6 +181,12 @@ TARGETS: Sequence[Target] = (
         [b"orders#3", b"shop/orders#00", b"orders"],
         REFUSED,
         encode=lambda one: octets(str(one)),
+    ),
+    Target(
+        "text.etcd_version",
+        lambda data: checks_rights(parse_version(data)),
+        [b'{"etcdserver":"3.5.30","etcdcluster":"3.5.0"}', b'{"etcdserver":"3.7.0-rc.1"}'],
+        (ValueError,),
     ),
     Target("text.supervision", by_text(supervised), [b"30000000"], ()),
     Target(

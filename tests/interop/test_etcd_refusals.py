@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,10 +17,12 @@ from bookie.errors import (
     UnauthorizedError,
 )
 from bookie.metadata.connect import open_store
+from bookie.metadata.etcd.server_version import ask_version, checks_rights
 from bookie.metadata.security import MetadataSecurity
+from bookie.metadata.uri import parse_servers, split_uri
 from tests.conformance.streams import CREATED, next_changes
 from tests.servers.certificates import Authority, Certificate
-from tests.servers.etcd import EtcdServer
+from tests.servers.etcd import EtcdServer, etcd_program
 from tests.servers.ports import claimed_ports
 
 
@@ -96,6 +99,24 @@ async def test_a_store_over_tls_is_a_store(tls_server: EtcdServer, tls: Metadata
         record = await store.get("/a")
         assert record is not None
         assert record.stat == stat
+
+
+def test_a_server_tells_its_version(
+    tls_server: EtcdServer, tls: MetadataSecurity, stranger: Authority
+) -> None:
+    """At the port of its clients, by TLS, and to nobody whom it does not let in."""
+    (host,) = parse_servers(tls_server.uri(), split_uri(tls_server.uri())).hosts
+    program = subprocess.run([etcd_program(), "--version"], capture_output=True, check=True)
+    version = ask_version(host, tls)
+    assert f"etcd Version: {version}\n".encode() in program.stdout
+    assert checks_rights(version) is not None
+    for wrong in (
+        MetadataSecurity(),
+        MetadataSecurity(tls_ca_file=tls.tls_ca_file),
+        replace(tls, tls_ca_file=stranger.certificate),
+    ):
+        with pytest.raises(MetadataUnavailableError, match=r"tell its version|told no version"):
+            ask_version(host, wrong)
 
 
 async def test_a_server_of_an_unknown_authority_is_refused(

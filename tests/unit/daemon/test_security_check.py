@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -12,16 +16,24 @@ from bookie.config import Settings
 from bookie.daemon.preflight import Fact, Severity
 from bookie.daemon.security_check import DAY_SECONDS, check_security
 from bookie.env import SystemClock
+from bookie.metadata.etcd.server_version import checks_rights
 from bookie.security import authority, token_keys
+from tests.servers.ports import claimed_ports
 from tests.unit.security.odd_certificates import SERVER, issue_odd
 
 
 def check(
-    days: float = 0, host: str = "127.0.0.1", advertised: str = "", **security: object
+    days: float = 0,
+    host: str = "127.0.0.1",
+    advertised: str = "",
+    http: str = "127.0.0.1",
+    **security: object,
 ) -> dict[str, Fact]:
     """The facts, as they are in so many days."""
     listen = {"host": host, "advertised_host": advertised}
-    settings = Settings.model_validate({"listen": listen, "security": security})
+    settings = Settings.model_validate(
+        {"listen": listen, "http": {"host": http}, "security": security}
+    )
     now_seconds = SystemClock().now_ms() / 1000 + days * DAY_SECONDS
     return {fact.name: fact for fact in check_security(settings, now_seconds)}
 
@@ -83,6 +95,109 @@ def test_clients_without_certificates(files: dict[str, Any]) -> None:
     nobody_asked = {**files, "require_client_certificate": False, "require_roles": False}
     for host, verdict in (("127.0.0.1", Severity.WARN), ("0.0.0.0", Severity.FAIL)):
         assert check(host=host, **nobody_asked)["clients"].verdict is verdict
+
+
+@pytest.mark.parametrize(
+    ("listen", "http", "named"),
+    [
+        ("127.0.0.1", "127.0.0.1", ""),
+        ("0.0.0.0", "127.0.0.1", "listen.host = 0.0.0.0:"),
+        ("127.0.0.1", "::", "http.host = :::"),
+        ("0.0.0.0", "0.0.0.0", "http.host = 0.0.0.0, listen.host = 0.0.0.0:"),
+    ],
+)
+def test_no_roles_beyond_loopback(
+    files: dict[str, Any], listen: str, http: str, named: str
+) -> None:
+    """Certificates alone say who somebody is, and let each one do everything."""
+    for require_roles in (True, False):
+        facts = check(
+            host=listen, advertised="127.0.0.1", http=http, **files, require_roles=require_roles
+        )
+        if require_roles or not named:
+            assert "clients" not in facts
+        else:
+            assert facts["clients"].verdict is Severity.WARN
+            assert f"security.require_roles is off, with {named}" in facts["clients"].found
+
+
+@pytest.mark.parametrize(
+    ("version", "verdict"),
+    [
+        ("3.4.43", False),
+        ("3.4.44", True),
+        ("3.5.29", False),
+        ("3.5.30", True),
+        ("3.5.100", True),
+        ("3.6.0-rc.1", False),
+        ("3.6.10", False),
+        ("3.6.11", True),
+        ("3.7.0-alpha.0", True),
+        ("4.0.0", True),
+        ("3.3.99", False),
+        ("2.5.50", False),
+        ("3.5", None),
+        ("", None),
+        ("3.5.x", None),
+        ("9" * 5000 + ".1.1", None),
+    ],
+)
+def test_versions_of_etcd(version: str, verdict: bool | None) -> None:
+    assert checks_rights(version) is verdict
+
+
+@pytest.mark.parametrize(
+    ("told", "verdict", "words"),
+    [
+        (b'{"etcdserver": "3.5.30", "etcdcluster": "3.5.0"}', Severity.OK, "is etcd 3.5.30"),
+        (b'{"etcdserver": "3.5.27"}', Severity.WARN, "is etcd 3.5.27: a user can get round"),
+        (b'{"etcdserver": "3.5.x"}', Severity.WARN, "told no version"),
+        (b'{"etcdserver": 35}', Severity.WARN, "told no version"),
+        (b"[]", Severity.WARN, "told no version"),
+        (b"not found", Severity.WARN, "told no version"),
+        (b"[" * 4000, Severity.WARN, "told no version"),
+        (None, Severity.WARN, "did not tell its version: "),
+    ],
+)
+def test_the_version_that_a_server_tells(told: bytes | None, verdict: Severity, words: str) -> None:
+    (port,) = claimed_ports(1)
+    with nullcontext() if told is None else answering(port, told):
+        fact = of_etcd(port, user="bookie", password="p")["etcd"]
+    assert (fact.verdict, words in fact.found) == (verdict, True), fact
+    assert ("use etcd 3.4.44, 3.5.30, 3.6.11" in fact.advice) is (verdict is Severity.WARN)
+
+
+def test_without_a_user_there_are_no_roles() -> None:
+    assert "etcd" not in of_etcd(1)
+    assert "etcd" not in check()
+
+
+def of_etcd(port: int, **metadata: object) -> dict[str, Fact]:
+    uri = f"etcd://127.0.0.1:{port}/b"
+    settings = Settings.model_validate({"metadata": {"uri": uri, **metadata}})
+    return {fact.name: fact for fact in check_security(settings, 0)}
+
+
+@contextmanager
+def answering(port: int, body: bytes) -> Iterator[None]:
+    """A server that answers one request."""
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            assert self.path == "/version"
+            assert self.headers["Authorization"] is None
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Nobody reads it."""
+
+    with HTTPServer(("127.0.0.1", port), Answer) as server:
+        thread = Thread(target=server.handle_request)
+        thread.start()
+        yield
+        thread.join()
 
 
 def test_a_file_that_cannot_be_used(files: dict[str, Any]) -> None:
