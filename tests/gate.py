@@ -57,6 +57,7 @@ AT_NIGHT: Mapping[str, int] = {
     "tests/explorer/test_explored_repair.py": 8,
     "tests/fault/test_commands_on_a_cluster.py": 8,
     "tests/fault/test_crash_kill.py": 8,
+    "tests/fault/test_credentials.py": 4,
     "tests/fault/test_daemon_refusals.py": 6,
     "tests/fault/test_lost_disks.py": 3,
     "tests/fault/test_lost_disks_at_random.py": 4,

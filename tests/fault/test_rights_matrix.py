@@ -10,44 +10,23 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import ssl
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import aiohttp
 import pytest
 
 from bookie._pb import bookie_pb2 as pb
-from bookie.cluster.instance import read_instance_id
 from bookie.cluster.role_grants import RoleGrants
-from bookie.config import SecuritySettings
-from bookie.env import SystemClock
 from bookie.ids import LOG_TAG, NO_ENTRY
 from bookie.ledger.catalog.ledgers import LedgerManager
 from bookie.ledger.metadata import Fragment, LedgerMetadata, LedgerState
 from bookie.metadata.connect import open_store
-from bookie.security import authority
-from bookie.security.authority import settings_for
-from bookie.security.contexts import client_context
 from bookie.security.grants import Grant, GrantScope
 from bookie.security.rights import HTTP_RIGHTS, Role
-from bookie.security.token_keys import create_key, make_token
 from bookie.wire.interfaces import SERVICE
 from tests.fault.daemon_process import Daemon
-from tests.fault.raw_calls import (
-    CALLS,
-    CHANGES,
-    RawBookie,
-    add,
-    channel_to,
-    effect,
-    prepare,
-    until_status,
-)
-from tests.fault.secure_cluster import SecureCluster, secure_cluster
+from tests.fault.guarded_bookie import NOBODY, GuardedBookie, guarded_bookie
+from tests.fault.raw_calls import CALLS, CHANGES, RawBookie, add, effect, prepare, until_status
 
 FOLLOWED_SECONDS_MAX = 60.0
 """A bookie follows a change of roles within a second, on an idle machine."""
@@ -106,19 +85,7 @@ health              yes     yes           yes  yes        yes     yes        yes
 """
 """An admin of some ledgers, of one log or of one namespace: in his place, and beside it."""
 
-BODIES: Mapping[str, tuple[Mapping[str, object], Mapping[str, object]]] = {
-    "PUT /read-only": ({"read_only": True}, {"read_only": False}),
-    "PUT /garbage": ({"action": "suspend"}, {"action": "resume"}),
-    "PUT /compaction": ({"action": "run"}, {}),
-    "PUT /check": ({}, {}),
-    "PUT /scrub": ({}, {}),
-}
-"""The body of a change, and of one that takes it back; empty where nothing is to be taken back."""
-
 INSIDE = GrantScope(1_000_000, 1_999_999)
-RULES = "cn:([a-z]+)"
-"""The certificate of `NOBODY` fits no rule, so who shows it is anonymous to gRPC."""
-NOBODY = "Nobody.1"
 
 
 def rows(table: str) -> dict[str, dict[str, bool]]:
@@ -153,99 +120,27 @@ def test_each_call_has_a_row() -> None:
         assert all(set(row) == columns for row in rows(table).values())
 
 
-@dataclass
-class Matrix:
-    """One bookie, and callers with certificates and with tokens."""
-
-    cluster: SecureCluster
-    daemon: Daemon
-    instance_id: str
-    tokens: Path
-    stack: AsyncExitStack
-    ids: Iterator[int]
-
-    def certificate(self, name: str) -> RawBookie:
-        """Who shows this certificate, and no token."""
-        home = self.cluster.authority
-        if not authority.certificate_path(home, name).exists():
-            authority.issue(home, name)
-        files = {key: Path(path).read_bytes() for key, path in settings_for(home, name).items()}
-        port = int(str(self.cluster.homes["b1"].sections["listen"]["port"]))
-        channel = channel_to(port, files["ca_file"], files["key_file"], files["certificate_file"])
-        self.stack.push_async_callback(channel.close)
-        return RawBookie(channel, self.instance_id)
-
-    def token(self, name: str) -> str:
-        """A token of this principal; of the anonymous one it is a token of another cluster."""
-        audience = "another" if name == "anonymous" else self.instance_id
-        now = SystemClock().now_ms() / 1000
-        return make_token(self.tokens, name, audience, seconds=900, now_seconds=now)
-
-    async def http(
-        self, call: str, certificate: str, token: str = "", *, undo: bool = False
-    ) -> tuple[int, Any]:
-        """Make a request; its status and its answer."""
-        method, _, path = call.partition(" ")
-        section = settings_for(self.cluster.authority, certificate) if certificate else {}
-        ca = settings_for(self.cluster.authority, "client")["ca_file"]
-        context: ssl.SSLContext = client_context(
-            SecuritySettings(**({"ca_file": ca} | section))  # type: ignore[arg-type]
-        )
-        headers = {"Bookie-Id": "b1"} | ({"Authorization": f"Bearer {token}"} if token else {})
-        url = f"https://127.0.0.1:{self.cluster.homes['b1'].sections['http']['port']}{path}"
-        body = None if method == "GET" else BODIES[call][undo]
-        async with (
-            aiohttp.ClientSession() as session,
-            session.request(method, url, ssl=context, headers=headers, json=body) as answer,
-        ):
-            text = await answer.text()
-            is_json = answer.content_type == "application/json"
-            return answer.status, json.loads(text) if is_json else text
-
-    async def check(self, caller: RawBookie, call: str, ledger_id: int, is_allowed: bool) -> str:
-        """Make a call about a prepared ledger; what is wrong with the answer and its effect."""
-        status = await CALLS[call](caller, ledger_id)
-        wanted = pb.STATUS_OK if is_allowed else pb.STATUS_NOT_PERMITTED
-        if status != wanted:
-            return f"answered {pb.Status.Name(status)}"
-        found = await effect(self.admin, ledger_id)
-        due = CHANGES.get(call, "") if is_allowed else ""
-        return "" if found == due else f"left {found or 'nothing'}"
-
-    @property
-    def admin(self) -> RawBookie:
-        return self._admin
-
-    def __post_init__(self) -> None:
-        self._admin = self.certificate("client")
+def grants() -> list[Grant]:
+    """Each role for the principal of its name, and admins with limits."""
+    return [
+        *(Grant(role.value, role) for role in Role),
+        Grant("ledgers", Role.ADMIN, INSIDE),
+        Grant("log", Role.ADMIN, GrantScope(log="shop/orders")),
+        Grant("namespace", Role.ADMIN, GrantScope(log="shop/*")),
+    ]
 
 
-@asynccontextmanager
-async def matrix(path: Path) -> AsyncIterator[Matrix]:
-    async with secure_cluster(path) as cluster, AsyncExitStack() as stack:
-        create_key(path / "tokens")
-        async with open_store(cluster.uri) as store:
-            instance_id = await read_instance_id(store)
-            grants = RoleGrants(store)
-            for role in Role:
-                await grants.grant(Grant(role.value, role))
-            for name, scope in (
-                ("ledgers", INSIDE),
-                ("log", GrantScope(log="shop/orders")),
-                ("namespace", GrantScope(log="shop/*")),
-            ):
-                await grants.grant(Grant(name, Role.ADMIN, scope))
-        daemon = await cluster.start(
-            "b1",
-            settings_for(cluster.authority, "bookie")
-            | {
-                "token_keys_file": str(path / "tokens" / "token-keys.json"),
-                "principal_rules": RULES,
-            },
-        )
-        async with daemon.followed():
-            ids = itertools.count(1000)
-            yield Matrix(cluster, daemon, instance_id, path / "tokens", stack, ids)
+async def check(
+    bookie: GuardedBookie, caller: RawBookie, call: str, ledger_id: int, is_allowed: bool
+) -> str:
+    """Make a call about a prepared ledger; what is wrong with the answer and its effect."""
+    status = await CALLS[call](caller, ledger_id)
+    wanted = pb.STATUS_OK if is_allowed else pb.STATUS_NOT_PERMITTED
+    if status != wanted:
+        return f"answered {pb.Status.Name(status)}"
+    found = await effect(bookie.admin, ledger_id)
+    due = CHANGES.get(call, "") if is_allowed else ""
+    return "" if found == due else f"left {found or 'nothing'}"
 
 
 def name_of(column: str) -> str:
@@ -255,13 +150,13 @@ def name_of(column: str) -> str:
 @pytest.mark.timeout(300)
 async def test_the_matrix(tmp_path: Path) -> None:
     """All callers, by certificate and by token, and roles with limits, at one bookie."""
-    async with matrix(tmp_path) as bookie:
+    async with guarded_bookie(tmp_path, grants()) as bookie:
         wrong = await calls(bookie) + await limited_calls(bookie) + await requests(bookie)
         assert not wrong, "\n".join(wrong)
         await audited(bookie)
 
 
-async def calls(bookie: Matrix) -> list[str]:
+async def calls(bookie: GuardedBookie) -> list[str]:
     """Each RPC by each role; a token counts although the certificate beside it is an admin's."""
     everything = list(cells(RPC_TABLE))
     ids = {(*cell[:2], way): next(bookie.ids) for cell in everything for way in "ct"}
@@ -275,13 +170,13 @@ async def calls(bookie: Matrix) -> list[str]:
     for call, column, is_allowed in everything:
         for way in "ct":
             ledger_id = ids[call, column, way]
-            said = await bookie.check(callers[column, way], call, ledger_id, is_allowed)
+            said = await check(bookie, callers[column, way], call, ledger_id, is_allowed)
             if said:
                 wrong.append(f"{call} of {column} by {way}: {said}")
     return wrong
 
 
-async def limited_calls(bookie: Matrix) -> list[str]:
+async def limited_calls(bookie: GuardedBookie) -> list[str]:
     """A role for ledger ids, a log or a namespace gives nothing elsewhere."""
     places = {
         "inside": ("ledgers", ""),
@@ -304,13 +199,13 @@ async def limited_calls(bookie: Matrix) -> list[str]:
     wrong = []
     for call, column, is_allowed in everything:
         caller, ledger_id = callers[places[column][0]], ids[call, column]
-        said = await bookie.check(caller, call, ledger_id, is_allowed)
+        said = await check(bookie, caller, call, ledger_id, is_allowed)
         if said:
             wrong.append(f"{call} of {column}: {said}")
     return wrong + await joined_calls(bookie, callers["ledgers"], next(inside))
 
 
-async def joined_calls(bookie: Matrix, caller: RawBookie, inside: int) -> list[str]:
+async def joined_calls(bookie: GuardedBookie, caller: RawBookie, inside: int) -> list[str]:
     """A request in one message with permitted ones, or after them in a stream, is no exception."""
     outside = next(bookie.ids)
     await prepare(bookie.admin, [inside, outside])
@@ -328,20 +223,20 @@ async def joined_calls(bookie: Matrix, caller: RawBookie, inside: int) -> list[s
     return [] if (statuses, found) == (wanted, "") else [f"joined: {statuses}, left {found!r}"]
 
 
-def metadata_of(ledger_id: int, log: str) -> LedgerMetadata:
+def metadata_of(ledger_id: int, log: str, bookie_id: str = "b1") -> LedgerMetadata:
     return LedgerMetadata(
         ledger_id,
         ensemble_size=1,
         write_quorum_size=1,
         ack_quorum_size=1,
         state=LedgerState.OPEN,
-        fragments=(Fragment(0, ("b1",)),),
+        fragments=(Fragment(0, (bookie_id,)),),
         last_entry_id=NO_ENTRY,
         custom_metadata={LOG_TAG: f"{log} 0".encode()} if log else {},
     )
 
 
-async def requests(bookie: Matrix) -> list[str]:
+async def requests(bookie: GuardedBookie) -> list[str]:
     """Each HTTP path by each role; a caller with limits may ask, and change nothing."""
     wrong = []
     everything = list(cells(HTTP_TABLE)) + [
@@ -367,7 +262,7 @@ async def requests(bookie: Matrix) -> list[str]:
     return wrong
 
 
-async def audited(bookie: Matrix) -> None:
+async def audited(bookie: GuardedBookie) -> None:
     """The log names each change over HTTP, all of them by an admin; no refused one is there."""
     changes = [call for call in rows(HTTP_TABLE) if call.startswith("PUT")]
     due = 2 * len(changes) + 4  # by certificate and by token; two of them are taken back each time
@@ -395,7 +290,7 @@ def changes_of(daemon: Daemon) -> list[tuple[str, str]]:
 
 async def test_a_role_that_goes_in_an_open_stream(tmp_path: Path) -> None:
     """The next request of a stream that stands is refused: adds, reads and a watch."""
-    async with matrix(tmp_path) as bookie:
+    async with guarded_bookie(tmp_path, grants()) as bookie:
         ledger_id = next(bookie.ids)
         await prepare(bookie.admin, [ledger_id])
         writer = bookie.certificate("writer")

@@ -23,6 +23,7 @@ from bookie.sync import connect as connect_sync
 from tests.fault.daemon_cluster import BOOKIES, Appending
 from tests.fault.daemon_process import Home
 from tests.fault.secure_cluster import HOSTS, SecureCluster, new_authority, secure_cluster
+from tests.unit.security.odd_certificates import issue_odd
 
 SECONDS_MAX = 300.0
 """What is to happen has happened by then, even on a busy machine."""
@@ -141,6 +142,11 @@ def _expired(cluster: SecureCluster, name: str, hosts: tuple[str, ...]) -> dict[
     return settings_for(cluster.authority, name)
 
 
+def _early(cluster: SecureCluster) -> dict[str, str]:
+    issue_odd(cluster.authority, "early", days=(1, 30))
+    return settings_for(cluster.authority, "early")
+
+
 def _elsewhere(cluster: SecureCluster) -> dict[str, str]:
     authority.issue(cluster.authority, "elsewhere", ["elsewhere.example"])
     return settings_for(cluster.authority, "elsewhere")
@@ -169,6 +175,14 @@ REFUSED: dict[str, tuple[Case, str]] = {
     "a client whose certificate has expired": (
         lambda c, _: (settings_for(c.authority, "bookie"), _expired(c, "old", ())),
         "refuses this client's certificate",
+    ),
+    "a client whose certificate is not valid yet": (
+        lambda c, _: (settings_for(c.authority, "bookie"), _early(c)),
+        "refuses this client's certificate",
+    ),
+    "a bookie whose certificate is not valid yet": (
+        lambda c, _: (_early(c), settings_for(c.authority, "client")),
+        "its certificate is not valid yet",
     ),
     "a bookie of another CA": (
         lambda c, other: (settings_for(other, "bookie"), settings_for(c.authority, "client")),

@@ -7,24 +7,25 @@ from dataclasses import replace
 
 import pytest
 
-from bookie.api import UNCLAIMED, BookKeeper, connect
+from bookie.api import UNCLAIMED, BookKeeper, DigestName, connect
 from bookie.cli import app
 from bookie.entry.digest import DIGESTS_BY_STRENGTH, DigestType, is_weaker
 from bookie.errors import ConfigurationError, UnauthorizedError, WeakDigestError
 from bookie.ledger import ledger_client
 from bookie.ledger.catalog.ledgers import LedgerManager
 from bookie.ledger.metadata import LedgerMetadata, LedgerState
+from bookie.ledger.recover.driver import recover_ledger
 from bookie.log.catalog.log_policy import LogPolicy
 from bookie.metadata.versioned import Versioned
 from tests.unit.ledger.real_cluster import RealCluster
 
 PASSWORD = b"secret"
-STRENGTH = ["dummy", "crc32", "crc32c", "hmac"]
+STRENGTH: list[DigestName] = ["dummy", "crc32", "crc32c", "hmac"]
 REFUSED = "has the digest {}, and client.digest_least is {}"
 
 
-def careful(cluster: RealCluster, least: str = "hmac") -> BookKeeper:
-    return connect(cluster.uri, digest_least=least)  # type: ignore[arg-type]
+def careful(cluster: RealCluster, least: DigestName = "hmac") -> BookKeeper:
+    return connect(cluster.uri, digest_least=least)
 
 
 async def downgrade(cluster: RealCluster, ledger_id: int, digest: DigestType) -> None:
@@ -38,51 +39,50 @@ def test_the_order() -> None:
     assert [one.name.lower() for one in DIGESTS_BY_STRENGTH] == STRENGTH
     assert set(DIGESTS_BY_STRENGTH) == set(DigestType)
     for one, other in itertools.product(DigestType, repeat=2):
-        names = one.name.lower(), other.name.lower()
-        assert is_weaker(one, other) is (STRENGTH.index(names[0]) < STRENGTH.index(names[1]))
+        names: list[str] = [*STRENGTH]
+        places = names.index(one.name.lower()), names.index(other.name.lower())
+        assert is_weaker(one, other) is (places[0] < places[1])
 
 
-@pytest.mark.parametrize("digest", STRENGTH)
-async def test_each_digest_under_each_setting(
-    bk: BookKeeper, cluster: RealCluster, digest: str
-) -> None:
-    async with await bk.create_ledger(digest_type=digest, password=PASSWORD) as writer:  # type: ignore[arg-type]
-        await writer.append(b"x")
+async def test_each_digest_under_each_setting(bk: BookKeeper, cluster: RealCluster) -> None:
+    ledgers: dict[DigestName, int] = {}
+    for digest in STRENGTH:
+        async with await bk.create_ledger(digest_type=digest, password=PASSWORD) as writer:
+            await writer.append(b"x")
+            ledgers[digest] = writer.ledger_id
     for least in STRENGTH:
         async with careful(cluster, least) as client:
-            if STRENGTH.index(digest) < STRENGTH.index(least):
-                with pytest.raises(WeakDigestError, match=REFUSED.format(digest, least)):
-                    await client.open_ledger(writer.ledger_id, password=PASSWORD)
-                with pytest.raises(
-                    WeakDigestError, match=f"a new ledger {REFUSED.format(digest, least)}"
-                ):
-                    await client.create_ledger(digest_type=digest)  # type: ignore[arg-type]
-            else:
-                reader = await client.open_ledger(writer.ledger_id, password=PASSWORD)
-                assert [one.payload async for one in reader.read()] == [b"x"]
-                await (await client.create_ledger(digest_type=digest)).close()  # type: ignore[arg-type]
+            for digest, ledger_id in ledgers.items():
+                if STRENGTH.index(digest) < STRENGTH.index(least):
+                    refused = REFUSED.format(digest, least)
+                    with pytest.raises(WeakDigestError, match=refused):
+                        await client.open_ledger(ledger_id, password=PASSWORD)
+                    with pytest.raises(WeakDigestError, match=f"a new ledger {refused}"):
+                        await client.create_ledger(digest_type=digest)
+                else:
+                    reader = await client.open_ledger(ledger_id, password=PASSWORD)
+                    assert [one.payload async for one in reader.read()] == [b"x"]
+                    await (await client.create_ledger(digest_type=digest)).close()
 
 
-@pytest.mark.parametrize("weaker", [DigestType.DUMMY, DigestType.CRC32, DigestType.CRC32C])
-async def test_a_downgraded_ledger(
-    bk: BookKeeper, cluster: RealCluster, weaker: DigestType
-) -> None:
+async def test_a_downgraded_ledger(bk: BookKeeper, cluster: RealCluster) -> None:
     """Refused before a bookie is asked: nothing is read, and nothing is fenced."""
     writer = await bk.create_ledger(digest_type="hmac", password=PASSWORD)
     await writer.append(b"mine")
-    await downgrade(cluster, writer.ledger_id, weaker)
-    sentence = REFUSED.format(weaker.name.lower(), "hmac")
-    async with careful(cluster) as client:
-        for recover in (False, True):
-            with pytest.raises(WeakDigestError, match=f"ledger {writer.ledger_id} {sentence}"):
-                await client.open_ledger(writer.ledger_id, password=PASSWORD, recover=recover)
-        with pytest.raises(WeakDigestError, match=sentence):
-            await client._connected.recover(writer.ledger_id, PASSWORD)
-        with pytest.raises(UnauthorizedError):
-            await client.open_ledger(writer.ledger_id, password=b"another")
-        # He may still delete it.
-        assert (await client.ledger_metadata(writer.ledger_id)).state is LedgerState.OPEN
-        await writer.append(b"the writer was not fenced")
+    for weaker in (DigestType.DUMMY, DigestType.CRC32, DigestType.CRC32C):
+        await downgrade(cluster, writer.ledger_id, weaker)
+        sentence = REFUSED.format(weaker.name.lower(), "hmac")
+        async with careful(cluster) as client:
+            for recover in (False, True):
+                with pytest.raises(WeakDigestError, match=f"ledger {writer.ledger_id} {sentence}"):
+                    await client.open_ledger(writer.ledger_id, password=PASSWORD, recover=recover)
+            with pytest.raises(WeakDigestError, match=sentence):
+                await client._connected.recover(writer.ledger_id, PASSWORD)
+            with pytest.raises(UnauthorizedError):
+                await client.open_ledger(writer.ledger_id, password=b"another")
+            assert (await client.ledger_metadata(writer.ledger_id)).state is LedgerState.OPEN
+            await writer.append(b"the writer was not fenced")
+    async with careful(cluster) as client:  # he may still delete it
         await client.delete_ledger(writer.ledger_id)
 
 
@@ -115,10 +115,9 @@ async def test_a_downgrade_during_a_recovery(
 ) -> None:
     writer = await bk.create_ledger(digest_type="hmac", password=PASSWORD)
     await writer.append(b"mine")
-    recover = ledger_client.recover_ledger
 
     async def changed(*arguments: object) -> Versioned[LedgerMetadata]:
-        found = await recover(*arguments)  # type: ignore[arg-type]
+        found = await recover_ledger(*arguments)  # type: ignore[arg-type]
         return Versioned(replace(found.value, digest_type=DigestType.DUMMY), found.version)
 
     monkeypatch.setattr(ledger_client, "recover_ledger", changed)

@@ -339,7 +339,7 @@ class BookieChannel:
         call: Any = self._unary[rpc](request, metadata=self._metadata_for(incarnation, life))
         self._deadlines.start(call, timeout)
         try:
-            data: bytes = await call
+            data: bytes | None = await call
             self._tls.was_ready = True
         except grpc.RpcError as error:
             raise error_of(self.address, error, self._tls) from None
@@ -352,6 +352,8 @@ class BookieChannel:
             raise
         finally:
             self._deadlines.stop(call)
+        if data is None:  # gRPC returns this for a call that ended well, but without a message
+            raise BookieUnreachableError(f"bookie {self.address} ended a call without an answer")
         return self._understand(parse, data)
 
     def _check_cancelled(self) -> None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
+import grpc
 import numpy as np
 import pytest
+from grpc import aio
 
 from bookie.errors import (
+    BookieError,
     BookieUnreachableError,
     ClientClosedError,
     IdentityError,
@@ -18,6 +22,7 @@ from bookie.errors import (
 )
 from bookie.ids import MAX_ID, Status
 from bookie.wire.commands import LacReply, LacState, LedgerRow, ReadCommand, ReadReply, Reply
+from bookie.wire.grpc import transport
 from bookie.wire.grpc.client.channel import BookieChannel
 from tests.unit.wire.conftest import Served
 from tests.unit.wire.fake_node import INFO, INSTANCE_ID, batch_of, until
@@ -72,6 +77,41 @@ async def test_lac_fence_force_and_write_lac_carry_their_arguments(served: Serve
         ("force", 5),
         ("write_lac", 6, KEY, b"packet"),
     ]
+
+
+@pytest.mark.parametrize("rpc", ["read", "read_lac", "fence", "force", "write_lac", "info"])
+async def test_a_server_that_ends_a_call_without_an_answer(rpc: str) -> None:
+    """gRPC for Python then returns None; no bookie does this, but something else may listen."""
+
+    async def end(_requests: object, context: Any) -> None:
+        await context.send_initial_metadata(())
+
+    class Silent(grpc.GenericRpcHandler):  # type: ignore[misc]
+        def service(self, _details: object) -> Any:
+            return grpc.stream_stream_rpc_method_handler(end)
+
+    server = aio.server()
+    server.add_generic_rpc_handlers((Silent(),))
+    address = f"127.0.0.1:{transport.bind(server, '127.0.0.1:0')}"
+    await server.start()
+    arguments = {
+        "read": (ReadCommand(3, 0, 0),),
+        "force": (3,),
+        "write_lac": (3, KEY, b"packet"),
+        "info": (),
+    }.get(rpc, (3, KEY))
+    async with asyncio.TaskGroup() as tasks:
+        channel = BookieChannel(address, INSTANCE_ID, tasks)
+        try:
+            await getattr(channel, rpc)(*arguments, timeout=60)
+        except BookieError as error:
+            said: BookieError | None = error  # not through the group, which would wrap it
+        else:
+            said = None
+        await channel.close()
+    await server.stop(None)
+    assert isinstance(said, BookieUnreachableError)
+    assert str(said) == f"bookie {address} ended a call without an answer"
 
 
 async def test_info_describes_the_bookie(served: Served) -> None:
