@@ -18,6 +18,7 @@ from bookie.ledger.ledger_client import LedgerClient, open_ledger_client
 from bookie.log.log_client import LogClient
 from bookie.metadata.connect import open_store
 from bookie.metadata.security import MetadataSecurity
+from bookie.metadata.uri import shown_uri
 
 
 class ClusterConnection:
@@ -90,7 +91,7 @@ class ClusterConnection:
 
     def __repr__(self) -> str:
         state = "not connected" if self._entered is None else "connected"
-        return f"<{type(self).__name__} {self._metadata_uri!r}, {state}>"
+        return f"<{type(self).__name__} {shown_uri(str(self._metadata_uri))!r}, {state}>"
 
     @property
     def instance_id(self) -> str:

@@ -27,6 +27,27 @@ PAUSE_SECONDS: Final = 0.5
 """The pause after a failed accept, for example without free descriptors."""
 
 
+class _Handler(web.RequestHandler):
+    """aiohttp's protocol, except that its refusals quote nothing: a malformed line may be a token.
+
+    Whoever sent the line knows it, but answers pass proxies, and end up in their logs.
+    """
+
+    __slots__ = ()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Return the answer to a request that cannot be handled."""
+        if status < 500:
+            message = "the request is not well-formed HTTP"
+        return super().handle_error(request, status, exc, message)
+
+
 class Listener:
     """Listening sockets, whose connections go to `server`.
 
@@ -138,16 +159,22 @@ class Listener:
         for transport in transports[: max(0, surplus)]:
             transport.abort()
 
+    def _protocol(self) -> web.RequestHandler:
+        """Return a new protocol of the server; only aiohttp knows the arguments to make one."""
+        made = self._server()
+        made.__class__ = _Handler
+        return made
+
     async def _begin(self, accepted: socket.socket, begun: asyncio.Event) -> None:
         begun.set()
         loop = asyncio.get_running_loop()
         handshake, shutdown = self._times
         with suppress(OSError):  # the peer is gone, or does not speak TLS as it must
             if self._context is None:
-                await loop.connect_accepted_socket(self._server, accepted)
+                await loop.connect_accepted_socket(self._protocol, accepted)
                 return
             await loop.connect_accepted_socket(
-                self._server,
+                self._protocol,
                 accepted,
                 ssl=self._context(),
                 ssl_handshake_timeout=handshake,

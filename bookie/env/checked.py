@@ -23,6 +23,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _BYTES = (bytes, bytearray, memoryview)
+_SECRET = ("password",)
+"""Arguments whose values no error shows: errors end up in logs."""
+
 _UNIONS = (typing.Union, types.UnionType)
 
 
@@ -113,7 +116,8 @@ class _Arguments:
         try:
             return kind.take(value)
         except _WrongError:
-            raise BadRequestError(f"{name} must be {kind.text}, not {_described(value)}") from None
+            given = type(value).__name__ if name in _SECRET else _described(value)
+            raise BadRequestError(f"{name} must be {kind.text}, not {given}") from None
 
 
 def _described(value: object) -> str:

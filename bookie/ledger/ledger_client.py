@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from bookie.cluster.cookies import CookieManager
 from bookie.cluster.directory import BookieDirectory
@@ -54,7 +54,7 @@ class LedgerShape:
 
     quorum: Quorum
     digest_type: DigestType = DigestType.CRC32C
-    password: bytes = b""
+    password: bytes = field(default=b"", repr=False)
     deferred_sync: bool = False
     allow_degraded: bool = False
 

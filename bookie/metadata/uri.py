@@ -68,16 +68,19 @@ def parse_servers(uri: str, parts: MetadataUri) -> Servers:
     """
     hosts = tuple(_host(uri, text, _PORTS[parts.scheme]) for text in parts.authority.split(","))
     if len(set(hosts)) != len(hosts):
-        raise ConfigurationError(f"the metadata URI {uri!r} names a server twice")
+        raise ConfigurationError(f"the metadata URI {shown_uri(uri)!r} names a server twice")
     scope = unquote(parts.path)
     if scope in ("", "/"):
         raise ConfigurationError(
-            f"the metadata URI {uri!r} must name a scope, as in {parts.scheme}://HOST/bookie"
+            f"the metadata URI {shown_uri(uri)!r} must name a scope, as in "
+            f"{parts.scheme}://HOST/bookie"
         )
     try:
         return Servers(hosts, check_key(scope))
     except InvalidKeyError as error:
-        raise ConfigurationError(f"the metadata URI {uri!r} has no valid scope: {error}") from error
+        raise ConfigurationError(
+            f"the metadata URI {shown_uri(uri)!r} has no valid scope: {error}"
+        ) from error
 
 
 def _host(uri: str, text: str, default_port: int) -> Host:
@@ -85,7 +88,8 @@ def _host(uri: str, text: str, default_port: int) -> Host:
         return Host(*split_address(text, default_port))
     except ValueError:
         raise ConfigurationError(
-            f"the metadata URI {uri!r} must name servers as HOST:PORT,HOST:PORT, not {text!r}"
+            f"the metadata URI {shown_uri(uri)!r} must name servers as HOST:PORT,HOST:PORT, "
+            f"not {shown_uri(text)!r}"
         ) from None
 
 
@@ -97,8 +101,19 @@ def require_shared(uri: str) -> None:
     """
     if split_uri(uri).scheme == "memory":
         raise ConfigurationError(
-            f"{uri} is seen by one process only; bookies need local:///, zk:// or etcd://"
+            f"{shown_uri(uri)} is seen by one process only; bookies need local:///, zk:// or etcd://"
         )
+
+
+def shown_uri(uri: str) -> str:
+    """Return a URI for people and logs, without what could be a password in it.
+
+    Credentials belong into no URI, but somebody may write them there. Whatever stands before the
+    last ``@``, or behind a question mark or ``#``, is left out.
+    """
+    _, at, rest = uri.rpartition("@")
+    kept = re.split("[?#]", rest, maxsplit=1)
+    return ("…@" if at else "") + kept[0] + ("…" if len(kept) > 1 else "")
 
 
 def split_uri(uri: str) -> MetadataUri:
@@ -108,23 +123,28 @@ def split_uri(uri: str) -> MetadataUri:
         ConfigurationError: the URI is wrong; the message is one sentence with the reason.
     """
     if not isinstance(uri, str):
-        raise ConfigurationError(f"the metadata URI must be a string, not {uri!r}")
+        raise ConfigurationError(f"the metadata URI must be a string, not {type(uri).__name__}")
     found = _URI.fullmatch(uri.strip())
     scheme, authority, path, rest = found.groups(default="") if found else ("", "", "", "")
     parts = MetadataUri(scheme.lower(), authority, path)
     if parts.scheme not in ("memory", "local", "zk", "etcd"):
         raise ConfigurationError(
-            f"the metadata URI {uri!r} must begin with local:///, memory://, zk:// or etcd://"
+            f"the metadata URI {shown_uri(uri)!r} must begin with local:///, memory://, zk:// or "
+            "etcd://"
         )
     if "@" in parts.authority:
         # The message leaves the URI out, because the URI may hold a password.
         raise ConfigurationError("the metadata URI must not contain credentials")
     if rest:
-        raise ConfigurationError(f"the metadata URI {uri!r} must not have a query or fragment")
+        raise ConfigurationError(
+            f"the metadata URI {shown_uri(uri)!r} must not have a query or fragment"
+        )
     if parts.scheme == "memory" and (not parts.authority or parts.path not in ("", "/")):
-        raise ConfigurationError(f"the metadata URI {uri!r} must look like memory://NAME")
+        raise ConfigurationError(
+            f"the metadata URI {shown_uri(uri)!r} must look like memory://NAME"
+        )
     if parts.scheme == "local" and (parts.authority or not parts.path.startswith("/")):
         raise ConfigurationError(
-            f"the metadata URI {uri!r} must look like local:///absolute/directory"
+            f"the metadata URI {shown_uri(uri)!r} must look like local:///absolute/directory"
         )
     return parts

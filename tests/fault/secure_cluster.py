@@ -45,6 +45,8 @@ class SecureCluster:
     stack: AsyncExitStack
     homes: dict[str, Home] = field(default_factory=dict)
     daemons: dict[str, Daemon] = field(default_factory=dict)
+    sections: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    """More settings of each bookie, below their sections."""
     repair: Mapping[str, object] = field(default_factory=lambda: {"enabled": False})
 
     async def start(self, name: str, security: Mapping[str, object] | None = None) -> Daemon:
@@ -55,6 +57,8 @@ class SecureCluster:
                 self.uri, self.path, name, timeout_seconds=LEASE_SECONDS
             )
         home.sections["repair"] = dict(self.repair)
+        for section, values in self.sections.items():
+            home.sections[section] = home.sections.get(section, {}) | dict(values)
         own = settings_for(self.authority, "bookie")
         home.sections["security"] = dict(own if security is None else security)
         daemon = await self.stack.enter_async_context(serving(home.write()))

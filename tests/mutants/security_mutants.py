@@ -358,4 +358,31 @@ SECURITY_MUTANTS: tuple[Mutant, ...] = (
         (f"{_MATRIX}::test_the_matrix",),
         "Each reader could end each writer.",
     ),
+    Mutant(
+        "an error shows a password that is no bytes",
+        "bookie/env/checked.py",
+        "type(value).__name__ if name in _SECRET else _described(value)",
+        "_described(value)",
+        ("tests/unit/env/test_env_checked.py::test_a_password_of_another_type_is_not_shown",),
+        "Whoever forgets that a password is bytes finds it in his log.",
+    ),
+    Mutant(
+        "a wrong address is shown as it is",
+        "bookie/metadata/uri.py",
+        '    _, at, rest = uri.rpartition("@")\n',
+        '    at, rest = "", uri\n',
+        (
+            "tests/unit/metadata/test_metadata_connect.py"
+            "::test_a_wrong_uri_is_refused_in_one_sentence",
+        ),
+        "A typing error in the scheme would put the password of the store into logs.",
+    ),
+    Mutant(
+        "a malformed request is quoted",
+        "bookie/daemon/http_listener.py",
+        "        made.__class__ = _Handler\n",
+        "",
+        ("tests/unit/daemon/test_http.py::test_a_malformed_request_is_not_quoted",),
+        "A proxy that logs answers would have the tokens of its clients.",
+    ),
 )

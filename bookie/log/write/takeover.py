@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from bookie.errors import (
@@ -57,7 +57,7 @@ class Ownership:
 class WriterOptions:
     """The options of a partition's writer."""
 
-    password: bytes = b""
+    password: bytes = field(default=b"", repr=False)
     name: str = ""
     """The owner's name in the head. If the name is empty, host and process are used."""
     patience_seconds: float = 30.0

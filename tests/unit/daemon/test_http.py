@@ -150,3 +150,25 @@ async def test_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
             assert (await get(port, "/healthz"))[0] == 200
             assert await readers[7].read() == b""
             assert not readers[9].at_eof()
+
+
+@pytest.mark.parametrize(
+    "line", ["Authorization Bearer secret", "GET /secret HTTP/1.1", "Authorization: secret\x00"]
+)
+async def test_a_malformed_request_is_not_quoted(
+    line: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its line may hold a token, and answers pass proxies that log."""
+    caplog.set_level("DEBUG")
+    async with (
+        serve_http(Metrics(), Readiness(), host="127.0.0.1", port=0) as port,
+        asyncio.timeout(SILENT_SECONDS_MAX),
+    ):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        with closing(writer):
+            writer.write(f"GET /healthz HTTP/1.1\r\nHost: a\r\n{line}\r\n\r\n".encode())
+            received = await reader.read()
+    assert received.split(b"\r\n")[0].endswith(b" 400 Bad Request")
+    assert received.endswith(b"the request is not well-formed HTTP")
+    assert b"secret" not in received
+    assert "secret" not in caplog.text

@@ -24,7 +24,10 @@ from bookie.errors import (
     NotEnoughBookiesError,
     UnauthorizedError,
 )
+from bookie.ledger.ledger_client import LedgerShape
 from bookie.ledger.metadata import LedgerState
+from bookie.ledger.quorum import Quorum
+from bookie.log.write.takeover import WriterOptions
 from tests.unit.ledger.real_cluster import RealCluster, until
 
 
@@ -56,6 +59,12 @@ async def test_every_digest_type(bk: BookKeeper, digest_type: DigestType) -> Non
         await writer.append_many([b"%d" % i for i in range(50)])
     reader = await bk.open_ledger(writer.ledger_id, password=b"secret")
     assert [e.payload async for e in reader.read()] == [b"%d" % i for i in range(50)]
+
+
+def test_no_options_show_a_password() -> None:
+    """Whoever logs them logs their password otherwise."""
+    for options in (LedgerShape(Quorum(1, 1, 1), password=b"secret"), WriterOptions(b"secret")):
+        assert "secret" not in repr(options)
 
 
 async def test_concurrent_appends_get_dense_ids(bk: BookKeeper) -> None:

@@ -28,6 +28,13 @@ from bookie.metadata.uri import Host, Servers, parse_servers, split_uri
         ("zk://a/s#t", "fragment"),
         ("zk://a?b/s", "query"),
         ("zk://user:secret@host/ledgers", "credentials"),
+        # Wherever somebody writes a password, no sentence shows it.
+        ("ectd://user:secret@host/ledgers", r"'…@host/ledgers' must begin with"),
+        ("user:secret@host:2379", r"'…@host:2379' must begin with"),
+        ("etcd:user:secret@host/s", "HOST:PORT"),
+        ("etcd://user:secret#1@host/s", "fragment"),
+        ("etcd://host/s?password=secret", r"'etcd://host/s…' must not have a query"),
+        ("memory://user:secret@a/b", "credentials"),
         ("etcd://[::1", "HOST:PORT"),
         ("etcd://[::1/s", "HOST:PORT"),
         ("zk://a:1,[::1/s", "HOST:PORT"),
