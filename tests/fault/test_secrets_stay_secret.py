@@ -25,11 +25,13 @@ import pytest
 from bookie._pb import bookie_pb2 as pb
 from bookie.api import BookKeeper, connect
 from bookie.cluster.instance import read_instance_id
-from bookie.config import SecuritySettings
+from bookie.config import MetadataSettings, SecuritySettings
 from bookie.daemon.local.process import child_environment
 from bookie.env import SystemClock
 from bookie.errors import BookieError
 from bookie.metadata.connect import open_store
+from bookie.metadata.rights import Kind
+from bookie.metadata.security import security_of
 from bookie.security.authority import settings_for, variables_for
 from bookie.security.contexts import client_context
 from bookie.security.token_keys import create_key, make_token
@@ -37,6 +39,10 @@ from tests.fault.daemon_cluster import home_of
 from tests.fault.daemon_process import Daemon, serving
 from tests.fault.raw_calls import RawBookie, channel_to
 from tests.fault.secure_cluster import SecureCluster, secure_cluster
+from tests.servers.guarded import PASSWORD as PASSWORD_OF_STORE
+from tests.servers.guarded import GuardedStore, guarded
+
+__all__ = ["guarded"]
 
 PASSWORD = b"password-of-a-ledger-5b1f"
 WRONG_PASSWORD = b"another-password-of-a-ledger-77c0"
@@ -131,7 +137,7 @@ class Stage:
         self.secrets.add(f"token of {name}", token, token.rpartition(".")[2])
         return token
 
-    async def command(self, *words: str, stdin: bytes = b"", **variables: str) -> int:
+    async def command(self, *words: str, **variables: str) -> int:
         """Run a command, with tracebacks of its errors; its status."""
         environment = child_environment(os.environ) | variables_for(
             self.cluster.authority, "client"
@@ -144,12 +150,12 @@ class Stage:
         }
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "bookie", *words),
-            stdin=asyncio.subprocess.PIPE,
+            stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             env=environment | variables,
         )
-        outputs = await process.communicate(stdin)
+        outputs = await process.communicate()
         self.said.add(f"bookie {' '.join(words[:2])}", *(one.decode() for one in outputs))
         assert process.returncode is not None
         return process.returncode
@@ -193,8 +199,8 @@ async def passwords(stage: Stage) -> None:
     for file, status in (("right", 0), ("wrong", 1)):
         words = ("read", str(ledger_id), "--password-file", str(home / file))
         assert await stage.command("ledger", *words) == status
-    for words in (("show",), ("show", "-o", "json"), ("explain",)):
-        assert await stage.command("ledger", words[0], str(ledger_id), *words[1:]) == 0
+    for verb, *options in (("show",), ("show", "-o", "json"), ("explain",)):
+        assert await stage.command("ledger", verb, str(ledger_id), *options) == 0
     await stage.command("ledger", "list", "-o", "json")
 
 
@@ -282,7 +288,7 @@ async def files(stage: Stage) -> None:
     for section, values in stage.cluster.sections.items():
         other.sections[section] = other.sections.get(section, {}) | dict(values)
     for wrong in bad:
-        other.sections["security"] = own | wrong
+        other.sections["security"] = {**own, **wrong}
         await refused_start(stage, other.write(), "security.")
     for path, content in (
         (home / "bookie-key.pem", stage.tokens / "token-key.json"),
@@ -421,11 +427,55 @@ async def test_nothing_tells_a_secret(tmp_path: Path) -> None:
         assert not told, "\n".join(sorted(told))
 
 
+@pytest.mark.timeout(300)
+async def test_the_password_of_a_real_store(guarded: GuardedStore, tmp_path: Path) -> None:
+    """It is sent to the server; the libraries for that have logs of their own."""
+    await guarded.make_cluster()
+    said, secrets = Said(), Secrets()
+    secrets.add("password of the store", PASSWORD_OF_STORE)
+    secrets.add("wrong password", METADATA_PASSWORD)
+    good = guarded.settings(Kind.BOOKIE)
+    for password in (good["password"], METADATA_PASSWORD):
+        home = home_of(guarded.uri, tmp_path, f"b-{len(password)}")
+        home.sections["metadata"] = {**good, "password": password, "session_timeout_seconds": 4.0}
+        home.sections["log"] = {"level": "debug"}
+        async with serving(home.write()) as daemon:
+            if password == METADATA_PASSWORD:
+                status, _ = await daemon.refusal()
+                assert status
+            else:
+                await daemon.until("registered")
+                daemon.process.terminate()
+                assert await daemon.end() == 0
+        said.add("bookie", *daemon.lines)
+        settings = {**guarded.settings(Kind.ADMIN), "password": password}
+        security = security_of(MetadataSettings.model_validate(settings))
+        said.add("repr", repr(security), repr(MetadataSettings.model_validate(settings)))
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "bookie", "cluster", "status", "-m", guarded.uri),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=child_environment(os.environ)
+            | {"BOOKIE_DEBUG": "1"}
+            | {f"BOOKIE_METADATA__{name.upper()}": value for name, value in settings.items()},
+        )
+        said.add("command", *(one.decode() for one in await process.communicate()))
+        assert bool(process.returncode) is (password == METADATA_PASSWORD)
+    assert said.has("refuses the user") or said.has("password"), said.texts
+    told = [(by, text) for by, text in said.texts if secrets.found_in(text)]
+    assert not told
+
+
 def test_the_search_finds_secrets(tmp_path: Path) -> None:
     secrets = Secrets()
     secrets.add("text", PASSWORD)
     secrets.add("bytes", b"\x00\xffkey")
-    for text in (PASSWORD.decode(), repr(PASSWORD), PASSWORD.hex(), base64.b64encode(PASSWORD)):
+    for text in (
+        PASSWORD.decode(),
+        repr(PASSWORD),
+        PASSWORD.hex(),
+        base64.b64encode(PASSWORD).decode(),
+    ):
         assert secrets.found_in(f"so it is {text}") == ["text"]
     assert secrets.found_in(repr({"key": b"\x00\xffkey"})) == ["bytes"]
     assert secrets.found_in("nothing") == []
