@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Literal, TypedDict, Unpack
+from typing import TypedDict, Unpack
 
-from bookie.api.bookkeeper import BookKeeper
+from bookie.api.bookkeeper import BookKeeper, DigestName
 from bookie.config import RpcSettings, Sources, load_settings
 from bookie.coordination.participant import Participant
 from bookie.errors import ConfigurationError
@@ -29,7 +29,7 @@ class ClientOptions(TypedDict, total=False):
     batch_entries_max: int
     batch_bytes_max: int | str
     tail_refresh_seconds: float
-    digest_least: Literal["dummy", "crc32", "crc32c", "hmac"]
+    digest_least: DigestName
     # Of the section [security].
     ca_file: str | Path
     certificate_file: str | Path
