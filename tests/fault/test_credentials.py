@@ -10,6 +10,7 @@ client: another CA, a CA of the same name  `test_a_certificate_that_is_not_good`
 client: none where one is required         `test_a_certificate_that_is_not_good`
 bookie: expired, another CA, another host  `test_tls`
 bookie: not yet valid                      `test_tls`
+HTTP: odd paths and methods                `test_odd_ways_to_a_page`
 roles removed while a stream is open       `test_rights_matrix`
 plaintext client at a port of TLS          `test_plaintext_at_the_ports_of_tls`
 TLS 1.1 and 1.2                            `test_older_versions_of_tls`
@@ -53,11 +54,13 @@ from bookie._pb import bookie_pb2 as pb
 from bookie.api import BookKeeper
 from bookie.cluster.registration import BookieRegistration
 from bookie.cluster.registration_record import Endpoint, Registration
+from bookie.config import SecuritySettings
 from bookie.env import SystemClock
 from bookie.errors import BookieError
 from bookie.ledger.catalog.ledgers import LedgerManager
 from bookie.metadata.connect import open_store
 from bookie.security import authority
+from bookie.security.contexts import client_context
 from bookie.security.grants import Grant
 from bookie.security.rights import Role
 from bookie.security.token_keys import create_key, forget_key
@@ -139,6 +142,51 @@ async def test_a_certificate_that_is_not_good(bookie: GuardedBookie, case: str) 
     else:
         assert (await bookie.http("GET /metrics", "", section=section))[0] == 403
     assert await effect(bookie.admin, ledger_id) == ""
+
+
+ODD_REQUESTS = (
+    "GET /healthz/../metrics",
+    "GET /healthz/%2e%2e/metrics",
+    "GET /healthz%2f..%2fmetrics",
+    "GET //metrics",
+    "GET /metrics/",
+    "GET /%6detrics",
+    "GET /METRICS",
+    "GET /metrics?/healthz",
+    "GET /metrics;/healthz",
+    "GET /healthz#/../metrics",
+    "GET https://b1/metrics",
+    "HEAD /metrics",
+    "POST /metrics",
+    "OPTIONS *",
+    "TRACE /metrics",
+    "PUT /healthz",
+    "PUT /healthz/../read-only",
+    "POST /read-only",
+    "PATCH /read-only",
+)
+
+
+@pytest.mark.parametrize("role", ["", "reader"])
+async def test_odd_ways_to_a_page(bookie: GuardedBookie, role: str) -> None:
+    """A path that is written in another way has the same right, or leads nowhere."""
+    context = client_context(SecuritySettings(**bookie.files(role)))  # type: ignore[arg-type]
+    body = b'{"read_only": true}'
+    for line in ODD_REQUESTS:
+        reader, writer = await asyncio.open_connection("127.0.0.1", bookie.http_port, ssl=context)
+        writer.write(
+            f"{line} HTTP/1.1\r\nHost: b1\r\nBookie-Id: b1\r\nConnection: close\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+            "X-HTTP-Method-Override: PUT\r\n\r\n".encode()
+            + body
+        )
+        answer = await reader.read()
+        writer.close()
+        status = int(answer.split(b" ", 2)[1])
+        is_page = role and status == 200 and line.partition(" ")[0] in ("GET", "HEAD")
+        assert is_page or status in (400, 403, 404, 405) or b"healthy" in answer, (line, answer)
+        assert role or b"bookie_" not in answer, line
+    assert (await bookie.http("GET /bookie", "client"))[1]["read_only"] is False
 
 
 # ---- downgrade
