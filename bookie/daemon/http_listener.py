@@ -27,7 +27,7 @@ PAUSE_SECONDS: Final = 0.5
 """The pause after a failed accept, for example without free descriptors."""
 
 
-class _Handler(web.RequestHandler):
+class _UnquotingHandler(web.RequestHandler):
     """aiohttp's protocol, except that its refusals quote nothing: a malformed line may be a token.
 
     Whoever sent the line knows it, but answers pass proxies, and end up in their logs.
@@ -162,7 +162,7 @@ class Listener:
     def _protocol(self) -> web.RequestHandler:
         """Return a new protocol of the server; only aiohttp knows the arguments to make one."""
         made = self._server()
-        made.__class__ = _Handler
+        made.__class__ = _UnquotingHandler
         return made
 
     async def _begin(self, accepted: socket.socket, begun: asyncio.Event) -> None:

@@ -380,7 +380,7 @@ SECURITY_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a malformed request is quoted",
         "bookie/daemon/http_listener.py",
-        "        made.__class__ = _Handler\n",
+        "        made.__class__ = _UnquotingHandler\n",
         "",
         ("tests/unit/daemon/test_http.py::test_a_malformed_request_is_not_quoted",),
         "A proxy that logs answers would have the tokens of its clients.",
