@@ -8,6 +8,7 @@ import ssl
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,12 @@ BODIES: Mapping[str, tuple[Mapping[str, object], Mapping[str, object]]] = {
 RULES = "cn:([a-z]+)"
 """The certificate of `NOBODY` fits no rule, so who shows it is anonymous to gRPC."""
 NOBODY = "Nobody.1"
+
+
+@cache
+def _context(section: tuple[tuple[str, str], ...]) -> ssl.SSLContext:
+    """To make one costs more than a request."""
+    return client_context(SecuritySettings(**dict(section)))  # type: ignore[arg-type]
 
 
 @dataclass
@@ -100,9 +107,7 @@ class GuardedBookie:
     ) -> tuple[int, Any]:
         """Make a request; its status and its answer."""
         method, _, path = call.partition(" ")
-        context: ssl.SSLContext = client_context(
-            SecuritySettings(**(section or self.files(certificate)))  # type: ignore[arg-type]
-        )
+        context = _context(tuple((section or self.files(certificate)).items()))
         headers = {"Bookie-Id": "b1"} | ({"Authorization": f"Bearer {token}"} if token else {})
         url = f"https://127.0.0.1:{self.http_port}{path}"
         body = None if method == "GET" else BODIES[call][undo]

@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
+import pytest_asyncio
 
 from bookie._pb import bookie_pb2 as pb
 from bookie.cluster.role_grants import RoleGrants
@@ -124,6 +124,7 @@ def grants() -> list[Grant]:
     """Each role for the principal of its name, and admins with limits."""
     return [
         *(Grant(role.value, role) for role in Role),
+        Grant("leaver", Role.WRITER),
         Grant("ledgers", Role.ADMIN, INSIDE),
         Grant("log", Role.ADMIN, GrantScope(log="shop/orders")),
         Grant("namespace", Role.ADMIN, GrantScope(log="shop/*")),
@@ -147,13 +148,19 @@ def name_of(column: str) -> str:
     return NOBODY if column == "anonymous" else column
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def bookie(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[GuardedBookie]:
+    async with guarded_bookie(tmp_path_factory.mktemp("rights"), grants()) as started:
+        yield started
+
+
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.timeout(300)
-async def test_the_matrix(tmp_path: Path) -> None:
-    """All callers, by certificate and by token, and roles with limits, at one bookie."""
-    async with guarded_bookie(tmp_path, grants()) as bookie:
-        wrong = await calls(bookie) + await limited_calls(bookie) + await requests(bookie)
-        assert not wrong, "\n".join(wrong)
-        await audited(bookie)
+async def test_the_matrix(bookie: GuardedBookie) -> None:
+    """All callers, by certificate and by token, and roles with limits."""
+    wrong = await calls(bookie) + await limited_calls(bookie) + await requests(bookie)
+    assert not wrong, "\n".join(wrong)
+    await audited(bookie)
 
 
 async def calls(bookie: GuardedBookie) -> list[str]:
@@ -288,41 +295,41 @@ def changes_of(daemon: Daemon) -> list[tuple[str, str]]:
     ]
 
 
-async def test_a_role_that_goes_in_an_open_stream(tmp_path: Path) -> None:
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_role_that_goes_in_an_open_stream(bookie: GuardedBookie) -> None:
     """The next request of a stream that stands is refused: adds, reads and a watch."""
-    async with guarded_bookie(tmp_path, grants()) as bookie:
-        ledger_id = next(bookie.ids)
-        await prepare(bookie.admin, [ledger_id])
-        writer = bookie.certificate("writer")
-        async with (
-            writer.stream("AddStream", pb.AddRequest, pb.AddResponse) as adds,
-            writer.stream("ReadStream", pb.ReadRequest, pb.ReadResponse) as reads,
-            writer.stream("WatchLac", pb.WatchLacRequest, pb.LacUpdate) as watch,
-        ):
-            await watch.write(pb.WatchLacRequest(subscribe=[ledger_id]))
-            assert (await watch.read()).status == pb.STATUS_OK
-            entry_ids = itertools.count(1)
+    ledger_id = next(bookie.ids)
+    await prepare(bookie.admin, [ledger_id])
+    writer = bookie.certificate("leaver")
+    async with (
+        writer.stream("AddStream", pb.AddRequest, pb.AddResponse) as adds,
+        writer.stream("ReadStream", pb.ReadRequest, pb.ReadResponse) as reads,
+        writer.stream("WatchLac", pb.WatchLacRequest, pb.LacUpdate) as watch,
+    ):
+        await watch.write(pb.WatchLacRequest(subscribe=[ledger_id]))
+        assert (await watch.read()).status == pb.STATUS_OK
+        entry_ids = itertools.count(1)
 
-            async def add_one() -> int:
-                await adds.write(add(ledger_id, next(entry_ids)))
-                return int((await adds.read()).status)
+        async def add_one() -> int:
+            await adds.write(add(ledger_id, next(entry_ids)))
+            return int((await adds.read()).status)
 
-            async def read_one() -> int:
-                request = pb.ReadRequest(ledger_id=ledger_id, last_entry_id=0, request_id=1)
-                await reads.write(request)
-                return int((await reads.read()).status)
+        async def read_one() -> int:
+            request = pb.ReadRequest(ledger_id=ledger_id, last_entry_id=0, request_id=1)
+            await reads.write(request)
+            return int((await reads.read()).status)
 
-            assert [await add_one(), await read_one()] == 2 * [pb.STATUS_OK]
-            async with open_store(bookie.cluster.uri) as store:
-                await RoleGrants(store).revoke("writer", None, None)
-            await until_status(add_one, pb.STATUS_NOT_PERMITTED, FOLLOWED_SECONDS_MAX)
-            assert await read_one() == pb.STATUS_NOT_PERMITTED
-            # The watch says so at the next change, and tells nothing of it.
-            refused = next(entry_ids)
-            await bookie.admin.streamed("AddStream", add(ledger_id, refused), pb.AddResponse)
-            async with asyncio.timeout(FOLLOWED_SECONDS_MAX):
+        assert [await add_one(), await read_one()] == 2 * [pb.STATUS_OK]
+        async with open_store(bookie.cluster.uri) as store:
+            await RoleGrants(store).revoke("leaver", None, None)
+        await until_status(add_one, pb.STATUS_NOT_PERMITTED, FOLLOWED_SECONDS_MAX)
+        assert await read_one() == pb.STATUS_NOT_PERMITTED
+        # The watch says so at the next change, and tells nothing of it.
+        refused = next(entry_ids)
+        await bookie.admin.streamed("AddStream", add(ledger_id, refused), pb.AddResponse)
+        async with asyncio.timeout(FOLLOWED_SECONDS_MAX):
+            update = await watch.read()
+            while update.status == pb.STATUS_OK:
+                assert update.max_lac < refused - 1
                 update = await watch.read()
-                while update.status == pb.STATUS_OK:
-                    assert update.max_lac < refused - 1
-                    update = await watch.read()
-            assert (update.status, update.max_lac) == (pb.STATUS_NOT_PERMITTED, -1)
+        assert (update.status, update.max_lac) == (pb.STATUS_NOT_PERMITTED, -1)
