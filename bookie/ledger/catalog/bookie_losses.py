@@ -1,13 +1,14 @@
 """Forgets a bookie whose data is lost, unless it may have had the last copy of an entry.
 
-No other bookie may be forgotten between the examination of the ledgers and the change of the
-cookie. Otherwise two bookies could each trust the other's copies. So each change also writes the
-record above the cookies, if the record has its version from before the examination. One of two
-concurrent changes fails, examines again, and sees that the other bookie is lost.
+To forget a bookie, `BookieLosses` deletes or replaces its cookie. No other bookie may be forgotten
+between the examination of the ledgers and this change. Otherwise two bookies could be forgotten
+together, each because the other has copies. So each change also writes the parent key of all
+cookies, on condition that this key has its version from before the examination. One of two
+concurrent changes fails. Its caller examines again, and sees that the other bookie is lost.
 
-A cookie outlives the disks of its bookie. So a bookie that starts empty by itself trusts only the
-copies of bookies that are registered now. An operator knows more, and may count all bookies with
-cookies.
+A cookie outlives the disks of its bookie. So a bookie that starts empty, without an operator's
+command, counts only the copies of bookies that are registered now. An operator can know which disks
+still exist, and may count the copies of all bookies with cookies.
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ from bookie.metadata.versioned import Versioned
 
 
 class DataNotExpendableError(CookieError):
-    """The bookie may have last copies, or this is unknown; a later try may succeed."""
+    """The bookie may have the last copy of an entry; a later try may succeed."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExaminedLoss:
-    """The facts of one moment about a bookie whose data is lost. A change fails if they changed."""
+    """The result of `BookieLosses.examine`; `forget` and `replace` fail if a fact changed since."""
 
     bookie_id: str
     version: int
-    """Version of the bookie's cookie; `order` is the version of the record above all cookies."""
+    """Version of the bookie's cookie; `order` is the version of the parent key of all cookies."""
     order: int
     reliable: frozenset[str]
     """The bookies whose copies counted."""
@@ -48,7 +49,7 @@ class ExaminedLoss:
 
 
 class BookieLosses:
-    """Examines a bookie whose data is lost, and forgets the data."""
+    """Examines a bookie whose data is lost, and deletes or replaces its cookie."""
 
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
@@ -65,9 +66,10 @@ class BookieLosses:
             live_only: count only bookies that are registered and that no auditor has found lost.
 
         Raises:
-            DataNotExpendableError: with `live_only`, a registered bookie doubts the metadata store.
+            DataNotExpendableError: with `live_only`, a registered bookie reports that the metadata
+                store may be an older copy.
             NoSuchKeyError: the bookie has no cookie.
-            IdentityError: it is registered, so it may run.
+            IdentityError: the bookie is registered, so it may run.
             FormatError: a cookie is damaged.
             MetadataError: the metadata store failed.
         """

@@ -7,8 +7,8 @@ copy.
 
 The day in the key comes from the wall clock of the deleting process, and counts from 1970. Below a
 day, the keys of ledgers have the same form as below ``ledgers/``, so that ZooKeeper can list them.
-Proofs of one week lie in about eight days. So a few reads find the proof of a ledger, and one
-listing of the days finds old proofs.
+If proofs are kept for a week, about eight days have proofs. So a few reads find the proof of a
+ledger, and one listing of the days finds old proofs.
 
 A sweep removes the proofs of old days, and of days in the future. A wrong clock, in the process
 that deletes or sweeps, can only remove a proof too early. A ledger whose proof was removed early is
@@ -39,7 +39,7 @@ def proof_of(layout: LedgerLayout, ledger_id: int, proof: DeletionProof) -> Put:
 
 
 def keys_of_today(layout: LedgerLayout, ledger_id: int, proof: DeletionProof) -> list[str]:
-    """Return the keys that a proof made now may have; clocks may be wrong by a day at most."""
+    """Return the keys of yesterday, today and tomorrow, since clocks may be wrong by a day."""
     day = max(proof.deleted_at_ms // DAY_MS, 1)
     return [
         layout.under(keys.deletions_of(each)).key(ledger_id) for each in range(day - 1, day + 2)

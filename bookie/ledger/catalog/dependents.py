@@ -1,10 +1,11 @@
 """Finds the ledgers that depend on one bookie, and those whose last copies it may have.
 
 An acknowledged entry has at least Qa copies, on any Qa of the Qw members of its write set. A member
-is *lost* if its copies do not count. The bookie to delete counts as lost. So does each bookie
-without a cookie, because it was deleted before. A bookie whose cookie is NEW (it starts empty) or
-in doubt (it may lack entries) counts as lost, too. Once Qa members of an entry's write set are
-lost, all copies of the entry may be lost. A vacant slot never had a copy, so it is not lost.
+is *lost* if its copies do not count. The bookie to delete counts as lost. A bookie without a cookie
+counts as lost, because the bookie was deleted before. A bookie whose cookie is NEW starts empty,
+and a bookie whose cookie is in doubt may lack entries; both count as lost. Once Qa members of an
+entry's write set are lost, all copies of the entry may be lost. A vacant slot never had a copy, so
+the slot is not lost.
 """
 
 from __future__ import annotations
@@ -53,13 +54,13 @@ class Dependents:
     not_closed: LedgerSample = LedgerSample()
     """The ledgers among `named` that are open or in recovery."""
     last_copies: LedgerSample = LedgerSample()
-    """The ledgers among `named` that may have the last copy of an acknowledged entry there."""
+    """The ledgers among `named` of which the bookie may have the last copy of an entry."""
     unreadable: LedgerSample = LedgerSample()
-    """The ledgers with unreadable metadata: nobody can tell if they are among the others."""
+    """The ledgers with unreadable metadata; they may also depend on the bookie."""
 
     @property
     def at_risk(self) -> int:
-        """The number of ledgers that may have a last copy there, as far as anybody can tell."""
+        """The number of ledgers in `last_copies` and in `unreadable`."""
         return self.last_copies.count + self.unreadable.count
 
 
@@ -128,7 +129,7 @@ async def find_dependents(
 
     Raises:
         MetadataUnavailableError: the listing could not be completed.
-        FormatError: something else lies among the ledgers.
+        FormatError: a key among the ledgers is not a ledger.
     """
     found, unreadable = Dependents(), LedgerSample()
 

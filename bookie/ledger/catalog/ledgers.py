@@ -68,9 +68,9 @@ class LedgerManager:
 
         An id is used once. Bookies may still hold entries of a former ledger with this id, and the
         former writer may still know a metadata version. While a proof shows that a ledger with this
-        id was deleted, the id is refused. Later, the ledger key distinguishes the former ledger
-        from the new one. Pass `is_fresh` for a new id of a `LedgerIdGenerator`: such an id has no
-        proof of deletion.
+        id was deleted, the id is refused. After this proof is swept, only the ledger key
+        distinguishes the former ledger from the new one. Pass `is_fresh` for a new id of a
+        `LedgerIdGenerator`: such an id has no proof of deletion.
 
         Raises:
             LedgerExistsError: the id is taken, by another create or a deleted ledger.
@@ -241,8 +241,8 @@ class LedgerManager:
     ) -> AsyncIterator[Versioned[LedgerMetadata]]:
         """List ledgers like `list_all`, but call `on_damaged` with the id of an unreadable ledger.
 
-        Use this listing for display: a ledger with unreadable metadata exists, and any bookie may
-        store it.
+        Do not delete data because this listing omits a ledger. An omitted ledger with unreadable
+        metadata exists, and any bookie may store its entries.
         """
         async for ledger_id, record in self._records(after):
             try:

@@ -8,8 +8,8 @@ From its first step to its last, a removal has a record, ``REMOVAL``:
 
 1. One transaction moves the cluster's identity into the record. From then on bookies cannot join,
    and clusters cannot be created. Until the next step nothing is lost: after a failure, the
-   identity is restored. If the restore fails, the next call that finds registered bookies repeats
-   it.
+   identity is restored. If the restore fails, the next call that finds registered bookies tries to
+   restore the identity again.
 2. When no bookie is registered, the record says that the removal has begun.
 3. Every deletion requires this record, so a late call cannot delete keys of a cluster that was
    created later. The counters of ledger ids are deleted last: while a ledger exists, its id cannot

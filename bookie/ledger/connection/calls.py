@@ -57,7 +57,7 @@ class Calls(Generic[T]):
         self._outcomes.put_nowait(outcome)
 
     async def next(self) -> T:
-        """Wait for the oldest outcome that was not taken, and return it."""
+        """Wait for the oldest outcome that `next` has not returned, and return it."""
         return await self._outcomes.get()
 
     async def __aenter__(self) -> Self:
@@ -84,8 +84,8 @@ async def carry_out_metadata(
 ) -> MetadataEvent:
     """Do one metadata operation; return its outcome as an event, even after a failure.
 
-    The operation applies to the ledger created with `token`, because another ledger may have the id
-    by now.
+    The operation applies only to the ledger that was created with `token`, because another ledger
+    may have the same id now.
     """
     try:
         if isinstance(effect, ReadMetadata):

@@ -1,8 +1,8 @@
 """A client's connections: for each bookie a gRPC channel, streams of adds, and a stream of LACs.
 
 A *lane* is the stream of all adds of one kind, plain or recovery, to one bookie. A lane belongs to
-one incarnation of its bookie; a ledger reads the incarnations with its ensemble. If the bookie
-returns with another incarnation, the lane and all entries acknowledged on it count as lost.
+one incarnation of its bookie. A writer reads the incarnations when it gets its ensemble. If the
+bookie returns with another incarnation, the lane and all entries acknowledged on it count as lost.
 
 All ledgers share the lanes. While a lane has users, it reconnects automatically and reports to its
 users when it is up or down. A lane matches answers with requests by request ids. Request ids
@@ -45,7 +45,7 @@ from bookie.wire.grpc.credentials import ChannelSecurity
 
 RECONNECT_SECONDS_MIN = 0.05
 RECONNECT_SECONDS_MAX = 1.0
-"""The longest pause between attempts to connect; so a restarted bookie delays appends no longer."""
+"""The longest pause between attempts to connect, so also the longest delay after a restart."""
 
 LINGER_SECONDS_MAX = 1.0
 """The longest time that a closing client waits until bookies have received the last LAC."""
@@ -160,11 +160,11 @@ class AddConnection(_Reconnecting[AddStream]):
         self.heard_at = 0.0
         """Event-loop time of the last answer, or of the acceptance of the stream."""
         self._told_at = -1.0
-        """The `heard_at` of the last reported silence; users learn of each silence once."""
+        """The `heard_at` of the last reported silence; each silence is reported once."""
         self.is_up = False
         """True if the bookie has accepted the stream; requests are sent only while this is true."""
         self.tls_problem = ""
-        """Why the last attempt to connect failed, if it failed by TLS; else empty."""
+        """The TLS error of the last attempt to connect; empty if TLS did not fail."""
 
     @property
     def life(self) -> str:
@@ -172,7 +172,7 @@ class AddConnection(_Reconnecting[AddStream]):
         return "" if self._stream is None else self._stream.life
 
     def join(self, user: AddSender) -> None:
-        """Start to use the lane; `on_up` or `on_lost` follows, at once if it is up or lost."""
+        """Start to use the lane; `on_up` or `on_lost` follows, at once if the lane is up or lost."""
         if self._is_lost:
             user.on_lost()
             return
@@ -349,7 +349,7 @@ class BookieConnection:
         self._pool = pool
         self._channel: BookieChannel | None = None
         self._registration: Registration | None = None
-        """The one from which the address of the channel was taken."""
+        """The registration from which the address of the channel was taken."""
         self._plain: dict[str, AddConnection] = {}
         self._recovery: dict[str, AddConnection] = {}
         """Maps an incarnation of the bookie to its lane."""
@@ -375,8 +375,8 @@ class BookieConnection:
         """Return the channel to the bookie's current address.
 
         Raises:
-            BookieUnreachableError: its address is unknown.
-            TlsError: the client's settings forbid its address.
+            BookieUnreachableError: the bookie's address is unknown.
+            TlsError: the client's settings forbid the bookie's address.
         """
         registration = self._pool.directory.last_known(self.bookie_id)
         channel, is_known = self._channel, registration is self._registration
@@ -471,19 +471,19 @@ class BookiePool:
             found.hurry()
 
     def resolve(self, bookie_id: str) -> Endpoint:
-        """Return the address of a bookie that this client may use.
+        """Return the bookie's address that this client may use.
 
         Raises:
-            BookieUnreachableError: its address is unknown.
-            TlsError: the client's settings forbid its address.
+            BookieUnreachableError: the bookie's address is unknown.
+            TlsError: the client's settings forbid the bookie's address.
         """
         return self.directory.resolve(bookie_id, self.security.settings)
 
     def require_permitted(self, bookies: Collection[str]) -> None:
-        """Refuse bookies all of which the client's settings forbid.
+        """Raise an error if the client's settings forbid every bookie of `bookies`.
 
         Raises:
-            TlsError: they are, so there is nothing to wait for.
+            TlsError: all are forbidden, so waiting is useless.
         """
         refusal: TlsError | None = None
         for bookie_id in bookies:
@@ -537,7 +537,7 @@ class BookiePool:
         self._on_close.pop(callback, None)
 
     def linger(self, event: asyncio.Event) -> None:
-        """Make `close` wait for this event, for at most a second."""
+        """Make `close` wait for this event, for at most `LINGER_SECONDS_MAX`."""
         if self._is_closed:
             self._lingering.append(event)
 

@@ -34,19 +34,19 @@ async def retry(
     bound of the pauses starts at `first_pause_seconds` and doubles each time, up to
     `pause_seconds_max`.
 
-    Do not wrap `append`. Every error of an append leaves its outcome unknown, so a repetition may
-    store the entry twice. A writer's errors are never retryable, because the writer has ended. Do
-    not write the same entries to another ledger, unless duplicates are harmless or readers detect
-    them (as with an idempotent producer). Each attempt of `create_ledger` may leave behind a ledger
-    without a writer.
+    Do not wrap `append`. After every error of an append, the append's outcome is unknown, so a
+    repetition may store the entry twice. A writer's errors are never retryable, because the writer
+    has ended. Write the same entries to another ledger only if duplicates are harmless, or if
+    readers detect duplicates (as with an idempotent producer). Each attempt of `create_ledger` may
+    leave behind a ledger without a writer.
 
     Args:
         call: creates a new awaitable each time.
         attempts: the largest number of calls; at least 1.
         first_pause_seconds: upper bound of the first pause.
         pause_seconds_max: upper bound of every pause.
-        deadline_seconds: no attempt starts later than this after the first one; None means no
-            limit. An attempt that has started is not cut off; use the client's timeouts for that.
+        deadline_seconds: no attempt starts later than this time after the first attempt; None
+            means no limit. To end an attempt that has started, use the client's timeouts.
 
     Raises:
         BadRequestError: an argument is out of range.
