@@ -172,7 +172,7 @@ class AddConnection(_Reconnecting[AddStream]):
         return "" if self._stream is None else self._stream.life
 
     def join(self, user: AddSender) -> None:
-        """Start to use the lane; `on_up` or `on_lost` follows, at once if the lane is up or lost."""
+        """Join the lane; `on_up` or `on_lost` follows, at once if the lane is up or lost."""
         if self._is_lost:
             user.on_lost()
             return

@@ -1,8 +1,8 @@
-"""Read every entry that one bookie should store, from that bookie alone, and verify it.
+"""Reads every entry that one bookie should store, from that bookie alone, and verifies it.
 
-A bookie *in limbo* may have lost entries, so it never says that an entry does not exist. If a
-bookie in limbo cannot give an entry, the entry is absent there, and may be stored there again. So
-this check counts an entry that is absent on a bookie in limbo as missing.
+A bookie *in limbo* may have lost entries, so it never says that an entry does not exist. It answers
+UNKNOWN_LEDGER_STATE for each entry that it does not have. This check counts such an entry as
+missing, so that a repair stores the entry on the bookie again.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from bookie.ledger.read.verification import VerifiedRead, list_stored, read_comm
 from bookie.ledger.striping import is_run
 
 PATIENCE_SECONDS = 10.0
-"""Time for which a bookie without a definite answer is asked again. A busy one may lose its session
-and is back soon."""
+"""Time for which a bookie without a definite answer is asked again. A busy bookie may lose its
+session and register again soon."""
 
 WRONG = (Status.BAD_CHECKSUM, Status.IO_ERROR)
 """Answers about an entry that is stored and damaged."""
@@ -36,11 +36,11 @@ ABSENT = (Status.NO_SUCH_ENTRY, Status.UNKNOWN_LEDGER_STATE)
 """Answers about an entry that is not stored; UNKNOWN_LEDGER_STATE comes from a bookie in limbo."""
 
 NO_WORD = Status.SHUTTING_DOWN
-"""Stands for any failed call: the bookie said nothing about the entry."""
+"""The status of any failed call: the bookie said nothing about the entry."""
 
 PAUSE_SECONDS_MIN = 0.1
 PAUSE_SECONDS_MAX = 1.0
-"""The longest pause between two questions; each pause is twice as long as the one before."""
+"""The longest pause between two requests; each pause is twice as long as the previous pause."""
 
 
 @dataclass(slots=True)
@@ -86,15 +86,15 @@ class CopyCheck:
         """Make a check.
 
         Args:
-            metadata: the ledger.
+            metadata: the ledger's metadata.
             bookie_id: the bookie that is read.
-            stripe: the entries that it should store.
-            pool: whose connections are used.
+            stripe: the entries that the bookie should store.
+            pool: the pool whose connections are used.
             is_patient: ask again for `PATIENCE_SECONDS` after answers that are not definite.
-            pace: bounds the bytes per second that are read; None reads as fast as it can.
-            incarnation: the incarnation that the bookie must have, or empty for any. If the bookie
-                has another one, its entries count as unread, because an older process of the bookie
-                may still answer.
+            pace: bounds the bytes per second that are read; None reads as fast as possible.
+            incarnation: the incarnation that the bookie must have, or empty for any. An older
+                process of the bookie may still answer with another incarnation; then the entries
+                count as unread.
         """
         self._metadata = metadata
         self._bookie_id = bookie_id

@@ -4,7 +4,7 @@
 key                              value
 ================================ =================================================================
 ``underreplication/lost/<b>``    a bookie that is away for too long; the auditor writes and removes
-                                 it
+                                 this record
 ``underreplication/leaving/<b>`` a bookie that an operator decommissions; it may still serve
 ``underreplication/failures/…``  the reason why the last repair of a ledger failed
 ================================ =================================================================
@@ -36,7 +36,7 @@ _FAILURES = DigitTree(keys.REPAIR_FAILURES, (3, 4, 4, 4, 4), maximum=MAX_ID, ski
 
 
 class Departures:
-    """The bookies of one kind: those that are lost, or those that are leaving.
+    """The records of all lost bookies, or the records of all leaving bookies.
 
     Args:
         store: where the records are kept.
@@ -50,7 +50,7 @@ class Departures:
         self._clock = clock or SystemClock()
 
     async def names(self) -> set[str]:
-        """The ids of all of them."""
+        """Return the ids of all recorded bookies."""
         return set(await self._store.get_children(self._path))
 
     async def find(self, bookie_id: str) -> Departure | None:
@@ -64,7 +64,7 @@ class Departures:
             raise FormatError(f"the metadata key {record.key}: {error}") from error
 
     async def add(self, bookie_id: str) -> None:
-        """Record a bookie; without effect if it is recorded."""
+        """Record a bookie, unless it is recorded already."""
         if await self.find(bookie_id) is None:
             departure = Departure(bookie_id, self._clock.now_ms())
             await self._store.put(self._key(bookie_id), encode_departure(departure))
@@ -80,9 +80,9 @@ class Departures:
     async def follow(
         self, bookie_id: str, take: Callable[[bool], None], *, instance_id: str
     ) -> None:
-        """Call `take` with whether a bookie is recorded, now and after each change.
+        """Call `take` now and after each change, with True if the bookie is recorded, else False.
 
-        See `mirror.follow`. Records of another cluster are not taken.
+        See `mirror.follow`. While the store holds another cluster, `take` is not called.
         """
 
         async def read() -> bool:
@@ -98,14 +98,14 @@ class Departures:
 
 
 class RepairFailures:
-    """Why repairs failed, by ledger; the record goes with the next repair that ends well."""
+    """The reasons of failed repairs, by ledger; the next successful repair removes the record."""
 
     def __init__(self, store: MetadataStore, clock: Clock | None = None) -> None:
         self._store = store
         self._clock = clock or SystemClock()
 
     async def find(self, ledger_id: int) -> RepairFailure | None:
-        """The record of a ledger, or None; a damaged one counts as none."""
+        """Return the record of a ledger; None if there is no record, or if it is damaged."""
         record = await self._store.get(_FAILURES.key(ledger_id))
         if record is None:
             return None
@@ -135,16 +135,17 @@ class RepairFailures:
             return
 
     async def present(self, marked: Container[int]) -> AsyncIterator[RepairFailure]:
-        """The records of `marked` ledgers, and of recoveries, by ledger id.
+        """List the records of `marked` ledgers and of failed recoveries, ascending by ledger id.
 
-        A record may outlive the mark: a worker that lost its lock noted it after another's repair.
+        The record of an unmarked ledger is outdated. A worker that had lost its lock wrote this
+        record after another worker repaired the ledger.
         """
         async for failure in self.all():
             if failure.ledger_id in marked or failure.outcome == NOT_RECOVERED:
                 yield failure
 
     async def all(self) -> AsyncIterator[RepairFailure]:
-        """All readable records, by ledger id."""
+        """List all readable records, ascending by ledger id."""
         async for ledger_id, record in _FAILURES.scan(self._store):
             try:
                 yield decode_failure(ledger_id, record.value)

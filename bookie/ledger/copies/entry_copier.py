@@ -1,10 +1,12 @@
-"""Copy entries of one ledger to one bookie: verified packets as they are, by recovery adds.
+"""Copies entries of one ledger to one bookie: unchanged verified packets, by recovery adds.
 
 A packet keeps its digest. So a copy equals its source byte by byte. A bookie answers a recovery add
-after the entries are durable. Its newest copy of an entry wins, so a corrupt one is replaced.
+after the entries are durable. A bookie keeps its newest copy of an entry, so the new copy replaces
+a corrupt copy.
 
-If no member of the write set has a good copy, the other registered bookies are asked. Copies may
-have moved to them after the backup from which the metadata store came.
+If no member of the write set has a good copy, the copier asks the other registered bookies. After
+the metadata store was restored from a backup, such a bookie may have a copy that moved to it after
+the backup.
 """
 
 from __future__ import annotations
@@ -37,14 +39,14 @@ class EntryCopier:
     """Copies entries of one ledger to one bookie.
 
     Args:
-        client: whose connections are used.
-        metadata: the ledger, which names the sources.
+        client: the client whose connections are used.
+        metadata: the ledger's metadata, which names the sources.
         target: the bookie that gets the entries.
         found_on: further sources: bookies that have entries although they should not.
-        pace: bounds the bytes per second; None copies as fast as it can.
-        incarnation: the target's incarnation; None takes the one that the store has now.
-        needs_room: refuse a target that is not writable, such as one whose disk is nearly full.
-            Without it, recovery adds use even the room that is kept for fences.
+        pace: bounds the bytes per second; None copies as fast as possible.
+        incarnation: the target's incarnation; None reads it from the metadata store.
+        needs_room: refuse a target that is not writable, for example because its disk is nearly
+            full. If false, recovery adds also use the disk space that is reserved for fences.
     """
 
     def __init__(
@@ -74,21 +76,22 @@ class EntryCopier:
         """Entries that were copied, and the bytes of their packets."""
 
     async def incarnation(self) -> str:
-        """The target's incarnation, empty if the store has none; no other one gets entries.
+        """Return the incarnation to which entries are sent; empty if the store has none.
 
         Raises:
-            MetadataError, FormatError: the store does not tell it.
+            MetadataError, FormatError: the incarnation could not be read from the store.
         """
         return await self._incarnations.of(self.target)
 
     async def copy(self, first: int, last: int, stripe: Stripe = EVERY_ID) -> str:
         """Copy the entries whose ids are in `stripe`, from id `first` to id `last`, both inclusive.
 
-        Returns the reason if an entry has no good copy, else "". Entries before it are copied then.
+        Return "" if all entries were copied. If an entry has no good copy, return the reason; then
+        all entries before this entry were copied.
 
         Raises:
             NoSuchLedgerError: the ledger was deleted meanwhile.
-            BookieError: the target does not take the entries.
+            BookieError: the target did not accept the entries.
         """
         metadata = self.metadata
         position = stripe.next_id(first)
@@ -96,7 +99,7 @@ class EntryCopier:
             batch, reasons = await self._good_copy(position, last, stripe)
             if batch is None:
                 return f"no good copy of entry {position} ({'; '.join(reasons)})"
-            # Not after a deletion: nobody would want the entries.
+            # Raises if the ledger was deleted: its entries are useless.
             await self._client.ledgers.read_latest(metadata.ledger_id, metadata.c_token)
             if self._needs_room and self.target not in self._client.directory.bookies():
                 raise ReadOnlyError(f"bookie {self.target} is read-only or away")
@@ -111,7 +114,7 @@ class EntryCopier:
     async def _good_copy(
         self, first: int, last: int, stripe: Stripe
     ) -> tuple[EntryBatch | None, list[str]]:
-        """Verified packets from `first` on, as many as one bookie gives at once."""
+        """Return the verified packets of one read from `first` on; or None and all reasons."""
         reasons = []
         for bookie_id in self._best_first(self._sources(first)):
             batch, reason = await self._read(bookie_id, first, last, stripe)
@@ -127,14 +130,14 @@ class EntryCopier:
         return None, reasons
 
     async def _others_with(self, entry_id: int) -> list[str]:
-        """Registered bookies that list an entry, although nothing names them as its sources."""
+        """Return the registered bookies that list an entry, without target and known sources."""
 
         async def has_it(bookie_id: str) -> bool:
             try:
                 pool = self._client.pool
                 return bool(await list_stored(pool, bookie_id, self.metadata, entry_id, entry_id))
             except BookieError:
-                return False  # it cannot help
+                return False  # this bookie cannot help
 
         known = {self.target, *self._sources(entry_id)}
         others = sorted(set(self._client.directory.all()) - known)
@@ -142,7 +145,7 @@ class EntryCopier:
         return [name for name, has in zip(others, found, strict=True) if has]
 
     def _best_first(self, sources: Sequence[str]) -> list[str]:
-        """Put those last that did not answer: each of them may cost a timeout for each batch."""
+        """Sort sources: silent and unregistered ones last, as each may cost a timeout per batch."""
         registered = self._client.directory.all()
         return sorted(sources, key=lambda name: (name in self._silent, name not in registered))
 

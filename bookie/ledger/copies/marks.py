@@ -4,31 +4,34 @@ A mark names the bookies whose copies of a ledger are missing. A replicator remo
 the version that the mark had when the replicator locked the ledger. So a ledger that is marked
 again during a repair stays marked.
 
-A damaged mark counts as none, and the next mark of its ledger replaces it. A mark of a newer
-version stays as it is, for workers of that version. Neither of them stops the others.
+A damaged mark counts as absent, and the next mark of the same ledger replaces it. A mark that a
+newer version of bookie wrote is left to workers of that version. Damaged and newer marks do not
+prevent the repair of other ledgers.
 
 Listings of marks and of locks skip a key that belongs to no ledger, and write a warning with this
 key to the event log.
 
 A lock on a ledger is ephemeral: it ends with its owner's session. Two concurrent repairs are safe,
-because the version of the ledger's metadata guards their changes. A bookie that reclaims copies
-relies on the lock: so whoever names a bookie in the metadata does it under `RepairLock.condition`.
+because the version of the ledger's metadata guards their changes. A bookie reclaims copies of a
+ledger only while it holds the ledger's lock. So a transaction that adds a bookie to the metadata
+must contain `RepairLock.condition`.
 
 A lock contains a random token, which the owner notes before it writes the lock. So the owner
 recognises its own lock even if the write of the lock was not answered. The owner then takes the
 ledger with its next attempt, or gives the lock back later (`give_back_doubtful`).
 
-Several tasks may share a worker. A lock ends with the session, and another task of the same worker
-may take the ledger then. So each task names the lock that it took when it ends it (`lock_of`).
+Several tasks may share a worker. When the worker's session ends, its locks end, and another task of
+the same worker may lock the ledger. So a task that gives a lock back passes the lock that it took
+(`lock_of`).
 
 =============================================== ===============================================
 key                                             value
 =============================================== ===============================================
-``underreplication/ledgers/000/…/0001``         the replicas that are missing, since when
-``underreplication/locks/<19 digits>``          leased: who repairs the ledger
-``underreplication/disabled``                   present: replicators take no ledger
+``underreplication/ledgers/000/…/0001``         the missing replicas, and the time of the mark
+``underreplication/locks/<19 digits>``          ephemeral: the worker that repairs the ledger
+``underreplication/disabled``                   while this exists, replicators take no ledger
 ``underreplication/lost_bookie_recovery_delay`` seconds, as decimal text
-``underreplication/checks/<name>``              when a check of everything ended last, in ms
+``underreplication/checks/<name>``              when the last check of this kind ended, in ms
 =============================================== ===============================================
 
 Source: BookKeeper's LedgerUnderreplicationManager.
@@ -80,14 +83,14 @@ _LOCKS = DigitTree(keys.REPAIR_LOCKS, (19,), maximum=MAX_ID, skips_strays=True)
 
 @dataclass(frozen=True, slots=True)
 class RepairLock:
-    """The lock of a ledger as one attempt took it. A later lock of this worker is another one."""
+    """A lock that one call of `acquire` took; a later lock on the ledger has another version."""
 
     store: MetadataStore
     condition: Check
-    """For a transaction: nobody has given the lock back or taken it anew."""
+    """A condition for transactions: the lock was neither given back nor taken again."""
 
     async def is_held(self) -> bool:
-        """True if the lock is there, and belongs to the session that asks."""
+        """True if the lock still exists, and belongs to the session of `store`."""
         record = await self.store.get(self.condition.key)
         return (
             record is not None
@@ -98,28 +101,28 @@ class RepairLock:
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """A lock that this worker has or may have."""
+    """A lock that this worker has, or a lock *in doubt*, which this worker may have."""
 
     token: str
     mark_version: int | None
-    """Version of the mark when the ledger was locked, `NOT_EXISTS` if it had no mark; None while
-    the lock may not be ours."""
+    """Version of the mark when the ledger was locked, `NOT_EXISTS` if the ledger had no mark; None
+    while the lock is in doubt."""
     lock_version: int = NOT_EXISTS
-    """Version of the lock itself, once it is ours."""
+    """Version of the lock itself; `NOT_EXISTS` while the lock is in doubt."""
     may_have_ended: bool = False
     """True if a deletion of lock and mark was sent, but not answered."""
 
     def is_taken_as(self, lock: RepairLock | None) -> bool:
-        """True if this may be `lock`; a lock in doubt may be any, since no task relies on it."""
+        """True if `lock` is None, if this lock has its version, or if this lock is in doubt."""
         return lock is None or self.lock_version in (NOT_EXISTS, lock.condition.version)
 
 
 class UnderreplicationManager:
-    """Marks and locks of one worker; an async context manager that gives the locks back.
+    """Manages marks, and the locks of one worker; an async context manager gives the locks back.
 
     Args:
-        store: where they are kept; its session owns the locks.
-        worker: who repairs, for others to see; a bookie's id or a host's name.
+        store: keeps the marks and locks; its session owns the locks.
+        worker: the name that a lock shows to others: a bookie's id or a host's name.
         clock: for the times in marks.
     """
 
@@ -129,7 +132,7 @@ class UnderreplicationManager:
         self._clock = clock or SystemClock()
         self._held: dict[int, _Held] = {}
         self._unreadable: set[int] = set()
-        """Ledgers of whose marks the log has told; each once."""
+        """Ledgers with unreadable marks about which the event log already has a warning."""
         self._serial = asyncio.Lock()
         """Held while a lock is taken or given back. Without it, another task could mistake a change
         under way for an abandoned one."""
@@ -183,9 +186,9 @@ class UnderreplicationManager:
     async def marked(
         self, wanted: Callable[[tuple[str, ...]], bool] = lambda _: True, *, after: int = -1
     ) -> AsyncIterator[UnderreplicatedLedger]:
-        """List the marks with replicas that are `wanted`, by ledger id; complete, or it raises.
+        """List the marks whose replicas are `wanted`, ascending by ledger id, completely or raise.
 
-        Only ledgers with ids above `after` are listed. Marks that cannot be read are left out.
+        Only ledgers with ids above `after` are listed. Unreadable marks are omitted.
         """
         async for ledger_id, record in _MARKS.scan(self._store, after=after):
             try:
@@ -197,7 +200,7 @@ class UnderreplicationManager:
                 yield mark
 
     def _readable(self, ledger_id: int, record: Record) -> UnderreplicatedLedger | None:
-        """The mark in a record; None if it is damaged. Raises NewerFormatError."""
+        """Return the mark in a record; None if the mark is damaged. Raises NewerFormatError."""
         try:
             return decode_mark(ledger_id, record.value)
         except NewerFormatError as error:
@@ -207,7 +210,7 @@ class UnderreplicationManager:
             return None
 
     def _may_count(self, ledger_id: int, record: Record) -> bool:
-        """True unless the mark is damaged; one of a newer version counts."""
+        """True if the mark is readable, or if a newer version wrote it."""
         try:
             return self._readable(ledger_id, record) is not None
         except NewerFormatError:
@@ -219,20 +222,20 @@ class UnderreplicationManager:
             _log.warning("mark_not_readable", ledger_id=ledger_id, key=key, reason=str(error))
 
     async def count(self) -> int:
-        """Count the marked ledgers, from their names alone, in constant memory."""
+        """Count the marked ledgers, from key names alone, in constant memory."""
         count = 0
         async for _ in _MARKS.scan_numbers(self._store):
             count += 1
         return count
 
     async def ledgers(self) -> set[int]:
-        """The ids of the marked ledgers, from their names alone."""
+        """Return the ids of the marked ledgers, from key names alone."""
         return {ledger_id async for ledger_id in _MARKS.scan_numbers(self._store)}
 
     # ---- repair
 
     async def take(self) -> int:
-        """Lock a marked ledger and return its id; wait until there is one and repair is enabled."""
+        """Wait until repair is enabled and a marked ledger is free; lock it and return its id."""
         found: int | None = None
         try:
             async with self._store.watch(keys.UNDERREPLICATION) as changes:
@@ -243,7 +246,7 @@ class UnderreplicationManager:
                     await anext(changes)
         except BaseException:
             if found is not None:
-                self._doubt(found)  # the caller never got it: the next call may take it
+                self._doubt(found)  # the caller never got the lock: the next call may take it
             raise
 
     async def poll(self) -> int | None:
@@ -258,31 +261,31 @@ class UnderreplicationManager:
         return None
 
     async def locked(self) -> set[int]:
-        """The ledgers under repair; those that this worker may lock again are left out."""
+        """Return the ledgers under repair, without those whose lock is in doubt for this worker."""
         locked = {ledger_id async for ledger_id in _LOCKS.scan_numbers(self._store)}
         return locked - {one for one, held in self._held.items() if held.mark_version is None}
 
     async def acquire(self, ledger_id: int, *, needs_mark: bool = True) -> bool:
-        """Lock one ledger; False if it is locked, or unmarked although a mark is needed.
+        """Lock one ledger; return False if it is locked, or has no mark although it `needs_mark`.
 
-        If this call raises, the ledger may be locked all the same; the next call finds out.
+        If this call raises, the ledger may be locked nevertheless; the next call finds this out.
         """
         return await self._acquire(ledger_id, is_marked=True if needs_mark else None)
 
     async def acquire_unmarked(self, ledger_id: int) -> bool:
-        """Lock a ledger that lacks no copy; False if it is locked or marked.
+        """Lock a ledger that has no mark; return False if it is locked or marked.
 
-        A damaged mark does not count, since nobody would ever end it.
+        A damaged mark counts as absent, because no worker would ever remove it.
 
-        Only `release` ends such a lock. Raises like `acquire`.
+        Give such a lock back with `release`. Raises like `acquire`.
         """
         return await self._acquire(ledger_id, is_marked=False)
 
     def lock_of(self, ledger_id: int) -> RepairLock:
-        """Return the lock that this worker took last; it is the caller's right after `acquire`.
+        """Return this worker's lock on a ledger; call this immediately after `acquire`.
 
         Raises:
-            BadRequestError: it has none.
+            BadRequestError: this worker has no lock on the ledger.
         """
         held = self._held.get(ledger_id)
         if held is None or held.mark_version is None:
@@ -290,12 +293,12 @@ class UnderreplicationManager:
         return RepairLock(self._store, Check(_LOCKS.key(ledger_id), held.lock_version))
 
     def has(self, ledger_id: int, lock: RepairLock) -> bool:
-        """True if no task of this worker has given back `lock`, or taken the ledger anew."""
+        """True if `lock` is still this worker's lock on the ledger, without asking the store."""
         held = self._held.get(ledger_id)
         return held is not None and held.mark_version is not None and held.is_taken_as(lock)
 
     async def _acquire(self, ledger_id: int, *, is_marked: bool | None) -> bool:
-        """Lock a ledger that is marked, that is not, or (None) either of them."""
+        """Lock a ledger that is marked (True), is not marked (False), or may be either (None)."""
         async with self._serial:
             held = self._held.get(ledger_id)
             if held is not None and held.mark_version is not None:
@@ -332,10 +335,10 @@ class UnderreplicationManager:
             return True
 
     async def follow_mark(self, ledger_id: int, lock: RepairLock) -> int | None:
-        """Let `mark_replicated` remove the mark as it is now; returns the mark's version.
+        """Let `mark_replicated` remove the mark in its present version; return this version.
 
-        The caller has to look again at all that it found before this version. None: `lock` was
-        lost.
+        The caller must repeat all checks that it made under an older version. The result is None if
+        `lock` was lost.
         """
         async with self._serial:
             if not (self.has(ledger_id, lock) and await lock.is_held()):
@@ -347,16 +350,16 @@ class UnderreplicationManager:
             return held.mark_version
 
     async def mark_replicated(self, ledger_id: int, lock: RepairLock | None = None) -> bool:
-        """Unlock a ledger that this worker locked, and remove its mark: it has all its copies.
+        """Remove the mark of a ledger that has all its copies, and give back this worker's lock.
 
-        With `lock`, a later lock of this worker stays, and so does the mark.
+        If this worker's lock is later than `lock`, neither the lock nor the mark changes.
 
-        Return False if the ledger stays marked: it was marked again meanwhile, or this worker lost
-        the lock. If this call raises or is cancelled, the mark may be removed all the same; the
-        next call finds out.
+        Return False if the ledger stays marked, because the mark changed or this worker lost the
+        lock. If this call raises or is cancelled, the mark may be removed nevertheless; the next
+        call finds this out.
 
         Raises:
-            BadRequestError: it was never locked here.
+            BadRequestError: this worker has no lock on the ledger.
         """
         async with self._serial:
             held = self._held.get(ledger_id)
@@ -397,9 +400,9 @@ class UnderreplicationManager:
         return True
 
     async def release(self, ledger_id: int, lock: RepairLock | None = None) -> None:
-        """Unlock a ledger that stays marked; harmless if this worker does not have its lock.
+        """Give back this worker's lock, if it has one, and keep the ledger's mark.
 
-        With `lock`, a later lock of this worker stays: it belongs to another task.
+        If this worker's lock is later than `lock`, the lock stays: it belongs to another task.
         """
         try:
             async with self._serial:
@@ -422,13 +425,13 @@ class UnderreplicationManager:
         del self._held[ledger_id]
 
     async def give_back_doubtful(self) -> None:
-        """Give back the locks that this worker may have, and on which none of its tasks relies.
+        """Give back the locks in doubt: this worker may have them, and no task relies on them.
 
-        It asks the store only if there are any. So an outage at the end of a repair holds up other
-        workers no longer than this worker waits before this call.
+        If no lock is in doubt, this call sends nothing to the store. An outage may prevent a worker
+        from giving a lock back. Then other workers can lock the ledger after this call.
 
         Raises:
-            MetadataError: of the first lock that could not be given back; the next call goes on.
+            MetadataError: a lock could not be given back; the next call continues with this lock.
         """
         for ledger_id in [one for one, held in self._held.items() if held.mark_version is None]:
             async with self._serial:  # no lock is being taken now
@@ -456,10 +459,10 @@ class UnderreplicationManager:
         return None if record is None else _lock_of(key, record.value)[0]
 
     async def close(self) -> None:
-        """Give all locks back; the next call tries again those that could not be given back.
+        """Give all locks back; a next call retries the locks that could not be given back.
 
         Raises:
-            MetadataError: of the first lock that could not be given back; all were tried.
+            MetadataError: the first error, after all locks were tried.
         """
         failure: MetadataError | None = None
         for ledger_id in list(self._held):
@@ -535,12 +538,15 @@ class UnderreplicationManager:
         return await self._number(_check_key(check)) or None
 
     async def check_version(self, check: str) -> int:
-        """The version of that time, for `set_checked_ms`; ask for it when a check begins."""
+        """Return the version of the time that `checked_ms` reads; call this when a check begins.
+
+        Pass the version to `set_checked_ms` when the check ends.
+        """
         record = await self._store.get(_check_key(check))
         return NOT_EXISTS if record is None else record.version
 
     async def set_checked_ms(self, check: str, now_ms: int, *, version: int | None = None) -> bool:
-        """Store the end of a check; False if the time has not `version` any more."""
+        """Store when a check ended; return False if the stored time has another version."""
         try:
             await self._store.put(_check_key(check), b"%d" % now_ms, version=version)
         except (BadVersionError, NoSuchKeyError):
@@ -548,9 +554,10 @@ class UnderreplicationManager:
         return True
 
     async def forget_check(self, check: str) -> None:
-        """Let a check look as if it was never made, so that the next one begins at once.
+        """Reset the time of the last check of a kind, so that the next check begins at once.
 
-        A check under way does not count any more (`check_version`).
+        The end of a check that is under way will not be stored, because the version has changed
+        (`check_version`).
         """
         await self._store.put(_check_key(check), b"0")  # a deletion of nothing would leave no trace
 

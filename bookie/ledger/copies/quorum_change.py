@@ -1,18 +1,19 @@
-"""Give a closed ledger another write quorum. `quorum_plan` says which layout it gets.
+"""Gives a closed ledger another write quorum; `quorum_plan` computes the new layout.
 
-Under the lock that repairs take:
+A change makes these steps while it holds the ledger's repair lock:
 
 1. Placement chooses newcomers, if the ensembles have to grow. The incarnation of each bookie is
    read from the metadata store.
-2. Each slot gets the entries that only the new layout gives to it: verified and durable, by adds
-   that only this incarnation takes.
-3. Each slot lists all of its entries. If the quorum shrinks, its entries are read and verified
-   instead, because fewer copies have to suffice. What is wrong is copied as well.
-4. The metadata gets the new layout: by compare-and-set, in one step with the checks that no cookie
-   has changed of the bookies on which steps 2 and 3 rely, and that the lock is still held.
+2. Each bookie gets verified copies of the entries that only the new layout assigns to its slot.
+   Only the incarnation of step 1 accepts these adds, and it stores them durably.
+3. Each bookie lists all entries of its slot. If the quorum shrinks, these entries are read and
+   verified instead, because fewer copies remain. Missing and damaged entries are copied again.
+4. One transaction writes the new layout by compare-and-set. The transaction fails if the lock was
+   lost, or if a cookie changed of a bookie on which step 2 or 3 relies.
 
-Until step 4 nothing has changed for readers, so a change that ends anywhere does no harm. The next
-one begins anew. Former copies stay where they are, so readers with the former metadata find all.
+Before step 4, readers see no change, so a change that stops at any step does no harm. The next
+change begins anew. Former copies stay on their bookies, so readers with the former metadata find
+all entries.
 
 Source: BookKeeper's issue 4664.
 """
@@ -61,17 +62,17 @@ from bookie.metadata.store import MetadataStore
 from bookie.telemetry import event_log
 
 SWAPS_MAX = 10
-"""Attempts to swap. Each one fails only if the ledger or a cookie changed meanwhile."""
+"""Attempts to write the new layout. An attempt fails only if the ledger or a cookie changed."""
 
 BOOKIES_MAX = TRANSACTION_OPERATIONS_MAX - 2
-"""The bookies whose cookies one swap can check, beside the metadata and the lock."""
+"""The number of bookies whose cookies one transaction can check; it also has metadata and lock."""
 
 _log = event_log(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class QuorumChanged:
-    """What a change of the write quorum did."""
+    """The result of a change of the write quorum."""
 
     before: LedgerMetadata
     after: LedgerMetadata
@@ -102,16 +103,17 @@ class QuorumChange:
         self._pace = pace
 
     async def run(self, ledger_id: int, write_quorum_size: int) -> QuorumChanged:
-        """Give a ledger another write quorum; returns when the metadata says so.
+        """Give a ledger another write quorum; return after the metadata was written.
 
         Raises:
             NoSuchLedgerError: the ledger does not exist, or was deleted meanwhile.
             BadRequestError: the ledger cannot have this write quorum, repair is disabled, another
                 worker repairs the ledger, an entry has no good copy, or somebody else changed the
-                ledger. Nothing has changed.
-            NotEnoughBookiesError: too few bookies are writable, or may stand in one ensemble.
-            BookieError: a bookie did not take entries. Nothing has changed.
-            MetadataError: the metadata store failed; the last step may have happened all the same.
+                ledger. The metadata has not changed.
+            NotEnoughBookiesError: too few bookies are writable, or placement allows too few bookies
+                in one ensemble.
+            BookieError: a bookie did not accept entries. The metadata has not changed.
+            MetadataError: the metadata store failed; the new layout may be written nevertheless.
         """
         metadata = (await self._client.ledgers.read_latest(ledger_id)).value
         self._check(metadata, write_quorum_size)
@@ -173,7 +175,7 @@ class QuorumChange:
         return chosen
 
     async def _incarnations(self, metadata: LedgerMetadata) -> dict[str, str]:
-        """The incarnations of all bookies that should have entries."""
+        """Read the incarnations of all bookies that the metadata names."""
         names = sorted({name for one in metadata.fragments for name in one.bookies})
         if len(names) > BOOKIES_MAX:
             raise BadRequestError(
@@ -200,7 +202,7 @@ class QuorumChange:
     async def _fill(
         self, old: LedgerMetadata, new: LedgerMetadata, duty: SlotDuty, progress: _GivenEntries
     ) -> None:
-        """Let a slot have all entries that it owes by the new layout."""
+        """Copy the entries that a slot lacks by the new layout, and check its bookie again."""
         shrinks = new.write_quorum_size < old.write_quorum_size
         target = duty.bookie_id
         copier = EntryCopier(
@@ -216,7 +218,7 @@ class QuorumChange:
                 owed = duty.owed(begin, end)
                 if not owed:
                     continue
-                # What only the new layout gives to the slot may be listed and not durable yet.
+                # A bookie may list an entry before the entry is durable, so all `added` are copied.
                 lacking = await self._lacking(old, duty, owed, copier, shrinks=shrinks)
                 wanted = merged([*duty.added(begin, end), *lacking])
                 for run, first, until in runs_by_residue(classes_of(old), wanted):
@@ -246,7 +248,7 @@ class QuorumChange:
         *,
         shrinks: bool,
     ) -> list[EntryRange]:
-        """The `owed` entries that the bookie lacks; if the quorum shrinks, damaged ones as well."""
+        """Return the `owed` entries that are missing or, if the quorum shrinks, damaged."""
         ranges = merged(owed)
         first, last = ranges[0][0], ranges[-1][1]
         pool, incarnation = self._client.pool, await copier.incarnation()
@@ -268,7 +270,7 @@ class QuorumChange:
         progress: _GivenEntries,
         lock: RepairLock,
     ) -> LedgerMetadata:
-        """Write the new layout, unless the old one, a bookie or the lock has changed."""
+        """Write the new layout, if the old layout, the bookies and the lock are unchanged."""
         ledgers = self._client.ledgers
         for _ in range(SWAPS_MAX):
             conditions = [lock.condition, *await self._conditions(progress)]
@@ -302,7 +304,7 @@ class QuorumChange:
         )
 
     async def _conditions(self, progress: _GivenEntries) -> list[Check]:
-        """The conditions that the bookies which have to have entries still have them."""
+        """Return the checks that no cookie changes of the bookies on which the change relies."""
         cookies = self._client.ensembles.cookies
         names = sorted(progress.relied_on)
         found = await gather(cookies.read_latest(name) for name in names)

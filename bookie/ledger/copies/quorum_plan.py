@@ -1,12 +1,13 @@
-"""Plan another write quorum of a closed ledger: the new layout, and who owes what by it. No I/O.
+"""Plans another write quorum for a closed ledger: the new layout, and each slot's entries. No I/O.
 
-Up to the size of the ensemble, a write quorum only changes the write sets within the same
-ensemble. A larger one makes the ensemble of each fragment as large as itself: newcomers stand
-behind the present bookies, and each slot then stores every entry.
+If the new write quorum is not larger than the ensemble, only the write sets change. A larger write
+quorum extends the ensemble of each fragment to the size of the write quorum. Newcomers are appended
+after the present bookies, and each slot then stores every entry.
 
-Slots keep their bookies. So each entry keeps the members of its write set, unless the quorum
-shrinks. Then the first of its members stay. They are at least as many as the ack quorum, so a
-reader with the former metadata never counts enough denials to give an entry up.
+Slots keep their bookies. So if the quorum grows, each entry keeps all members of its write set. If
+the quorum shrinks, each entry keeps the first members of its write set, at least as many as the ack
+quorum. So a reader with the former metadata never gets enough negative answers to conclude that an
+entry does not exist.
 """
 
 from __future__ import annotations
@@ -29,23 +30,23 @@ from bookie.ledger.quorum import EVERY_ID, Quorum, Stripe
 
 @dataclass(frozen=True, slots=True)
 class SlotDuty:
-    """The entries of one fragment that one slot should store, by two layouts."""
+    """The entries of one fragment that one slot should store, by the old and the new layout."""
 
     bookie_id: str
     slot: int
     first_entry_id: int
     last_entry_id: int
-    """The fragment has the entries `first_entry_id` … `last_entry_id`; maybe none."""
+    """The last entry of the fragment; below `first_entry_id` if the fragment is empty."""
     old: Stripe | None
-    """The ids that the slot stores so far; None for the slot of a newcomer."""
+    """The ids that the slot should store by the old layout; None for the slot of a newcomer."""
     new: Stripe
 
     def owed(self, first: int, last: int) -> list[EntryRange]:
-        """The ids from `first` to `last` that the slot should store by the new layout."""
+        """Return the ids from `first` to `last` that the slot should store by the new layout."""
         return stripe_ranges(self.new, first, last)
 
     def added(self, first: int, last: int) -> list[EntryRange]:
-        """The ids from `first` to `last` that only the new layout gives to the slot."""
+        """Return the ids from `first` to `last` that only the new layout assigns to the slot."""
         known = [] if self.old is None else stripe_ranges(self.old, first, last)
         return difference(self.owed(first, last), known)
 
@@ -54,8 +55,8 @@ def check_write_quorum(metadata: LedgerMetadata, write_quorum_size: int) -> None
     """Refuse a write quorum that the ledger cannot have.
 
     Raises:
-        BadRequestError: the ledger is not closed, has vacant slots, or the ack quorum is larger. Or
-            the ensemble would be too large.
+        BadRequestError: the ledger is not closed, has a vacant slot, or has a larger ack quorum; or
+            its ensemble would be too large.
     """
     ledger_id, ack = metadata.ledger_id, quorum_of(metadata).ack_quorum_size
     if not metadata.is_closed:
@@ -79,12 +80,12 @@ def check_write_quorum(metadata: LedgerMetadata, write_quorum_size: int) -> None
 def with_write_quorum(
     metadata: LedgerMetadata, write_quorum_size: int, newcomers: Mapping[int, Sequence[str]]
 ) -> LedgerMetadata:
-    """The metadata with another write quorum.
+    """Return the metadata with another write quorum.
 
     Args:
-        metadata: the ledger as it is.
+        metadata: the present metadata of the ledger.
         write_quorum_size: see `check_write_quorum`.
-        newcomers: by the first entry of each fragment, as many bookies as the ensemble grows.
+        newcomers: maps the first entry of each fragment to one bookie for each additional slot.
     """
     size = max(metadata.ensemble_size, write_quorum_size)
     fragments = tuple(
@@ -101,7 +102,7 @@ def with_write_quorum(
 
 
 def slot_duties(old: LedgerMetadata, new: LedgerMetadata) -> Iterator[SlotDuty]:
-    """The duties of all slots of a closed ledger, by its present and its new metadata."""
+    """Yield the duties of all slots of a closed ledger, by its old and its new metadata."""
     before, after = quorum_of(old), quorum_of(new)
     for fragment, last in settled_fragments(new):
         for slot, bookie_id in enumerate(fragment.bookies):
@@ -116,6 +117,6 @@ def slot_duties(old: LedgerMetadata, new: LedgerMetadata) -> Iterator[SlotDuty]:
 
 
 def classes_of(metadata: LedgerMetadata) -> Stripe:
-    """All ids, as a stripe that `runs_by_residue` cuts into runs of one write set each."""
+    """Return a stripe of all ids; `runs_by_residue` cuts it into runs with one write set each."""
     quorum = quorum_of(metadata)
     return Stripe(quorum.ensemble_size, 0, quorum.ensemble_size) if quorum.is_striped else EVERY_ID

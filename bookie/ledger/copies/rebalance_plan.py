@@ -1,17 +1,20 @@
-"""Plan which copies move from fuller bookies to emptier ones, from metadata alone. No I/O.
+"""Plans which copies move from fuller bookies to emptier bookies, from metadata alone. No I/O.
 
-The unit of a move is a slot of one fragment of a closed ledger: all entries that one bookie stores
-of the fragment. Its size is estimated: the ledger's length, times the slot's share of all entries.
+The unit of a move is a slot of one fragment of a closed ledger: all entries of the fragment that
+one bookie stores. The estimated size of a slot is the ledger's length, times the slot's share of
+all entries.
 
-Ledgers are planned one after the other, so memory holds one ledger and some numbers a bookie. The
-*fill* of a bookie is its bytes as a share of its device, if all devices are known, else its bytes.
+Ledgers are planned one after the other. So memory holds one ledger's metadata, and a few numbers
+for each bookie. If the sizes of all devices are known, the *fill* of a bookie is its bytes divided
+by the size of its device. Otherwise, the fill is the number of its bytes.
+
 A bookie is *balanced* if its fill differs from the mean by at most `BALANCED_SHARE` of the mean. A
-move leads from a bookie above the mean to a writable one below it, and one of the two is not
-balanced. It makes the difference of the two smaller. So a plan ends, and two plans one after the
-other never move copies back and forth for ever.
+move goes from a bookie above the mean to a writable bookie below the mean. At least one of the two
+bookies is not balanced, and the move reduces the difference between their fills. So a plan ends,
+and repeated plans do not move copies back and forth without end.
 
-A plan brings no more to a bookie than `FREE_SHARE` of its free bytes. Those that leave it free
-nothing soon.
+A plan moves at most `FREE_SHARE` of a bookie's free bytes to the bookie. Copies that leave the
+bookie do not increase this limit, because the bookie frees their space only later.
 """
 
 from __future__ import annotations
@@ -25,12 +28,12 @@ from bookie.ledger.copies.replica_plan import settled_fragments
 from bookie.ledger.metadata import Fragment, LedgerMetadata
 
 BALANCED_SHARE = 0.05
-"""The share of the mean by which the fill of a balanced bookie may differ from it."""
+"""The largest share of the mean by which a balanced bookie's fill differs from the mean."""
 FREE_SHARE = 0.8
 """The share of a bookie's free bytes that a plan may use; entries take more than their payload."""
 
 MayPlace = Callable[[LedgerMetadata, Sequence[str], int, str], bool]
-"""Gets a ledger, the bookies of a fragment, a slot and a newcomer; True if it may stand there."""
+"""Takes ledger, bookies of a fragment, slot and newcomer; True if the newcomer may get the slot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +50,14 @@ class SlotMove:
 
     ledger_id: int
     first_entry_id: int
-    """Of the fragment."""
+    """The first entry of the fragment."""
     former: str
     newcomer: str
     size_bytes: int
 
 
 def slot_sizes(metadata: LedgerMetadata) -> Iterator[tuple[Fragment, int]]:
-    """The fragments of a closed ledger, and the estimated bytes of each of their slots."""
+    """Yield each fragment of a closed ledger, with the estimated bytes of one of its slots."""
     if not metadata.is_closed or metadata.last_entry_id < 0:
         return
     share = metadata.write_quorum_size / metadata.ensemble_size
@@ -65,7 +68,7 @@ def slot_sizes(metadata: LedgerMetadata) -> Iterator[tuple[Fragment, int]]:
 
 
 def add_sizes(sizes: dict[str, int], metadata: LedgerMetadata) -> None:
-    """Add the bytes of one ledger to those bookies that `sizes` has."""
+    """Add the estimated bytes of one ledger to `sizes`, only for the bookies in `sizes`."""
     for fragment, size in slot_sizes(metadata):
         for bookie_id in fragment.bookies:
             if bookie_id in sizes:
@@ -73,13 +76,13 @@ def add_sizes(sizes: dict[str, int], metadata: LedgerMetadata) -> None:
 
 
 class RebalancePlan:
-    """The bytes of each bookie as they are once all moves are made that were planned so far.
+    """Plans moves, and counts the bytes that each bookie will have after the planned moves.
 
     Args:
         sizes: the bytes of each bookie that may give copies away.
-        writable: those of them that may take copies.
+        writable: the bookies that may take copies; only bookies in `sizes` count.
         may_place: tells whether a move obeys placement.
-        devices: those of the bookies that tell theirs.
+        devices: the devices of the bookies that report the size of their device.
     """
 
     def __init__(
@@ -112,7 +115,7 @@ class RebalancePlan:
             bookies = list(fragment.bookies)
             if not size or any(map(is_vacant, bookies)):
                 continue
-            # The fullest first, as they are at the begin of the fragment.
+            # The fullest bookie comes first; the order is that before the fragment's first move.
             for former in sorted(bookies, key=lambda name: (-self._fill(name), name)):
                 slot = bookies.index(former)
                 newcomer = self._newcomer(metadata, bookies, slot, size)
@@ -125,7 +128,7 @@ class RebalancePlan:
         return moves
 
     def undo(self, move: SlotMove) -> None:
-        """Take back a move that was not made."""
+        """Remove a move from the plan, because the move was not made."""
         self._apply(move, -1)
 
     def _apply(self, move: SlotMove, sign: int) -> None:
@@ -135,13 +138,13 @@ class RebalancePlan:
             self._room[move.newcomer] -= sign * move.size_bytes
 
     def _fill(self, name: str) -> float:
-        """The fill of a bookie; 0 of one that may not give copies away."""
+        """Return the fill of a bookie; 0 for a bookie that may not give copies away."""
         return self.sizes[name] / self._weights[name] if name in self.sizes else 0.0
 
     def _newcomer(
         self, metadata: LedgerMetadata, bookies: Sequence[str], slot: int, size: int
     ) -> str | None:
-        """The emptiest bookie that may take a slot; None if a move would improve nothing."""
+        """Return the emptiest bookie that may take a slot; None if no move improves the balance."""
         full = self._fill(bookies[slot])
         if full <= self._mean:
             return None
@@ -149,7 +152,7 @@ class RebalancePlan:
             empty = self._fill(name)
             is_due = full > self._high or empty < self._low
             if empty >= self._mean or not is_due:
-                return None  # so it is with all that are fuller
+                return None  # all later bookies are fuller
             change = size / self._weights[bookies[slot]] + size / self._weights[name]
             if change >= 2 * (full - empty) or size > self._room.get(name, math.inf):
                 continue

@@ -1,7 +1,7 @@
-"""The last repairs of each worker, for operators to see: one record a worker.
+"""The last repairs of each worker, as information for operators: one record for each worker.
 
-A record is written at most every few seconds, and at the end of its worker. It is no part of any
-decision. So a record that is damaged, old or gone does no harm.
+A worker writes its record at most every few seconds, and once more when it ends. No program makes a
+decision by these records. So a damaged, outdated or missing record does no harm.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from bookie.metadata.store import MetadataStore
 from bookie.telemetry import event_log
 
 REPAIRS_KEPT = 100
-"""The repairs that a worker keeps."""
+"""The largest number of repairs in a record."""
 DETAIL_CHARACTERS_MAX = 200
 
 WRITE_SECONDS_MIN, WRITE_SECONDS_MAX = 3.0, 60.0
-"""Time between two writes; it doubles while they fail."""
+"""Time between two writes; it doubles while the writes fail."""
 WORKER_CHARACTERS_MAX = 128
 LAST_WRITE_SECONDS = 2.0
 """The end of a worker waits at most this long for its last write."""
@@ -41,10 +41,10 @@ LAST_WRITE_SECONDS = 2.0
 STRANGER_SECONDS = 7 * 86400.0
 """A record of a worker that is no bookie of the cluster is kept for this time."""
 STRANGERS_MAX = 100
-"""The records of such workers that are kept."""
+"""The largest number of records of such workers."""
 
 FAILED = "failed"
-"""The outcome of a repair that an error ended, such as a metadata store that is away."""
+"""The outcome of a repair that an error ended; for example, the metadata store did not answer."""
 
 _log = event_log(__name__)
 
@@ -61,7 +61,7 @@ class RepairHistory:
         self._noted = asyncio.Event()
 
     def note(self, ledger_id: int, outcomes: Sequence[RepairOutcome], seconds: float) -> None:
-        """Note the end of the repair of a ledger; returns at once, and needs no store."""
+        """Note the end of a ledger's repair, without waiting for the metadata store."""
         if not outcomes:
             return
         failed = [one for one in outcomes if not one.is_whole]
@@ -81,7 +81,7 @@ class RepairHistory:
         )
 
     def note_error(self, ledger_id: int, reason: str, seconds: float) -> None:
-        """Note that an error ended the repair of a ledger; returns at once."""
+        """Note that an error ended a ledger's repair, without waiting for the metadata store."""
         detail = reason[:DETAIL_CHARACTERS_MAX]
         now_ms = self._clock.now_ms()
         self._add(
@@ -90,7 +90,7 @@ class RepairHistory:
 
     def _add(self, repair: EndedRepair, *, is_whole: bool) -> None:
         if not is_whole:
-            # One that fails again and again must not push out all others.
+            # A repair that fails again and again must not push out all other repairs.
             same = (repair.ledger_id, repair.outcome)
             kept = [one for one in self._repairs if (one.ledger_id, one.outcome) != same]
             self._repairs = deque(kept, maxlen=REPAIRS_KEPT)
@@ -98,7 +98,7 @@ class RepairHistory:
         self._noted.set()
 
     async def run(self) -> NoReturn:
-        """Write what is noted until cancelled, and then once more.
+        """Write noted repairs to the store until cancelled, then write those not yet written.
 
         Raises:
             MetadataClosedError: the store was closed.
@@ -141,9 +141,9 @@ class RepairHistory:
 async def ended_repairs(
     store: MetadataStore,
 ) -> tuple[list[tuple[str, EndedRepair]], list[str]]:
-    """The repairs of all workers with the names of these, the newest first.
+    """Return the last repairs of all workers, each with its worker's name, newest first.
 
-    The second list names the workers whose records are damaged or of a newer version.
+    The second list names the workers whose records are damaged, or were written by a newer version.
     """
     found: list[tuple[str, EndedRepair]] = []
     damaged = []
@@ -160,9 +160,10 @@ async def ended_repairs(
 
 
 async def forget_strangers(store: MetadataStore, known: Collection[str], now_ms: int) -> list[str]:
-    """Remove old records of workers that are no bookies of the cluster; returns their names.
+    """Remove records of workers that are no bookies of the cluster; return these workers' names.
 
-    A worker that lives all the same writes its record again, with all that it knows.
+    The newest `STRANGERS_MAX` records stay for `STRANGER_SECONDS`. A worker that still runs writes
+    its complete record again.
 
     Args:
         store: where the records are kept.
@@ -195,6 +196,6 @@ async def forget_strangers(store: MetadataStore, known: Collection[str], now_ms:
 
 
 def _key(worker: str) -> str:
-    """The key of a worker; a host may have a name that is no name of a record."""
+    """Return the key of a worker's record; replaces the characters that a key must not have."""
     name = worker if is_valid_bookie_id(worker) else re.sub(r"[^A-Za-z0-9:-]", "-", worker)
     return f"{keys.REPAIR_HISTORY}/{name[:WORKER_CHARACTERS_MAX] or '-'}"

@@ -1,15 +1,16 @@
 """Audit copies: read from each bookie what it should store, verify the entries, and judge.
 
-An audit fences and writes nothing. Each verdict compares copies with the metadata as it is after
-they were read, so an ensemble change or a deletion meanwhile is no damage. A copy of an open ledger
-may still be on its way to its bookie, so the audit asks for a missing copy again after a pause.
+An audit fences and writes nothing. Before a verdict of damage, the audit reads the metadata again,
+after the copies. So an ensemble change or a deletion during the audit does not count as damage. A
+copy of an open ledger may still be on its way to its bookie, so the audit asks for a missing copy
+again after a pause.
 
 ============= ====================================================================================
 verdict       meaning
 ============= ====================================================================================
 ok            every entry of the range is there, and its digest is right
 missing       the bookie does not have the entries, or is in limbo and may have lost them
-misplaced     the bookie does not have them, and a bookie has them that should not
+misplaced     the bookie does not have them, but a bookie that should not store them has them
 corrupt       the bookie has them, and their bytes are wrong or cannot be read
 unreachable   the bookie did not answer
 wrong-length  the last entry proves another length than the metadata of the closed ledger says
@@ -96,7 +97,7 @@ class ReplicaAudit:
         self._client = client
         self._room = asyncio.Semaphore(COPIES_AT_ONCE)
         self._silent: set[str] = set()
-        """Bookies that were silent for all their time; from then on, each is asked only once."""
+        """Bookies that did not answer within `PATIENCE_SECONDS`; later, each is asked only once."""
 
     async def run(self, items: Iterable[AuditItem]) -> list[ReplicaVerdict]:
         """Audit all copies of the items, and return the verdicts in the order of the items.
@@ -134,7 +135,7 @@ class ReplicaAudit:
         return verdicts
 
     async def _end_of(self, metadata: LedgerMetadata) -> int:
-        """Return the last entry to check: a closed ledger's last, or an open one's proven LAC."""
+        """Return the last entry to check: a closed ledger's last entry, or else the proven LAC."""
         if metadata.is_closed:
             return metadata.last_entry_id
         reader = ReaderHandle(Versioned(metadata, 0), self._client.pool, self._client.ledgers)
@@ -169,7 +170,7 @@ class ReplicaAudit:
         copy: CopyRange,
         found: CopyFindings,
     ) -> CopyFindings:
-        """Drop findings about entries that are on their way, or no longer this bookie's duty."""
+        """Drop findings about entries that arrive in time, or are no longer this bookie's duty."""
         assert copy.last_entry_id is not None
         if found.missing and not planned.is_closed:
             await asyncio.sleep(SETTLE_SECONDS)
@@ -233,7 +234,7 @@ class ReplicaAudit:
             try:
                 stored = await list_stored(self._client.pool, bookie_id, metadata, first, last)
             except BookieError:
-                continue  # it cannot help; whether it lacks what it should have is seen elsewhere
+                continue  # this bookie cannot help; other verdicts report its own copies
             extra = difference(intersection(missing, stored), duties(metadata, bookie_id, missing))
             if extra:
                 holders[bookie_id] = extra
@@ -278,7 +279,7 @@ def _judge_empty(metadata: LedgerMetadata) -> ReplicaVerdict:
 
 
 def _unreachable(item: AuditItem, reason: str) -> list[ReplicaVerdict]:
-    """Return the verdicts about an open ledger whose bookies do not tell where it ends."""
+    """Return the verdicts about an open ledger whose last entry could not be read."""
     return [
         ReplicaVerdict(
             item.ledger_id,

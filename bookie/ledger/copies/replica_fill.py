@@ -1,9 +1,9 @@
-"""Give a bookie that serves the entries of one ledger that it lacks, or whose bytes are wrong.
+"""Restores missing and damaged entries of one ledger on a bookie that runs.
 
-All fragments that do not change any more are read from this bookie alone, and verified
-(`CopyCheck`). Good copies come from the other members of the write sets (`EntryCopier`). Then the
-bookie is read once more, and must still have the incarnation that it had at the beginning. Another
-one may lack what was found, or stored, before.
+A fill handles only fragments whose entries no longer change. `CopyCheck` reads and verifies the
+bookie's own copies. `EntryCopier` copies good entries from the other members of the write sets.
+Then `CopyCheck` reads the repaired copies once more. At the end, the bookie must have the same
+incarnation as at the beginning, because another incarnation may have lost entries.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ LOCK_LOST = "the ledger's lock was lost meanwhile"
 
 @dataclass(slots=True)
 class FillWatch:
-    """The ledger's mark and lock while its copies are filled, and the windows found whole so far.
+    """Follows a ledger's mark and lock during a fill, and remembers which windows are whole.
 
-    A mark that changes may tell of new damage. So a window counts as whole only for the version
-    that the mark had before the window was read.
+    A changed mark may report new damage. So a window counts as whole only for the version that the
+    mark had before the window was read.
     """
 
     mark_version: Callable[[], Awaitable[int | None]]
-    """The version of the mark now; None if the lock was lost."""
+    """Returns the present version of the mark; None if the lock was lost."""
     wanted: int
-    """The version for which the copies have to be whole."""
+    """The version of the mark for which all windows must be whole."""
     whole: dict[tuple[str, str, Stripe, int, int], int] = field(default_factory=dict)
-    """By bookie, incarnation, stripe, and first and last id: the version of the mark."""
+    """Maps bookie, incarnation, stripe, first and last id to a version of the mark."""
 
 
 class _FillError(Exception):
-    """The filling ends here; the arguments are an outcome and its detail."""
+    """Ends the fill of a copy; the arguments are an outcome and its detail."""
 
 
 class ReplicaFill:
@@ -62,9 +62,9 @@ class ReplicaFill:
     async def run(
         self, ledger_id: int, bookie_id: str, watch: FillWatch | None = None
     ) -> RepairOutcome:
-        """Fill the copy of one bookie; the outcome is one of `RepairOutcome`.
+        """Fill the copy of one bookie; `RepairOutcome` explains the outcomes.
 
-        With `watch`, the fill ends as ``locked`` soon after the lock was lost.
+        With `watch`, the fill ends with ``locked`` soon after the lock was lost.
 
         Raises:
             MetadataError: the metadata store failed.
@@ -102,7 +102,7 @@ class ReplicaFill:
         )
 
     async def _fill(self, copier: EntryCopier, stripe: Stripe, first: int, last: int) -> bool:
-        """Copy what is wrong in a window of ids; False if nothing is."""
+        """Copy the missing and damaged entries of a window; return False if there are none."""
         wrong = await self._find_damage(copier, stripe, first, last)
         if not wrong:
             return False
@@ -132,9 +132,9 @@ class ReplicaFill:
 
 
 def _windows_of(metadata: LedgerMetadata, bookie_id: str) -> Iterator[tuple[Stripe, int, int]]:
-    """Yield ranges of entry ids, first and last, in which a bookie has to store entries.
+    """Yield the windows in which a bookie should store entries: stripe, first id and last id.
 
-    The stripe says which ids of a range these are.
+    Of a window, the bookie should store only the ids of the stripe.
     """
     quorum = quorum_of(metadata)
     for fragment, last in settled_fragments(metadata):
@@ -147,7 +147,7 @@ def _windows_of(metadata: LedgerMetadata, bookie_id: str) -> Iterator[tuple[Stri
 async def _version_before(
     window: tuple[str, str, Stripe, int, int], watch: FillWatch | None
 ) -> int | None:
-    """The version of the mark before a window is read; None if the window is whole by now."""
+    """Return the mark's version before a window is read; None if the window is known as whole."""
     if watch is None:
         return 0
     if watch.whole.get(window) == watch.wanted:

@@ -1,18 +1,20 @@
-"""Put other bookies in the place of some, in the fragments of one ledger that do not change.
+"""Replaces bookies in those fragments of one ledger whose entries no longer change.
 
-For each fragment that names a bookie of the `gone` ones:
+For each fragment that names a bookie of `gone`, or has a vacant slot:
 
-1. Placement chooses a newcomer for the slot. Its incarnation is read from the metadata store.
-2. The slot's entries are copied, verified and durable (`EntryCopier`), by adds that only this
-   incarnation takes.
-3. The newcomer lists all entries of the slot. If one is missing, the move ends here.
-4. The metadata names the newcomer: by compare-and-set, in one step with two checks. The newcomer's
-   cookie has not changed: one that lost its data since has another incarnation. And the ledger's
-   lock is still the one under which step 3 ran: a bookie reclaims copies only under that lock.
+1. Placement chooses a newcomer for the slot. The newcomer's incarnation is read from the metadata
+   store.
+2. `EntryCopier` verifies and copies the slot's entries. Only this incarnation accepts the adds, and
+   it stores them durably.
+3. The newcomer lists all entries of the slot. If an entry is missing, the move fails.
+4. One transaction puts the newcomer into the metadata by compare-and-set, with two checks. The
+   newcomer's cookie must not have changed, because a newcomer that lost its data has another
+   incarnation. The ledger's lock must still be the lock of step 3, because a bookie reclaims copies
+   only under this lock.
 
-A newcomer that loses its data *after* step 4 finds the ledger when it lists those that name it.
-Until step 4 readers and recoveries use the old bookies. So a move that ends anywhere does no harm,
-and the next one begins anew. The last fragment of an open ledger belongs to its writer.
+A newcomer that loses its data *after* step 4 finds the ledger when it lists the ledgers that name
+it. Before step 4, readers and recoveries use the old bookies. So a move that stops at any step does
+no harm. The last fragment of an open ledger belongs to its writer, and no move changes it.
 
 Source: BookKeeper's LedgerFragmentReplicator, which checks neither versions nor incarnations.
 """
@@ -52,40 +54,40 @@ from bookie.ledger.read.verification import list_stored
 from bookie.telemetry import event_log
 
 BEGUN_MAX = 1000
-"""Moves that are remembered to go on with them."""
+"""The largest number of unfinished moves that are kept to be continued."""
 
 SWAPS_MAX = 10
-"""Attempts to swap. Each one fails only if the ledger or a newcomer's cookie changed meanwhile."""
+"""Attempts to write the metadata. An attempt fails only if ledger, cookie or lock changed."""
 
 OPEN = "open"
 LEFT_OPEN = "its writer, or a recovery, replaces the bookies of its last fragment"
-"""The outcome, and its detail, if only the fragment that belongs to the writer names a bookie."""
+"""The outcome, and its detail, if only the writer's fragment still names a bookie to replace."""
 
 _log = event_log(__name__)
 
 
 class _MoveError(Exception):
-    """The move of a fragment ends here; the arguments are an outcome, its detail, who refused."""
+    """Ends the move of a fragment; arguments: an outcome, its detail, the bookies that refused."""
 
 
 class _NewcomerError(Exception):
-    """A newcomer does not have what it took."""
+    """A newcomer lacks entries that it acknowledged."""
 
 
 @dataclass(slots=True)
 class _BegunMove:
-    """A move of one fragment that did not end yet. The next attempt goes on with it."""
+    """An unfinished move of one fragment; the next attempt of this process continues it."""
 
     newcomers: dict[int, str]
-    """By slot."""
+    """Maps each slot to its newcomer."""
     incarnations: dict[str, str] = field(default_factory=dict)
     following: dict[int, int] = field(default_factory=dict)
-    """By slot: the first entry that its newcomer may lack; all before it were durable there."""
+    """Maps a slot to the first entry not copied yet; its newcomer has stored all earlier ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class _MovedFragment:
-    """How far the move of one fragment came."""
+    """The result of a move of one fragment."""
 
     is_swapped: bool = False
     """True if this move put the newcomers into the metadata."""
@@ -105,12 +107,12 @@ class ReplicaMove:
     async def run(
         self, ledger_id: int, gone: Collection[str], lock: RepairLock | None
     ) -> RepairOutcome:
-        """Replace the bookies `gone` and vacant slots wherever entries do not change any more.
+        """Replace the bookies `gone`, and fill vacant slots, where entries no longer change.
 
-        The outcome speaks of all of them: ``repaired``, ``was-fine``, ``no-spare`` (no bookie may
-        take the place of one), ``no-good-copy``, ``refused`` (a newcomer did not take the entries),
-        ``open`` (only the fragment that belongs to the writer names them), ``deleted``, ``locked``
-        (the lock was lost).
+        One outcome covers all fragments: ``repaired``, ``was-fine``, ``no-spare`` (no bookie may
+        replace a bookie of `gone`), ``no-good-copy``, ``refused`` (a newcomer did not accept the
+        entries), ``open`` (only the writer's fragment still names a bookie of `gone`), ``deleted``,
+        ``locked`` (the lock was lost).
 
         Args:
             ledger_id: the ledger.
@@ -118,7 +120,7 @@ class ReplicaMove:
             lock: the ledger's lock; None only where no bookie reclaims copies, as in a simulation.
 
         Raises:
-            MetadataError: the metadata store failed; a swap may have happened all the same.
+            MetadataError: the metadata store failed; the metadata may be written nevertheless.
         """
         names = ",".join(sorted(gone))
         done = RepairOutcome(ledger_id, names, "was-fine")
@@ -166,11 +168,11 @@ class ReplicaMove:
         newcomer: str,
         lock: RepairLock | None,
     ) -> RepairOutcome:
-        """Put `newcomer` in the place of `former` in one fragment that does not change any more.
+        """Replace `former` by `newcomer` in one fragment whose entries no longer change.
 
-        Outcomes and errors are those of `run`. It is ``was-fine`` if the fragment does not name
-        `former` any more, also if another one moved the copy meanwhile. It is ``no-spare`` if
-        `newcomer` may not stand there.
+        Outcomes and errors are those of `run`. The outcome is ``was-fine`` if the fragment no
+        longer names `former`, for example because another worker moved the copy. The outcome is
+        ``no-spare`` if placement forbids `newcomer`, or if `newcomer` has no readable cookie.
         """
 
         def outcome(kind: str, detail: str = "") -> RepairOutcome:
@@ -206,9 +208,9 @@ class ReplicaMove:
         excluded: set[str],
         lock: RepairLock | None,
     ) -> _MovedFragment:
-        """Move one fragment. A newcomer that has no cookie goes to `excluded`; nothing moves then.
+        """Move one fragment, unless another worker has moved it meanwhile.
 
-        Nothing is swapped either if another one moved the fragment meanwhile.
+        If a newcomer has no readable cookie, add the newcomer to `excluded`, and move nothing.
         """
         ensembles = self._client.ensembles
         # Another write quorum gives other entries to the same slots.
@@ -220,7 +222,7 @@ class ReplicaMove:
         incarnations: dict[str, str] = {}
         for bookie_id in begun.newcomers.values():
             found = None
-            with suppress(FormatError):  # its incarnation is unknown, as without a cookie
+            with suppress(FormatError):  # a damaged cookie tells no incarnation
                 found = await ensembles.cookies.read_latest(bookie_id)
             if found is None:
                 excluded.add(bookie_id)
@@ -263,7 +265,7 @@ class ReplicaMove:
     def _may_go_on(
         self, begun: _BegunMove, slots: Collection[int], excluded: Collection[str]
     ) -> bool:
-        """False if the move has to begin anew. Slots whose bookie stays leave the move."""
+        """Drop the slots that keep their bookie; return False if the move must begin anew."""
         begun.newcomers = {slot: name for slot, name in begun.newcomers.items() if slot in slots}
         writable = self._client.directory.bookies()
         return bool(begun.newcomers) and all(
@@ -277,7 +279,7 @@ class ReplicaMove:
         slots: Sequence[int],
         excluded: Collection[str],
     ) -> dict[int, str]:
-        """Choose newcomers for the slots of bookies that are gone, as far as there are any."""
+        """Choose a newcomer for each of `slots`, or for some of them if placement finds too few."""
         newcomers = self._client.ensembles.newcomers(
             fragment.bookies, slots, metadata.write_quorum_size, excluded=excluded
         )
@@ -298,11 +300,12 @@ class ReplicaMove:
         copier: EntryCopier,
         following: dict[int, int],
     ) -> None:
-        """Copy all entries of a slot, and let the newcomer list them.
+        """Copy all entries of a slot, and check that the newcomer lists them.
 
-        Also those that it lists already: they may not be durable yet, or may be damaged. Only what
-        an earlier attempt of this process copied, up to `following` by slot, is done if it is still
-        listed: the newcomer may have reclaimed it between two locks.
+        Entries that the newcomer already lists are copied, too, because they may be damaged or not
+        durable yet. The entries below `following[slot]` are an exception, because an earlier
+        attempt of this process copied them. They are copied again only if the newcomer no longer
+        lists them: it may have reclaimed them between two locks.
         """
         stripe = quorum_of(metadata).stripe_of(slot)
         done = following.get(slot, fragment.first_entry_id)
@@ -337,9 +340,9 @@ class ReplicaMove:
         incarnations: Mapping[str, str],
         lock: RepairLock | None,
     ) -> bool:
-        """Name the newcomers in the metadata, unless fragment, newcomers or lock have changed.
+        """Put the newcomers into the metadata, if fragment, newcomers and lock are unchanged.
 
-        Returns False if another one moved the fragment, or changed the write quorum.
+        Return False if another worker moved the fragment, or changed the write quorum.
         """
         client = self._client
         cookies = client.ensembles.cookies
@@ -382,7 +385,7 @@ def _is_named(fragment: Fragment, gone: Collection[str]) -> bool:
 
 
 def _first_with(metadata: LedgerMetadata, gone: Collection[str]) -> tuple[Fragment, int] | None:
-    """The first settled fragment that names one of the `gone` bookies, and its last entry."""
+    """Return the first settled fragment that names a bookie of `gone` or has a vacant slot."""
     for fragment, last in settled_fragments(metadata):
         if _is_named(fragment, gone):
             return fragment, last

@@ -1,8 +1,8 @@
-"""Plan the copies that a ledger should have, in pieces of work of about equal cost. No I/O.
+"""Plans the audit of a ledger's copies, in pieces of work of about equal cost. No I/O.
 
-A *copy range* is a range of entries of one fragment, as one bookie should store them. Copy ranges
-of one ledger that are checked together are an `AuditItem`. The cost of an item is the bytes of its
-copy ranges, and a fixed cost for each copy range. Items are packed into bins of about equal cost.
+A *copy range* is the entries of one bookie's slot in a range of one fragment. Copy ranges of one
+ledger that are checked together are an `AuditItem`. The cost of an item is the bytes of its copy
+ranges, and a fixed cost for each copy range. Items are packed into bins of about equal cost.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from bookie.ledger.metadata import Fragment, LedgerMetadata
 from bookie.ledger.quorum import Quorum, Stripe
 
 COPY_RANGE_COST_BYTES = 256 * 1024
-"""Fixed cost of one copy range: a call takes about as long as to read this many bytes."""
+"""Fixed cost of one copy range: a call takes about as long as reading this number of bytes."""
 
 OPEN_LEDGER_BYTES = 64 * 1024 * 1024
 """Assumed size of an open ledger; only its bookies know the true size."""
 
 WINDOW_ENTRIES = 1 << 16
-"""Ids that a repair handles at once."""
+"""The size of a window: the ids that a repair handles at once."""
 
 EntryRange = tuple[int, int]
 """First and last entry id, both inclusive."""
@@ -33,7 +33,7 @@ EntryRange = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class CopyRange:
-    """Entries that one bookie should store; ids of other stripes in between do not belong to it."""
+    """Entries that one bookie should store: the ids of its slot's stripe in a range of ids."""
 
     fragment: int
     """The first entry id of the fragment."""
@@ -78,17 +78,17 @@ def fragment_ends(metadata: LedgerMetadata) -> Iterator[tuple[int, tuple[str, ..
 
 
 def windows(first: int, last: int) -> Iterator[EntryRange]:
-    """Cut a range of ids, so that work on one part needs little memory and little time."""
+    """Cut a range of ids into windows, so that each window needs little memory and little time."""
     for start in range(first, last + 1, WINDOW_ENTRIES):
         yield start, min(start + WINDOW_ENTRIES - 1, last)
 
 
 def settled_fragments(metadata: LedgerMetadata) -> Iterator[tuple[Fragment, int]]:
-    """The fragments whose entries do not change any more, and the last entry of each.
+    """Yield each *settled* fragment, whose entries no longer change, and its last entry.
 
-    These are all fragments of a closed ledger, and those before the last one of any other: their
-    entries were confirmed before the next fragment began. A fragment without entries has a last
-    entry below its first one.
+    All fragments of a closed ledger are settled. In any other ledger, all fragments before the last
+    fragment are settled, because their entries were confirmed before the next fragment began. The
+    last entry of a fragment without entries is below the fragment's first entry.
     """
     for fragment, following in pairwise([*metadata.fragments, None]):
         assert fragment is not None
@@ -102,7 +102,7 @@ def settled_fragments(metadata: LedgerMetadata) -> Iterator[tuple[Fragment, int]
 def with_newcomers(
     metadata: LedgerMetadata, first_entry_id: int, newcomers: Mapping[int, str]
 ) -> LedgerMetadata:
-    """The metadata with other bookies, by slot, in the fragment that begins at `first_entry_id`."""
+    """Return the metadata with `newcomers`, by slot, in the fragment from `first_entry_id` on."""
     fragments = tuple(
         replace(
             one,
@@ -204,9 +204,10 @@ def ranges_of(ids: Sequence[int]) -> list[EntryRange]:
 def runs_by_residue(
     stripe: Stripe, wanted: Sequence[EntryRange]
 ) -> Iterator[tuple[Stripe, int, int]]:
-    """The `wanted` ids of a stripe as runs, each within a stripe of one residue.
+    """Yield the `wanted` ids of a stripe as runs; each run has a stripe of one residue.
 
-    The ids of one residue have one write set. So one bookie has a whole run, and one read gets it.
+    All ids with the same residue have the same write set. So a bookie stores whole runs, and one
+    read can return a run.
     """
     if stripe.modulus == 0:
         for first, last in wanted:

@@ -1,11 +1,11 @@
-"""Repair copies: give bookies back the entries that they should store and lack.
+"""Repairs copies: restores entries that bookies should store, but lack or have damaged.
 
-Recovery adds copy packets as they are, digests included, from a copy that was just verified. A
-bookie keeps the newest copy of an entry, so a corrupt entry is replaced. A repair looks for the
-damage again before it copies anything, and leaves alone what another repair has mended.
+A repair reads and verifies a good copy, and stores its unchanged packets, with digests, by recovery
+adds. A bookie keeps the newest copy of an entry, so the new copy replaces a corrupt copy. Before a
+repair copies anything, it checks the damage again, and skips entries that are intact now.
 
-A ledger is repaired under the lock that repair workers take (`UnderreplicationManager`). Two
-repairs at once would be harmless: both would write the same bytes.
+A repair holds the lock of the ledger (`UnderreplicationManager`). Two concurrent repairs would be
+harmless, because both would write the same bytes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from bookie.metadata.store import MetadataStore
 
 @dataclass(frozen=True, slots=True)
 class CopyDamage:
-    """Entries that one bookie should get back."""
+    """Missing or damaged entries of one bookie."""
 
     bookie_id: str
     ranges: tuple[EntryRange, ...]
@@ -40,10 +40,10 @@ class RepairOutcome:
     """Outcome of the repair of one bookie's copy.
 
     The outcome is ``repaired``, ``was-fine`` (nothing was left to do), ``no-good-copy``,
-    ``refused`` (the bookie did not take the entries, or could not be reached), ``locked`` (another
-    worker repairs the ledger), ``deleted`` (the ledger is gone), ``open`` (only its writer, or a
-    recovery, may replace the bookie), or ``marked-again`` (of a whole ledger: its mark changed at
-    the end of the repair).
+    ``refused`` (the bookie did not accept the entries, or could not be reached), ``locked``
+    (another worker repairs the ledger), ``deleted`` (the ledger was deleted), ``open`` (only the
+    ledger's writer, or a recovery, may replace the bookie), or ``marked-again`` (the whole ledger
+    was repaired, but its mark changed at the end of the repair).
     """
 
     ledger_id: int
@@ -56,7 +56,7 @@ class RepairOutcome:
 
     @property
     def is_whole(self) -> bool:
-        """True if nothing is left of the damage that was to be repaired."""
+        """True if the damage is repaired, or if no damage was left to repair."""
         return self.outcome in ("repaired", "was-fine", "deleted")
 
 
@@ -83,7 +83,7 @@ class ReplicaRepair:
         if not await self._marks.acquire(ledger_id):
             return _all(ledger_id, damages, "locked")
         try:
-            # Not before the lock: others may add to the mark until then. A later change keeps it.
+            # Read the mark under the lock: before, others may add to it. A later change keeps it.
             mark = await self._marks.find(ledger_id)
             marked = {damage.bookie_id for damage in damages}
             marked |= set() if mark is None else set(mark.replicas)
@@ -135,7 +135,7 @@ class ReplicaRepair:
     async def _find_damage(
         self, metadata: LedgerMetadata, damage: CopyDamage, copier: EntryCopier
     ) -> tuple[list[EntryRange], str]:
-        """Damaged entries that are still this bookie's duty; and why it did not answer, or ""."""
+        """Return the damage among the bookie's present duties, or the reason if it is unknown."""
         try:
             # An older process of the bookie may still answer, and proves nothing.
             incarnation = await copier.incarnation()

@@ -1,6 +1,7 @@
-"""The proof that all members of all write sets store a closed ledger, each by its own listing.
+"""Proves that all members of all write sets store the entries of a closed ledger.
 
-A listing does not tell if the bytes are intact. So one copy of each entry is read as well.
+Each member lists its own entries. A listing does not prove that the bytes are intact. So one copy
+of each entry is read as well.
 """
 
 from __future__ import annotations
@@ -28,20 +29,20 @@ from bookie.ledger.read.verification import list_stored
 
 
 async def find_lack(client: LedgerClient, metadata: LedgerMetadata, silent: set[str]) -> str:
-    """The first lack in the copies that the metadata names; empty if each entry is listed.
+    """Describe the first missing copy of a ledger; return "" if all copies are listed.
 
-    Nothing is proven about a ledger that is not closed. A listing tells what is stored, and not
-    whether its bytes are intact. Only the incarnation that a bookie's cookie names counts: an older
+    If the ledger is not closed, the result says so. A listing does not prove that the bytes of an
+    entry are intact. Only listings by the incarnation in a bookie's cookie count, because an older
     process of the bookie may still answer.
 
     Args:
-        client: whose connections are used.
-        metadata: of the ledger.
-        silent: members that are not asked, since they did not answer before. One that does not
-            answer now is added.
+        client: the client whose connections are used.
+        metadata: the metadata of the ledger.
+        silent: bookies that are not asked, because they did not answer before. A bookie that does
+            not answer now is added.
 
     Raises:
-        BookieError: a member did not answer, or is another incarnation; nothing is proven.
+        BookieError: a member did not answer, or has another incarnation; nothing is proven.
     """
     if not metadata.is_closed:
         return "the ledger is not closed"
@@ -79,17 +80,18 @@ async def find_lack(client: LedgerClient, metadata: LedgerMetadata, silent: set[
 
 
 async def find_unreadable(client: LedgerClient, metadata: LedgerMetadata, pace: Pace) -> str:
-    """The first entries of which no member gives a verified copy; empty if there are none.
+    """Describe the first entries without an intact copy on any member; return "" if none lack one.
 
-    One member of each write set is read. Others are read only if its copy is missing or damaged.
+    One member of each write set is read. Another member is read only for entries whose copies on
+    the earlier members are missing or damaged.
 
     Args:
-        client: whose connections are used.
-        metadata: of a closed ledger.
+        client: the client whose connections are used.
+        metadata: the metadata of a closed ledger.
         pace: bounds the bytes per second.
 
     Raises:
-        MetadataError, FormatError: the store does not tell a member's incarnation.
+        MetadataError, FormatError: a member's incarnation could not be read from the store.
     """
     incarnations = Incarnations(client.ensembles.cookies)
     for fragment, last in settled_fragments(metadata):
@@ -113,7 +115,7 @@ async def _still_unread(
     incarnations: Incarnations,
     pace: Pace,
 ) -> list[EntryRange]:
-    """Read those of the `wanted` entries that a slot owes; return the others and failures."""
+    """Read the `wanted` entries that a slot should store; return those without a verified copy."""
     if not wanted:
         return []
     stripe = quorum_of(metadata).stripe_of(slot)
