@@ -1,1 +1,1 @@
-"""The service that brings copies back: who lacks which, and who copies them."""
+"""The service that finds ledgers without all copies, and restores the copies."""

@@ -1,4 +1,4 @@
-"""The decision that a bookie is lost, or a writer gone: each was away for long. Pure."""
+"""Decides that a bookie is lost, or a writer is gone, because it was away for long. No I/O."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class AbsenceVerdict:
-    """The bookies that are away, and what follows."""
+    """The bookies that are away, the lost bookies, and whether the network may be split."""
 
     away: frozenset[str] = frozenset()
-    """Bookies that belong to the cluster, or did, and are not registered."""
+    """Bookies that are not registered, but have a cookie or are named by ledgers."""
     lost: frozenset[str] = frozenset()
-    """Those that are away for longer than the delay. Empty during a split."""
+    """Bookies that were away for the whole delay. Empty while too many bookies are away."""
     is_split: bool = False
-    """True if somebody would be lost, and so many are away that the network may be at fault."""
+    """True if too many bookies were away for the whole delay, so that the network may be split."""
     too_many: bool = False
-    """True if so many are away at this moment."""
+    """True if too many bookies are away at this moment."""
     next_seconds: float | None = None
-    """Time until the next bookie may be lost; None if no bookie is on its way there."""
+    """Time until the next bookie may be lost; None if no further bookie may be lost."""
 
 
 class BookieAbsence:
     """Notes since when bookies are away, by the clock of one auditor.
 
-    A new auditor begins anew: it has seen nobody leave. So a takeover delays a verdict, and never
-    hastens it. Time counts as for `WriterAbsence`: a machine that was suspended saw nobody leave.
+    A new auditor begins without knowledge of absences. So a change of auditor can only delay a
+    verdict. As in `WriterAbsence`, a pause between two looks counts at most `unseen_seconds_max`.
     """
 
     def __init__(self, unseen_seconds_max: float) -> None:
@@ -35,7 +35,7 @@ class BookieAbsence:
         self._since: dict[str, float] = {}
         self._looked_at = math.inf
         self._split_since: float | None = None
-        """The first of the looks in a row at which so many were away."""
+        """The time of the first of the consecutive looks at which too many bookies were away."""
 
     def look(
         self,
@@ -47,16 +47,17 @@ class BookieAbsence:
         delay_seconds: float,
         share_max: float,
     ) -> AbsenceVerdict:
-        """The verdict of this moment.
+        """Return the verdict at the time `now`.
 
         Args:
             now: a monotonic time in seconds.
             known: the bookies that belong to the cluster, by their cookies.
             registered: the bookies that are registered, read-only ones included.
             strangers: bookies that ledgers name although they have no cookie. They may be lost, but
-                tell nothing about the network.
+                do not count for `share_max`.
             delay_seconds: the absence after which a bookie is lost.
-            share_max: if a larger share of the known bookies is away, it is a split.
+            share_max: if a larger share of the known bookies is away, no bookie is lost, because
+                the network may be split.
         """
         away = frozenset({*known, *strangers}) - frozenset(registered)
         passed = max(0.0, now - self._looked_at)
@@ -66,7 +67,7 @@ class BookieAbsence:
         if self._split_since is not None:
             self._split_since += unseen
         if len(away.intersection(known)) > share_max * len(known):
-            # Clocks stand still: when a split heals, its bookies come back one by one.
+            # This time does not count, because after a split, bookies come back one by one.
             seen = passed - unseen
             self._since = {name: min(now, since + seen) for name, since in self._since.items()}
             if self._split_since is None:
@@ -84,8 +85,8 @@ class BookieAbsence:
 class WriterAbsence:
     """Counts for how long the records of writers are missing, by the clock of one auditor.
 
-    Time counts while somebody looks: a pause between two looks adds `unseen_seconds_max` at most.
-    So a machine that was suspended does not find its writers gone when it wakes up.
+    A pause between two looks counts at most `unseen_seconds_max`. So an auditor whose machine was
+    suspended does not find all writers gone when the machine resumes.
     """
 
     def __init__(self, unseen_seconds_max: float) -> None:
@@ -94,7 +95,7 @@ class WriterAbsence:
         self._looked_at = math.inf
 
     def look(self, now: float, named: Collection[str], present: Collection[str]) -> None:
-        """Note which of the writers that open ledgers name have no record at `now`, in seconds."""
+        """Note which writers in `named` are not in `present` at the time `now`, in seconds."""
         unseen = max(0.0, now - self._looked_at - self._unseen_max)
         self._looked_at = now
         self._since = {
@@ -103,7 +104,7 @@ class WriterAbsence:
         }
 
     def forget(self, name: str) -> None:
-        """Count anew from the next look."""
+        """Forget a writer's absence, so that it counts from the next look on."""
         self._since.pop(name, None)
 
     @property
@@ -112,6 +113,6 @@ class WriterAbsence:
         return frozenset(self._since)
 
     def is_gone(self, name: str, grace_seconds: float) -> bool:
-        """True if the writer's record was missing in all looks of so many seconds."""
+        """True if the writer's record was missing in all looks of the last `grace_seconds`."""
         since = self._since.get(name)
         return since is not None and self._looked_at - since >= grace_seconds

@@ -1,22 +1,26 @@
 """The auditor: one bookie of a cluster finds the ledgers that lack copies, and marks them.
 
-Bookies elect it. A second auditor does no harm, because marks only add up. It marks a ledger if
+The bookies elect the auditor. Two auditors do no harm, because an auditor only adds bookies to
+marks. The auditor marks a ledger if
 
-- a fragment that does not change any more names a bookie that is lost or leaving, or has a vacant
+- a fragment whose entries no longer change names a bookie that is lost or leaving, or has a vacant
   slot;
-- a registered bookie lacks entries that the metadata gives it.
+- a registered bookie lacks entries that it should store by the metadata.
 
-It also recovers open ledgers whose writer is gone (`OpenLedgers`).
+The auditor also recovers open ledgers whose writer is gone (`OpenLedgers`).
 
-It looks at all ledgers (a *survey*) when it begins, when a bookie is lost or leaves, when one comes
-back or has another incarnation, and from time to time while bookies are gone. A survey reads rows,
-and lists entries where a row leaves doubt. An *audit* is a survey that lists every entry of every
-copy. It runs beside the surveys, because it may take hours; its interval is long. If a bookie does
-not answer an audit, the audit does not count. The next one begins after a pause that is 20 times as
-long, but not longer than the interval.
+A *survey* checks all ledgers. The auditor makes a survey when it begins, when a bookie is lost or
+leaves, and when a bookie comes back or has another incarnation. While bookies are lost or leaving,
+it also makes surveys periodically. A survey reads how many entries each copy has, and lists the
+entries of a copy that has too few.
 
-If more than a share of all bookies is away, nobody is lost: the network is split. Read-only bookies
-count as present.
+An *audit* is a survey that lists every entry of every copy. It may take hours, so it runs
+concurrently with the surveys, at a long interval. If a bookie does not answer an audit, the audit
+does not count. The next audit then begins after a pause of 20 times the audit's time, but at most
+of the interval.
+
+If too large a share of all bookies is away, no bookie is declared lost, because the network may be
+split. Read-only bookies count as present.
 
 Source: BookKeeper's Auditor, whose checks read the first and the last entry of a fragment only.
 """
@@ -54,11 +58,11 @@ ROUND_SECONDS = 1.0
 """Time between two looks at the registrations."""
 
 SURVEY_SECONDS, SURVEY_SECONDS_MAX = 60.0, 3600.0
-"""Time between two surveys while bookies are gone; it doubles while they find nothing."""
+"""Time between two surveys while bookies are gone; it doubles while surveys find nothing."""
 REST = 20.0
-"""A pause is at least so many times as long as the survey, or the count, before it."""
+"""The pause after a survey or a count is this number of times as long as the survey or count."""
 HISTORY_SECONDS = 3600.0
-"""Time between two looks for records of workers that are gone for good."""
+"""Time between two removals of old records of workers (`forget_strangers`)."""
 COUNT_SECONDS = 10.0
 """Time between two counts of the marks."""
 
@@ -76,9 +80,9 @@ class SurveyReport:
     ledgers: int
     """Ledgers that lack copies."""
     silent: tuple[str, ...]
-    """Bookies that did not answer; what they lack is unknown."""
+    """Bookies that did not answer; their missing entries are unknown."""
     named: frozenset[str]
-    """All bookies that fragments name which do not change any more."""
+    """All bookies in the fragments whose entries no longer change."""
 
 
 class Auditor:
@@ -99,24 +103,24 @@ class Auditor:
         self._seen: dict[str, str] = {}
         self._known: set[str] = set()
         self._gone: frozenset[str] = frozenset()
-        """Bookies that are lost or leave."""
+        """Bookies that are lost or leaving."""
         self._named: frozenset[str] | None = None
-        """Bookies that ledgers named at the last survey; None before the first."""
+        """Bookies that ledgers named at the last survey; None before the first survey."""
         self._strangers: frozenset[str] = frozenset()
-        """Those of them that had no cookie then."""
+        """Bookies among `_named` that had no cookie at the last survey."""
         self._surveyed: frozenset[str] = frozenset()
-        """The bookies that were gone at the last survey, and are gone since."""
+        """The bookies that were gone at the last survey, and have been gone since."""
         self._surveying: frozenset[str] = frozenset()
-        """The same of the survey under way."""
+        """Like `_surveyed`, but since the begin of the survey under way."""
         self._changes, self._surveyed_changes = 0, -1
-        """Changes of registrations that a survey has to look for; and those that one has seen."""
+        """The number of changes of registrations and cookies, and its value at the last survey."""
         self._history_at = -math.inf
         self._next_at = self._rest_until = self._audit_at = self._count_at = -math.inf
-        """The times of the next survey while bookies are gone, and before which there is no survey
-        for changes, no audit, and no count."""
+        """The earliest times: of a periodic survey while bookies are gone, of a survey after a
+        change, of an audit, and of a count of the marks."""
         self._pauses = Backoff(SURVEY_SECONDS, SURVEY_SECONDS_MAX)
         self._never_since = math.inf
-        """The time since which no audit is known."""
+        """The time since which this auditor finds no end of an audit; infinite if it finds one."""
 
     async def run(self) -> NoReturn:
         """Audit whenever this candidate leads, until cancelled.
@@ -146,7 +150,7 @@ class Auditor:
                     self._forget()
 
     def _forget(self) -> None:
-        """Tell nothing more: another bookie audits."""
+        """Reset the metrics of the auditor, because this bookie does not audit any more."""
         for gauge in (
             self._worker.metrics.repair_bookies_away,
             self._worker.metrics.repair_split,
@@ -157,7 +161,7 @@ class Auditor:
             gauge.set(0)
 
     async def _lead(self) -> NoReturn:
-        """Look at registrations, survey, audit and recover beside each other: some take long."""
+        """Look at registrations, survey, audit and recover, all concurrently."""
         self._begin()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._repeat(self._look))
@@ -183,7 +187,7 @@ class Auditor:
             await asyncio.sleep(seconds)
 
     async def _look(self) -> None:
-        """Keep the records of lost bookies, and note what a survey has to look for."""
+        """Update the records of lost bookies, and note changes that require a survey."""
         now = self._worker.clock.monotonic()
         directory = self._worker.client.directory
         registrations = directory.all()
@@ -210,10 +214,10 @@ class Auditor:
     async def _note_absence(
         self, now: float, known: set[str], registered: Collection[str]
     ) -> set[str]:
-        """Keep the records of lost bookies; return those that are lost."""
+        """Update the records of lost bookies; return the lost bookies."""
         settings = self._worker.settings()
         recorded = await self._lost.names()
-        # A lost bookie whose cookie goes stays lost as long as ledgers name it.
+        # A lost bookie whose cookie is deleted stays lost as long as ledgers name it.
         strangers = self._strangers | recorded.intersection(self._named or ())
         verdict = self._absence.look(
             now,
@@ -255,7 +259,7 @@ class Auditor:
         age = (self._worker.clock.now_ms() - last) / 1000
         self._worker.metrics.repair_audit_age_seconds.set(max(0.0, age))
         interval = self._worker.settings().audit_interval_seconds
-        # A time in the future is of a wrong clock, ours or the other's.
+        # A time in the future comes from a wrong clock, here or in another process.
         return age > interval or age < -interval
 
     # ---- surveys
@@ -318,7 +322,7 @@ class Auditor:
 
         Args:
             gone: bookies whose copies count as missing.
-            is_deep: list every entry, and not only where a row leaves doubt.
+            is_deep: list the entries of every copy, not only of copies that have too few.
 
         Raises:
             MetadataError, FormatError: the listing of the ledgers is not complete.
@@ -360,7 +364,7 @@ class Auditor:
 
 
 def _unfilled(names: Collection[str], gone: Collection[str]) -> set[str]:
-    """The bookies whose copies others have to take over, and the vacant slots."""
+    """Return the bookies in `names` that are gone, and the vacant slots."""
     return {name for name in names if name in gone or is_vacant(name)}
 
 
@@ -376,7 +380,7 @@ def _tell_of(kind: str, report: SurveyReport, gone: Collection[str], took: float
 
 
 class _Marking:
-    """Marks of one survey, several at a time."""
+    """Collects the marks of one survey, and writes several at a time."""
 
     def __init__(self, marks: UnderreplicationManager) -> None:
         self._marks = marks
@@ -391,13 +395,13 @@ class _Marking:
         is_lacking: bool = False,
         is_known: bool = False,
     ) -> None:
-        """Mark a ledger soon.
+        """Collect a mark, and write the collected marks if they are many.
 
         Args:
             ledger_id: the ledger.
             replicas: the bookies that lack copies.
-            is_lacking: entries were seen to be missing now.
-            is_known: it was added before, and counts once.
+            is_lacking: this survey found entries missing on registered bookies.
+            is_known: this survey has already counted the ledger.
         """
         self.ledgers += not is_known
         self._waiting.append((ledger_id, replicas, is_lacking))
@@ -405,7 +409,7 @@ class _Marking:
             await self.finish()
 
     async def finish(self) -> None:
-        """Return when all marks are in the store."""
+        """Write all collected marks to the store."""
         waiting, self._waiting = self._waiting, []
         locked = await self._marks.locked() if any(one[-1] for one in waiting) else set()
         await gather(
@@ -414,7 +418,7 @@ class _Marking:
         )
 
     async def _mark(self, ledger_id: int, replicas: set[str], *, again: bool) -> None:
-        """Mark a ledger; `again` also if it is marked: a repair under way may have seen less."""
+        """Mark a ledger; `again` also rewrites an equal mark, so that a running repair sees it."""
         with suppress(NewerFormatError):  # workers of that version care for it
             found = await self._marks.find(ledger_id)
             if again or found is None or not replicas <= set(found.replicas):

@@ -1,15 +1,15 @@
-"""Compare the metadata of all ledgers with the copies that registered bookies store.
+"""Compares the metadata of all ledgers with the copies that registered bookies store.
 
-It walks over all ledgers, in step with a listing of the ledgers on every bookie. Both ascend, so
-memory holds one page of each. First it looks at the row of a copy (`ListedBookie.lacks`). If the
-row has too few entries, it lists the copy's entries. For that it reads the metadata once more,
-because the row may be old, or the ledger deleted meanwhile.
+A comparison lists the ledgers of the metadata store and the ledgers of every bookie together. All
+listings are ascending, so memory holds one page of each. A bookie's listing has one row for each
+copy, with the number of its entries. If this number is too low (`ListedBookie.lacks`), the
+comparison lists the copy's entries. Before that, it reads the metadata once more, because the row
+may be outdated, or the ledger may be deleted.
 
-A row only counts entries. A missing entry beside a surplus one leaves the count right; a deep
-comparison finds it, because it lists every entry.
+A copy that lacks one entry and has one surplus entry has the right number of entries. Only a deep
+comparison finds this missing entry, because it lists the entries of every copy.
 
-If a bookie does not answer in time, or answers with an error, all facts that only it can tell are
-unknown.
+If a bookie does not answer in time, or answers with an error, the state of its copies is unknown.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ COPIES_AT_ONCE = 1024
 
 
 async def _nothing(*_: object) -> None:
-    """The callback of nobody."""
+    """The default callback; does nothing."""
 
 
 @dataclass(slots=True)
@@ -130,7 +130,7 @@ class ListedBookie:
         """True if the bookie's row counts fewer entries than `metadata` demands; notes limbo."""
         row = await self.row(metadata.ledger_id)
         if row is not None and row.key_tag not in (b"", key_tag(metadata.password_key)):
-            row = None  # of another ledger of this id; an older version does not tell
+            row = None  # the row of another ledger with this id; older bookies send no tag
         if self.problem:
             return False
         if row is not None and row.limbo:
@@ -176,7 +176,7 @@ class ListedBookie:
 
 
 class CopyComparison:
-    """The walk over all ledgers of a cluster."""
+    """Compares all ledgers of a cluster with the copies on its bookies."""
 
     def __init__(
         self,
@@ -187,7 +187,7 @@ class CopyComparison:
         on_ledger: Callable[[LedgerMetadata], Awaitable[None]] = _nothing,
         on_lacking: Callable[[LedgerMetadata, set[str]], Awaitable[None]] = _nothing,
     ) -> None:
-        """`on_ledger` gets each ledger; `on_lacking` those of which bookies lack entries."""
+        """`on_ledger` is called for each ledger, `on_lacking` for each with missing entries."""
         self._ledgers = ledgers
         self._bookies = bookies
         self._is_deep = is_deep

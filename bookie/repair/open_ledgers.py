@@ -1,24 +1,26 @@
-"""Open ledgers whose writer is gone: the auditor recovers them, and never under their writer.
+"""Recovers open ledgers whose writer is gone, but never while the writer has a session.
 
-A client that writes ledgers has a leased record (`writer_record`), and its ledgers name it. If the
-record was missing for a grace, the ledgers that name it are recovered in the ordinary way.
+A client that writes ledgers has an ephemeral record (`writer_record`), and its ledgers name the
+client. If the record is missing for a grace period, the auditor recovers the open ledgers that name
+the client, in the ordinary way.
 
-The grace is for writers that lose their session and come back. Nothing depends on it for safety:
+The grace period lets writers that lost their session come back. Safety does not depend on it:
 
 - A recovery begins with a compare-and-set from OPEN to IN_RECOVERY. Here the same transaction
-  demands that the writer's record does not exist. So the store itself states that no session of the
-  writer is alive at the moment at which its ledger is taken.
-- A writer that goes on without a session is fenced: its next append raises LedgerFencedError. The
+  requires that the writer's record does not exist. So no session of the writer is alive at the
+  moment of this change.
+- A writer that continues without a session is fenced: its next append raises LedgerFencedError. The
   closed ledger has all entries that were acknowledged.
 
-Ledgers of older clients name no writer, and unclaimed ledgers have none yet: both are left alone.
-Nothing is recovered while many bookies are away, or while one of them doubts the metadata store. A
-ledger stays open if a bookie beside its last ensemble has later entries (`find_unnamed_entries`).
+The auditor does not recover ledgers of older clients, which name no writer, or unclaimed ledgers,
+which have no writer yet. It recovers nothing while too many bookies are away, or while a registered
+bookie reports that the metadata store may be an older copy. A ledger stays open if a bookie outside
+its last ensemble has later entries (`find_unnamed_entries`).
 
-A survey of copies runs seldom and may take long. So the ledgers are listed here once more.
+Surveys of copies are rare and may take long. So this module makes its own listings of the ledgers.
 
-Looks, listings and recoveries go on beside each other, so none of them holds up another one. A
-ledger whose last recovery failed waits behind all others, and gets at most half of the places.
+Looks, listings and recoveries run concurrently, so none of them delays another. Ledgers whose last
+recovery failed come after all others, and get at most half of the places for recoveries.
 """
 
 from __future__ import annotations
@@ -51,22 +53,22 @@ from bookie.repair.worker import RepairWorker
 from bookie.telemetry import event_log
 
 RECOVERED = "recovered"
-"""The outcome, for metrics, beside `NOT_RECOVERED`."""
+"""The outcome of a successful recovery in metrics; the other outcome is `NOT_RECOVERED`."""
 
 LOOK_SECONDS_MAX = 10.0
 """The longest time between two listings of the writers' records."""
 LOOKS_OF_A_GRACE = 10
 LISTINGS_OF_A_GRACE = 4
-"""The ledgers are listed so often in the time of one grace."""
+"""The number of listings of the ledgers during one grace period."""
 REST = 20.0
-"""A pause is at least so many times as long as the listing before it."""
+"""A pause is at least this number of times as long as the listing before it."""
 UNSEEN_SECONDS_MAX = 60.0
-"""The most seconds of a grace that pass between two looks."""
+"""The largest part of a pause between two looks that counts for a grace period, in seconds."""
 RETRY_SECONDS_MIN, RETRY_SECONDS_EACH = 1.0, 0.5
-"""A ledger waits at least so long, and so long for each ledger that failed, up to
-`repair.retry_seconds_max`."""
+"""The shortest wait of a ledger that failed, and its wait for each ledger that failed; the longer
+wait applies, up to `repair.retry_seconds_max`."""
 RELEASE_SECONDS = 2.0
-"""Time in which a lock is given back; else the replicator tries it later."""
+"""The longest wait for giving a lock back; later, the replicator tries again."""
 
 _log = event_log(__name__)
 
@@ -77,7 +79,8 @@ class _OpenLedger:
 
     writer_id: str
     is_taken: bool = False
-    """True once it is IN_RECOVERY by this auditor: the writer's return changes nothing any more."""
+    """True once this auditor may have set the ledger IN_RECOVERY; a writer's return then changes
+    nothing."""
     pauses: Backoff | None = field(default=None, repr=False)
     """Set after the first failure."""
     not_before: float = -math.inf
@@ -86,10 +89,10 @@ class _OpenLedger:
 
 
 class OpenLedgers:
-    """The open ledgers that one auditor knows of, from the moment at which it begins to lead.
+    """The open ledgers with missing writers that one auditor found since it began to lead.
 
     Args:
-        is_split: True while nothing may be recovered, because too many bookies are away.
+        is_split: returns True while too many bookies are away, so that nothing may be recovered.
     """
 
     def __init__(self, worker: RepairWorker, is_split: Callable[[], bool]) -> None:
@@ -101,7 +104,7 @@ class OpenLedgers:
         self._look_at = self._list_at = -math.inf
         self._running: dict[int, _OpenLedger] = {}
         self._ended = asyncio.Event()
-        """Ledgers under recovery here; and set when one of them ends."""
+        """`_running` has the ledgers under recovery here; `_ended` is set when a recovery ends."""
 
     async def look(self) -> None:
         """Note which writers have no record, if a look is due.
@@ -123,7 +126,7 @@ class OpenLedgers:
         self._look_at = now + took + max(seconds, REST * took)
 
     async def find(self) -> None:
-        """List the ledgers, if that is due. After an error the pause is as long as after a success.
+        """List the ledgers, if a listing is due; the next listing is due after the usual pause.
 
         Raises:
             MetadataError: the metadata store failed; the ledgers of the last listing stay known.
@@ -140,7 +143,7 @@ class OpenLedgers:
     async def work(self, tasks: asyncio.TaskGroup) -> None:
         """Begin to recover the ledgers whose writer is gone.
 
-        It returns when the last of them has begun, or when one that failed before finds no place.
+        Return when the last recovery has begun, or when a ledger that failed before has no place.
 
         Raises:
             MetadataError: the metadata store failed.
@@ -180,7 +183,7 @@ class OpenLedgers:
         return one.is_taken or self._absence.is_gone(one.writer_id, self._grace)
 
     def _is_held_back(self) -> bool:
-        # A store that went back in time may not name the bookies of the last entries.
+        # A store that is an older copy may not name the bookies of the last entries.
         registrations = self._worker.client.directory.all().values()
         return self._is_split() or any(one.store_doubt for one in registrations)
 
@@ -246,12 +249,12 @@ class OpenLedgers:
                 await self._failures.remove(ledger_id)
 
     async def _recover(self, ledger_id: int, one: _OpenLedger) -> bool:
-        """Recover a locked ledger; False if it changed, or its writer returned, in this moment.
+        """Recover a locked ledger; return False if it changed meanwhile, or its writer returned.
 
-        In that case the writer gets its whole grace again.
+        After False, the writer's grace period begins anew.
 
         Raises:
-            LedgerRecoveryError: it cannot be decided where the ledger ends.
+            LedgerRecoveryError: the ledger's last entry cannot be determined.
         """
         client = self._worker.client
         try:
@@ -261,7 +264,7 @@ class OpenLedgers:
             registered = client.directory.all()
             if reason := await find_unnamed_entries(client.pool, registered, found.value):
                 raise LedgerRecoveryError(reason)
-            one.is_taken = True  # a write that is not answered may happen
+            one.is_taken = True  # a write that is not answered may take effect
             if found.value.state is LedgerState.OPEN:
                 try:
                     found = await self._take(found)
@@ -285,7 +288,7 @@ class OpenLedgers:
         """Set a ledger IN_RECOVERY if its writer has no record at that moment.
 
         Raises:
-            BadVersionError: it has one, or the ledger has changed.
+            BadVersionError: the writer has a record, or the ledger has changed.
         """
         taken = found.value.with_state(LedgerState.IN_RECOVERY)
         absent = Check(keys.writer(found.value.writer_id), NOT_EXISTS)

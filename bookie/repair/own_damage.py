@@ -1,7 +1,7 @@
-"""A bookie asks for its own missing and unreadable entries, by marks.
+"""Marks ledgers whose entries are missing or unreadable on this bookie.
 
-Its integrity check finds them after a loss or damage. The auditor sees missing entries, too. Only
-the bookie itself knows which of its entries cannot be read.
+The bookie's integrity check finds such ledgers after a loss or damage. The auditor also finds
+missing entries, but only the bookie itself knows which of its entries are unreadable.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _log = event_log(__name__)
 
 
 class OwnDamage:
-    """Ledgers that a bookie found incomplete here, until they are marked."""
+    """Ledgers whose copies on this bookie are incomplete, until they are marked."""
 
     def __init__(self, store: MetadataStore, bookie_id: str) -> None:
         self._marks = UnderreplicationManager(store, bookie_id)
@@ -29,13 +29,13 @@ class OwnDamage:
         self._noted = asyncio.Event()
 
     def note(self, ledger_ids: Iterable[int]) -> None:
-        """These ledgers lack entries here; returns at once."""
+        """Note ledgers that lack entries on this bookie, without waiting for the store."""
         self._ledgers |= set(ledger_ids)
         if self._ledgers:
             self._noted.set()
 
     async def run(self) -> NoReturn:
-        """Mark what is noted, until cancelled.
+        """Mark the noted ledgers, until cancelled.
 
         Raises:
             MetadataClosedError: the store was closed.

@@ -1,10 +1,10 @@
-"""Move copies from fuller bookies to emptier ones, once, on an operator's command.
+"""Moves copies from fuller bookies to emptier bookies, once, on an operator's command.
 
-Each move is a `ReplicaMove` under the ledger's repair lock. So a command that is interrupted leaves
-every ledger with all its copies, and the same command goes on from the metadata that it finds. The
-former bookies remove their copies later, as `Reclaimer` explains.
+Each move is a `ReplicaMove` under the ledger's repair lock. So after an interrupted command, every
+ledger has all its copies. A repeated command makes a new plan from the present metadata. The former
+bookies remove their copies later, as `Reclaimer` explains.
 
-A marked ledger is left alone: its copies come back first.
+The command skips a marked ledger, because its missing copies must be restored first.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _log = event_log(__name__)
 
 @dataclass(slots=True)
 class BookieBytes:
-    """The estimated bytes of one bookie, and those that leave it and come to it."""
+    """The estimated bytes of one bookie: before the moves, given away, and taken."""
 
     before: int
     given: int = 0
@@ -43,13 +43,13 @@ class BookieBytes:
 
 @dataclass(slots=True)
 class RebalanceReport:
-    """The moves that were made, or planned."""
+    """The moves that were made, or with `dry_run` only planned."""
 
     bookies: dict[str, BookieBytes]
     moves: int = 0
     failed: int = 0
     is_balanced: bool = False
-    """True if every writable bookie is near the mean now, or would be after the plan."""
+    """True if every writable bookie is balanced after the moves (see `rebalance_plan`)."""
 
     def count(self, move: SlotMove) -> None:
         self.moves += 1
@@ -61,11 +61,11 @@ class Rebalance:
     """One rebalance of a cluster.
 
     Args:
-        client: whose connections are used.
+        client: the client whose connections are used.
         store: the cluster's metadata.
-        worker: who moves, for others to see.
-        bytes_per_second_max: a bound on the bytes that are copied; 0 is none.
-        on_failure: gets each outcome that is not whole.
+        worker: the name that locks show to others.
+        bytes_per_second_max: the most bytes that are copied per second; 0 means no limit.
+        on_failure: called with the outcome of each move that failed.
     """
 
     def __init__(
@@ -83,11 +83,11 @@ class Rebalance:
         self._on_failure = on_failure
 
     async def run(self, *, dry_run: bool = False) -> RebalanceReport:
-        """Plan moves, and make them unless `dry_run`; return when all were tried.
+        """Plan moves, and make them unless `dry_run`; return after all moves were tried.
 
         Raises:
             BadRequestError: repair is disabled, or fewer than two bookies are writable.
-            MetadataError: the metadata store failed; typed again, the command goes on.
+            MetadataError: the metadata store failed; the operator may repeat the command.
         """
         async with UnderreplicationManager(self._store, self._worker) as marks:
             await _require_enabled(marks)
@@ -138,7 +138,7 @@ class Rebalance:
         plan: RebalancePlan,
         report: RebalanceReport,
     ) -> None:
-        """Make the moves of some ledgers beside each other."""
+        """Make the moves of several ledgers concurrently."""
         if not batch:
             return
         await _require_enabled(marks)
@@ -158,7 +158,7 @@ class Rebalance:
     async def _make_one(
         self, moves: Sequence[SlotMove], marks: UnderreplicationManager
     ) -> list[RepairOutcome]:
-        """Make the moves of one ledger under its lock; one outcome for each."""
+        """Make the moves of one ledger under its lock; return one outcome for each move."""
         ledger_id = moves[0].ledger_id
         outcomes: list[RepairOutcome] = []
         try:
@@ -189,7 +189,7 @@ class Rebalance:
 
 
 def placed_by(placement: Placement) -> MayPlace:
-    """Allow a newcomer where no write set spans fewer failure domains than before."""
+    """Return a check that refuses moves after which a write set spans fewer failure domains."""
 
     def may_place(
         metadata: LedgerMetadata, bookies: Sequence[str], slot: int, newcomer: str

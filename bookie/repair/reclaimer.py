@@ -1,32 +1,35 @@
-"""A bookie removes its copies of ledgers whose metadata does not name it any more.
+"""Removes a bookie's copies of ledgers whose metadata no longer names the bookie.
 
-Copies stay behind after a move, after a rebalance, and on a bookie that returns after its copies
-moved. Removing copies that are needed loses data, so a ledger's copies go only if all of this is
-so:
+Such *unnamed* copies remain after a move, after a rebalance, and on a bookie that returns after its
+copies moved. Removing copies that are needed loses data. So the bookie removes its copies of a
+ledger only if all these conditions hold:
 
-1. The bookie's process has seen the ledger unnamed for a whole grace, in every round. A restart
-   begins the grace anew, and time in which the process was suspended does not count.
-2. Repair is enabled. The metadata store is not in doubt, by the marks that garbage collection keeps
+1. In every round of a whole grace period, the bookie's process has read metadata of the ledger that
+   does not name the bookie. A restart begins the grace period anew. Time in which the process was
+   suspended does not count.
+2. Repair is enabled. Garbage collection does not suspect that the metadata store is an older copy
    (`GarbageCollector.find_objection`).
 3. No copy of the ledger is marked as missing, and this bookie holds the ledger's repair lock. So
-   no repair, rebalance or change of its sizes is under way. One that lost the lock fails when it
-   changes the metadata (`RepairLock.condition`).
-4. The metadata, read after all of that, says CLOSED and does not name the bookie. No writer and no
-   recovery changes the ensembles of a closed ledger.
-5. Every member of every write set lists every entry; `find_lack` proves this, and CLOSED. So after
-   metadata went back to before a move, the newcomer does not remove the only copy.
-6. This bookie knows no entry behind the ledger's end, neither stored nor confirmed. Otherwise the
-   metadata may come from a recovery that closed the ledger too early, as after a restore of an old
-   backup. An entry that was never acknowledged also prevents the removal, because the bookie cannot
+   no repair, rebalance or change of the ledger's write quorum is under way. A worker that lost the
+   lock can no longer change the ledger's bookies (`RepairLock.condition`).
+4. The metadata, read after conditions 1 to 3 were met, says CLOSED and does not name the bookie. No
+   writer and no recovery changes the ensembles of a closed ledger.
+5. Every member of every write set lists every entry; `find_lack` proves this, and that the ledger
+   is closed. Otherwise, if the metadata was restored from before a move, the newcomer could remove
+   the only copy.
+6. This bookie knows no stored or confirmed entry after the ledger's last entry. Such an entry may
+   mean that a recovery closed the ledger too early, for example after a restore of an old backup.
+   An entry that was never acknowledged also prevents the removal, because the bookie cannot
    distinguish it from an acknowledged entry.
-7. A member gives a copy of each entry whose digest is right (`find_unreadable`). A listing does not
-   show damage, and the copy here may be the last intact one. If an entry has no such copy, the
-   grace begins anew, because a reading is costly.
-8. The session that holds the lock is certain, and no task of this process has ended the lock, in
-   the turn of the event loop in which each step of the removal begins (`CopyRemoval`).
+7. For each entry, a member returns a copy with the right digest (`find_unreadable`). A listing does
+   not show damage, and this bookie's copy may be the last intact copy. If no member has an intact
+   copy of an entry, the grace period begins anew, because reading all entries is costly.
+8. When each step of the removal begins (`CopyRemoval`), the session that holds the lock is certain,
+   and no task of this process has given the lock back. This is checked in the turn of the event
+   loop in which the step begins.
 
-Removed copies may come back by a later move: the engine keeps key and fence, and takes recovery
-adds (`index/reclaimed_entries.py`).
+A later move may bring removed copies back: the engine keeps the ledger's key and fence, and accepts
+recovery adds (`index/reclaimed_entries.py`).
 
 Source: BookKeeper's GarbageCollectorThread with `verifyMetadataOnGC`, which trusts the metadata.
 """
@@ -58,41 +61,42 @@ from bookie.telemetry import event_log
 READS_AT_ONCE = 16
 ROUND_SECONDS_MIN, ROUND_SECONDS_MAX = 1.0, 600.0
 ROUNDS_PER_GRACE = 10.0
-"""A grace is measured in rounds, up to so many."""
+"""The pause after a round is the grace period divided by this, within `ROUND_SECONDS_MIN` and
+`ROUND_SECONDS_MAX`."""
 REST, REST_SECONDS_MAX = 20.0, 3600.0
-"""The pause after a round is at least so many times as long as the round."""
+"""A pause is at least `REST` times as long as the round before it, up to `REST_SECONDS_MAX`."""
 RELEASE_SECONDS = 2.0
-"""Time in which a lock is given back; else the replicator tries it later."""
+"""The longest wait for giving a lock back; later, the replicator tries again."""
 
 _log = event_log(__name__)
 
 
 class Reclaimer:
-    """Removes unnamed copies of one bookie, a ledger at a time.
+    """Removes unnamed copies of one bookie, one ledger at a time.
 
     Args:
-        worker: named as the bookie.
-        copies: those of the bookie.
+        worker: the repair worker, whose name is the bookie's id.
+        copies: the copies on the bookie.
     """
 
     def __init__(self, worker: RepairWorker, copies: OwnCopies) -> None:
         self._worker = worker
         self._copies = copies
         self._since: dict[int, float] = {}
-        """When each unnamed ledger was first seen so, in observed seconds."""
+        """Maps each ledger with unnamed copies to the `_observed_seconds` of the first sight."""
         self._observed_seconds = 0.0
-        """Time between complete looks, without pauses of the process."""
+        """The sum of the times between complete looks, without times of suspension."""
         self._looked_at: float | None = None
-        """The begin of the last look; None if it did not end, or before the first."""
+        """The begin of the last look; None before the first look, and after a failed look."""
         self._round_seconds = 0.0
-        """The time of the last round, with its removals: those that fail are tried in each one."""
+        """The time that the last round took, including removals that failed."""
         self._pace = Pace(lambda: worker.settings().bytes_per_second_max)
         self._silent: set[str] = set()
-        """Members that did not answer in this round. A ledger waits for the next round, and its
-        lock is not held, if it names one of them."""
+        """Members that did not answer in this round. A ledger that names such a member waits for
+        the next round, without a lock."""
         self._told = ""
         self._longer: set[int] = set()
-        """Ledgers of which the log has told that they end too early; each once."""
+        """Ledgers about which the log already says that this bookie has later entries."""
 
     async def run(self) -> NoReturn:
         """Make rounds until cancelled.
@@ -121,7 +125,7 @@ class Reclaimer:
         return max(usual, min(REST * self._round_seconds, REST_SECONDS_MAX))
 
     async def round(self, participant: Participant) -> int:
-        """Look at all ledgers stored here once; returns the number of those that were reclaimed.
+        """Look at all ledgers on this bookie once; return the number of reclaimed ledgers.
 
         Raises:
             MetadataError: the metadata store failed.
@@ -164,9 +168,9 @@ class Reclaimer:
         return reclaimed
 
     def _step(self, now: float) -> float:
-        """How much of the time since the last look counts for the grace of ledgers.
+        """Return the part of the time since the last look that counts for grace periods.
 
-        A process that was suspended for hours has seen nothing in these hours.
+        Time in which the process was suspended does not count.
         """
         if self._looked_at is None:
             return 0.0
@@ -174,7 +178,7 @@ class Reclaimer:
         return min(now - self._looked_at, longest)
 
     async def _read(self, ledger_id: int) -> LedgerMetadata | None:
-        """Read the metadata of a ledger; None if it has none, or none that can be read."""
+        """Read the metadata of a ledger; return None if it does not exist or is unreadable."""
         with suppress(NoSuchLedgerError, FormatError):
             return (await self._worker.client.ledgers.read(ledger_id)).value
         return None
@@ -183,7 +187,7 @@ class Reclaimer:
         return any(self._worker.worker_id in fragment.bookies for fragment in metadata.fragments)
 
     async def _may_remove(self) -> bool:
-        """True if repair is enabled and nothing casts doubt on the metadata store."""
+        """True if repair is enabled and garbage collection has no objection to the store."""
         if not await self._worker.marks.is_enabled():
             return False
         reason = await self._copies.find_objection()
@@ -223,7 +227,7 @@ class Reclaimer:
             return False
 
     async def _may_end(self, ledger_id: int) -> bool:
-        """False if the metadata alone shows that nothing can be proven now: no lock is needed."""
+        """Return False if the metadata alone shows that nothing can be removed now."""
         metadata = await self._read(ledger_id)
         return metadata is not None and metadata.is_closed and not self._is_silent(metadata)
 
@@ -263,7 +267,7 @@ class Reclaimer:
         return True
 
     async def _ends_here(self, metadata: LedgerMetadata) -> bool:
-        """True if this bookie knows no entry behind the ledger's end; else the log tells, once."""
+        """True if this bookie knows no entry after the ledger's last entry; else log once."""
         ledger_id, last = metadata.ledger_id, metadata.last_entry_id
         known = await self._copies.known_end(ledger_id, last)
         if known > last and ledger_id not in self._longer:

@@ -1,20 +1,19 @@
-"""The replicator of one bookie: it takes marked ledgers, and gives them their copies back.
+"""The replicator of one bookie: it locks marked ledgers, and restores their copies.
 
 For each bookie that a mark names:
 
 ============================ =====================================================================
 the bookie                   what happens
 ============================ =====================================================================
-is lost, leaving or vacant   others take its place in all fragments that do not change any more
-                             (`ReplicaMove`)
-is registered                the entries that it lacks, or whose bytes are wrong, are copied to it
-                             (`ReplicaFill`)
-is away                      nothing: it comes back, or the auditor finds it lost
+is lost, leaving or vacant   `ReplicaMove` replaces it in all fragments whose entries no longer
+                             change
+is registered                `ReplicaFill` copies its missing and damaged entries to it
+is away                      nothing, until it comes back or the auditor declares it lost
 ============================ =====================================================================
 
-A mark goes when all of that is done. Otherwise a record tells the reason (`RepairFailures`), and
-the ledger is tried again after a pause that doubles. So a ledger that cannot be repaired delays no
-other.
+When all of this is done, the replicator removes the mark. If a repair fails, a record has the
+reason (`RepairFailures`), and the replicator tries the ledger again after a pause, which doubles
+each time. So a ledger that cannot be repaired does not delay the others.
 """
 
 from __future__ import annotations
@@ -53,27 +52,27 @@ from bookie.telemetry import event_log
 IDLE_SECONDS = 30.0
 """Time between two looks at the marks if nothing changes."""
 PAUSE_SECONDS = 0.2
-"""Between two looks while there are changes: most of them are locks of other workers."""
+"""Time between two looks while marks or locks change; most changes are locks of other workers."""
 
 LEDGERS_OF_A_ROUND = 256
 RETRY_SECONDS_MIN = 1.0
 RETRY_SECONDS_EACH = 0.2
-"""No ledger is tried again so long after each failure: 5 failures per second in all."""
+"""Each failure delays all retries by this time, so at most 5 repairs per second fail again."""
 RELEASE_SECONDS = 2.0
-"""Time in which a lock is given back; else the replicator tries it later."""
+"""The longest wait for giving a lock back; later, the replicator tries again."""
 GIVE_BACK_SECONDS = 5.0
 """Time between two attempts to give back locks that were not given back in time."""
 FORGET_SECONDS = 3600.0
-"""A ledger that was not tried again for so long has no mark any more: others repaired it."""
+"""A failed ledger that was not tried again for this time is forgotten: others have repaired it."""
 IDLE_SHARE = 20.0
-"""A look that reads all marks is followed by a pause that is at least so many times as long."""
+"""After a look that reads all marks, the pause is at least this number of times as long."""
 
 AWAY = "away"
 """The outcome for a bookie that is not registered and not lost yet."""
 
 MARKED_AGAIN = "marked-again"
 STAYS_MARKED = "the ledger was marked again, or its lock was lost, at the end of the repair"
-"""The outcome of a repair that did not end the mark, and its detail; the next round repeats it."""
+"""The outcome, and its detail, of a repair that left the mark; a next round repeats the repair."""
 
 _log = event_log(__name__)
 
@@ -87,7 +86,7 @@ class _Trouble:
 
 
 class Replicator:
-    """Repairs marked ledgers, some at a time."""
+    """Repairs marked ledgers, several at a time."""
 
     def __init__(self, worker: RepairWorker, history: RepairHistory | None = None) -> None:
         self._worker = worker
@@ -103,18 +102,18 @@ class Replicator:
         self._fill = ReplicaFill(worker.client, pace)
         self._troubles: dict[int, _Trouble] = {}
         self._retry_at = -math.inf
-        """No ledger that failed is tried again before."""
+        """The earliest time at which a ledger that failed is tried again."""
         self._present: set[tuple[str, bool, int]] = set()
         self._gone_then: set[str] = set()
         """The registrations, and the bookies that were gone, at the last look."""
         self._running: set[int] = set()
         self._ended = asyncio.Event()
-        """Ledgers under repair here; and set when one of them ends."""
+        """`_running` has the ledgers under repair here; `_ended` is set when a repair ends."""
         self._woken = asyncio.Event()
         self._looked_at, self._look_seconds = clock.monotonic(), 0.0
         """When the last look began, and the time that it took if it read all marks."""
         self._after = -1
-        """The last ledger id of the marks that were listed; -1 begins anew."""
+        """The ledger id after which the next listing of marks begins; -1 lists all marks."""
 
     async def run(self) -> NoReturn:
         """Repair until cancelled.
@@ -151,7 +150,7 @@ class Replicator:
             self._woken.set()
 
     async def _give_back_locks(self) -> NoReturn:
-        """Give back what was not given back in time, also by the other parts of this worker."""
+        """Give back the locks that a part of this worker could not give back in time."""
         while True:
             await asyncio.sleep(GIVE_BACK_SECONDS)
             try:
@@ -162,9 +161,9 @@ class Replicator:
                 _log.warning("locks_not_given_back", reason=str(error))
 
     def _idle_seconds(self) -> float:
-        """Time until a ledger that could not be repaired is due, or until the next look.
+        """Return the time until a ledger that failed is due, at most `IDLE_SECONDS`.
 
-        A ledger that was due at the last look was not there, or was locked.
+        A ledger that was due at the last look does not count: it was locked, or had no mark.
         """
         now = self._worker.clock.monotonic()
         times = [max(one.not_before, self._retry_at) for one in self._troubles.values()]
@@ -172,13 +171,13 @@ class Replicator:
         return max(0.0, min([IDLE_SECONDS, *waits]))
 
     def _rest_seconds(self) -> float:
-        """The pause after a look: longer if it read very many marks."""
+        """Return the pause after a look; it is longer after a look that read very many marks."""
         return max(PAUSE_SECONDS * (0.5 + jitter()), IDLE_SHARE * self._look_seconds)
 
     async def round(self, tasks: asyncio.TaskGroup) -> int:
-        """Begin to repair marked ledgers that nobody repairs; returns their number.
+        """Begin to repair marked ledgers that no worker repairs; return their number.
 
-        It returns when the last of them has begun. So a ledger that takes long holds up no round.
+        The call returns when the last repair has begun. So a long repair does not delay a round.
 
         Raises:
             MetadataError: the metadata store failed.
@@ -208,10 +207,10 @@ class Replicator:
             self._woken.set()  # the ledger may be due soon
 
     async def repair_now(self, ledger_id: int) -> list[RepairOutcome]:
-        """Repair all copies of one ledger under its lock; the outcomes by bookie.
+        """Repair all copies of one ledger under its lock; return the outcomes by bookie.
 
-        A bookie that is gone and stands in the last fragment of an open ledger has the outcome
-        ``open``.
+        The outcome is ``open`` for a bookie that is gone, but is named by the last fragment of an
+        open ledger.
 
         Raises:
             BadRequestError: repair is disabled, or another worker repairs the ledger.
@@ -238,7 +237,7 @@ class Replicator:
         return [*outcomes, *(one for one in left if one.bookie_id not in told)]
 
     async def _left_open(self, ledger_id: int) -> list[RepairOutcome]:
-        """The bookies of an open ledger's last fragment that its writer has to replace."""
+        """Return an outcome for each bookie that an open ledger's writer has to replace."""
         try:
             metadata = (await self._worker.client.ledgers.read_latest(ledger_id)).value
         except NoSuchLedgerError:
@@ -256,10 +255,10 @@ class Replicator:
         return {name for kind in self._departures for name in await kind.names()}
 
     async def _due(self) -> list[UnderreplicatedLedger]:
-        """Some marked ledgers that are not locked and do not wait, in random order.
+        """Return some marked ledgers that are not locked and need not wait, in random order.
 
-        If a call fills its list, the next call continues after the last mark in it. A call that
-        reaches the end of the marks continues with the first mark.
+        A call finds at most `LEDGERS_OF_A_ROUND` marks. The next call continues after the last mark
+        that it found. At the end of the marks, a call continues with the first mark.
         """
         now = self._worker.clock.monotonic()
         self._troubles = {
@@ -288,11 +287,11 @@ class Replicator:
         else:
             for ledger_id in unseen:
                 self._troubles.pop(ledger_id, None)  # it has no mark any more
-        # Few workers shall compete for the same ledgers.
+        # The random order avoids that workers compete for the same ledgers.
         return sorted(free, key=lambda _: jitter())
 
     def _notice(self, gone: set[str], now: float) -> None:
-        """End all pauses if a bookie came, turned writable, or is gone or not gone any more."""
+        """End all pauses if a bookie came or turned writable, or if other bookies are gone now."""
         directory = self._worker.client.directory
         writable, arrivals = directory.bookies(), directory.arrivals
         present = {(name, name in writable, arrivals(name)) for name in directory.all()}
@@ -303,7 +302,7 @@ class Replicator:
         self._present, self._gone_then = present, gone
 
     def _ready(self, now: float) -> set[int]:
-        """Ledgers that failed and may be tried again; if they are many, those that wait longest."""
+        """Return the ledgers that failed and wait longest, among those that may be tried again."""
         if now < self._retry_at:
             return set()
         ended = [
@@ -333,7 +332,7 @@ class Replicator:
             await self._note_error(ledger_id, error, seconds)
 
     async def _note_error(self, ledger_id: int, error: Exception, seconds: float) -> None:
-        """Let a ledger wait, and tell the reason; a store that is away is no ledger's fault."""
+        """Let a ledger wait, and record its failure, unless the metadata store failed."""
         self._wait(ledger_id)
         reason = self._worker.reason_of(error, ledger_id=ledger_id)
         self._history.note_error(ledger_id, reason, seconds)
@@ -354,7 +353,7 @@ class Replicator:
         for one in outcomes:
             self._count(one)
         if any(one.outcome == "locked" for one in failed):
-            self._wait(ledger_id)  # whoever has the lock now tells how it ends
+            self._wait(ledger_id)  # the worker that has the lock now records the outcome
         elif failed:
             await self._note_failure(failed)
         else:
@@ -365,10 +364,10 @@ class Replicator:
         return outcomes
 
     async def _passes(self, ledger_id: int, lock: RepairLock) -> list[RepairOutcome]:
-        """Repair a locked ledger until its mark did not change meanwhile; all outcomes.
+        """Repair a locked ledger until its mark stays the same during a pass; return all outcomes.
 
-        An audit beside a long repair marks the ledger again. Then only that is looked at again
-        which was found whole before the new mark.
+        An audit during a long repair may mark the ledger again. Then the next pass reads only the
+        windows that were read before the new mark.
         """
         marks = self._worker.marks
         watch = FillWatch(lambda: marks.follow_mark(ledger_id, lock), -1)

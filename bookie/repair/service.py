@@ -1,4 +1,4 @@
-"""The repair service of a process: its auditor and its replicator, for as long as it runs."""
+"""The repair service of a process: its auditor, its replicator and its reclaimer."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ async def keep_repairing(
     own_damage: OwnDamage | None = None,
     own_copies: OwnCopies | None = None,
 ) -> NoReturn:
-    """Audit and repair until cancelled. An error ends an attempt, and never the process.
+    """Audit and repair until cancelled; after an error, begin again after a pause.
 
     Args:
         store: the cluster's metadata; its session owns the locks and the candidacy.
-        sources: where the client's settings and the placement come from.
+        sources: the sources of the client's settings and of the placement.
         rpc: message sizes and keepalive of connections to bookies.
-        settings: gives the section ``[repair]`` of this moment.
-        metrics: where the outcomes are counted.
+        settings: returns the present section ``[repair]``.
+        metrics: counts the outcomes.
         clock: for delays and for times in records.
-        worker: who repairs, for others to see: the bookie's id.
-        own_damage: of the bookie in this process.
-        own_copies: of the same bookie, whose id is `worker`; None reclaims nothing.
+        worker: the name that locks and records show to others: the bookie's id.
+        own_damage: the incomplete ledgers of the bookie in this process; None if there is none.
+        own_copies: the copies on the bookie whose id is `worker`; None reclaims nothing.
     """
     pauses = Backoff(RESTART_SECONDS_MIN, RESTART_SECONDS_MAX, jitter)
     marks = UnderreplicationManager(store, worker, clock)
@@ -84,7 +84,7 @@ async def keep_repairing(
                 metrics.errors_total.labels("unexpected").inc()
                 _log.error("repair_crashed", first)
         if this.cancelling():
-            raise asyncio.CancelledError  # an error of the end came out in its place
+            raise asyncio.CancelledError  # another error replaced the cancellation
         await asyncio.sleep(pauses.next())
 
 

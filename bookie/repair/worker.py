@@ -1,4 +1,4 @@
-"""A worker of repair, as its auditor, its replicator and its reclaimer share it."""
+"""The repair worker that an auditor, a replicator and a reclaimer share."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ class RepairWorker:
     """The client with which the worker calls the bookies and reads and changes the ledgers'
     metadata."""
     store: MetadataStore
-    """Its session owns the worker's locks and its candidacy."""
+    """The metadata store; its session owns the worker's locks and its candidacy."""
     settings: Callable[[], RepairSettings]
-    """Gives the section ``[repair]`` of this moment."""
+    """Returns the present section ``[repair]``."""
     metrics: Metrics
     clock: Clock
     worker_id: str
-    """Who repairs, for others to see; the bookie's id if the worker is a bookie."""
+    """The name that locks and records show to others; the bookie's id if a bookie repairs."""
     marks: UnderreplicationManager
     """The marks of ledgers that lack copies, and the locks that this worker holds."""
 
     def reason_of(self, error: Exception, **fields: int | str) -> str:
-        """The reason that an error gives; one that nobody expected is counted, and logged whole."""
+        """Return an error's reason; count an unexpected error, and log it with all details."""
         if isinstance(error, BookieError):
             return str(error)
         self.metrics.errors_total.labels("unexpected").inc()
