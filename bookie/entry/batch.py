@@ -1,14 +1,14 @@
 """Many entries as a struct of arrays: ids, sizes, and one payload with all packets back to back.
 
-Numpy and C send and journal a batch as a whole. Only :meth:`EntryBatch.packets` loops over entries
-in Python.
+A batch is sent and journaled as a whole, by numpy and C code. Only :meth:`EntryBatch.packets` loops
+over entries in Python.
 
 The ids of a batch ascend. In a contiguous batch ``steps`` is None; otherwise ``steps[i]`` is
-``id[i+1] - id[i]``. Steps that are all 1 are never stored by the methods of this module, so equal
-batches have equal representations.
+``id[i+1] - id[i]``. If all steps are 1, the methods of this module store None, so equal batches
+have equal representations.
 
-A batch from a caller's numbers is unchecked until :meth:`EntryBatch.check_bounds` has passed; the
-other methods assume a checked batch.
+A batch that is made from a caller's numbers is unchecked until :meth:`EntryBatch.check_bounds` has
+passed. All other methods assume a checked batch.
 """
 
 from __future__ import annotations
@@ -236,8 +236,8 @@ def check_headers(batch: EntryBatch) -> int:
     """Check that each packet is the entry that the batch names; return the highest LAC.
 
     Raises:
-        BadRequestError: a packet has another ledger or entry id than the batch. Or the packet's LAC
-            is below -1, or not below its own entry id.
+        BadRequestError: a packet has another ledger or entry id than the batch, or a packet's LAC
+            is outside -1 … entry id - 1.
     """
     if len(batch.sizes) == 1:
         return _check_header(batch)

@@ -104,8 +104,8 @@ class Entry(NamedTuple):
 class Entries(Sequence[Entry]):
     """Verified entries of one ledger, ascending by id; each `Entry` is created on access.
 
-    So a batch needs two objects, whatever its length. A tuple for each entry would cost more than
-    the check of its digest.
+    So a batch of any length needs only two objects. A tuple for each entry would cost more time
+    than the check of the entry's digest.
     """
 
     __slots__ = ("_batch", "_prefix_size", "ids", "payloads")
@@ -298,7 +298,7 @@ def unpack_packet(ledger_id: int, entry_id: int, packet: BytesLike, digester: Di
 
 
 def verify_batch(batch: EntryBatch, digester: Digester) -> Entries:
-    """Verify all entries of `batch` and return them: ids by numpy, then each packet's digest.
+    """Verify the ids of all packets of `batch`, then each packet's digest; return the entries.
 
     Raises:
         ChecksumError: names the first entry id whose packet is another entry, too short, or has a
