@@ -8,9 +8,10 @@ domain of a write set.
 
 The bookies of every **write set** should be in several domains; the whole ensemble need not. In an
 ensemble of E slots, an entry is stored on Qw (the write quorum size) consecutive slots: the first
-is ``id % E``, and slot 0 follows the last slot. A choice maximizes the number of domains of the
-write set with the fewest, then of the next one, and so on. Among equally good choices, chance
-decides; weights make bookies with more free space likelier.
+is ``id % E``, and slot 0 follows the last slot. A choice first maximizes the number of domains in
+the write set with the fewest domains. Then it maximizes the number in the write set with the second
+fewest, and so on. Among equally good choices, the choice is random; weights give bookies with more
+free space a higher probability.
 
 A slot without a live bookie may be left **vacant** when a ledger is created. A vacant slot counts
 as a failed bookie, and a spare bookie may take it over.

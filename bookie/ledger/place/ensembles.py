@@ -55,10 +55,10 @@ class Quarantine:
 
 
 class Incarnations:
-    """The valid incarnation of each bookie, which is the store's one at the first request.
+    """The valid incarnation of each bookie: the incarnation in the store at the first request.
 
-    An old process of a bookie may still run, and would deny entries that the new process
-    acknowledged.
+    Answers of another incarnation do not count. An old process of a bookie may still run, and would
+    deny entries that the new process acknowledged.
     """
 
     def __init__(self, cookies: CookieManager) -> None:
@@ -92,7 +92,7 @@ class Ensembles:
     # -- choice ----------------------------------------------------------------------------------
 
     def choose(self, quorum: Quorum, *, allow_degraded: bool) -> tuple[str, ...]:
-        """Choose the bookies of a new ledger; bookies in quarantine only if the others are too few.
+        """Choose the bookies of a new ledger, in quarantine only if the other bookies are too few.
 
         Raises:
             NotEnoughBookiesError: there are too few bookies, or they are in too few domains.
@@ -108,7 +108,10 @@ class Ensembles:
             return self._choose(writable.keys(), quorum, lacking)
 
     def _require_store(self) -> None:
-        """Refuse new ids while a bookie has seen a newer store, because such ids may be in use."""
+        """Refuse to create a ledger if a bookie reports that the store may be an older copy.
+
+        An older copy of the store may assign ids that are in use.
+        """
         for bookie_id, one in sorted(self.directory.all().items()):
             if one.store_doubt:
                 raise StoreWentBackError(
@@ -159,7 +162,7 @@ class Ensembles:
         *,
         excluded: Collection[str] = (),
     ) -> dict[int, str]:
-        """Choose other bookies for these slots; the result lacks slots without a newcomer."""
+        """Choose other bookies for these slots; slots for which none is found are omitted."""
         candidates = self.directory.bookies().keys() - self.quarantine.members()
         return self.placement.now().newcomers(
             ensemble,

@@ -31,8 +31,8 @@ class PlacementView(Mirror[str]):
     """The placement of one cluster; an async context manager that keeps it current.
 
     Args:
-        store: the cluster's metadata store, which must stay open longer.
-        directory: the registered bookies, which must be entered before.
+        store: the cluster's metadata store, which must stay open longer than the view.
+        directory: the directory of registered bookies, whose async context must be entered first.
         sources: file, environment and flags of this process.
     """
 

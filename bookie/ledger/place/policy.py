@@ -204,7 +204,7 @@ class Placement:
         pick: Callable[[int], int],
         least: Sequence[int] | None = None,
     ) -> tuple[dict[int, str], bool]:
-        """Choose a domain for each slot that gets a bookie; True if a better one may exist."""
+        """Choose a domain for each slot that gets a bookie; True if a better choice may exist."""
         if self.policy is PlacementPolicy.DEFAULT:
             return dict.fromkeys(slots[: len(pool)], UNKNOWN), False
         capacity: dict[str, int] = {}
@@ -232,7 +232,7 @@ class Placement:
         write_quorum_size: int,
         pick: Callable[[int], int],
     ) -> dict[int, str]:
-        """Choose a bookie of the right domain for each slot, with different narrower domains."""
+        """Choose a bookie of the given domain for each slot, and spread the narrower domains."""
         members = list(ensemble)
         for slot in domains:
             members[slot] = ""
@@ -251,7 +251,7 @@ class Placement:
         return [members[other] for other in near if members[other]]
 
     def _least_alike(self, bookies: list[str], neighbours: list[str]) -> list[str]:
-        """Return those `bookies` that share the fewest narrower domains with their neighbours."""
+        """Return those `bookies` that share the fewest narrower domains with `neighbours`."""
         if self.policy is PlacementPolicy.DEFAULT:
             return bookies
         narrower = LEVELS[LEVELS.index(self.policy.value) + 1 :]

@@ -56,9 +56,9 @@ class Spread:
         weights: the probability weight of each domain in the random choice among equally good
             domains; a missing weight is 1.
         pick: ``pick(n)`` returns a number in ``0 … n-1``.
-        least: the smallest span allowed for each write set. A free slot keeps its bookie if a
-            change would break this rule, or without a spare bookie. None if every slot must be
-            filled.
+        least: the smallest span allowed for each write set. A free slot keeps its bookie if any
+            change would break this rule, or if no bookie is available. If `least` is None, every
+            slot must be filled.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Spread:
         self.steps = 0
         """The number of steps of the search."""
         self.is_given_up = False
-        """True if there may be a better choice than the one found."""
+        """True if a better choice than the returned choice may exist."""
         self._takes_largest = False
         self._best: tuple[int, int] | None = None
         self._found: list[str | None] = []
@@ -207,7 +207,7 @@ class Spread:
             self._best, self._found = cost, found
 
     def _need(self, depth: int) -> int:
-        """Return the cost of an unfilled slot: most slots are filled, urgent slots first."""
+        """Return the cost of an unfilled slot: as many slots as possible, then the most urgent."""
         return (1 << len(self._free)) + (1 << (len(self._free) - 1 - depth))
 
     def _is_done(self) -> bool:
