@@ -76,8 +76,8 @@ async def recover_ledger(
     Raises:
         LedgerRecoveryError: too few bookies answered; try again.
         NoSuchLedgerError: the ledger was deleted.
-        UnauthorizedError, WrongClusterError: a bookie refused the caller.
-        MetadataError: the metadata store failed.
+        NotPermittedError, WrongClusterError, BadRequestError: a bookie refused the caller.
+        MetadataError, UnauthorizedError: the metadata store failed, or refused the caller.
     """
     machine = LedgerRecovery(found.value, found.version)
     async with Calls[RecoveryEvent]() as calls:
@@ -226,7 +226,7 @@ class _RecoveryDriver:
         return NewcomersChosen(newcomers)
 
     async def _meet(self, bookie_id: str) -> bool:
-        """Read a newcomer's incarnation before anything is sent to it; False without a cookie.
+        """Read a newcomer's incarnation before its first request; return False without a cookie.
 
         The incarnation is remembered until the close, because another incarnation of the newcomer
         may have lost entries that it acknowledged.

@@ -100,7 +100,7 @@ class _Probe:
     findings: SlotFindings
     lac: VerifiedLac
     is_reachable: bool
-    """True if the bookie answers in the incarnation that a recovery would name."""
+    """True if the bookie answers with the incarnation that a recovery accepts."""
     last_listed_id: int = NO_ENTRY
     """The last entry that the bookie lists without proof."""
 
@@ -209,7 +209,7 @@ class _Inquiry:
     # -- entries -----------------------------------------------------------------------------------
 
     async def _read(self, effect: SendRecoveryRead) -> RecoveryReadAnswered:
-        """Read as a recovery would, but without a fence, and only up to the highest known entry."""
+        """Read like a recovery, but without a fence, and only up to the horizon."""
         key = effect.bookie_id, effect.first_entry_id, effect.last_entry_id
         if key not in self._reads:
             self._reads[key] = await self._read_once(effect)
@@ -263,7 +263,7 @@ class _Inquiry:
     async def _listed(
         self, bookie_id: str, first: int = 0, last: int = NO_ENTRY
     ) -> list[tuple[int, int]]:
-        """Ask a bookie for the ids that it stores, as ranges; no range without an answer."""
+        """Ask a bookie for the ids that it stores, as ranges; return none if it does not answer."""
         try:
             return await list_stored(self._pool, bookie_id, self._metadata, first, last)
         except BookieError as error:

@@ -7,33 +7,33 @@ MARKING    compare-and-set OPEN -> IN_RECOVERY. From now on the writer can neith
            nor change its ensemble. Keep the metadata of this moment: it names the last ensemble,
            also if the ledger changes later. CLOSED already -> DONE
 FENCING    fence every bookie of the last ensemble and ask for its LAC, until the answers cover:
-           in no write set could an ack quorum hide among the silent
+           no write set has an ack quorum among the bookies that did not answer
 READING    read forward, by batches and with fencing reads, from max(LAC, first id of the last
            fragment - 1) + 1. One verified copy: the entry exists -> RE-ADDING. Qw - Qa + 1 definite
-           denials of the next entry: the ledger ends before it -> CLOSING. Neither, when all have
-           answered: unknown, and the recovery fails. It never guesses.
-RE-ADDING  store the packets, byte for byte, on their write sets; Qa of them -> READING. If Qa
-           cannot be reached any more, other bookies take over the slots that failed
+           denials of the next entry: the ledger ends before it -> CLOSING. If all bookies answered
+           without such a result, it is unknown if the entry exists, and the recovery fails
+RE-ADDING  store the packets, byte for byte, on their write sets; Qa of each -> READING. If a write
+           set can no longer reach Qa, other bookies take over the slots that failed
 MEASURING  no entry was found: read the entry before, which was acknowledged, for the length
-CLOSING    compare-and-set IN_RECOVERY -> CLOSED. Lost -> read again. CLOSED by another client is
-           adopted; IN_RECOVERY is tried again, from FENCING if the last fragment has changed, or
-           if a bookie that took over a slot has lost what it acknowledged
+CLOSING    compare-and-set IN_RECOVERY -> CLOSED; after a conflict, read the metadata. CLOSED by
+           another client counts as success. IN_RECOVERY: try again, from FENCING if the last
+           fragment has changed, or if a bookie that took over a slot has lost entries
 DONE       the ledger is CLOSED
-FAILED     it is not closed. The ledger is undamaged, and another recovery may start
+FAILED     the recovery did not close the ledger, which is undamaged; another recovery may start
 ========== =========================================================================================
 
 A recovery is safe because a bookie that fenced the ledger, or denied an entry on a fencing read,
 refuses plain adds afterwards. So an entry that Qw - Qa + 1 members of its write set denied cannot
-be acknowledged later. An entry that Qw - Qa + 1 members denied was not acknowledged before either,
-because one of them would have stored it. A bookie may still hold entries beyond the end of the
-ledger. Entries beyond the end stay unacknowledged and unreadable. Recovery stores packets with
-their original LAC, so no LAC exceeds the end that the writer had acknowledged.
+be acknowledged later. Such an entry was not acknowledged before, because at least one of these
+members would have stored it. A bookie may still hold entries beyond the end of the ledger. Entries
+beyond the end stay unacknowledged and unreadable. Recovery stores packets with their original LAC,
+so no LAC exceeds the last entry that the writer had acknowledged.
 
 Fences and reads always go to the last ensemble that the recovery found at its start. Entries may be
 stored on other bookies; only the compare-and-set that closes the ledger names these bookies
 (`recovery_tail`). The other bookies take over from the first entry that is not yet on an ack
 quorum. Other bookies never take over entries of an earlier fragment, because reading starts in the
-last fragment. If a recovery dies, the next recovery trusts nothing that it left.
+last fragment. After a recovery that stopped early, the next recovery uses none of its results.
 
 Another bookie takes over a failed slot only if no ack quorum is possible without it. A slow bookie
 causes no change: Qa other bookies suffice, and each later batch is sent to the slow bookie again.
@@ -96,7 +96,7 @@ from bookie.ledger.write.pending import BATCH_ENTRIES_MAX
 _RETRY = ("retry", 0)
 
 _FATAL = frozenset({Status.NOT_PERMITTED, Status.WRONG_CLUSTER, Status.BAD_REQUEST})
-"""Answers that report a fault of the caller: another bookie would answer alike.
+"""Answers that report a fault of the caller: every other bookie would give the same answer.
 
 UNAUTHORIZED does not end a recovery. The password was checked before, so an UNAUTHORIZED bookie
 knows another ledger with this id. A bookie that answers UNAUTHORIZED stores nothing of this ledger,
@@ -160,7 +160,7 @@ class LedgerRecovery:
         self.denied: dict[int, int] = {}
         """Maps an entry id, from `next_entry_id` on, to the slots that denied it when fencing."""
         self.silence = "no bookie answered"
-        """The last answer that did not help, for the error message."""
+        """The last answer that was neither success nor a denial, for the error message."""
         self._found: dict[int, EntryBatch] = {}
         self._heard = 0
         """Slots that returned entries or a denial in this round of reads."""
@@ -168,7 +168,7 @@ class LedgerRecovery:
         self._readding: EntryBatch | None = None
         self._acked = 0
         self._failed = 0
-        """Slots that failed in this round of adds, and got no search for another bookie since."""
+        """Slots that failed in this round of adds, and for which no newcomer was requested yet."""
         self._offered: int | None = None
         """Slots for which newcomers are being chosen."""
         self._conflicts = 0
@@ -403,7 +403,7 @@ class LedgerRecovery:
     def _offer_slots(self, batch: EntryBatch) -> list[RecoveryEffect]:
         """Request other bookies if no ack quorum is possible without them; otherwise wait."""
         if self._offered is not None:
-            return []  # one choice at a time: it must know the ensemble of the last one
+            return []  # one choice at a time: a choice needs the ensemble after the last choice
         possible = self._acked | self.waiting
         short = [
             index
@@ -511,7 +511,7 @@ class LedgerRecovery:
         return self._restart("its last fragment keeps changing")
 
     def _restart(self, reason: str) -> list[RecoveryEffect]:
-        """Restart with FENCING, a few times at most; entries stored so far no longer count."""
+        """Restart with FENCING, at most a few times; entries that were re-added do not count."""
         self.restarts_left -= 1
         if self.restarts_left <= 0:
             return self._fail(

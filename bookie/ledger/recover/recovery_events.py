@@ -81,7 +81,7 @@ class RecoveryAddAnswered:
 
 @dataclass(frozen=True, slots=True)
 class NewcomersLost:
-    """These newcomers have other incarnations: nothing was written; their answers are void."""
+    """These newcomers have other incarnations: nothing was written, and their adds are void."""
 
     bookies: tuple[str, ...]
 
@@ -164,7 +164,7 @@ class Recovered:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryFailed:
-    """The recovery decided nothing; the ledger is unchanged, and recovery may be tried again."""
+    """The recovery did not close the ledger, which may stay IN_RECOVERY; another may start."""
 
     error: BookieError
 

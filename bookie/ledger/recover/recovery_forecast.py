@@ -5,8 +5,8 @@ out no effect of the machine: writes of metadata count as done, and known facts 
 the adds. The driver answers the machine's remaining questions with calls that change nothing:
 instead of a fence it reads the LAC, and instead of a read that fences it makes a plain read.
 
-So a bookie's denial of an entry is only temporary: a live writer may still get the entry
-acknowledged.
+Without fences, a bookie's denial of an entry holds only for the moment: a live writer may still
+store the entry, and get it acknowledged.
 
 A forecast simulates one attempt. The driver chooses the order of the answers, and this order may
 change the outcome. Only some bookies may have an entry beyond the LAC. The recovery keeps an entry
@@ -61,7 +61,7 @@ class WouldClose:
     last_entry_id: int
     length: int
     first_readded_id: int = NO_ENTRY
-    """The first entry that would be re-added, together with all later ones; -1 without any."""
+    """The first entry that would be re-added, with all later entries; -1 if there is none."""
     newcomers: tuple[str, ...] = ()
     """Bookies that would take over the slots of failed bookies."""
 
@@ -102,7 +102,7 @@ def highest_first(answer: ForecastAnswer) -> tuple[bool, int]:
 
 
 def _end_of(answer: ForecastAnswer) -> tuple[bool, int]:
-    """Return sort keys: whether the answer is definite, and the last entry that it knows."""
+    """Return sort keys: True if the answer is definite, and the last entry that it contains."""
     match answer:
         case FenceAnswered(status=status, last_add_confirmed=lac):
             return status is Status.OK or status.is_definite_negative, lac

@@ -1,8 +1,8 @@
 """The tail of a recovery: fragments that stay in memory until the ledger is closed.
 
 A recovery reads the last fragment to its end; this fragment is **frozen** as the recovery found it.
-The recovery may store the entries that it finds on other bookies. The tail is the list of fragments
-that replace the frozen one in the metadata of the closed ledger. Other clients may see the tail
+The recovery may store the found entries on other bookies. The tail is the list of fragments that
+replace the frozen fragment in the metadata of the closed ledger. Other clients may see the tail
 only after the close. Before the close, some bookies of the tail hold no entry yet, and another
 recovery would believe their denials.
 

@@ -1,12 +1,12 @@
-"""Look for entries of an open ledger that its last fragment's bookies do not know.
+"""Finds entries of an open ledger that the bookies of the ledger's last fragment do not have.
 
-The metadata store may have come back from a backup that was made before a writer replaced bookies.
-Then the ledger's last fragment names former bookies, which deny later entries truthfully. A
-recovery asks nobody else, so it would close the ledger too early. The bookies that took the later
-entries are not named, but they can be asked.
+The metadata store may be restored from a backup that was made before a writer replaced bookies.
+Then the ledger's last fragment names former bookies, which correctly deny later entries. A recovery
+asks only the bookies of the last fragment, so it would close the ledger too early. The other
+registered bookies can also be asked, and may have the later entries.
 
-A bookie that was replaced may have entries that were never acknowledged and that nobody else got.
-They look the same. So the caller must not decide by itself that they may be dropped.
+A bookie that was replaced may be the only bookie with some entries that were never acknowledged.
+Such entries look like acknowledged entries. So a program must not drop them without an operator.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ BOOKIES_AT_ONCE = 16
 async def find_unnamed_entries(
     pool: BookiePool, registered: Iterable[str], metadata: LedgerMetadata
 ) -> str:
-    """A sentence if another bookie has an entry behind those of the last ensemble; else empty.
+    """Describe an entry that is later than all entries of the last ensemble; "" if there is none.
 
-    A bookie that does not answer is passed over, as one that is away.
+    A bookie that does not answer is ignored, like a bookie that is not registered.
 
     Args:
-        pool: whose connections are used.
-        registered: the bookies to ask, beside those of the last ensemble.
-        metadata: of a ledger that is not closed.
+        pool: the pool whose connections are used.
+        registered: the bookies to ask, besides the bookies of the last ensemble.
+        metadata: the metadata of a ledger that is not closed.
     """
     members = metadata.last_fragment.bookies
-    # First the others: what a living writer adds meanwhile is known to the members then.
+    # Ask the others first: the members know all entries that a live writer adds meanwhile.
     others = await _last_entries(pool, sorted(set(registered) - set(members)), metadata)
     bookie_id, last = max(others.items(), key=lambda one: one[1], default=("", NO_ENTRY))
     if last == NO_ENTRY:
@@ -53,7 +53,7 @@ async def find_unnamed_entries(
 async def _last_entries(
     pool: BookiePool, names: Iterable[str], metadata: LedgerMetadata
 ) -> dict[str, int]:
-    """The last entry that each bookie lists since the last fragment's first one; -1 if none."""
+    """Return the last entry that each bookie lists from the last fragment on; -1 if none."""
 
     async def last_of(bookie_id: str) -> int:
         try:
