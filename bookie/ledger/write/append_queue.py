@@ -1,8 +1,8 @@
 """Queues appends until they form batches: payloads in id order, with their callers' futures.
 
 Payloads collect in a group until the group is full (by entries or bytes) or is taken. So one batch
-carries the appends of one turn of the event loop, or those made while earlier batches are in
-flight. Forming a batch costs nothing per entry. An append gets its entry id when it enters this
+carries the appends of one turn of the event loop, or the appends made while earlier batches are in
+flight. Taking a batch does no work per entry. An append gets its entry id when it enters this
 queue.
 """
 

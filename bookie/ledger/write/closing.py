@@ -35,7 +35,7 @@ def refusal_to_close(
 
 
 def id_given_away(ledger_id: int) -> BookieError:
-    """Return the error for metadata with another creation token: it is another ledger's."""
+    """Return the error for metadata with another creation token, which is of another ledger."""
     return NoSuchLedgerError(f"ledger {ledger_id} was deleted, and its id was given to another one")
 
 
@@ -47,7 +47,7 @@ def end_of_writer(error: BookieError, ledger_id: int) -> BookieError:
 
 
 def ended_unsynced(error: BookieError, last_add_confirmed: int) -> BookieError:
-    """Return the error of a close after `error`: confirmed entries are not synced."""
+    """Return the error of a close that is refused because confirmed entries are not synced."""
     return _final(
         error,
         f"entries after {last_add_confirmed} are written but not synced, so only a recovery may "

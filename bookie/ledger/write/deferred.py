@@ -16,7 +16,7 @@ class _Round:
     done: int
     batches: list[PendingBatch]
     acked: list[int]
-    """The slots that acknowledged each batch before the force began; later ones do not count."""
+    """For each batch, the slots that acknowledged the batch before the force began."""
 
 
 class DeferredSync:

@@ -74,7 +74,7 @@ class Delivery:
         )
 
     def confirm(self, effects: list[WriterEffect]) -> None:
-        """Confirm the oldest pending batches, as long as they have their acknowledgements."""
+        """Confirm pending batches, oldest first, until a batch lacks acknowledgements."""
         pending = self.window.pending
         while pending and self.is_acknowledged(pending[0]):
             head = pending.popleft()
@@ -105,7 +105,7 @@ class Delivery:
             self.release_if_done(batch, effects)
 
     def make_room(self, *, is_store_away: bool) -> list[WriterEffect]:
-        """Stop waiting for bookies with broken streams, if no other bookies hold batches back."""
+        """Skip bookies with broken streams, if the oldest batches wait only for such bookies."""
         effects: list[WriterEffect] = []
         while not self.window.has_room:
             oldest = next(iter(self.window.retained.values()))
@@ -115,7 +115,7 @@ class Delivery:
             if missing:
                 effects += self.skip(missing)
             elif is_store_away:
-                # The newcomers will lack this batch, like a skipped bookie. Without this, appends
+                # The newcomers will lack this batch, like a skipped bookie. Otherwise, appends
                 # would stop while the metadata store is unreachable.
                 self._release(oldest, effects)
             else:
@@ -206,7 +206,7 @@ class Delivery:
     # -- an ensemble change ------------------------------------------------------------------------
 
     def hold(self, change: EnsembleChange) -> None:
-        """Hold a proposed change: its replaced slots do not count, and its entries are kept."""
+        """Hold a proposed change: do not count its replaced slots, and keep its entries."""
         self.countable = ~change.replaced
         self.held_from = change.first_entry_id
 

@@ -1,4 +1,4 @@
-"""Replaces bookies of an open ledger: an ensemble change, and the slots that need one.
+"""Replaces bookies of an open ledger: an ensemble change, and the slots that need a new bookie.
 
 An ensemble change appends a fragment that begins after the last add confirmed. In the new fragment,
 newcomers replace the bookies that failed. Until the metadata store has answered, it may hold the

@@ -87,7 +87,7 @@ class LacSent:
 
     def __init__(self, missing: int) -> None:
         self.missing = missing
-        """The number of answers still needed until every reader can learn the LAC from a bookie."""
+        """The number of further answers after which every reader can learn the LAC."""
         self.told = asyncio.Event()
 
     def answered(self) -> None:
@@ -100,11 +100,11 @@ class WriterHandle:
     """Appends to one ledger, as its only writer. Made by `BookKeeper.create_ledger`.
 
     An append is durable on the ack quorum when it returns. Others can read the entry soon after,
-    because the writer sends the new LAC to the bookies at once. If the process is killed before
-    that, a recovery makes the entry readable. Appends may be concurrent; ids follow the order of
-    the calls. `async with` closes the ledger. All calls must come from the event loop that created
-    the writer; other calls raise BadRequestError. A writer that is dropped without `close` leaves
-    its ledger open, and a ResourceWarning says so.
+    because the writer sends the new LAC to the bookies at once. If the process is killed before it
+    sends the LAC, a recovery makes the entry readable. Appends may be concurrent; ids follow the
+    order of the calls. `async with` closes the ledger. All calls must come from the event loop that
+    created the writer; other calls raise BadRequestError. If a writer is dropped without `close`,
+    its ledger stays open, and Python emits a ResourceWarning.
     """
 
     def __init__(
@@ -254,8 +254,8 @@ class WriterHandle:
                 thread or event loop than the writer's; nothing was appended.
             ClientClosedError: the writer was closed; nothing was appended, unless the close
                 happened during this call: then the outcome is unknown.
-            LedgerFencedError: another client took over the ledger. The outcome is unknown, as with
-                every error below; only an open with recovery decides it.
+            LedgerFencedError: another client took over the ledger. After this error and the errors
+                below, the outcome is unknown; only an open with recovery decides it.
             NoSuchLedgerError: the ledger was deleted.
             NotEnoughBookiesError: no ack quorum answered within the add timeout.
             LedgerError, RequestError: a bookie refused the add; the writer ends.
@@ -285,8 +285,8 @@ class WriterHandle:
     async def append_many(self, payloads: Iterable[Payload]) -> range:
         """Append many entries in order and return their ids, which are consecutive.
 
-        The call returns when all entries are durable; many entries cost one wait. Cancellation and
-        errors are as in `append`; after an error, a prefix of the entries may be durable.
+        The call returns when all entries are durable. Cancellation and errors are as in `append`;
+        after an error, a prefix of the entries may be durable.
         """
         self._require_here()
         entries = checked_payloads(payloads)
@@ -305,7 +305,7 @@ class WriterHandle:
 
         `submit` is for callers that limit their unconfirmed entries themselves, and need the ids at
         once. The new ids start at the value of ``last_entry_id + 1`` before the call. The future
-        raises what `append` raises.
+        raises the same errors as `append`.
 
         Raises:
             BadRequestError, BookieError: like the immediate errors of `append`; nothing was
@@ -337,7 +337,7 @@ class WriterHandle:
             await waiter
 
     async def force(self) -> None:
-        """Make all returned deferred-sync appends durable.
+        """Make durable all deferred-sync appends that have returned.
 
         Raises:
             NotEnoughBookiesError: no ack quorum answered; appends that are not durable may be lost.
@@ -355,9 +355,9 @@ class WriterHandle:
         """Confirm pending entries, then close the ledger; return its final metadata.
 
         After this call, the writer accepts no append. A second close is not an error. A failed
-        writer closes the ledger at its last confirmed entry, unless another client took it or the
-        close cuts off a returned append. A cancelled caller stops waiting; the ledger is closed
-        anyway.
+        writer closes the ledger at its last confirmed entry. This is refused if another client took
+        the ledger, or if a returned append would be lost (deferred sync). A cancelled caller stops
+        waiting; the ledger is closed anyway.
 
         Raises:
             LedgerFencedError: another client is recovering the ledger.
@@ -535,7 +535,7 @@ class WriterHandle:
             self._lanes.send(slot, request, on_answer)
 
     def _tell_lac(self) -> None:
-        """Publish the LAC if no request has carried it, because no request will follow."""
+        """Publish the LAC if no request has carried it, because the writer sends no more adds."""
         machine = self._machine
         if machine.last_add_confirmed > machine.lac_carried and not self.is_closed:
             self._send_lac(machine.last_add_confirmed, machine.slots.up)

@@ -31,7 +31,7 @@ class InFlightWindow:
 
     @contextmanager
     def turn(self) -> Iterator[Turn]:
-        """Take a place in the queue at once, even if there is room; `wait` inside the block."""
+        """Take a place in the queue at once, even if there is room; call `wait` in the block."""
         turn = self._join()
         try:
             yield turn

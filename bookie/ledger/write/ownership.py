@@ -3,11 +3,12 @@
 ========= ==========================================================================================
 operation what happens, and what ends it
 ========= ==========================================================================================
-check     read whose the ledger is -> StillOurs, LedgerTaken or CheckFailed
-change    compare-and-set an ensemble change; after a conflict or without an answer read first, then
-          propose the same again if the store has not seen it -> Changed, Overtaken or LedgerTaken
-close     compare-and-set CLOSED; after a conflict read, and try again while the ledger is OPEN
-          -> CloseDone or CloseRefused
+check     read the metadata, and see who owns the ledger -> StillOurs, LedgerTaken or CheckFailed
+change    compare-and-set an ensemble change; after a conflict or without an answer, read the
+          metadata, and repeat the same change if the metadata has the version from before
+          -> Changed, Overtaken or LedgerTaken
+close     compare-and-set CLOSED; after a conflict, read the metadata, and try again while the
+          ledger is OPEN -> CloseDone or CloseRefused
 ========= ==========================================================================================
 
 The store is synced before every read. A read after a conflict, or after an operation without an

@@ -4,11 +4,11 @@
 slot     meaning
 ======== ===========================================================================================
 up       its stream is open: batches are sent when they are made
-down     its stream is broken, which proves nothing: batches wait for it while there is room
+down     its stream is broken, but may reconnect: batches wait for it while there is room
 dead     it failed (by a status or the add timeout): skipped as long as the others can acknowledge.
          Up again when its stream reopens, or when it stores a **probe**: one batch that is sent to
-         it now and then, without waiting for the answer
-lost     dead for good: it may have lost what it acknowledged, or says that the ledger is fenced
+         it from time to time, without waiting for the answer
+lost     dead for ever: it may have lost acknowledged entries, or reports that the ledger is fenced
 ======== ===========================================================================================
 
 A dead slot has one probe at a time, because requests must not accumulate at a silent bookie.

@@ -152,7 +152,7 @@ class WriterLanes:
         return [slot.lane.describe() for slot in self._slots]
 
     def explained(self, error: BookieError) -> BookieError:
-        """Let the error of a writer begin with why TLS with its bookies failed, if it did."""
+        """Put the TLS error of a bookie, if there is one, at the start of the writer's error."""
         problems = [slot.lane.tls_problem for slot in self._slots if slot.lane.tls_problem]
         if problems and isinstance(error, NotEnoughBookiesError):
             error.args = (f"{problems[0]}; {error}",)

@@ -1,7 +1,7 @@
-"""The leased record of a writing client, which exists as long as the client's session.
+"""The ephemeral record of a writing client, which exists as long as the client's session.
 
-A ledger names its writer (`LedgerMetadata.writer_id`). While that writer's record exists, no client
-recovers the ledger without a request. The metadata store deletes the record when the client's
+A ledger names its writer (`LedgerMetadata.writer_id`). While that writer's record exists, no
+auditor recovers the ledger automatically. The metadata store deletes the record when the client's
 session ends. A client that lost its session writes the record again, with the same id, in its new
 session.
 
@@ -35,7 +35,7 @@ from bookie.metadata.store import MetadataStore
 from bookie.telemetry import event_log
 
 CLOSE_SECONDS_MAX = 2.0
-"""The longest time that a closing client waits for the deletion; its session's end deletes, too."""
+"""The longest wait for the deletion of the record; if it fails, the session's end deletes it."""
 
 Spawn = Callable[[Coroutine[None, None, None], str], asyncio.Task[None]]
 
@@ -58,7 +58,7 @@ class WriterRecord:
         self._spawn = spawn
         self._writer_id = ""
         self._following: asyncio.Future[None] | None = None
-        """Done when the tasks that follow session and record run; None before the first need."""
+        """Done when session and record are being watched; None before the first `ensure`."""
         self._task: asyncio.Task[None] | None = None
         self._doubt = asyncio.Event()
         """Set while the record may be missing."""
@@ -71,7 +71,7 @@ class WriterRecord:
         Raises:
             ClientClosedError: the client was closed.
             MetadataUnavailableError, SessionLostError: it is unknown whether the record exists.
-        UnauthorizedError: the metadata store does not let this client write.
+            UnauthorizedError: the metadata store does not let this client write.
             WrongClusterError: the store does not hold the client's cluster.
         """
         if self._is_closed:
