@@ -1,7 +1,7 @@
 """Events and effects that several state machines share: timers, metadata store, newcomers.
 
-A state machine starts a timer with `StartTimer` and later gets `TimerFired`; to start a running
-timer restarts it. A machine asks for one metadata operation at a time and gets one of the answers
+A state machine starts a timer with `StartTimer` and later gets `TimerFired`. A second `StartTimer`
+restarts a running timer. A machine asks for one metadata operation at a time and gets one of
 `MetadataRead`, `MetadataWritten`, `MetadataConflict` and `MetadataFailed`.
 """
 
@@ -100,6 +100,6 @@ class MetadataFailed:
 
 @dataclass(frozen=True, slots=True)
 class NewcomersChosen:
-    """The bookies found, by slot; a slot without one is missing, and empty means none found."""
+    """The new bookies, by slot; a slot for which no bookie was found is missing."""
 
     bookies: Mapping[int, str]

@@ -1,7 +1,7 @@
 """The ledgers of a connected client: create, claim, open, recover and delete them.
 
-`BookKeeper` and logs use `LedgerClient`. The arguments of its methods must be checked and complete:
-there are no defaults for settings.
+`BookKeeper` and logs use `LedgerClient`. Callers of `LedgerClient` must check the arguments, and
+must pass all settings, because the methods have no defaults for settings.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ UNCLAIMED = "bookie.unclaimed"
 """Key in custom metadata: the ledger was created and has no writer yet (see `claim`)."""
 
 CREATE_ATTEMPTS_MAX = 10
-"""The most ids tried for a new ledger; others may have created ledgers with ids of their choice."""
+"""The most ids tried for a new ledger; another client may have chosen the same id itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +63,10 @@ class LedgerShape:
 async def open_ledger_client(
     store: MetadataStore, sources: Sources, rpc: RpcSettings, *, names_writer: bool = True
 ) -> AsyncIterator[LedgerClient]:
-    """A client with its view of bookies, its placement and its connections, for the block.
+    """Yield a connected client, with its view of bookies, its placement and its connections.
 
-    Without `names_writer`, its ledgers name no writer: nobody recovers them automatically.
+    Without `names_writer`, the client's ledgers name no writer, so no auditor recovers these
+    ledgers automatically.
 
     Raises:
         ConfigurationError: a setting of the placement is wrong.
@@ -127,7 +128,7 @@ class LedgerClient:
         self._digest_least = digest_least
 
     async def _writer_id(self) -> str:
-        """Return the id that new ledgers name, once its record exists; empty if they name none."""
+        """Return this client's writer id after its record exists; empty if the client has no id."""
         return "" if self._writer_record is None else await self._writer_record.ensure()
 
     async def create(
@@ -138,7 +139,7 @@ class LedgerClient:
         *,
         created_ms: int | None = None,
     ) -> WriterHandle:
-        """Create a ledger and return its writer; raises what `BookKeeper.create_ledger` does.
+        """Create a ledger and return its writer, with the errors of `BookKeeper.create_ledger`.
 
         `created_ms` is the creation time in ms since 1970; None means now.
         """
@@ -179,7 +180,7 @@ class LedgerClient:
     async def _store(
         self, metadata: LedgerMetadata, ledger_id: int | None
     ) -> Versioned[LedgerMetadata]:
-        """Store new metadata, under a given id or a fresh one."""
+        """Store new metadata under the id `ledger_id`, or under a new id if it is None."""
         if ledger_id is not None:
             return await self.ledgers.create(replace(metadata, ledger_id=ledger_id))
         for _ in range(CREATE_ATTEMPTS_MAX):
@@ -220,8 +221,8 @@ class LedgerClient:
     ) -> ReaderHandle:
         """Open a ledger for reading; see `BookKeeper.open_ledger`.
 
-        Without `asks_for_lac`, no bookie is asked where an open ledger ends. A reader opened so is
-        meant for `read_acknowledged`.
+        Without `asks_for_lac`, no bookie is asked for the LAC of an open ledger. Use such a reader
+        only for `read_acknowledged`.
         """
         found = await self.ledgers.read(ledger_id)
         self._admit(found.value, password)
@@ -237,7 +238,7 @@ class LedgerClient:
         """Check a password against a ledger's metadata.
 
         Raises:
-            UnauthorizedError: it is another one.
+            UnauthorizedError: the password is wrong.
             NoSuchLedgerError: the ledger does not exist.
         """
         _check_password((await self.ledgers.read(ledger_id)).value, password)
@@ -252,7 +253,7 @@ class LedgerClient:
         return (await recover_ledger(found, self.pool, self.ledgers, self.ensembles)).value
 
     async def close_for_deletion(self, ledger_id: int) -> None:
-        """Take a ledger from its writer and close it, without password; the writer is fenced.
+        """Fence a ledger's writer and close the ledger, without a password.
 
         Its digest may be of any type: nobody will read it.
 

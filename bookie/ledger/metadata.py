@@ -13,7 +13,7 @@ version content
 3       varint length, then ``LedgerMetadataFormat`` (``proto/bookkeeper``) in binary
 2       ``LedgerMetadataFormat`` as protobuf text
 1       lines: write quorum; ensemble size; length; ``first entry<TAB>bookie…`` for
-        each fragment; if not open ``last entry<TAB>CLOSED``, -102 for in recovery
+        each fragment; if not open ``last entry<TAB>CLOSED``, -102 if in recovery
 ======= ==========================================================================
 
 This module writes version 3 and reads all versions. Fields are written in the order of their
@@ -79,7 +79,7 @@ class Fragment:
 
 @dataclass(frozen=True, slots=True)
 class LedgerMetadata:
-    """Everything about a ledger that compare-and-set decides; a change makes a new object."""
+    """All facts about a ledger in the metadata store; the object is immutable."""
 
     ledger_id: int
     ensemble_size: int
@@ -105,7 +105,7 @@ class LedgerMetadata:
 
     @property
     def is_closed(self) -> bool:
-        """True once the ledger's end is decided."""
+        """True once the ledger is CLOSED, so that its last entry cannot change."""
         return self.state is LedgerState.CLOSED
 
     @property
@@ -198,13 +198,13 @@ def is_writer_id(text: str) -> bool:
 
 
 def encode(metadata: LedgerMetadata) -> bytes:
-    """Encode `metadata` in format version 3; without the writer's id if there is no room for it.
+    """Encode `metadata` in format version 3; omit the writer's id if there is no room for it.
 
     Raises:
         BadRequestError: the metadata breaks a rule, or is larger than the stores take.
     """
     metadata.validate()
-    # An open ledger must have room for its end, or nobody could close it.
+    # An open ledger must have room for its last entry and length, or nobody could close it.
     room = CLOSING_BYTES_MAX if metadata.state is LedgerState.OPEN else 0
     size_max = LEDGER_METADATA_SIZE_BYTES_MAX - room
     data = _encode_v3(metadata)
@@ -397,7 +397,7 @@ def _encode_varint(value: int) -> bytes:
 
 
 def _decode_varint(data: bytes) -> tuple[int, int]:
-    """Return the varint at the start of `data`, of at most five bytes, and where it ends."""
+    """Return the varint at the start of `data`, and its size in bytes, which is at most 5."""
     value = 0
     for at, byte in enumerate(data[:5]):
         value |= (byte & 0x7F) << 7 * at

@@ -1,4 +1,4 @@
-"""Quorum arithmetic: which slots store an entry, and what a set of answers proves.
+"""Quorum arithmetic: the slots that store an entry, and the conclusions from sets of answers.
 
 An ensemble is E bookies, each in a **slot** 0 … E-1. The **write set** of entry ``e`` is the Qw
 slots that start at ``e % E`` and wrap around. An entry is acknowledged when any Qa slots of its
@@ -77,7 +77,7 @@ class Quorum:
 
     def __post_init__(self) -> None:
         ensemble, write, ack = self.ensemble_size, self.write_quorum_size, self.ack_quorum_size
-        # A boolean is an integer to Python, and nothing to the bytes of ledger metadata.
+        # Python accepts a boolean as an integer, but the bytes of ledger metadata do not.
         whole = all(type(size) is int for size in (ensemble, write, ack))
         if not (whole and ENSEMBLE_SIZE_MAX >= ensemble >= write >= ack >= 1):
             raise BadRequestError(
@@ -119,7 +119,7 @@ class Quorum:
         return tuple((entry_id + i) % size for i in range(self.write_quorum_size))
 
     def member(self, entry_id: int, position: int) -> int:
-        """One slot of an entry's write set: ``write_set(entry_id)[position % Qw]``."""
+        """Return one slot of an entry's write set: ``write_set(entry_id)[position % Qw]``."""
         return (entry_id + position % self.write_quorum_size) % self.ensemble_size
 
     def classes_in(self, first_entry_id: int, count: int) -> range | tuple[int, ...]:

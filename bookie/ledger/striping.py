@@ -1,7 +1,7 @@
-"""Cut a batch into the parts of slots, and join the parts of slots into a batch.
+"""Selects the entries of a batch that one slot stores, and joins such parts into a batch.
 
-Only striped ledgers (E > Qw) need this module. The functions handle the position of each packet
-once, with numpy for the ids, and copy payload once.
+Only striped ledgers (E > Qw) need this module. The functions compute ids with numpy, visit each
+packet once in Python, and copy payload once.
 """
 
 from __future__ import annotations

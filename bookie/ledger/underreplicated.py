@@ -78,20 +78,20 @@ NOT_RECOVERED = "not-recovered"
 
 @dataclass(frozen=True, slots=True)
 class RepairFailure:
-    """The reason why the last repair of a ledger did not end well."""
+    """The reason why the last repair of a ledger failed."""
 
     ledger_id: int
     outcome: str
     """See `RepairOutcome`."""
     reason: str
     attempts: int
-    """Repairs that failed one after the other."""
+    """The number of consecutive repairs that failed."""
     failed_ms: int
-    """Time of the last one, in ms by the worker's clock."""
+    """Time of the last failure, in ms by the worker's clock."""
 
 
 def encode_failure(failure: RepairFailure) -> bytes:
-    """The bytes of a failure; the ledger's id is in the key."""
+    """Encode a failure; the ledger's id is in the key of the record."""
     fields = {
         "outcome": failure.outcome,
         "reason": failure.reason,
@@ -119,15 +119,15 @@ def decode_failure(ledger_id: int, data: bytes) -> RepairFailure:
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """A bookie whose copies others have to take over."""
+    """A bookie whose copies must move to other bookies."""
 
     bookie_id: str
     since_ms: int
-    """Time of the decision, in ms by the clock of the one that decided."""
+    """Time of this decision, in ms by the clock of the process that decided."""
 
 
 def encode_departure(departure: Departure) -> bytes:
-    """The bytes of a departure; the bookie's id is in the key."""
+    """Encode a departure; the bookie's id is in the key of the record."""
     return json_record.encode(_DEPARTURE_FORMAT, _VERSION, {"since_ms": departure.since_ms})
 
 
@@ -147,7 +147,7 @@ class EndedRepair:
 
     ledger_id: int
     outcome: str
-    """See `RepairOutcome`; of several bookies the first one that was not repaired."""
+    """See `RepairOutcome`; of several outcomes, the first that means a failure or a change."""
     entries: int
     """Entries that were copied, and the bytes of their packets."""
     packet_bytes: int
@@ -158,7 +158,7 @@ class EndedRepair:
 
 
 def encode_history(repairs: Iterable[EndedRepair]) -> bytes:
-    """The bytes of a worker's last repairs, the oldest first; the worker's name is in the key."""
+    """Encode a worker's last repairs, oldest first; the worker's name is in the record's key."""
     rows = [
         {
             "ledger_id": one.ledger_id,
