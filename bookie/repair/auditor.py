@@ -60,7 +60,7 @@ ROUND_SECONDS = 1.0
 SURVEY_SECONDS, SURVEY_SECONDS_MAX = 60.0, 3600.0
 """Time between two surveys while bookies are gone; it doubles while surveys find nothing."""
 REST = 20.0
-"""The pause after a survey or a count is this number of times as long as the survey or count."""
+"""A pause after a survey or a count is this number of times as long, within limits."""
 HISTORY_SECONDS = 3600.0
 """Time between two removals of old records of workers (`forget_strangers`)."""
 COUNT_SECONDS = 10.0
