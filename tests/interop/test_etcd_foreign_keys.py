@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from bookie._pb import etcd_pb2 as pb
+from bookie.cluster import keys
 from bookie.cluster.instance import initialize_cluster
 from bookie.errors import ClusterInUseError
 from bookie.ledger.catalog.ledgers import LedgerManager
@@ -96,6 +97,11 @@ async def test_only_a_removal_that_is_told_so_deletes_them(
     with pytest.raises(ClusterInUseError, match="another program"):
         await nuke_cluster(store)
     assert await count(store, etcd_scope) == len(FOREIGN)
+    await store.put(f"{keys.WRITABLE}/b1", b"")
+    with pytest.raises(ClusterInUseError, match="b1 registered"):
+        await nuke_cluster(store, foreign=True)
+    assert await count(store, etcd_scope) == len(FOREIGN)
+    await store.delete(f"{keys.WRITABLE}/b1")
     assert await nuke_cluster(store, foreign=True)
     assert await count(store, etcd_scope) == 0
     assert await store.get_children("/") == []

@@ -70,11 +70,11 @@ async def nuke_cluster(store: MetadataStore, *, foreign: bool = False) -> bool:
     """
     await refuse_inner_cluster(store)
     await _refuse_strangers(store, foreign=foreign)
+    removal = await _begin(store) if await cluster_exists(store) else None
     if foreign:
-        await store.delete_foreign()
-    if not await cluster_exists(store):
+        await store.delete_foreign()  # only now is it known that no bookie is registered
+    if removal is None:
         return False
-    removal = await _begin(store)
     try:
         condition = Check(keys.REMOVAL, removal.version)
         for name in _ORDER:
