@@ -14,6 +14,7 @@ from pydantic import Field, field_validator, model_validator
 
 from bookie.addresses import is_host
 from bookie.config.client_sections import ClientSettings, MetadataSettings, PlacementSettings
+from bookie.config.connection_limits import ConnectionLimits
 from bookie.config.quantities import Labels, Size
 from bookie.config.section import DYNAMIC, OWN, Section
 from bookie.config.security_section import SecuritySettings
@@ -288,7 +289,7 @@ class StorageSettings(Section):
         return self
 
 
-class NodeSettings(Section):
+class NodeSettings(ConnectionLimits):
     """Limits on the work that one bookie admits at a time, and on the use of its devices."""
 
     in_flight_add_bytes_max: Size = Field(

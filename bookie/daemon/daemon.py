@@ -32,6 +32,7 @@ from bookie.cluster.cookies import CookieManager
 from bookie.cluster.registration import BookieRegistration
 from bookie.cluster.registration_record import Endpoint
 from bookie.config import Settings, Sources, Supervision, require_bookie_id
+from bookie.daemon.connections import Doorkeeper
 from bookie.daemon.descriptors import require_descriptors, watch_descriptors
 from bookie.daemon.http import Administration, HttpAccess, serve_http
 from bookie.daemon.live_settings import LiveSettings, fetch_cluster_settings, open_configured
@@ -102,7 +103,7 @@ async def run_daemon(sources: Sources, supervision: Supervision, failpoints: str
     require_bookie_id(first)
     require_shared(first.metadata.uri)
     configure_logging(first.log.level, first.log.format, bookie=first.bookie.id)
-    require_descriptors()
+    limit = require_descriptors()
     for name, right in sources.unknown_variables.items():
         _log.warning("variable_ignored", variable=name, likely_name=right)
     live = LiveSettings(sources, await fetch_cluster_settings(first))
@@ -124,7 +125,8 @@ async def run_daemon(sources: Sources, supervision: Supervision, failpoints: str
         import_module("bookie.repair.own_damage")
     try:
         with noting(*NOTED_SIGNALS, note=_note_signal):
-            await _run(live, ServiceManager(supervision), supervision, Failpoints(failpoints))
+            manager = ServiceManager(supervision)
+            await _run(live, manager, supervision, Failpoints(failpoints), limit)
     except BaseExceptionGroup as group:
         error = _first_error(group)
         if isinstance(error, StorageFailedError):
@@ -141,7 +143,11 @@ async def run_daemon(sources: Sources, supervision: Supervision, failpoints: str
 
 
 async def _run(
-    live: LiveSettings, manager: ServiceManager, supervision: Supervision, failpoints: Failpoints
+    live: LiveSettings,
+    manager: ServiceManager,
+    supervision: Supervision,
+    failpoints: Failpoints,
+    descriptors: int,
 ) -> None:
     settings = live.settings
     metrics, readiness = Metrics(), Readiness()
@@ -149,13 +155,20 @@ async def _run(
     metrics.server_status.set(-1)
     files, access = prepare_security(settings, metrics), OwnAccess(settings)
     http = HttpAccess(files, access.gatekeeper, frozenset(settings.http.open_paths.split()))
-    host, port = settings.http.host, settings.http.port
+    doorkeeper = Doorkeeper(lambda: live.settings.limits, descriptors, metrics)
     async with (
         until_signal() as stop_requested,
         serve_http(
-            metrics, readiness, administration, host=host, port=port, access=http
+            metrics,
+            readiness,
+            administration,
+            host=settings.http.host,
+            port=settings.http.port,
+            access=http,
+            connections_max=doorkeeper.http_max,
         ) as http_port,
-        _hold_port(settings, files) as held,
+        _hold_port(settings, files, doorkeeper) as held,
+        beside(doorkeeper.works(held.port, held.plaintext_port)),
         beside([*_signs_of_life(metrics, manager, supervision), watch_descriptors(readiness)]),
         watching_certificates(files, metrics),
         open_configured(settings) as store,
@@ -168,7 +181,7 @@ async def _run(
             {"id": settings.bookie.id, "instance": instance_id, "version": bookie.__version__}
         )
         async with (
-            beside([access.follow(store, instance_id)]),
+            beside([access.follow(store, instance_id), doorkeeper.bookies.follow(store)]),
             patiently(
                 lambda: _start(store, settings, metrics, environment, instance_id),
                 stop_requested,
@@ -326,7 +339,9 @@ async def _until_stopped(stop_requested: asyncio.Event, started: StartedBookie) 
         raise
 
 
-def _hold_port(settings: Settings, files: PemFiles | None) -> AbstractAsyncContextManager[HeldPort]:
+def _hold_port(
+    settings: Settings, files: PemFiles | None, doorkeeper: Doorkeeper
+) -> AbstractAsyncContextManager[HeldPort]:
     """Listen for clients: by TLS if there are `files`; without it too if that is allowed."""
     listen, is_second = settings.listen, files is not None and settings.security.allow_plaintext
     return hold_port(
@@ -335,6 +350,7 @@ def _hold_port(settings: Settings, files: PemFiles | None) -> AbstractAsyncConte
         settings.rpc,
         security=None if files is None else ServerSecurity(files),
         plaintext_port=listen.plaintext_port if is_second else None,
+        connections_max=doorkeeper.each_max(listen.host, ports=2 if is_second else 1),
     )
 
 

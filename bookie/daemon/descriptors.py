@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
@@ -30,6 +31,9 @@ measured at 35."""
 
 CONNECTIONS_MIN = 128
 """Descriptors for connections. A client takes two, and each scrape or probe two for a moment."""
+
+HTTP_CONNECTIONS_MAX = 256
+"""The most connections of the HTTP server. Probes and commands need few."""
 
 DESCRIPTORS_MIN = PROCESS + OPEN_FILES_MAX + CONNECTIONS_MIN + RESERVED
 """The lowest limit with which a bookie can do its work."""
@@ -82,6 +86,18 @@ def require_descriptors() -> int:
             "limit (LimitNOFILE= in systemd, ulimit -n in a shell)"
         )
     return limit
+
+
+def connections_allowed(limit: int) -> tuple[int, int]:
+    """Return how many connections the limit of descriptors allows: for HTTP, and for clients.
+
+    With so many connections, `RESERVED` descriptors are still free.
+    """
+    if limit == UNLIMITED:
+        return HTTP_CONNECTIONS_MAX, sys.maxsize
+    room = limit - PROCESS - OPEN_FILES_MAX - RESERVED
+    http = min(HTTP_CONNECTIONS_MAX, room // 4)
+    return http, room - http
 
 
 def in_use() -> int:

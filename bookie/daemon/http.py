@@ -45,7 +45,8 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.log import server_logger
 
-from bookie.daemon.http_listener import Listener
+from bookie.daemon.descriptors import HTTP_CONNECTIONS_MAX
+from bookie.daemon.http_listener import Listener, ListenerBounds
 from bookie.daemon.readiness import Readiness
 from bookie.errors import BookieError, NotPermittedError
 from bookie.ids import BOOKIE_ID_METADATA_KEY, INSTANCE_ID_METADATA_KEY, MAX_ID
@@ -60,8 +61,8 @@ from bookie.wire.commands import Info
 REQUEST_BYTES_MAX = 4096
 """The most bytes of a request; requests need small bodies only."""
 
-CONNECTIONS_MAX = 256
-"""The most connections; with one more, the oldest is closed. Probes and commands need few."""
+CONNECTIONS_PER_ADDRESS_MAX = 64
+"""The most connections from one address; with one more, the oldest from there is closed."""
 
 IDLE_SECONDS_MAX = 75.0
 """A connection is closed after so long without a whole header, from its start or its last request.
@@ -430,10 +431,12 @@ async def serve_http(
     host: str,
     port: int,
     access: HttpAccess | None = None,
+    connections_max: int = HTTP_CONNECTIONS_MAX,
 ) -> AsyncIterator[int]:
     """Serve HTTP until the block ends; yield the port, which is chosen if `port` is 0.
 
     With the files of `access` the server speaks TLS. It takes them as they are at each handshake.
+    With one connection more than `connections_max`, the oldest is closed.
 
     Raises:
         CannotStartError: the address cannot be listened on now.
@@ -472,10 +475,11 @@ async def serve_http(
     files = access.files
     listener = Listener(
         server,
-        CONNECTIONS_MAX,
+        ListenerBounds(connections_max, CONNECTIONS_PER_ADDRESS_MAX),
         None if files is None else lambda: files.context,
         handshake_seconds=HANDSHAKE_SECONDS_MAX,
         shutdown_seconds=SHUTDOWN_SECONDS,
+        on_surplus=lambda reason: metrics.connections_ended_total.labels(reason).inc(),
     )
     try:
         await listener.open(host, port)

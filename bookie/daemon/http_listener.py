@@ -12,6 +12,7 @@ import socket
 import ssl
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -48,35 +49,46 @@ class _UnquotingHandler(web.RequestHandler):
         return super().handle_error(request, status, exc, message)
 
 
+@dataclass(frozen=True, slots=True)
+class ListenerBounds:
+    """The most connections at a time."""
+
+    in_all: int
+    per_address: int
+
+
 class Listener:
     """Listening sockets, whose connections go to `server`.
 
     Args:
         server: aiohttp's.
-        connections_max: the most connections; with one more, the oldest is closed. One in a
-            handshake is closed before those that have made it.
+        bounds: the most connections; with one more, the oldest is closed. One in a handshake is
+            closed before those that have made it. An address at its own bound loses its own oldest.
         context: returns the SSL context for a new connection; None listens without TLS.
         handshake_seconds: the time for the TLS handshake.
         shutdown_seconds: the time for the end of TLS.
+        on_surplus: called for each closed connection with the reason, a label of the metric.
     """
 
     def __init__(
         self,
         server: web.Server,
-        connections_max: int,
+        bounds: ListenerBounds,
         context: Callable[[], ssl.SSLContext] | None,
         *,
         handshake_seconds: float,
         shutdown_seconds: float,
+        on_surplus: Callable[[str], None],
     ) -> None:
         self._server = server
-        self._connections_max = connections_max
+        self._bounds = bounds
+        self._on_surplus = on_surplus
         self._context = context
         self._times = handshake_seconds, shutdown_seconds
         self._sockets: list[socket.socket] = []
         self._accepting: list[asyncio.Task[None]] = []
-        self._beginning: dict[asyncio.Task[None], None] = {}
-        """The connections that have no protocol yet, the oldest first."""
+        self._beginning: dict[asyncio.Task[None], str] = {}
+        """The connections that have no protocol yet, the oldest first, and their addresses."""
 
     @property
     def port(self) -> int:
@@ -128,16 +140,18 @@ class Listener:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                accepted, _ = await loop.sock_accept(listening)
+                accepted, peer = await loop.sock_accept(listening)
             except ConnectionAbortedError:
                 continue
             except OSError:
                 await asyncio.sleep(PAUSE_SECONDS)
                 continue
-            self._make_room()
+            address = _host_of(peer)
+            self._make_room("http_address", self._bounds.per_address, address)
+            self._make_room("http_total", self._bounds.in_all)
             begun = asyncio.Event()
             task = loop.create_task(self._begin(accepted, begun))
-            self._beginning[task] = None
+            self._beginning[task] = address
             task.add_done_callback(partial(self._ended, accepted, begun))
             await asyncio.sleep(0)  # sock_accept does not yield while connections wait
 
@@ -148,16 +162,23 @@ class Listener:
         if not begun.is_set():  # it was cancelled so early that no transport has the socket
             accepted.close()
 
-    def _make_room(self) -> None:
-        """Close the oldest connections, so that one more is allowed."""
-        transports = [one.transport for one in self._server.connections if one.transport]
-        surplus = len(self._beginning) + len(transports) + 1 - self._connections_max
-        for task in list(self._beginning)[: max(0, surplus)]:
+    def _make_room(self, reason: str, connections_max: int, address: str | None = None) -> None:
+        """Close the oldest connections of an address, or of all, so that one more is allowed."""
+        transports = [
+            one.transport
+            for one in self._server.connections
+            if one.transport and not one.transport.is_closing()
+            if address in (None, _host_of(one.transport.get_extra_info("peername")))
+        ]
+        tasks = [one for one, from_ in self._beginning.items() if address in (None, from_)]
+        surplus = max(0, len(tasks) + len(transports) + 1 - connections_max)
+        for task in tasks[:surplus]:
             del self._beginning[task]
             task.cancel()
-            surplus -= 1
-        for transport in transports[: max(0, surplus)]:
+        for transport in transports[: max(0, surplus - len(tasks))]:
             transport.abort()
+        for _ in range(min(surplus, len(tasks) + len(transports))):
+            self._on_surplus(reason)
 
     def _protocol(self) -> web.RequestHandler:
         """Return a new protocol of the server; only aiohttp knows the arguments to make one."""
@@ -180,3 +201,8 @@ class Listener:
                 ssl_handshake_timeout=handshake,
                 ssl_shutdown_timeout=shutdown,
             )
+
+
+def _host_of(peer: tuple[str, int] | None) -> str:
+    """Return the IP address of a peer; empty if it is gone. Not every source names the zone."""
+    return str(peer[0]).partition("%")[0] if peer else ""

@@ -48,6 +48,9 @@ REPAIR_OUTCOMES = (
 )
 """The outcomes of a repair; after the first four, nothing remains to do."""
 
+CONNECTION_ENDS = ("address", "total", "http_address", "http_total")
+"""Why the bookie ended a connection: too many from its address, or too many in all."""
+
 ERROR_KINDS = (
     "conflict",
     "corruption",
@@ -236,6 +239,17 @@ class Metrics:
         self.loop_lag_seconds = declare.histogram(
             "loop_lag_seconds", "How late the event loop woke up; long slices of Python show here."
         )
+        self.connections = declare.gauge(
+            "connections", "Connections of clients to the gRPC ports, at the last look."
+        )
+        self.connections_ended_total = declare.counter(
+            "connections_ended_total",
+            "Connections that were ended because too many were open: from one address or in total;"
+            " those to the HTTP port begin with http_.",
+            "reason",
+        )
+        for reason in CONNECTION_ENDS:
+            self.connections_ended_total.labels(reason)
         self.server_status = declare.gauge(
             "server_status", "1 = writable, 0 = read-only, -1 = not registered."
         )

@@ -47,6 +47,9 @@ of both ends' time. This window size allows 400 MB/s over a network with a round
 window also bounds the memory of gRPC for a stream that the bookie does not read.
 """
 
+UNBOUNDED: Final = 2**31 - 2
+"""The largest number of connections that gRPC takes; one more ends the process."""
+
 _FLOW_CONTROL: Final = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", WINDOW_BYTES))
 
 
@@ -54,12 +57,15 @@ def _milliseconds(seconds: float) -> int:
     return max(1, round(seconds * 1000))
 
 
-def server_options(settings: RpcSettings) -> ChannelOptions:
+def server_options(settings: RpcSettings, connections_max: int = UNBOUNDED) -> ChannelOptions:
     """Return the server's gRPC options; they bound the resources that a peer can hold.
 
-    Connections have no age limit: a stream of adds lives as long as its writer.
+    Connections have no age limit: a stream of adds lives as long as its writer. gRPC closes a
+    connection beyond `connections_max` as soon as it has accepted it. It counts for each listening
+    socket of the server alone, connections in a handshake included.
     """
     return [
+        ("grpc.max_allowed_incoming_connections", connections_max),
         ("grpc.max_receive_message_length", settings.message_bytes_max),
         ("grpc.max_send_message_length", settings.message_bytes_max),
         ("grpc.max_concurrent_streams", settings.concurrent_streams_max),

@@ -125,6 +125,7 @@ async def hold_port(
     *,
     security: ServerSecurity | None = None,
     plaintext_port: int | None = None,
+    connections_max: int = transport.UNBOUNDED,
 ) -> AsyncIterator[HeldPort]:
     """Listen on `host` and `port` (0 picks one) while the context lasts, and refuse all calls.
 
@@ -136,11 +137,12 @@ async def hold_port(
         settings: message sizes, keepalive and limits.
         security: the credentials with which the port speaks TLS; None speaks plaintext.
         plaintext_port: one more port, without TLS (0 picks one); None opens none.
+        connections_max: the most connections of each port and each address of `host`.
 
     Raises:
         CannotStartError: The address cannot be bound now; one sentence says why.
     """
-    server = aio.server(options=transport.server_options(settings))
+    server = aio.server(options=transport.server_options(settings, connections_max))
     bound = _bind(server, host, port, security)
     beside = 0 if plaintext_port is None else _bind(server, host, plaintext_port)
     held = HeldPort(server, host, bound, settings, beside)

@@ -1,0 +1,40 @@
+"""The part of ``[limits]`` that bounds the connections of clients."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from bookie.config.section import DYNAMIC, Section
+
+
+class ConnectionLimits(Section):
+    """How many connections of clients one bookie keeps, in all and from one address."""
+
+    connections_max: int = Field(
+        default=4096,
+        ge=16,
+        le=1_000_000,
+        description="Connections of clients at a time; a client takes two. Fewer are allowed if"
+        " the limit of open files is low.",
+    )
+    connections_per_address_max: int = Field(
+        default=1024,
+        ge=4,
+        description="Connections from one address; beyond it the newest are ended. All clients"
+        " behind one NAT, proxy or container host share an address: count two for each.",
+        json_schema_extra=DYNAMIC,
+    )
+    connections_reserved: int = Field(
+        default=64,
+        ge=0,
+        description="A part of connections_max that is free for this machine and for registered"
+        " bookies alone.",
+    )
+
+    @model_validator(mode="after")
+    def _connection_relations(self) -> Self:
+        if self.connections_reserved >= self.connections_max:
+            raise ValueError("connections_reserved must be less than connections_max")
+        return self
